@@ -1,0 +1,13 @@
+"""The errors a user may see: one line each, saying what is wrong, where, and what to do."""
+
+
+class MillError(Exception):
+    """Something the user can act on. The command line prints its text as one line and exits with 1."""
+
+
+class FormatError(MillError):
+    """A file is not what it should be: truncated, malformed, or of a kind that is not supported."""
+
+
+class PlanError(MillError):
+    """The job that was asked for cannot be done as asked (found before any work began)."""

@@ -1,0 +1,276 @@
+"""Carrying out a plan: order-free, memory-bounded, resumable writing.
+
+Each output file is allocated as NAME.part, workers encode row chunks and write them at their planned offsets, and a journal
+records every finished tensor with a checksum. A killed job leaves the .part and the journal; resuming verifies what the
+journal claims and goes on. The finished file is synced and renamed, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from .errors import FormatError, MillError, PlanError
+from .plan import Output, Place, Plan
+
+CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB, about 20 chunks of memory per worker at the worst
+HASH_BYTES = 1 << 24
+
+Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished job says of itself. checksums: tensor name -> xxh3-64 of its bytes, in hex."""
+
+    paths: list[Path]
+    nbytes: int
+    checksums: dict[str, str]
+    resumed: int
+
+
+@dataclass
+class _Tensor:
+    """A tensor under way."""
+
+    output: Output
+    place: Place
+    left: int
+
+
+@dataclass
+class _Files:
+    """The open .part files of a plan and its journal; the lock on the journal keeps a second job away."""
+
+    plan: Plan
+    journal_path: Path
+    journal: IO[str] = field(init=False)
+    handles: list[int] = field(init=False, default_factory=list)
+
+    def part(self, index: int) -> Path:
+        path = self.plan.files[index].path
+        return path.with_name(path.name + ".part")
+
+
+def journal_path(plan: Plan) -> Path:
+    first = plan.files[0].path
+    return first.with_name(first.name + ".journal")
+
+
+def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: list[Path] | None = None) -> None:
+    """Refuses, before anything is written, what could only fail or destroy later. Raises PlanError.
+
+    Checked: an output that is also an input, an existing output (unless force), a folder that cannot be written, left-overs of
+    another job (unless resume or force), and free disk space against the exact size of the plan.
+    """
+    sources = {p.resolve() for p in inputs or []}
+    for file in plan.files:
+        if file.path.resolve() in sources:
+            raise PlanError(f"{file.path} is an input of this job; choose another output")
+        if file.path.exists() and not force:
+            raise PlanError(f"{file.path} exists; use --force to replace it")
+        if file.path.is_dir():
+            raise PlanError(f"{file.path} is a folder; give a file name")
+    parent = plan.files[0].path.resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(parent, os.W_OK):
+        raise PlanError(f"the folder {parent} cannot be written to")
+    files = _Files(plan, journal_path(plan))
+    if files.journal_path.exists() and not (resume or force):
+        raise PlanError(f"{files.journal_path} is left from an unfinished job; --resume goes on with it, --force starts afresh")
+    held = sum(files.part(i).stat().st_blocks * 512 for i in range(len(plan.files)) if files.part(i).exists())
+    free = shutil.disk_usage(parent).free
+    if free + held < plan.file_bytes:
+        raise PlanError(
+            f"{parent} has {free / 1e9:.2f} GB free, the output takes {plan.file_bytes / 1e9:.2f} GB: "
+            f"{(plan.file_bytes - free - held) / 1e9:.2f} GB are missing"
+        )
+
+
+def execute(
+    plan: Plan, *, threads: int | None = None, resume: bool = False, force: bool = False, progress: Progress | None = None
+) -> Result:
+    """Writes the files of the plan. Call `preflight` first.
+
+    threads: workers, by default one per processor. Memory is bounded by the workers and CHUNK_ELEMENTS, whatever the model's
+    size. Raises what a tensor's `produce` raises; .part and journal then stay, and resume=True goes on from them. Raises
+    PlanError when the journal belongs to another plan or another process holds it.
+    """
+    workers = threads or len(os.sched_getaffinity(0))
+    files = _Files(plan, journal_path(plan))
+    done = _open(files, resume=resume, force=force)
+    try:
+        todo = [(output, place) for output, place in zip(plan.outputs, plan.places, strict=True) if output.name not in done]
+        if progress is not None:
+            progress(sum(o.nbytes for o in plan.outputs if o.name in done), "")
+        resumed = len(done)
+        try:
+            _write_tensors(files, todo, done, workers, progress)
+        except MillError as error:
+            raise type(error)(f"{error} ({len(done)} of {len(plan.outputs)} tensors are kept; --resume goes on)") from error
+        for handle in files.handles:
+            os.fsync(handle)
+    finally:
+        for handle in files.handles:
+            os.close(handle)
+    for index, file in enumerate(plan.files):
+        os.replace(files.part(index), file.path)
+    _sync_folder(plan.files[0].path.parent)
+    files.journal_path.unlink()
+    files.journal.close()
+    return Result([f.path for f in plan.files], plan.file_bytes, done, resumed)
+
+
+def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
+    """Opens journal and .part files; returns the tensors that are finished and verified, name -> checksum."""
+    plan, fresh = files.plan, not (resume and files.journal_path.exists())
+    files.journal = files.journal_path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(files.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise PlanError(f"another job is writing {plan.files[0].path} (it holds {files.journal_path})") from None
+    if not fresh and not force:
+        fresh = _belongs_elsewhere(files)
+    if fresh or force:
+        files.journal.truncate(0)
+        files.journal.write(json.dumps({"fingerprint": plan.fingerprint, "tensors": len(plan.outputs)}) + "\n")
+        files.journal.flush()
+    for index, file in enumerate(plan.files):
+        handle = os.open(files.part(index), os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fresh or force else 0), 0o644)
+        files.handles.append(handle)
+        _allocate(handle, file.nbytes, files.part(index))
+        os.pwrite(handle, file.header, 0)
+    return {} if fresh or force else _verified(files)
+
+
+def _belongs_elsewhere(files: _Files) -> bool:
+    """True for an empty journal (killed before its first line); raises PlanError for one of a different plan."""
+    files.journal.seek(0)
+    first = files.journal.readline()
+    if not first.endswith("\n"):
+        return True
+    if json.loads(first).get("fingerprint") != files.plan.fingerprint:
+        raise PlanError(
+            f"{files.journal_path} belongs to a job with another source, recipe, imatrix or version; "
+            "repeat the first command with --resume, or start afresh with --force"
+        )
+    return False
+
+
+def _allocate(handle: int, size: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno not in (95, 22):  # not supported by this file system: the blocks come as they are written
+            raise PlanError(f"{path}: {size / 1e9:.2f} GB cannot be allocated ({error.strerror})") from None
+    os.truncate(handle, size)
+
+
+def _verified(files: _Files) -> dict[str, str]:
+    """Tensors of the journal whose bytes in the .part still have the recorded checksum. A torn last line is dropped."""
+    where = {o.name: (o, place) for o, place in zip(files.plan.outputs, files.plan.places, strict=True)}
+    files.journal.seek(0)
+    lines = files.journal.read().split("\n")
+    done: dict[str, str] = {}
+    for line in lines[1:-1]:
+        record = json.loads(line)
+        output, place = where[record["tensor"]]
+        if _checksum(files.handles[place.file], place.offset, output.nbytes) == record["xxh3"]:
+            done[output.name] = record["xxh3"]
+    if lines[-1]:
+        files.journal.seek(0, os.SEEK_END)
+        files.journal.truncate(files.journal.tell() - len(lines[-1].encode()))
+    return done
+
+
+def _checksum(handle: int, offset: int, size: int) -> str:
+    digest = xxhash.xxh3_64()
+    for start in range(offset, offset + size, HASH_BYTES):
+        digest.update(os.pread(handle, min(HASH_BYTES, offset + size - start), start))
+    return digest.hexdigest()
+
+
+def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
+    """Runs of rows (start, stop) of about CHUNK_ELEMENTS elements that respect matrices and row groups."""
+    columns = output.shape[0]
+    rows = output.shape[1] if len(output.shape) > 1 else 1
+    matrices = output.n_elements // (columns * rows)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    step = max(output.type.rows, step // 16 * 16 if step >= 16 else step // output.type.rows * output.type.rows)
+    for matrix in range(matrices):
+        for start in range(0, rows, step):
+            yield matrix * rows + start, matrix * rows + min(start + step, rows)
+
+
+def _write_tensors(
+    files: _Files,
+    todo: list[tuple[Output, Place]],
+    done: dict[str, str],
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Feeds the pool with at most two chunks per worker, and records each tensor when its last chunk is written."""
+    pending: dict[Future[int], _Tensor] = {}
+
+    def collect(at_most: int) -> None:
+        while len(pending) > at_most:
+            finished, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                tensor = pending.pop(future)
+                written = future.result()
+                tensor.left -= 1
+                if progress is not None:
+                    progress(written, tensor.output.name)
+                if tensor.left == 0:
+                    _record(files, tensor, done)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for output, place in todo:
+                chunks = list(row_chunks(output))
+                tensor = _Tensor(output, place, len(chunks))
+                for start, stop in chunks:
+                    collect(2 * workers - 1)
+                    pending[pool.submit(_write_chunk, files.handles[place.file], output, place, start, stop)] = tensor
+            collect(0)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+
+
+def _write_chunk(handle: int, output: Output, place: Place, start: int, stop: int) -> int:
+    encoded = output.produce(start, stop)
+    row_bytes = output.type.row_bytes(output.shape[0])
+    if encoded.shape != (stop - start, row_bytes):
+        raise FormatError(f"{output.name}: {encoded.shape} bytes came for rows {start} to {stop} of {row_bytes} bytes each")
+    view = memoryview(encoded.reshape(-1)).cast("B")
+    at = place.offset + start * row_bytes
+    while view:
+        written = os.pwrite(handle, view, at)
+        view, at = view[written:], at + written
+    return (stop - start) * row_bytes
+
+
+def _record(files: _Files, tensor: _Tensor, done: dict[str, str]) -> None:
+    name = tensor.output.name
+    done[name] = _checksum(files.handles[tensor.place.file], tensor.place.offset, tensor.output.nbytes)
+    files.journal.write(json.dumps({"tensor": name, "xxh3": done[name]}) + "\n")
+    files.journal.flush()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

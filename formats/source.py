@@ -1,0 +1,60 @@
+"""A source of named tensors: what convert, quantize, imatrix and the runtime read from, whatever file lies behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .types import TensorType
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A tensor that can be read in runs of rows.
+
+    name, shape  as in the GGUF to come: shape in ne order, shape[0] the row length
+    source_type  what lies in the source: a ggml type name, or e.g. 'f8_e4m3'
+    read         (start, stop) -> float32 [stop - start, shape[0]]; rows count through shape[1:], flattened. A run never
+                 crosses from one matrix (shape[1] rows) into the next.
+    raw          (start, stop) -> the stored bytes uint8 [stop - start, row_bytes], when the source holds `stored` as it is
+    stored       the ggml type of those bytes, else None
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source_type: str
+    read: Callable[[int, int], np.ndarray] = field(repr=False, compare=False)
+    raw: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
+    stored: TensorType | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return prod(self.shape[1:])
+
+    @property
+    def n_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A model: GGUF metadata, tensors in file order, and what identifies it.
+
+    path      shown to people
+    identity  a digest of the headers of its files: a job is resumed only over the same source
+    notes     what was left out or assumed on the way, for people to read
+    """
+
+    path: str
+    metadata: dict[str, Any]
+    tensors: dict[str, SourceTensor]
+    identity: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))

@@ -1,0 +1,210 @@
+"""The one table of tensor types: nothing else in the program knows a size or an id.
+
+Facts from the ik_llama.cpp fork and from llama.cpp (ggml.h and the gguf specification).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from .errors import PlanError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """How a tensor of this type lies in a file.
+
+    name        as the fork spells it (q4_K, q4_k_r4, q8_KV); look-ups ignore case
+    id          ggml type id in a GGUF file
+    ftype       value of general.file_type for a file mostly of this type; None if there is none
+    block       elements per block along a row
+    block_bytes bytes per block
+    row_meta    bytes of scales that precede each row's blocks
+    rows        rows interleaved in a group; 1 for plain types
+    imatrix     'hard': cannot be encoded without importance, 'soft': should not be, None: works without
+    fallback    type used instead when the row length is no multiple of the block
+    base        for a repacked type: the plain type whose bits it permutes
+    packed      for a plain type: its repacked twin
+    """
+
+    name: str
+    id: int
+    ftype: int | None
+    block: int
+    block_bytes: int
+    row_meta: int = 0
+    rows: int = 1
+    imatrix: str | None = None
+    fallback: str | None = None
+    base: str | None = None
+    packed: str | None = None
+
+    def fits(self, n: int) -> bool:
+        """Whether a row of n elements is a whole number of blocks."""
+        return self.block > 0 and n % self.block == 0
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of a row of n elements, row scale included. Raises PlanError if the type cannot hold it."""
+        if not self.fits(n):
+            raise PlanError(f"{self.name} needs rows of a multiple of {self.block} elements, not {n}")
+        return self.row_meta + n // self.block * self.block_bytes
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor of this shape (ne order: shape[0] is the row length)."""
+        return self.row_bytes(shape[0]) * prod(shape[1:])
+
+    @property
+    def is_float(self) -> bool:
+        return self.name in ("f32", "f16", "bf16", "f64")
+
+    @property
+    def is_known(self) -> bool:
+        """False for an id that this table does not have (the size of such a tensor is taken from the file)."""
+        return self.block > 0
+
+
+# name, id, ftype, block, block bytes, row meta, rows, imatrix, fallback for columns, base, packed twin
+_WEIGHTS = (
+    ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None),
+    ("f16", 1, 1, 1, 2, 0, 1, None, None, None, None),
+    ("q4_0", 2, 2, 32, 18, 0, 1, None, None, None, "q4_0_r8"),
+    ("q4_1", 3, 3, 32, 20, 0, 1, None, None, None, None),
+    ("q5_0", 6, 8, 32, 22, 0, 1, None, None, None, "q5_0_r4"),
+    ("q5_1", 7, 9, 32, 24, 0, 1, None, None, None, None),
+    ("q8_0", 8, 7, 32, 34, 0, 1, None, None, None, "q8_0_r8"),
+    ("q2_K", 10, 10, 256, 84, 0, 1, None, "iq4_nl", None, "q2_k_r4"),
+    ("q3_K", 11, 12, 256, 110, 0, 1, None, "iq4_nl", None, "q3_k_r4"),
+    ("q4_K", 12, 15, 256, 144, 0, 1, None, "q5_0", None, "q4_k_r4"),
+    ("q5_K", 13, 17, 256, 176, 0, 1, None, "q6_0", None, "q5_k_r4"),
+    ("q6_K", 14, 18, 256, 210, 0, 1, None, "q8_0", None, "q6_k_r4"),
+    ("iq2_xxs", 16, 19, 256, 66, 0, 1, "hard", "iq4_nl", None, "iq2_xxs_r4"),
+    ("iq2_xs", 17, 20, 256, 74, 0, 1, "hard", "iq4_nl", None, "iq2_xs_r4"),
+    ("iq3_xxs", 18, 23, 256, 98, 0, 1, None, "iq4_nl", None, "iq3_xxs_r4"),
+    ("iq1_s", 19, 24, 256, 50, 0, 1, "hard", "iq4_nl", None, None),
+    ("iq4_nl", 20, 25, 32, 18, 0, 1, None, None, None, "iq4_nl_r4"),
+    ("iq3_s", 21, 26, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_s_r4"),
+    ("iq2_s", 22, 29, 256, 82, 0, 1, "soft", "iq4_nl", None, "iq2_s_r4"),
+    ("iq4_xs", 23, 30, 256, 136, 0, 1, None, "iq4_nl", None, "iq4_xs_r8"),
+    ("iq1_m", 29, 31, 256, 56, 0, 1, "soft", "iq4_nl", None, None),
+    ("bf16", 30, 32, 1, 2, 0, 1, None, None, None, "bf16_r16"),
+    ("q4_0_4x4", 31, 33, 32, 18, 0, 4, None, None, "q4_0", None),
+    ("q4_0_4x8", 32, 34, 32, 18, 0, 4, None, None, "q4_0", None),
+    ("q4_0_8x8", 33, 35, 32, 18, 0, 8, None, None, "q4_0", None),
+    ("mxfp4", 39, 38, 32, 17, 0, 1, None, None, None, "mxfp4_r8"),
+    ("q1_0_g128", 41, 41, 128, 18, 0, 1, None, None, None, None),
+    ("q6_0", 133, 135, 32, 26, 0, 1, None, None, None, "q6_0_r4"),
+    ("iq1_bn", 134, 136, 64, 13, 2, 1, None, None, None, None),
+    ("iq2_bn", 135, 137, 64, 16, 4, 1, None, None, None, "iq2_bn_r4"),
+    ("iq2_k", 137, 138, 256, 76, 0, 1, None, "iq4_nl", None, "iq2_k_r4"),
+    ("iq3_k", 138, 139, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_k_r4"),
+    ("iq4_k", 139, 140, 256, 144, 0, 1, None, "q5_0", None, "iq4_k_r4"),
+    ("iq5_k", 140, 141, 256, 176, 0, 1, None, "q6_0", None, "iq5_k_r4"),
+    ("iq6_k", 141, 142, 256, 212, 0, 1, None, "q8_0", None, None),
+    ("iq4_ks", 144, 145, 256, 136, 4, 1, None, "iq4_nl", None, "iq4_ks_r4"),
+    ("iq2_ks", 145, 147, 256, 70, 2, 1, None, "iq4_nl", None, None),
+    ("iq4_kss", 146, 148, 256, 128, 4, 1, None, "iq4_nl", None, None),
+    ("q8_KV", 151, 149, 32, 32, 8, 1, None, None, None, "q8_KV_r8"),
+    ("iq5_ks", 152, 150, 256, 168, 4, 1, None, "q5_0", None, "iq5_ks_r4"),
+    ("iq2_kt", 153, 151, 256, 68, 4, 1, "soft", "iq4_nl", None, None),
+    ("iq3_kt", 154, 152, 256, 100, 4, 1, None, "iq4_nl", None, None),
+    ("iq4_kt", 155, 153, 256, 128, 4, 1, None, "iq4_nl", None, None),
+    ("iq3_ks", 156, 154, 256, 102, 2, 1, None, "iq4_nl", None, None),
+    ("iq2_kl", 157, 155, 256, 86, 2, 1, None, "iq4_nl", None, None),
+    ("iq1_kt", 158, 156, 256, 56, 4, 1, "soft", "iq4_nl", None, None),
+    ("q4_0_r8", 202, 202, 32, 18, 0, 8, None, None, "q4_0", None),
+    ("q5_0_r4", 206, 208, 32, 22, 0, 4, None, None, "q5_0", None),
+    ("q8_0_r8", 208, 207, 32, 34, 0, 8, None, None, "q8_0", None),
+    ("q2_k_r4", 210, 210, 256, 84, 0, 4, None, "iq4_nl", "q2_K", None),
+    ("q3_k_r4", 211, 211, 256, 110, 0, 4, None, "iq4_nl", "q3_K", None),
+    ("q4_k_r4", 212, 214, 256, 144, 0, 4, None, "q5_0", "q4_K", None),
+    ("q5_k_r4", 213, 216, 256, 176, 0, 4, None, "q6_0", "q5_K", None),
+    ("q6_k_r4", 214, 218, 256, 210, 0, 4, None, "q8_0", "q6_K", None),
+    ("iq2_xxs_r4", 216, 219, 256, 66, 0, 4, "soft", "iq4_nl", "iq2_xxs", None),
+    ("iq2_xs_r4", 217, 220, 256, 74, 0, 4, "soft", "iq4_nl", "iq2_xs", None),
+    ("iq3_xxs_r4", 218, 223, 256, 98, 0, 4, None, "iq4_nl", "iq3_xxs", None),
+    ("iq1_s_r4", 219, 224, 32, 6, 2, 4, "soft", None, None, None),
+    ("iq4_nl_r4", 220, 225, 32, 18, 0, 4, None, None, "iq4_nl", None),
+    ("iq3_s_r4", 221, 226, 256, 110, 0, 4, None, "iq4_nl", "iq3_s", None),
+    ("iq2_s_r4", 222, 229, 256, 82, 0, 4, "soft", "iq4_nl", "iq2_s", None),
+    ("iq4_xs_r8", 223, 230, 256, 136, 0, 8, None, "iq4_nl", "iq4_xs", None),
+    ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", None, None, None),
+    ("bf16_r16", 230, 232, 1, 2, 0, 16, None, None, "bf16", None),
+    ("q6_0_r4", 233, 335, 32, 26, 0, 4, None, None, "q6_0", None),
+    ("iq2_bn_r4", 335, 337, 64, 16, 4, 4, None, None, "iq2_bn", None),
+    ("iq2_k_r4", 337, 338, 256, 76, 0, 4, None, "iq4_nl", "iq2_k", None),
+    ("iq3_k_r4", 338, 339, 256, 110, 0, 4, None, "iq4_nl", "iq3_k", None),
+    ("iq4_k_r4", 339, 340, 256, 144, 0, 4, None, "q5_0", "iq4_k", None),
+    ("iq5_k_r4", 340, 341, 256, 176, 0, 4, None, "q6_0", "iq5_k", None),
+    ("iq4_ks_r4", 344, 345, 256, 136, 4, 4, None, "iq4_nl", "iq4_ks", None),
+    ("iq5_ks_r4", 352, 350, 256, 168, 4, 4, None, "q5_0", "iq5_ks", None),
+    ("mxfp4_r8", 353, 351, 32, 17, 0, 8, None, None, "mxfp4", None),
+    ("q8_k_r16", 397, None, 256, 258, 0, 16, None, None, None, None),
+    ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, None, "q8_KV", None),
+    ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None),
+)
+
+# Types without a codec here: never quantisation targets, but files hold them and `inspect` sizes them.
+_OTHERS = (
+    ("q8_1", 9, None, 32, 36),
+    ("q8_K", 15, None, 256, 296),
+    ("i8", 24, None, 1, 1),
+    ("i16", 25, None, 1, 2),
+    ("i32", 26, None, 1, 4),
+    ("i64", 27, None, 1, 8),
+    ("f64", 28, None, 1, 8),
+    ("tq1_0", 34, 36, 256, 54),
+    ("tq2_0", 35, 37, 256, 66),
+    ("nvfp4", 40, 39, 64, 36),
+)
+
+# Interleaved types that are encodings of their own, not permutations: what takes their place when the rows do not divide.
+_ROW_FALLBACK = {"iq1_s_r4": "iq1_s", "iq1_m_r4": "iq1_m", "q8_k_r8": "q8_0", "q8_k_r16": "q8_0"}
+
+
+class TypeTable(Mapping[str, TensorType]):
+    """name -> TensorType, names in any letter case; `by_id` for the ids of files."""
+
+    def __init__(self, rows: tuple[tuple, ...]):
+        types = [TensorType(*row) for row in rows]
+        self._by_name = {t.name.lower(): t for t in types}
+        self._by_id = {t.id: t for t in types}
+
+    def __getitem__(self, name: str) -> TensorType:
+        return self._by_name[name.lower()]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._by_name
+
+    def __iter__(self) -> Iterator[str]:
+        return (t.name for t in self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def by_id(self, type_id: int) -> TensorType:
+        """The type of this id; an unknown id gives a nameless type whose `is_known` is False."""
+        return self._by_id.get(type_id) or TensorType(f"type-{type_id}", type_id, None, 0, 0)
+
+    def fallback_for(self, wanted: TensorType, shape: tuple[int, ...]) -> tuple[TensorType, str]:
+        """The type a tensor of this shape gets when `wanted` is asked for, and why it is another one ('' if it is not).
+
+        Columns first, then rows: FORMATS E.4 and C.5. Raises PlanError when nothing fits.
+        """
+        chosen, reasons = wanted, []
+        columns, rows = shape[0], shape[1] if len(shape) > 1 else 1
+        while not chosen.fits(columns) or rows % chosen.rows:
+            if not chosen.fits(columns):
+                reasons.append(f"{columns} columns are no multiple of {chosen.block}")
+                instead = chosen.fallback
+            else:
+                reasons.append(f"{rows} rows are no multiple of {chosen.rows}")
+                instead = chosen.base or _ROW_FALLBACK[chosen.name]
+            if instead is None:
+                raise PlanError(f"{wanted.name} cannot hold a tensor of {columns} x {rows}: {', '.join(reasons)}")
+            chosen = self[instead]
+        return chosen, ", ".join(reasons)
+
+
+TYPES = TypeTable(_WEIGHTS + _OTHERS)

@@ -1,0 +1,102 @@
+"""Encoding and decoding rows of any type: the registry of codec modules, one per family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+
+from ..formats import TYPES, MillError, PlanError, TensorType
+from ..repack import pack, unpack
+
+
+@dataclass(frozen=True)
+class Codec:
+    """encode: (float32 [rows, n], float32 [n] or None) -> uint8 [rows, row_bytes]; decode: (that, n) -> float32 [rows, n].
+
+    Both take and give C-contiguous arrays; encode sees finite values only.
+    """
+
+    encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    decode: Callable[[np.ndarray, int], np.ndarray]
+
+
+# type name in lower case -> the module of its family, which has a dict CODECS of the same names
+_FAMILIES = {
+    "floats": ("f32", "f16", "bf16"),
+    "legacy": ("q8_0", "q6_0", "q5_0"),
+    "iq4": ("iq4_nl",),
+    "kquants": ("q4_k", "q6_k"),
+    "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq4_ks", "iq5_ks"),
+}
+_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
+
+
+class NonFiniteError(MillError):
+    """A weight is NaN or infinite; row and column say where in the array that was to be encoded."""
+
+    def __init__(self, row: int, column: int, value: float):
+        super().__init__(f"the weight at row {row}, column {column} is {value}")
+        self.row, self.column, self.value = row, column, value
+
+
+def can_encode(kind: TensorType) -> bool:
+    """Whether `encode` and `decode` know this type."""
+    return (kind.base or kind.name).lower() in _FAMILY_OF
+
+
+def _codec(kind: TensorType) -> Codec:
+    family = _FAMILY_OF.get(kind.name.lower())
+    if family is None:
+        raise PlanError(f"tensor type {kind.name} cannot be encoded or decoded yet")
+    return import_module(f".{family}", __package__).CODECS[kind.name.lower()]
+
+
+def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
+    """float32 [rows, n] -> uint8 [rows, row_bytes] of the named type, repacked types included.
+
+    importance: float32 [n], the weight of each column's squared error; None for none. Raises PlanError for an unknown type, a
+    row length or row count that it cannot hold, or importance of another width; NonFiniteError for NaN or infinity in x.
+    """
+    kind = _lookup(type)
+    x = np.ascontiguousarray(x, np.float32)
+    if x.ndim != 2:
+        raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
+    rows, n = x.shape
+    kind.row_bytes(n)
+    if rows % kind.rows:
+        raise PlanError(f"{kind.name} interleaves {kind.rows} rows; {rows} rows are no multiple of it")
+    if not np.isfinite(x.sum(dtype=np.float64)):
+        bad = np.argwhere(~np.isfinite(x))
+        if len(bad):
+            row, column = map(int, bad[0])
+            raise NonFiniteError(row, column, float(x[row, column]))
+    if importance is not None:
+        importance = np.ascontiguousarray(importance, np.float32)
+        if importance.shape != (n,):
+            raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
+    if kind.base is None:
+        return _codec(kind).encode(x, importance)
+    base = TYPES[kind.base]
+    packed, _ = pack(_codec(base).encode(x, importance), base.name, n)
+    return packed
+
+
+def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
+    """uint8 [rows, row_bytes] -> float32 [rows, n]; for a repacked type rows have to be whole groups. Raises PlanError."""
+    kind = _lookup(type)
+    if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or q.shape[0] % kind.rows:
+        raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
+    q = np.ascontiguousarray(q)
+    if kind.base is not None:
+        q, base = unpack(q, kind.name, n)
+        kind = TYPES[base]
+    return _codec(kind).decode(q, n)
+
+
+def _lookup(name: str) -> TensorType:
+    if name not in TYPES:
+        raise PlanError(f"unknown tensor type {name!r}")
+    return TYPES[name]
