@@ -3,7 +3,7 @@
 from .errors import FormatError, MillError, PlanError
 from .gguf import GGUFFile, TensorInfo, open_gguf
 from .source import SourceTensor, TensorSource
-from .types import TYPES, TensorType
+from .types import TYPES, TensorType, dims
 
 __all__ = [
     "TYPES",
@@ -15,5 +15,6 @@ __all__ = [
     "TensorInfo",
     "TensorSource",
     "TensorType",
+    "dims",
     "open_gguf",
 ]

@@ -2,7 +2,13 @@
 
 
 class MillError(Exception):
-    """Something the user can act on. The command line prints its text as one line and exits with 1."""
+    """Something the user can act on. The command line prints its text as one line and exits with 1.
+
+    Names from a damaged file may be part of the text: what is not printable is escaped.
+    """
+
+    def __init__(self, text: str):
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text))
 
 
 class FormatError(MillError):

@@ -7,6 +7,7 @@ journal claims and goes on. The finished file is synced and renamed, so that a r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import xxhash
 
 from .errors import FormatError, MillError, PlanError
 from .plan import Output, Place, Plan
+from .types import dims
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB, about 20 chunks of memory per worker at the worst
 HASH_BYTES = 1 << 24
@@ -53,12 +56,23 @@ class _Files:
 
     plan: Plan
     journal_path: Path
-    journal: IO[str] = field(init=False)
-    handles: list[int] = field(init=False, default_factory=list)
+    journal: IO[str] | None = None
+    handles: list[int] = field(default_factory=list)
 
     def part(self, index: int) -> Path:
         path = self.plan.files[index].path
         return path.with_name(path.name + ".part")
+
+    def write_line(self, record: dict[str, object]) -> None:
+        assert self.journal is not None
+        self.journal.write(json.dumps(record) + "\n")
+        self.journal.flush()
+
+    def close(self) -> None:
+        for handle in self.handles:
+            os.close(handle)
+        if self.journal is not None:
+            self.journal.close()
 
 
 def journal_path(plan: Plan) -> Path:
@@ -73,10 +87,11 @@ def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: 
     another job (unless resume or force), and free disk space against the exact size of the plan.
     """
     sources = {p.resolve() for p in inputs or []}
+    resumable = resume and journal_path(plan).exists()
     for file in plan.files:
         if file.path.resolve() in sources:
             raise PlanError(f"{file.path} is an input of this job; choose another output")
-        if file.path.exists() and not force:
+        if file.path.exists() and not force and not resumable:
             raise PlanError(f"{file.path} exists; use --force to replace it")
         if file.path.is_dir():
             raise PlanError(f"{file.path} is a folder; give a file name")
@@ -87,6 +102,8 @@ def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: 
     files = _Files(plan, journal_path(plan))
     if files.journal_path.exists() and not (resume or force):
         raise PlanError(f"{files.journal_path} is left from an unfinished job; --resume goes on with it, --force starts afresh")
+    if files.journal_path.is_dir():
+        raise PlanError(f"{files.journal_path} is a folder; the job's journal has to go there")
     held = sum(files.part(i).stat().st_blocks * 512 for i in range(len(plan.files)) if files.part(i).exists())
     free = shutil.disk_usage(parent).free
     if free + held < plan.file_bytes:
@@ -107,88 +124,89 @@ def execute(
     """
     workers = threads or len(os.sched_getaffinity(0))
     files = _Files(plan, journal_path(plan))
-    done = _open(files, resume=resume, force=force)
     try:
-        todo = [(output, place) for output, place in zip(plan.outputs, plan.places, strict=True) if output.name not in done]
+        done = _open(files, resume=resume, force=force)
+        resumed = len(done)
+        todo = [(o, place) for o, place in zip(plan.outputs, plan.places, strict=True) if o.name not in done]
         if progress is not None:
             progress(sum(o.nbytes for o in plan.outputs if o.name in done), "")
-        resumed = len(done)
         try:
             _write_tensors(files, todo, done, workers, progress)
         except MillError as error:
-            raise type(error)(f"{error} ({len(done)} of {len(plan.outputs)} tensors are kept; --resume goes on)") from error
+            raise MillError(f"{error} ({len(done)} of {len(plan.outputs)} tensors are kept; --resume goes on)") from error
         for handle in files.handles:
             os.fsync(handle)
+        for index, file in enumerate(plan.files):
+            os.replace(files.part(index), file.path)
+        _sync_folder(plan.files[0].path.resolve().parent)
+        files.journal_path.unlink()
     finally:
-        for handle in files.handles:
-            os.close(handle)
-    for index, file in enumerate(plan.files):
-        os.replace(files.part(index), file.path)
-    _sync_folder(plan.files[0].path.parent)
-    files.journal_path.unlink()
-    files.journal.close()
+        files.close()
     return Result([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
 def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
     """Opens journal and .part files; returns the tensors that are finished and verified, name -> checksum."""
-    plan, fresh = files.plan, not (resume and files.journal_path.exists())
+    plan = files.plan
     files.journal = files.journal_path.open("a+", encoding="utf-8")
     try:
         fcntl.flock(files.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise PlanError(f"another job is writing {plan.files[0].path} (it holds {files.journal_path})") from None
-    if not fresh and not force:
-        fresh = _belongs_elsewhere(files)
-    if fresh or force:
+    recorded = _journal_lines(files.journal)
+    fresh = force or not resume or not recorded
+    if fresh:
         files.journal.truncate(0)
-        files.journal.write(json.dumps({"fingerprint": plan.fingerprint, "tensors": len(plan.outputs)}) + "\n")
-        files.journal.flush()
-    for index, file in enumerate(plan.files):
-        handle = os.open(files.part(index), os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fresh or force else 0), 0o644)
-        files.handles.append(handle)
-        _allocate(handle, file.nbytes, files.part(index))
-        os.pwrite(handle, file.header, 0)
-    return {} if fresh or force else _verified(files)
-
-
-def _belongs_elsewhere(files: _Files) -> bool:
-    """True for an empty journal (killed before its first line); raises PlanError for one of a different plan."""
-    files.journal.seek(0)
-    first = files.journal.readline()
-    if not first.endswith("\n"):
-        return True
-    if json.loads(first).get("fingerprint") != files.plan.fingerprint:
+        files.write_line({"fingerprint": plan.fingerprint, "tensors": len(plan.outputs)})
+    elif recorded[0].get("fingerprint") != plan.fingerprint:
         raise PlanError(
             f"{files.journal_path} belongs to a job with another source, recipe, imatrix or version; "
             "repeat the first command with --resume, or start afresh with --force"
         )
-    return False
+    for index, file in enumerate(plan.files):
+        part = files.part(index)
+        if not fresh and not part.exists() and file.path.exists():
+            os.replace(file.path, part)  # the job was killed while it was renaming
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fresh else 0), 0o644)
+        files.handles.append(handle)
+        try:
+            _allocate(handle, file.nbytes)
+        except OSError as error:
+            if fresh:
+                for i in range(index + 1):
+                    files.part(i).unlink()
+                files.journal_path.unlink()
+            raise PlanError(f"{part}: {file.nbytes / 1e9:.2f} GB cannot be allocated ({error.strerror})") from None
+        os.pwrite(handle, file.header, 0)
+    return {} if fresh else _verified(files, recorded[1:])
 
 
-def _allocate(handle: int, size: int, path: Path) -> None:
+def _journal_lines(journal: IO[str]) -> list[dict[str, str]]:
+    """The whole lines of the journal; one torn by a kill is cut off."""
+    journal.seek(0)
+    text = journal.read()
+    whole = text[: text.rfind("\n") + 1]
+    journal.truncate(len(whole.encode()))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _allocate(handle: int, size: int) -> None:
     try:
         os.posix_fallocate(handle, 0, size)
     except OSError as error:
-        if error.errno not in (95, 22):  # not supported by this file system: the blocks come as they are written
-            raise PlanError(f"{path}: {size / 1e9:.2f} GB cannot be allocated ({error.strerror})") from None
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # then the blocks come as they are written
+            raise
     os.truncate(handle, size)
 
 
-def _verified(files: _Files) -> dict[str, str]:
-    """Tensors of the journal whose bytes in the .part still have the recorded checksum. A torn last line is dropped."""
+def _verified(files: _Files, recorded: list[dict[str, str]]) -> dict[str, str]:
+    """Tensors of the journal whose bytes in the .part still have the recorded checksum."""
     where = {o.name: (o, place) for o, place in zip(files.plan.outputs, files.plan.places, strict=True)}
-    files.journal.seek(0)
-    lines = files.journal.read().split("\n")
     done: dict[str, str] = {}
-    for line in lines[1:-1]:
-        record = json.loads(line)
+    for record in recorded:
         output, place = where[record["tensor"]]
         if _checksum(files.handles[place.file], place.offset, output.nbytes) == record["xxh3"]:
             done[output.name] = record["xxh3"]
-    if lines[-1]:
-        files.journal.seek(0, os.SEEK_END)
-        files.journal.truncate(files.journal.tell() - len(lines[-1].encode()))
     return done
 
 
@@ -201,9 +219,7 @@ def _checksum(handle: int, offset: int, size: int) -> str:
 
 def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
     """Runs of rows (start, stop) of about CHUNK_ELEMENTS elements that respect matrices and row groups."""
-    columns = output.shape[0]
-    rows = output.shape[1] if len(output.shape) > 1 else 1
-    matrices = output.n_elements // (columns * rows)
+    columns, rows, matrices = dims(output.shape)
     step = max(1, CHUNK_ELEMENTS // columns)
     step = max(output.type.rows, step // 16 * 16 if step >= 16 else step // output.type.rows * output.type.rows)
     for matrix in range(matrices):
@@ -218,34 +234,42 @@ def _write_tensors(
     workers: int,
     progress: Progress | None,
 ) -> None:
-    """Feeds the pool with at most two chunks per worker, and records each tensor when its last chunk is written."""
+    """Feeds the pool with at most two chunks per worker, and records each tensor when its last chunk is written.
+
+    After an error nothing new is begun, but what was under way is finished and recorded.
+    """
     pending: dict[Future[int], _Tensor] = {}
+    failures: list[BaseException] = []
 
     def collect(at_most: int) -> None:
         while len(pending) > at_most:
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 tensor = pending.pop(future)
-                written = future.result()
+                error = future.exception()
+                if error is not None:
+                    failures.append(error)
+                    continue
                 tensor.left -= 1
                 if progress is not None:
-                    progress(written, tensor.output.name)
+                    progress(future.result(), tensor.output.name)
                 if tensor.left == 0:
                     _record(files, tensor, done)
 
     with ThreadPoolExecutor(workers) as pool:
-        try:
-            for output, place in todo:
-                chunks = list(row_chunks(output))
-                tensor = _Tensor(output, place, len(chunks))
-                for start, stop in chunks:
-                    collect(2 * workers - 1)
-                    pending[pool.submit(_write_chunk, files.handles[place.file], output, place, start, stop)] = tensor
-            collect(0)
-        except BaseException:
-            for future in pending:
-                future.cancel()
-            raise
+        for output, place in todo:
+            chunks = list(row_chunks(output))
+            tensor = _Tensor(output, place, len(chunks))
+            for start, stop in chunks:
+                collect(2 * workers - 1)
+                if failures:
+                    break
+                pending[pool.submit(_write_chunk, files.handles[place.file], output, place, start, stop)] = tensor
+            if failures:
+                break
+        collect(0)
+    if failures:
+        raise failures[0]
 
 
 def _write_chunk(handle: int, output: Output, place: Place, start: int, stop: int) -> int:
@@ -253,7 +277,7 @@ def _write_chunk(handle: int, output: Output, place: Place, start: int, stop: in
     row_bytes = output.type.row_bytes(output.shape[0])
     if encoded.shape != (stop - start, row_bytes):
         raise FormatError(f"{output.name}: {encoded.shape} bytes came for rows {start} to {stop} of {row_bytes} bytes each")
-    view = memoryview(encoded.reshape(-1)).cast("B")
+    view = memoryview(np.ascontiguousarray(encoded).reshape(-1).data)
     at = place.offset + start * row_bytes
     while view:
         written = os.pwrite(handle, view, at)
@@ -264,8 +288,7 @@ def _write_chunk(handle: int, output: Output, place: Place, start: int, stop: in
 def _record(files: _Files, tensor: _Tensor, done: dict[str, str]) -> None:
     name = tensor.output.name
     done[name] = _checksum(files.handles[tensor.place.file], tensor.place.offset, tensor.output.nbytes)
-    files.journal.write(json.dumps({"tensor": name, "xxh3": done[name]}) + "\n")
-    files.journal.flush()
+    files.write_line({"tensor": name, "xxh3": done[name]})
 
 
 def _sync_folder(folder: Path) -> None:

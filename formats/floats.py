@@ -1,4 +1,4 @@
-"""Float formats of files to and from float32: f16, bf16, fp8 (e4m3, e5m2) with per-block scales."""
+"""Float formats of files to and from float32: f16, bf16, fp8 (e4m3, e5m2) and the e8m0 of block scales."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def _fp8_table(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray:
 
 
 FP8_VALUES = {"f8_e4m3": _fp8_table(4, 3, 7), "f8_e5m2": _fp8_table(5, 2, 15)}
+_E8M0_VALUES = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256.0) - 127)).astype(np.float32)
+
+
+def _words(array: np.ndarray, dtype: type) -> np.ndarray:
+    """The array's words as a flat, contiguous, aligned, read-only one, so that a kernel has a single signature."""
+    flat = np.require(array, dtype, ["C", "A"]).reshape(-1).view()
+    flat.flags.writeable = False
+    return flat
 
 
 @kernel
@@ -32,10 +40,29 @@ def _widen_bf16(words, out):
 
 def bf16_to_f32(words: np.ndarray) -> np.ndarray:
     """uint16 words of any shape -> float32 of that shape, exact."""
-    flat = np.ascontiguousarray(words).reshape(-1)
-    out = np.empty(flat.size, np.uint32)
-    _widen_bf16(flat, out)
+    out = np.empty(words.size, np.uint32)
+    _widen_bf16(_words(words, np.uint16), out)
     return out.view(np.float32).reshape(words.shape)
+
+
+@kernel
+def _widen_f16(words, out):
+    for i in range(words.size):
+        word = np.uint32(words[i])
+        code = np.uint32(word & np.uint32(0x7FFF))
+        bits = np.uint32(np.uint32(code << np.uint32(13)) + np.uint32(112 << 23))  # the exponent's bias: 15 becomes 127
+        # Subnormals as integers times their unit: a multiplication of float32 subnormals would cost 100 times as much.
+        tiny = np.float32(np.float32(np.int32(code)) * np.float32(2.0**-24)).view(np.uint32)
+        bits = bits if code >= np.uint32(0x400) else tiny
+        bits = bits if code < np.uint32(0x7C00) else np.uint32(bits + np.uint32(112 << 23))  # infinity and NaN
+        out[i] = np.uint32(bits | np.uint32(np.uint32(word & np.uint32(0x8000)) << np.uint32(16)))
+
+
+def f16_to_f32(halves: np.ndarray) -> np.ndarray:
+    """float16, or its words as uint16, of any shape -> float32 of that shape, exact (several times numpy's own cast)."""
+    out = np.empty(halves.size, np.uint32)
+    _widen_f16(_words(halves.view(np.uint16), np.uint16), out)
+    return out.view(np.float32).reshape(halves.shape)
 
 
 @kernel
@@ -50,29 +77,35 @@ def _narrow_bf16(bits, out):
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
     """float32 of any shape -> uint16 words, rounded to nearest, ties to even."""
-    flat = np.ascontiguousarray(x, np.float32).reshape(-1)
-    out = np.empty(flat.size, np.uint16)
-    _narrow_bf16(flat.view(np.uint32), out)
+    out = np.empty(x.size, np.uint16)
+    _narrow_bf16(_words(x, np.float32).view(np.uint32), out)
     return out.reshape(x.shape)
 
 
+def e8m0_to_f32(codes: np.ndarray) -> np.ndarray:
+    """uint8 exponents of any shape -> float32 powers of two (OCP microscaling: 127 is 1.0, 255 is NaN)."""
+    return _E8M0_VALUES[codes]
+
+
 @kernel
-def _scale_fp8(codes, table, scale, first_row, block_rows, block_columns, out):
-    rows, columns = codes.shape
-    for r in range(rows):
-        scales = scale[(first_row + r) // block_rows]
-        for b in range(scales.size):
-            s = scales[b]
-            for c in range(b * block_columns, min(columns, (b + 1) * block_columns)):
-                out[r, c] = table[codes[r, c]] * s
+def _scale_fp8(codes, table, scale, block_columns, out):
+    for r in range(codes.shape[0]):
+        for b in range(scale.shape[1]):
+            s = scale[r, b]
+            # Slices rather than indices: without the checks for negative indices the loop is twice as fast.
+            source = codes[r, b * block_columns : (b + 1) * block_columns]
+            target = out[r, b * block_columns : (b + 1) * block_columns]
+            for c in range(source.size):
+                target[c] = table[source[c]] * s
 
 
-def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, first_row: int, block: tuple[int, int]) -> np.ndarray:
-    """Rows of an fp8 matrix -> float32 [rows, columns].
+def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
+    """Rows of an fp8 matrix -> float32 [rows, columns]: the value of each code times the factor of its block.
 
-    codes: uint8 [rows, columns], rows first_row ... of the whole matrix; kind: 'f8_e4m3' or 'f8_e5m2'; scale: float32
-    [ceil(all rows / block[0]), ceil(columns / block[1])], the factor of each block (DeepSeek's weight_scale_inv).
+    codes: uint8 [rows, columns]; kind: 'f8_e4m3' or 'f8_e5m2'; scale: float32 [rows, ceil(columns / block_columns)], for each
+    row the factors of its runs of block_columns elements (the last run may be shorter).
     """
     out = np.empty(codes.shape, np.float32)
-    _scale_fp8(np.ascontiguousarray(codes), FP8_VALUES[kind], scale, first_row, block[0], block[1], out)
+    flat = _words(codes, np.uint8)
+    _scale_fp8(flat.reshape(codes.shape), FP8_VALUES[kind], np.ascontiguousarray(scale, np.float32), block_columns, out)
     return out

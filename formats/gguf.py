@@ -197,7 +197,9 @@ class _Parser:
     def value(self, kind: int, key: str, depth: int) -> Any:
         if kind in NUMBERS:
             dtype = NUMBERS[kind]
-            return dtype.type(self.unpack("<" + dtype.char, dtype.itemsize))
+            self.expect(1, dtype.itemsize, f"value of {key}")
+            self.at += dtype.itemsize
+            return np.frombuffer(self.buffer, dtype, 1, self.at - dtype.itemsize)[0]
         if kind == BOOL:
             return bool(self.unpack("<B", 1))
         if kind == STRING:

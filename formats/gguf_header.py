@@ -49,10 +49,11 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
         return BOOL, struct.pack("<B", bool(value))
     if isinstance(value, str):
         return STRING, _string(value)
-    if isinstance(value, int):  # plain numbers take the type that llama.cpp's own keys use
-        value = np.uint32(value) if 0 <= value < 1 << 32 else np.int64(value)
-    elif isinstance(value, float):
-        value = np.float32(value)
+    if not isinstance(value, np.generic):  # plain numbers take the type that llama.cpp's own keys use
+        if isinstance(value, int):
+            value = np.uint32(value) if 0 <= value < 1 << 32 else np.int64(value)
+        elif isinstance(value, float):
+            value = np.float32(value)
     if isinstance(value, np.generic) and value.dtype in _KIND:
         return _KIND[value.dtype], value.tobytes()
     if isinstance(value, np.ndarray) and value.ndim == 1:

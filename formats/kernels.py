@@ -1,11 +1,13 @@
 """Compiling numba kernels: lazily, without the GIL, cached on disk under a key that changes with our sources.
 
-numba's own cache looks only at the file of the kernel itself: an edit to a function it calls, or to a table it reads, would
-go on being served stale. So the cache folder carries a digest of all our sources.
+numba's own cache looks only at the file of the kernel itself: an edit to a function it calls in another file, or to a table
+it reads, would go on being served stale. So each module's cache folder carries a digest of the module, of everything of ours
+that it imports, and of the data files beside those.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import sys
@@ -26,23 +28,53 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     if function is None:
         return lambda f: kernel(f, **options)
     before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
-    numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
-@cache
-def cache_folder() -> Path:
-    """~/.cache/ggufmill/kernels-DIGEST (GGUFMILL_CACHE and XDG_CACHE_HOME are honoured)."""
+def cache_home() -> Path:
+    """~/.cache/ggufmill; GGUFMILL_CACHE and XDG_CACHE_HOME are honoured."""
     home = os.environ.get("GGUFMILL_CACHE")
-    base = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggufmill"
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggufmill"
+
+
+@cache
+def _folder(source: Path) -> Path:
     digest = hashlib.sha256()
-    for folder in ("formats", "repack", "quantize", "convert", "runtime", "imatrix"):
-        for path in sorted((ROOT / folder).glob("**/*.py")):
-            digest.update(path.read_bytes())
-    return base / f"kernels-{digest.hexdigest()[:16]}"
+    for path in sorted(_closure(source)):
+        digest.update(path.read_bytes())
+    name = ".".join(source.relative_to(ROOT).with_suffix("").parts) if source.is_relative_to(ROOT) else source.stem
+    return cache_home() / "kernels" / f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _closure(source: Path) -> set[Path]:
+    """The file, all modules of ours that it imports directly or not, and the data files in their folders."""
+    found: set[Path] = set()
+    todo = [source]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        found.update(p for p in path.parent.glob("*") if p.suffix in (".npz", ".json"))
+        todo += _imports(path)
+    return found
+
+
+@cache
+def _imports(path: Path) -> list[Path]:
+    """Files of the relative imports of a module (`from ..formats.types import x`, `from . import y`)."""
+    files: list[Path] = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        candidates = [folder.with_suffix(".py"), folder / "__init__.py", *(folder / f"{a.name}.py" for a in node.names)]
+        files += [c for c in candidates if c.is_file()]
+    return files
 
 
 class _SayOnce(event.Listener):
@@ -56,7 +88,7 @@ class _SayOnce(event.Listener):
         module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
         if not self.said and module.startswith(_PACKAGE + "."):
             self.said = True
-            print(f"compiling kernels (once for this version; kept in {cache_folder()})", file=sys.stderr)
+            print(f"compiling kernels (once for this version; kept in {cache_home()})", file=sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
         pass

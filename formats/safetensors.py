@@ -36,10 +36,11 @@ DTYPES: dict[str, tuple[str, str]] = {
     "U64": ("<u8", "u64"),
     "BOOL": ("u1", "bool"),
 }
+_ITEM_BYTES = {name: np.dtype(words).itemsize for name, (words, _) in DTYPES.items()}
 MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor of a safetensors file: dtype as safetensors spells it, shape outermost first, `data` a view of stored words."""
 
@@ -108,7 +109,7 @@ def _entry(path: Path, name: str, entry: Any, base: int, mapped: np.ndarray) -> 
         raise FormatError(f"{path}: tensor {name} has an impossible shape or place: {shape}, {begin} to {end}")
     if dtype not in DTYPES:
         raise FormatError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-    if prod(shape) * np.dtype(DTYPES[dtype][0]).itemsize != end - begin:
+    if prod(shape) * _ITEM_BYTES[dtype] != end - begin:
         raise FormatError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
     return StoredTensor(name, dtype, shape, path, base + begin, end - begin, mapped)
 
@@ -116,7 +117,8 @@ def _entry(path: Path, name: str, entry: Any, base: int, mapped: np.ndarray) -> 
 def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint folder: by its index file if it has one, else every *.safetensors in it, in order.
 
-    Raises FormatError if there is none, a shard is missing, or a tensor is missing or twice there.
+    Raises FormatError if there is none, a shard is missing, lies outside the folder by its name, or a tensor is missing or
+    twice there.
     """
     indexes = sorted(folder.glob("*.safetensors.index.json"))
     if len(indexes) > 1:
@@ -124,9 +126,12 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
     if indexes:
         try:
             weight_map = json.loads(indexes[0].read_text("utf-8"))["weight_map"]
-            names = sorted(set(weight_map.values()))
+            names = sorted(set(weight_map.values()), key=str)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{indexes[0]}: not an index of safetensors shards ({error!r})") from None
+        escaping = [name for name in names if not isinstance(name, str) or Path(name).name != name or name == ".."]
+        if escaping:
+            raise FormatError(f"{indexes[0]}: {escaping[0]!r} is not the name of a shard in this folder")
         shards = [folder / name for name in names]
         missing = [p.name for p in shards if not p.exists()]
         if missing:

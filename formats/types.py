@@ -12,6 +12,12 @@ from math import prod
 from .errors import PlanError
 
 
+def dims(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(columns, rows, matrices) of a shape in ne order: the row length, the rows of a matrix, how many matrices are stacked."""
+    columns, *rest = shape
+    return columns, rest[0] if rest else 1, prod(rest[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """How a tensor of this type lies in a file.
@@ -193,7 +199,7 @@ class TypeTable(Mapping[str, TensorType]):
         Columns first, then rows: FORMATS E.4 and C.5. Raises PlanError when nothing fits.
         """
         chosen, reasons = wanted, []
-        columns, rows = shape[0], shape[1] if len(shape) > 1 else 1
+        columns, rows, _ = dims(shape)
         while not chosen.fits(columns) or rows % chosen.rows:
             if not chosen.fits(columns):
                 reasons.append(f"{columns} columns are no multiple of {chosen.block}")

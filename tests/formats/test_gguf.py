@@ -1,0 +1,200 @@
+import struct
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES, FormatError, open_gguf
+from ggufmill.formats.execute import execute
+from ggufmill.formats.gguf_header import header_bytes
+from ggufmill.formats.plan import Output, make_plan
+
+METADATA = {
+    "general.architecture": "llama",
+    "a.u8": np.uint8(200),
+    "a.i8": np.int8(-3),
+    "a.u16": np.uint16(60000),
+    "a.i16": np.int16(-300),
+    "a.u32": np.uint32(4_000_000_000),
+    "a.i32": np.int32(-5),
+    "a.f32": np.float32(0.1),
+    "a.u64": np.uint64(1 << 60),
+    "a.i64": np.int64(-(1 << 60)),
+    "a.f64": np.float64(0.1),
+    "a.bool": True,
+    "a.text": "Grüße, 世界",
+    "a.floats": np.array([1.5, -2.5], np.float32),
+    "a.flags": np.array([True, False, True]),
+    "a.words": ["", "a", "ab\nc"],
+    "a.none": np.array([], np.int32),
+    "a.nested": [["x"], ["y", "z"]],
+}
+
+
+def write(path, arrays, metadata=None, **split):
+    """A GGUF file of float32 tensors; arrays: name -> array, shape outermost first."""
+    outputs = [
+        Output(name, tuple(a.shape[::-1]), "f32", TYPES["f32"], "test", _rows(a.astype(np.float32))) for name, a in arrays.items()
+    ]
+    plan = make_plan(outputs, metadata or METADATA, path, **split)
+    execute(plan, threads=2)
+    return plan
+
+
+def _rows(array):
+    flat = array.reshape(-1, array.shape[-1])
+    return lambda start, stop: flat[start:stop].view(np.uint8)
+
+
+def same(a, b):
+    return type(a) is type(b) and (np.array_equal(a, b) and a.dtype == b.dtype if isinstance(a, np.ndarray) else a == b)
+
+
+def test_round_trip_keeps_every_value_type(tmp_path):
+    arrays = {"t.one": np.arange(6.0).reshape(2, 3), "t.two": np.arange(24.0).reshape(2, 3, 4), "t.three": np.arange(5.0)}
+    write(tmp_path / "a.gguf", arrays)
+    file = open_gguf(tmp_path / "a.gguf")
+    assert list(file.metadata) == list(METADATA)
+    for key, value in METADATA.items():
+        assert same(file.metadata[key], value), key
+    for name, array in arrays.items():
+        info = file.tensors[name]
+        assert info.shape == array.shape[::-1]
+        assert np.array_equal(info.data.view(np.float32).reshape(array.shape), array)
+
+
+def test_the_gguf_package_reads_what_we_write(tmp_path):
+    array = np.arange(32.0, dtype=np.float32).reshape(4, 8)
+    metadata = {k: v for k, v in METADATA.items() if k != "a.nested"}  # which that reader does not know
+    write(tmp_path / "a.gguf", {"t": array}, metadata)
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    assert reader.fields["a.text"].contents() == "Grüße, 世界"
+    assert reader.fields["a.u64"].contents() == 1 << 60
+    assert np.array_equal(reader.tensors[0].data, array)
+
+
+def test_we_read_what_the_gguf_package_writes(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_uint32("x.count", 7)
+    writer.add_array("x.words", ["eins", "zwei"])
+    array = np.arange(64, dtype=np.float32).reshape(2, 32)
+    writer.add_tensor("w", gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "a.gguf")
+    assert file.metadata["x.count"] == 7
+    assert file.metadata["x.words"] == ["eins", "zwei"]
+    assert file.tensors["w"].type.name == "q8_0"
+    assert file.tensors["w"].data.shape == (2, 34)
+
+
+def test_splits_open_as_one(tmp_path):
+    arrays = {f"t{i}": np.full((4, 8), i, np.float32) for i in range(5)}
+    plan = write(tmp_path / "m.gguf", arrays, split_max_tensors=2)
+    assert [f.path.name for f in plan.files] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for shard in plan.files:  # any shard opens the whole
+        file = open_gguf(shard.path)
+        assert file.n_splits == 3
+        assert list(file.tensors) == list(arrays)
+        assert file.metadata.keys() == METADATA.keys()
+        assert all((file.tensors[n].data.view(np.float32) == a).all() for n, a in arrays.items())
+    plan.files[1].path.unlink()
+    with pytest.raises(FormatError, match="1 of 3 shards are missing, the first is m-00002-of-00003"):
+        open_gguf(plan.files[0].path)
+
+
+def test_split_by_size(tmp_path):
+    plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((4, 8), np.float32) for i in range(4)}, split_max_size=300)
+    assert [sum(p.file == i for p in plan.places) for i in range(len(plan.files))] == [2, 2]
+
+
+def test_unknown_type_ids_are_shown_not_fatal(tmp_path):
+    write(tmp_path / "a.gguf", {"t.one": np.ones((2, 8)), "t.two": np.ones((2, 8))})
+    data = bytearray((tmp_path / "a.gguf").read_bytes())
+    at = data.index(b"t.one") + 5 + 4 + 16  # name, n_dims, two dimensions
+    data[at : at + 4] = struct.pack("<I", 12345)
+    (tmp_path / "b.gguf").write_bytes(data)
+    info = open_gguf(tmp_path / "b.gguf").tensors["t.one"]
+    assert info.type.name == "type-12345"
+    assert not info.type.is_known
+    assert info.nbytes == 64
+
+
+def test_a_big_vocabulary_is_one_quick_pass(tmp_path):
+    words = [f"token{i}" for i in range(200_000)]
+    header, _, _ = header_bytes({"tokenizer.ggml.tokens": words}, [], 32)
+    (tmp_path / "v.gguf").write_bytes(header)
+    assert open_gguf(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"] == words
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    path = tmp_path_factory.mktemp("good") / "a.gguf"
+    write(path, {"t.one": np.ones((2, 8)), "t.two": np.ones((3, 8))})
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("length", [0, 3, 23, 24, 60, 200, 500, -1])
+def test_truncated(good, tmp_path, length):
+    (tmp_path / "a.gguf").write_bytes(good[:length])
+    with pytest.raises(FormatError, match=r"a\.gguf: "):
+        open_gguf(tmp_path / "a.gguf")
+
+
+def patched(good, tmp_path, marker, skip, value):
+    data = bytearray(good)
+    at = data.index(marker) + len(marker) + skip
+    data[at : at + len(value)] = value
+    (tmp_path / "a.gguf").write_bytes(data)
+    return tmp_path / "a.gguf"
+
+
+@pytest.mark.parametrize(
+    ("marker", "skip", "value", "message"),
+    [
+        (b"GGUF", 0, struct.pack("<I", 2), "version 2"),
+        (b"GGUF", 0, struct.pack(">I", 3), "big-endian"),
+        (b"GGUF", 4, struct.pack("<Q", 1 << 60), "tensors are announced"),
+        (b"GGUF", 12, struct.pack("<Q", 1 << 60), "metadata entries are announced"),
+        (b"a.words", 4 + 4, struct.pack("<Q", 1 << 40), "strings of a.words"),
+        (b"a.floats", 4 + 4, struct.pack("<Q", 1 << 60), "values of a.floats"),
+        (b"a.text", 0, struct.pack("<I", 77), "unknown value type 77"),
+        (b"t.one", 0, struct.pack("<I", 9), "9 dimensions"),
+        (b"t.one", 4, struct.pack("<Q", 0), "impossible shape"),
+        (b"t.one", 4, struct.pack("<Q", 1 << 50), "beyond the end"),
+        (b"t.one", 4 + 16, struct.pack("<I", 12), "q4_K, which cannot hold rows of 8"),
+        (b"t.two", 4 + 16 + 4, struct.pack("<Q", 32), "overlap"),
+        (b"t.two", 4 + 16 + 4, struct.pack("<Q", 33), "alignment"),
+    ],
+)
+def test_malformed(good, tmp_path, marker, skip, value, message):
+    with pytest.raises(FormatError, match=message):
+        open_gguf(patched(good, tmp_path, marker, skip, value))
+
+
+def test_not_there_and_a_folder(tmp_path):
+    with pytest.raises(FormatError, match="No such file"):
+        open_gguf(tmp_path / "none.gguf")
+    with pytest.raises(FormatError, match="directory"):
+        open_gguf(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_one_error_or_none(good, tmp_path_factory, data):
+    """Random bytes overwritten anywhere in the header: it opens, or FormatError; nothing else, no huge allocation."""
+    broken = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, 800))
+        broken[at : at + 1] = data.draw(st.binary(min_size=1, max_size=8))
+    path = tmp_path_factory.getbasetemp() / "fuzz.gguf"
+    path.write_bytes(broken)
+    try:
+        for info in open_gguf(path).tensors.values():
+            assert info.data.nbytes == info.nbytes
+    except FormatError as error:
+        assert "\n" not in str(error)
