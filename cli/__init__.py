@@ -1,0 +1,83 @@
+"""The command line: one module per verb, imported when it is called for."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+
+import click
+
+from .. import __version__
+
+# verb -> one line for `ggufmill --help`; the module of the same name has the command
+VERBS = {
+    "convert": "Hugging Face checkpoint to GGUF",
+    "imatrix": "Compute, show and merge importance matrices",
+    "quantize": "Quantise a GGUF or a checkpoint by recipe",
+    "repack": "Interleave rows (_R4, _R8) or undo it",
+    "perplexity": "Perplexity and KL divergence on a text",
+    "generate": "Continue a prompt",
+    "inspect": "Show what a model file holds",
+    "recipes": "List and show the recipes that come along",
+    "run": "Every stage a recipe names, ending in a report",
+}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return import_module(f".{cmd_name}", __package__).command if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):  # from the table: --help need not import every verb
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.version_option(__version__, prog_name="ggufmill")
+def group(debug: bool) -> None:
+    """From a Hugging Face checkpoint to a validated, recipe-quantised, repacked GGUF.
+
+    Example: ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --dry-run
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; what was finished is kept, --resume goes on with it")
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        _fail(_one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    from ..formats import MillError
+
+    if isinstance(error, MillError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'input/output'}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory; fewer threads (-t) need less"
+    return f"a fault of the program: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
+
+
+def _fail(text: str) -> None:
+    print(f"ggufmill: {text}", file=sys.stderr)
+    sys.exit(1)

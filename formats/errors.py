@@ -8,7 +8,7 @@ class MillError(Exception):
     """
 
     def __init__(self, text: str):
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text))
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 class FormatError(MillError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class TensorSource:
     """A model: GGUF metadata, tensors in file order, and what identifies it.
 
     path      shown to people
+    files     what it is read from: never written to
     identity  a digest of the headers of its files: a job is resumed only over the same source
     notes     what was left out or assumed on the way, for people to read
     """
@@ -53,6 +55,7 @@ class TensorSource:
     metadata: dict[str, Any]
     tensors: dict[str, SourceTensor]
     identity: str
+    files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

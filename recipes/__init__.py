@@ -1,0 +1,21 @@
+"""Recipes that come along: text and TOML files in this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SUFFIXES = (".txt", ".toml")
+
+
+def names() -> list[str]:
+    return sorted(p.name for p in FOLDER.iterdir() if p.suffix in SUFFIXES)
+
+
+def find(name: str | Path) -> Path:
+    """The path itself if it exists, else the recipe of that name that comes along (with or without suffix)."""
+    path = Path(name)
+    if path.exists():
+        return path
+    shipped = [FOLDER / path.name, *(FOLDER / (path.name + suffix) for suffix in SUFFIXES)]
+    return next((p for p in shipped if p.is_file()), path)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -45,12 +46,13 @@ def test_what_was_planned_is_what_is_written(tmp_path):
 
 
 def test_chunks_respect_matrices_and_groups():
-    for shape, kind in [((4096, 700, 3), "f32"), ((7168, 168), "q8_0_r8"), ((2_000_000, 48), "bf16_r16"), ((64, 100_000), "f32")]:
+    cases = [((4096, 700, 3), "f32"), ((7168, 168), "q8_0_r8"), ((2_000_000, 48), "bf16_r16"), ((64, 100_000), "f32")]
+    for shape, kind in cases:
         o = output("t", shape, kind)
         rows = shape[1]
         chunks = list(row_chunks(o))
         assert chunks[0][0] == 0
-        assert all(a[1] == b[0] for a, b in zip(chunks, chunks[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in pairwise(chunks))
         assert chunks[-1][1] == rows * (shape[2] if len(shape) > 2 else 1)
         assert all(start // rows == (stop - 1) // rows for start, stop in chunks)
         assert all(start % o.type.rows == 0 and stop % o.type.rows == 0 for start, stop in chunks)
@@ -136,6 +138,7 @@ JOB = textwrap.dedent("""
 
 def test_sigkill_at_any_moment(tmp_path):
     """Killed again and again at arbitrary moments, the job ends with the bytes of an undisturbed one."""
+
     def start(folder):
         command = [sys.executable, "-c", JOB, str(folder / "out.gguf")]
         return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)

@@ -35,9 +35,8 @@ METADATA = {
 
 def write(path, arrays, metadata=None, **split):
     """A GGUF file of float32 tensors; arrays: name -> array, shape outermost first."""
-    outputs = [
-        Output(name, tuple(a.shape[::-1]), "f32", TYPES["f32"], "test", _rows(a.astype(np.float32))) for name, a in arrays.items()
-    ]
+    f32 = TYPES["f32"]
+    outputs = [Output(n, tuple(a.shape[::-1]), "f32", f32, "test", _rows(a.astype(np.float32))) for n, a in arrays.items()]
     plan = make_plan(outputs, metadata or METADATA, path, **split)
     execute(plan, threads=2)
     return plan
@@ -80,7 +79,8 @@ def test_we_read_what_the_gguf_package_writes(tmp_path):
     writer.add_uint32("x.count", 7)
     writer.add_array("x.words", ["eins", "zwei"])
     array = np.arange(64, dtype=np.float32).reshape(2, 32)
-    writer.add_tensor("w", gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("w", gguf.quants.quantize(array, q8_0), raw_dtype=q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -197,4 +197,7 @@ def test_any_damage_is_one_error_or_none(good, tmp_path_factory, data):
         for info in open_gguf(path).tensors.values():
             assert info.data.nbytes == info.nbytes
     except FormatError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    else:
+        message = ""
+    assert "\n" not in message

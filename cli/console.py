@@ -1,0 +1,72 @@
+"""What people see: progress bars on stderr, tables and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+
+@contextmanager
+def byte_progress(total: int, label: str, *, quiet: bool = False) -> Iterator[Callable[[int, str], None]]:
+    """A bar of bytes with rate and ETA; the context's value is called with (bytes, name of the tensor)."""
+    with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=quiet, mininterval=0.2, dynamic_ncols=True) as bar:
+
+        def advance(count: int, name: str) -> None:
+            bar.update(count)
+            if name:
+                bar.set_postfix_str(name, refresh=False)
+
+        yield advance
+
+
+@contextmanager
+def chunk_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, float], None]]:
+    """A bar of windows with the running perplexity; called with (done, of, perplexity)."""
+    with tqdm(unit="chunk", desc=label, disable=quiet, dynamic_ncols=True) as bar:
+
+        def advance(done: int, total: int, running: float) -> None:
+            bar.total = total
+            bar.set_postfix_str(f"perplexity {running:.4f}", refresh=False)
+            bar.update(done - bar.n)
+
+        yield advance
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned: numbers (and headings over them) to the right, text to the left."""
+    cells = [[_text(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(headings)]
+    right = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(headings))]
+
+    def line(values: Sequence[str]) -> str:
+        return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)).rstrip()
+
+    return "\n".join([line(headings), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.4f}"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def gib(nbytes: int) -> str:
+    """'386.183 GiB', or MiB below one."""
+    return f"{nbytes / 2**30:.3f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3f} MiB"
+
+
+def emit(value: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
+    """One JSON object on stdout, or the text for eyes."""
+    click.echo(json.dumps(value) if as_json else text())
+
+
+def warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"warning: {line}", err=True)

@@ -1,0 +1,66 @@
+"""Options that several verbs share, and the parsing of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import numpy as np
+
+from ..formats import TYPES, TensorType
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+force = click.option("--force", is_flag=True, help="Replace an existing output.")
+resume = click.option("--resume", is_flag=True, help="Go on with a job that was interrupted.")
+dry_run = click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
+threads = click.option("-t", "--threads", type=click.IntRange(1), help="Worker threads. [default: all processors]")
+split_max_size = click.option(
+    "--split-max-size", metavar="SIZE", help="Split the output into files of at most this size (50G)."
+)
+split_max_tensors = click.option("--split-max-tensors", type=click.IntRange(1), help="Split after this many tensors.")
+ctx = click.option(
+    "-c", "--ctx-size", "n_ctx", type=click.IntRange(4), default=512, show_default=True, help="Window in tokens."
+)
+chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
+
+
+class TypeName(click.ParamType):
+    """A tensor type in any letter case."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType:
+        from ..quantize.recipe import RecipeError, parse_type
+
+        if isinstance(value, TensorType):
+            return value
+        try:
+            return parse_type(value, "as a type")
+        except RecipeError as error:
+            self.fail(str(error), param, ctx)
+
+
+TYPE = TypeName()
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """'KEY=TYPE:VALUE', TYPE one of int, float, bool, str, as llama-quantize has it. Raises click.BadParameter."""
+    key, _, rest = text.partition("=")
+    kind, _, value = rest.partition(":")
+    parsers: dict[str, Callable[[str], Any]] = {
+        "int": lambda v: np.int32(int(v)),
+        "float": lambda v: np.float32(float(v)),
+        "bool": lambda v: {"true": True, "false": False}[v],
+        "str": str,
+    }
+    try:
+        return key, parsers[kind](value)
+    except (KeyError, ValueError, OverflowError):
+        raise click.BadParameter(f"{text!r} is not KEY=TYPE:VALUE with TYPE int, float, bool or str") from None
+
+
+def known_types() -> str:
+    from ..quantize import can_encode
+
+    return " ".join(name for name in TYPES if can_encode(TYPES[name]))

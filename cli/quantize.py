@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..formats import TensorType
+from . import flags
+from .writing import show_plan, write
+
+
+@click.command(short_help="Quantise a GGUF or a checkpoint by recipe")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("type", type=flags.TYPE, required=False)
+@click.option(
+    "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."
+)
+@click.option(
+    "--custom-q", "custom_q", multiple=True, metavar="RULES", help="Rules on the command line: regex=type,regex=type,..."
+)
+@click.option(
+    "--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix, GGUF or .dat."
+)
+@click.option("--token-embedding-type", type=flags.TYPE, help="Type of token_embd.weight; beats the rules.")
+@click.option("--output-tensor-type", type=flags.TYPE, help="Type of output.weight; beats the rules.")
+@click.option("--pure", is_flag=True, help="Every weight becomes TYPE; rules are left aside.")
+@click.option("--leave-output-tensor", is_flag=True, help="Copy output.weight as it is.")
+@click.option("--allow-requantize", is_flag=True, help="Allow quantising what is quantised already.")
+@click.option("--ignore-imatrix-rules", is_flag=True, help="Allow types that should not be made without an imatrix.")
+@click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
+@click.option("--strict", is_flag=True, help="Make every warning an error before any work.")
+@click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
+@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.split_max_size
+@flags.split_max_tensors
+@flags.dry_run
+@flags.resume
+@flags.force
+@flags.threads
+@flags.as_json
+def command(
+    source: Path,
+    out: Path,
+    type: TensorType | None,
+    recipe: str | None,
+    custom_q: tuple[str, ...],
+    imatrix: Path | None,
+    override_kv: tuple[str, ...],
+    mla_layout: str,
+    split_max_size: str | None,
+    dry_run: bool,
+    resume: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Quantise SOURCE (a GGUF, or a Hugging Face folder: fp8 and bf16 are decoded on the fly) to OUT.
+
+    TYPE is for tensors that no rule takes. The first matching rule wins; a rule is searched for anywhere in the name.
+
+    \b
+    Examples:
+      ggufmill quantize model-bf16.gguf out.gguf q6_K
+      ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --imatrix v3.imatrix --dry-run
+      ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
+    """
+    from ..convert import open_source
+    from ..formats.plan import parse_size
+    from ..quantize.planning import plan_quantize
+    from ..quantize.recipe import load_recipe, parse_rules
+    from ..recipes import find
+    from .importance import load_importance
+
+    rules, text = [], ""
+    if recipe is not None:
+        loaded = load_recipe(find(recipe))
+        rules, text = loaded.rules, loaded.text
+    if custom_q:
+        rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
+        text = "\n".join([*custom_q, text]).strip()
+    opened = open_source(source, mla_layout=mla_layout)
+    plan = plan_quantize(
+        opened,
+        out,
+        type=type,
+        rules=rules,
+        recipe_text=text,
+        importance=load_importance(imatrix, opened, quiet=as_json) if imatrix else None,
+        override_kv=dict(map(flags.parse_override, override_kv)),
+        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        version=__version__,
+        **options,
+    )
+    if not as_json:
+        for note in opened.notes:
+            click.echo(f"note: {note}", err=True)
+    if dry_run:
+        show_plan(plan, as_json)
+    else:
+        write(plan, "quantize", opened.files, threads=threads, resume=resume, force=force, as_json=as_json)
