@@ -26,13 +26,17 @@ def plan_text(plan: Plan) -> str:
             o.source_type,
             o.type.name,
             o.nbytes,
-            o.rule + (f" ({o.note})" if o.note else ""),
+            f"{o.rule} ({o.note})" if o.note else o.rule,
         )
         for o in plan.outputs
     ]
     return "\n\n".join(
         [table(("tensor", "shape", "from", "to", "bytes", "rule"), tensors), histogram_text(plan), totals_text(plan)]
     )
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def histogram_text(plan: Plan) -> str:

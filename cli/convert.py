@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .. import __version__
+from ..formats import TYPES
+from . import flags
+from .writing import show_plan, write
+
+
+@click.command(short_help="Hugging Face checkpoint to GGUF")
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--outtype",
+    type=click.Choice(["f32", "f16", "bf16", "q8_0", "auto"]),
+    default="auto",
+    show_default=True,
+    help="auto: f16 for an f16 checkpoint, else bf16.",
+)
+@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
+@flags.split_max_size
+@flags.split_max_tensors
+@flags.dry_run
+@flags.resume
+@flags.force
+@flags.threads
+@flags.as_json
+def command(
+    model: Path,
+    out: Path,
+    outtype: str,
+    mla_layout: str,
+    override_kv: tuple[str, ...],
+    split_max_size: str | None,
+    split_max_tensors: int | None,
+    dry_run: bool,
+    resume: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Convert the Hugging Face checkpoint in folder MODEL to the GGUF file OUT.
+
+    fp8 is decoded on the fly. Norms, routers and biases are written as f32.
+
+    \b
+    Examples:
+      ggufmill convert DeepSeek-V3/ v3-bf16.gguf --split-max-size 50G
+      ggufmill convert Llama-3.2-1B/ llama.gguf --outtype q8_0 --dry-run
+    """
+    from ..convert import open_source
+    from ..formats.plan import parse_size
+    from ..quantize.planning import plan_quantize
+
+    source = open_source(model, mla_layout=mla_layout)
+    if outtype == "auto":
+        weights = [t.source_type for t in source.tensors.values() if len(t.shape) > 1]
+        outtype = "f16" if weights and all(t == "f16" for t in weights) else "bf16"
+    plan = plan_quantize(
+        source,
+        out,
+        type=TYPES[outtype],
+        override_kv=dict(map(flags.parse_override, override_kv)),
+        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        split_max_tensors=split_max_tensors,
+        version=__version__,
+    )
+    if not as_json:
+        for note in source.notes:
+            click.echo(f"note: {note}", err=True)
+    if dry_run:
+        show_plan(plan, as_json)
+    else:
+        write(plan, "convert", source.files, threads=threads, resume=resume, force=force, as_json=as_json)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ..formats import GGUFFile, TensorInfo, open_gguf
+from ..formats.execute import HASH_BYTES
+from . import flags
+from .console import byte_progress, emit, gib, table
+
+
+@click.command(short_help="Show what a model file holds")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
+@click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
+@flags.as_json
+def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
+    """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
+
+    \b
+    Examples:
+      ggufmill inspect model.gguf
+      ggufmill inspect model-00001-of-00009.gguf --check --json
+    """
+    opened = open_gguf(file)
+    described = [_describe(info) for info in opened.tensors.values()]
+    total = sum(t["nbytes"] for t in described)
+    if check or checksums:
+        with byte_progress(total, "inspect") as progress:
+            for info, entry in zip(opened.tensors.values(), described, strict=True):
+                if checksums:
+                    entry["xxh3"] = _checksum(info)
+                if check:
+                    entry["nonfinite"] = _nonfinite(info)
+                progress(info.nbytes, info.name)
+    elements = sum(int(np.prod(t["shape"])) for t in described)
+    summary = {
+        "files": [str(p) for p in opened.paths],
+        "metadata": {key: _plain(value) for key, value in opened.metadata.items()},
+        "tensors": described,
+        "total_bytes": total,
+        "bits_per_weight": total * 8 / elements if elements else 0.0,
+    }
+    emit(summary, as_json, lambda: _text(opened, summary))
+    damaged = [t["name"] for t in described if t.get("nonfinite")]
+    if damaged:
+        raise click.ClickException(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}")
+
+
+def _describe(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "type": info.type.name,
+        "file": info.path.name,
+        "offset": info.offset,
+        "nbytes": info.nbytes,
+    }
+
+
+def _checksum(info: TensorInfo) -> str:
+    import xxhash
+
+    digest, flat = xxhash.xxh3_64(), info.data.reshape(-1)
+    for start in range(0, info.nbytes, HASH_BYTES):
+        digest.update(flat[start : start + HASH_BYTES])
+    return digest.hexdigest()
+
+
+def _nonfinite(info: TensorInfo) -> int | None:
+    """NaN and infinite values of a tensor; None for a type that cannot be decoded."""
+    from ..quantize import can_encode, decode
+
+    if not info.type.is_known or not can_encode(info.type):
+        return None
+    step = max(info.type.rows, (1 << 22) // info.shape[0] // info.type.rows * info.type.rows)
+    rows = (info.data[start : start + step] for start in range(0, info.n_rows, step))
+    return sum(int(np.count_nonzero(~np.isfinite(decode(q, info.type.name, info.shape[0])))) for q in rows)
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value as JSON has it; long arrays are cut to their first values and their length."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) > 16:
+        return {"length": len(value), "first": value[:8]}
+    return value
+
+
+def _text(opened: GGUFFile, summary: dict[str, Any]) -> str:
+    metadata = [(key, _short(value)) for key, value in summary["metadata"].items()]
+    extra = [key for key in ("xxh3", "nonfinite") if key in (summary["tensors"] or [{}])[0]]
+    tensors = [
+        (t["name"], " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
+        for t in summary["tensors"]
+    ]
+    types: dict[str, list[int]] = {}
+    for t in summary["tensors"]:
+        entry = types.setdefault(t["type"], [0, 0])
+        entry[0], entry[1] = entry[0] + 1, entry[1] + t["nbytes"]
+    histogram = [(name, n, gib(size)) for name, (n, size) in sorted(types.items(), key=lambda item: -item[1][1])]
+    shards = f" in {opened.n_splits} files" if opened.n_splits > 1 else ""
+    return "\n\n".join(
+        [
+            table(("key", "value"), metadata),
+            table(("tensor", "shape", "type", "bytes", *extra), tensors),
+            table(("type", "tensors", "size"), histogram),
+            f"{len(tensors)} tensors, {gib(summary['total_bytes'])}, {summary['bits_per_weight']:.3f} bits per weight{shards}",
+        ]
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"[{value['length']:,}] {', '.join(repr(v) for v in value['first'][:5])}, ..."
+    text = str(value).replace("\n", "\\n")
+    return text if len(text) <= 80 else text[:77] + "..."

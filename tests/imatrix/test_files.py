@@ -1,0 +1,131 @@
+import struct
+
+import gguf
+import numpy as np
+import pytest
+
+from ggufmill.formats import FormatError, MillError, SourceTensor, TensorSource
+from ggufmill.imatrix import Imatrix, load
+
+
+@pytest.fixture
+def imatrix():
+    rng = np.random.default_rng(3)
+    return Imatrix(
+        {
+            "blk.0.attn_q.weight": (rng.random((1, 8), np.float32) * 100, np.array([1024])),
+            "blk.0.ffn_up_exps.weight": (rng.random((4, 8), np.float32) * 100, np.array([10, 20, 30, 40])),
+        },
+        ["calibration.txt"],
+        2,
+        512,
+    )
+
+
+def test_gguf_round_trip_is_exact(imatrix, tmp_path):
+    imatrix.save(tmp_path / "a.imatrix")
+    again = load(tmp_path / "a.imatrix")
+    assert again.entries.keys() == imatrix.entries.keys()
+    for name, (sums, counts) in imatrix.entries.items():
+        assert np.array_equal(again.entries[name][0], sums)
+        assert np.array_equal(again.entries[name][1], counts)
+    assert (again.datasets, again.chunk_count, again.chunk_size) == (["calibration.txt"], 2, 512)
+
+
+def test_the_gguf_package_reads_it(imatrix, tmp_path):
+    imatrix.save(tmp_path / "a.gguf")
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    assert reader.fields["general.type"].contents() == "imatrix"
+    tensors = {t.name: t for t in reader.tensors}
+    assert tensors["blk.0.ffn_up_exps.weight.in_sum2"].shape.tolist() == [8, 4]
+    assert tensors["blk.0.ffn_up_exps.weight.counts"].shape.tolist() == [1, 4]
+    assert tensors["blk.0.ffn_up_exps.weight.counts"].data.reshape(-1).tolist() == [10, 20, 30, 40]
+
+
+def test_dat_keeps_the_means(imatrix, tmp_path):
+    imatrix.save(tmp_path / "a.dat")
+    again = load(tmp_path / "a.dat")
+    means = imatrix.means()
+    assert again.chunk_count == 2
+    assert again.datasets == ["calibration.txt"]
+    for name, mean in again.means().items():
+        np.testing.assert_allclose(mean.reshape(means[name].shape), means[name], rtol=1e-6)
+
+
+def test_dat_bytes_are_those_of_the_format(tmp_path):
+    """Laid out by hand from the format's description: two calls, values = mean * calls."""
+    values = np.array([2.0, 4.0], "<f4")
+    data = struct.pack("<ii", 1, 1) + b"w" + struct.pack("<ii", 2, 2) + values.tobytes() + struct.pack("<ii", 2, 1) + b"t"
+    (tmp_path / "a.dat").write_bytes(data)
+    imatrix = load(tmp_path / "a.dat")
+    assert imatrix.means()["w"].tolist() == [[1.0, 2.0]]
+    imatrix.save(tmp_path / "b.dat")
+    assert (tmp_path / "b.dat").read_bytes() == data
+
+
+def test_an_old_dat_ends_after_its_entries(tmp_path):
+    data = struct.pack("<ii", 1, 1) + b"w" + struct.pack("<ii", 0, 1) + np.array([3.0], "<f4").tobytes()
+    (tmp_path / "a.dat").write_bytes(data)
+    assert load(tmp_path / "a.dat").means()["w"].tolist() == [[3.0]]
+
+
+def test_a_starved_expert_takes_the_mean_of_the_others(imatrix):
+    sums, counts = imatrix.entries["blk.0.ffn_up_exps.weight"]
+    sums[2], counts[2] = 0, 0
+    assert imatrix.starved() == {"blk.0.ffn_up_exps.weight": [2]}
+    means = imatrix.means()["blk.0.ffn_up_exps.weight"]
+    np.testing.assert_allclose(means[2], (sums / np.maximum(counts, 1)[:, None])[[0, 1, 3]].mean(0), rtol=1e-6)
+    counts[:] = 0
+    assert "blk.0.ffn_up_exps.weight" not in imatrix.means()
+
+
+def test_merging_adds(imatrix):
+    merged = imatrix.merge(imatrix)
+    for name, (sums, counts) in imatrix.entries.items():
+        assert np.array_equal(merged.entries[name][0], 2 * sums)
+        assert np.array_equal(merged.entries[name][1], 2 * counts)
+    assert merged.chunk_count == 4
+    assert merged.datasets == ["calibration.txt"]
+    other = Imatrix({"blk.0.attn_q.weight": (np.ones((1, 4), np.float32), np.array([1]))})
+    with pytest.raises(MillError, match="not one model"):
+        imatrix.merge(other)
+
+
+def source(**shapes):
+    tensors = {n: SourceTensor(n, shape, "f32", lambda a, b: np.zeros((b - a, 1))) for n, shape in shapes.items()}
+    return TensorSource("model.gguf", {}, tensors, "")
+
+
+def test_fitting_to_a_model(imatrix, tmp_path):
+    shapes = {"blk.0.attn_q.weight": (8, 16), "blk.0.ffn_up_exps.weight": (8, 16, 4)}
+    imatrix.save(tmp_path / "a.dat")
+    fitted = load(tmp_path / "a.dat").fit(source(**shapes), "a.dat")
+    assert fitted.entries["blk.0.ffn_up_exps.weight"][0].shape == (4, 8)
+    np.testing.assert_allclose(
+        fitted.means()["blk.0.ffn_up_exps.weight"], imatrix.means()["blk.0.ffn_up_exps.weight"], rtol=1e-6
+    )
+    with pytest.raises(MillError, match=r"none of its 2 entries names a tensor of model\.gguf"):
+        imatrix.fit(source(x=(8, 8)), "a.dat")
+    with pytest.raises(MillError, match="1 x 8, the tensor needs 1 x 4"):
+        imatrix.fit(source(**{"blk.0.attn_q.weight": (4, 16)}), "a.dat")
+    imatrix.entries["blk.0.attn_q.weight"][0][0, 0] = np.nan
+    with pytest.raises(MillError, match="NaN"):
+        imatrix.fit(source(**shapes), "a.dat")
+
+
+@pytest.mark.parametrize("suffix", ["dat", "gguf"])
+def test_truncated(imatrix, tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    imatrix.save(path)
+    whole = path.read_bytes()
+    for length in (0, 3, 7, 30, len(whole) // 2, len(whole) - 17):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError):
+            load(path)
+
+
+@pytest.mark.parametrize("data", [b"hello, this is no imatrix at all", struct.pack("<i", 0), struct.pack("<iii", 1, -5, 7)])
+def test_not_an_imatrix(tmp_path, data):
+    (tmp_path / "a.dat").write_bytes(data)
+    with pytest.raises(FormatError, match="a.dat"):
+        load(tmp_path / "a.dat")

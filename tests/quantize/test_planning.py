@@ -1,0 +1,225 @@
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
+from ggufmill.formats.execute import execute
+from ggufmill.quantize import decode, encode, gguf_source
+from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.recipe import load_recipe, parse_rules
+from ggufmill.recipes import find
+
+
+def deepseek_v3(layers=61, dense=3, experts=256):
+    """Names and shapes (ne order) of DeepSeek-V3 in the layout with attn_kv_b, attn_k_b and attn_v_b."""
+    yield "token_embd.weight", (7168, 129280)
+    for i in range(layers):
+        attention = {
+            "attn_norm": (7168,),
+            "attn_q_a": (7168, 1536),
+            "attn_q_a_norm": (1536,),
+            "attn_q_b": (1536, 24576),
+            "attn_kv_a_mqa": (7168, 576),
+            "attn_kv_a_norm": (512,),
+            "attn_kv_b": (512, 32768),
+            "attn_k_b": (128, 65536),
+            "attn_v_b": (512, 16384),
+            "attn_output": (16384, 7168),
+            "ffn_norm": (7168,),
+        }
+        if i < dense:
+            rest = {"ffn_gate": (7168, 18432), "ffn_up": (7168, 18432), "ffn_down": (18432, 7168)}
+        else:
+            rest = {
+                "ffn_gate_inp": (7168, experts),
+                "ffn_gate_exps": (7168, 2048, experts),
+                "ffn_up_exps": (7168, 2048, experts),
+                "ffn_down_exps": (2048, 7168, experts),
+                "ffn_gate_shexp": (7168, 2048),
+                "ffn_up_shexp": (7168, 2048),
+                "ffn_down_shexp": (2048, 7168),
+            }
+            yield f"blk.{i}.exp_probs_b.bias", (experts,)
+        for name, shape in (attention | rest).items():
+            yield f"blk.{i}.{name}.weight", shape
+    yield "output_norm.weight", (7168,)
+    yield "output.weight", (7168, 129280)
+
+
+def source_of(shapes, kind="bf16", stored=None):
+    def tensor(name, shape):
+        def read(start, stop):
+            rng = np.random.default_rng(abs(hash(name)) % 1000)
+            return rng.standard_normal((int(np.prod(shape[1:])), shape[0]), np.float32)[start:stop]
+
+        return SourceTensor(name, shape, kind, read, None, stored)
+
+    return TensorSource("test", {"general.architecture": "deepseek2"}, {n: tensor(n, s) for n, s in shapes}, "id")
+
+
+@pytest.fixture(scope="module")
+def v3():
+    return source_of(deepseek_v3())
+
+
+# Sizes that llama.cpp's loader printed for the published files: GiB and bits per weight
+PUBLISHED = [
+    ("deepseek-v3-iq4_k_r4.txt", 386.183, 4.936),
+    ("deepseek-r1-0528-iq4_ks_r4.txt", 367.774, 4.701),
+    ("deepseek-v3-iq2_k_r4.txt", 226.003, 2.889),
+    ("deepseek-r1-0528-dq4_k_r4.txt", 413.144, 5.281),
+    ("deepseek-r1-0528-iq2_k_r4.txt", 219.019, 2.799),
+    ("deepseek-r1-q2_k_r4.txt", 238.69, None),
+    ("deepseek-r1-q2_k.txt", 227.689, 2.910),
+]
+
+
+@pytest.mark.parametrize(("name", "gib", "bits"), PUBLISHED)
+def test_published_sizes_to_the_printed_digit(v3, tmp_path, name, gib, bits):
+    recipe = load_recipe(find(name))
+    # the last one is a file without the two extra MLA tensors' twin attn_kv_b
+    shapes = [(n, s) for n, s in deepseek_v3()]
+    plan = plan_quantize(v3, tmp_path / "out.gguf", rules=recipe.rules)
+    assert len(plan.outputs) == len(shapes) == 1147
+    digits = len(str(gib).split(".")[1])
+    assert round(plan.total_bytes / 2**30, digits) == gib
+    if bits is not None:
+        assert round(plan.bits_per_weight, 3) == bits
+    assert not [w for w in plan.warnings if "no rule takes" in w]
+
+
+def test_what_logs_printed_of_the_parts(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=load_recipe(find("deepseek-v3-iq4_k_r4.txt")).rules)
+    experts = sum(o.nbytes for o in plan.outputs if "_exps" in o.name)
+    assert experts / 2**20 == 376768.00
+    assert {name: n for name, (n, _) in plan.histogram().items()} == {"iq4_k_r4": 116, "q8_0": 612, "iq5_k_r4": 58, "f32": 361}
+    assert int(plan.metadata["general.file_type"]) == 340
+
+
+def test_rows_of_128_fall_back_and_are_reported(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["iq4_k_r4"])
+    by_name = {o.name: o for o in plan.outputs}
+    k_b = by_name["blk.7.attn_k_b.weight"]
+    assert k_b.type.name == "q5_0"
+    assert "128 columns are no multiple of 256" in k_b.note
+    assert by_name["token_embd.weight"].type.name == "iq4_k"
+    assert any("another type than asked for" in w for w in plan.warnings)
+
+
+def test_routers_norms_and_biases_stay_f32(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=parse_rules(".*=q8_0"))
+    f32 = [o.name for o in plan.outputs if o.type.name == "f32"]
+    assert len(f32) == 361
+    assert all("norm" in n or "ffn_gate_inp" in n or "exp_probs_b" in n for n in f32)
+
+
+def test_planning_reads_nothing_and_is_deterministic(tmp_path):
+    def explode(start, stop):
+        raise AssertionError("a plan must not read data")
+
+    tensors = {n: SourceTensor(n, s, "bf16", explode) for n, s in deepseek_v3(5, 1, 8)}
+    source = TensorSource("t", {}, tensors, "id")
+    rules = parse_rules("exps=iq4_k_r4,.*=q8_0")
+    one, two = (plan_quantize(source, tmp_path / "o.gguf", rules=rules) for _ in range(2))
+    assert one.fingerprint == two.fingerprint
+    assert one.files[0].header == two.files[0].header
+    other = plan_quantize(source, tmp_path / "o.gguf", rules=parse_rules("exps=iq5_k_r4,.*=q8_0"))
+    assert other.fingerprint != one.fingerprint
+    changed = plan_quantize(TensorSource("t", {}, tensors, "other"), tmp_path / "o.gguf", rules=rules)
+    assert changed.fingerprint != one.fingerprint
+
+
+def test_loud_recipes(v3, tmp_path):
+    rules = parse_rules("attn_.*=q8_0\nattn_q_a=q6_K\nffn_doom=q6_K\n.*=q8_0")
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules)
+    assert "line 2: attn_q_a=q6_K never applies; attn_.*=q8_0 comes first and takes blk.0.attn_q_a.weight" in plan.warnings
+    assert "line 3: ffn_doom=q6_K matches no tensor" in plan.warnings
+    with pytest.raises(PlanError, match="--strict: .*ffn_doom"):
+        plan_quantize(v3, tmp_path / "o.gguf", rules=rules, strict=True)
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=parse_rules("attn=q8_0"))
+    assert any("no rule takes token_embd.weight and" in w for w in plan.warnings)
+    assert next(o for o in plan.outputs if o.name == "token_embd.weight").type.name == "bf16"
+
+
+def test_flags_beat_rules_and_pure_beats_both(v3, tmp_path):
+    rules = parse_rules(".*=q8_0")
+    flags = {"token_embedding_type": TYPES["q6_K"], "output_tensor_type": TYPES["iq5_k"]}
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules, **flags)
+    by_name = {o.name: o.type.name for o in plan.outputs}
+    assert (by_name["token_embd.weight"], by_name["output.weight"]) == ("q6_K", "iq5_k")
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], rules=rules, pure=True)
+    assert {o.type.name for o in plan.outputs} == {"q4_K", "f32", "q5_0"}
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], leave_output_tensor=True)
+    assert next(o for o in plan.outputs if o.name == "output.weight").type.name == "bf16"
+
+
+SMALL = [("blk.0.ffn_up.weight", (256, 16)), ("blk.0.ffn_gate_exps.weight", (256, 8, 3)), ("blk.0.attn_norm.weight", (256,))]
+
+
+def test_what_is_written_is_what_the_codecs_give(tmp_path):
+    source = source_of(SMALL)
+    means = {"blk.0.ffn_up.weight": np.linspace(0.1, 9, 256, dtype=np.float32)[None]}
+    means["blk.0.ffn_up_exps.weight"] = np.random.default_rng(1).random((3, 256), np.float32)  # gate takes up's
+    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k_r4"], importance=Importance(means))
+    execute(plan)
+    file = open_gguf(tmp_path / "o.gguf")
+    up = file.tensors["blk.0.ffn_up.weight"]
+    assert np.array_equal(up.data, encode(source.tensors[up.name].read(0, 16), "iq4_k_r4", means[up.name][0]))
+    gate = file.tensors["blk.0.ffn_gate_exps.weight"]
+    for e in range(3):
+        rows = source.tensors[gate.name].read(8 * e, 8 * e + 8)
+        assert np.array_equal(gate.data[8 * e : 8 * e + 8], encode(rows, "iq4_k_r4", means["blk.0.ffn_up_exps.weight"][e]))
+    assert file.tensors["blk.0.attn_norm.weight"].type.name == "f32"
+
+
+def test_importance_of_another_model(tmp_path):
+    means = {"blk.0.ffn_up.weight": np.ones((1, 128), np.float32)}
+    with pytest.raises(PlanError, match="imatrix entry blk.0.ffn_up.weight is 1 x 128, the tensor needs 1 x 256"):
+        plan_quantize(source_of(SMALL), tmp_path / "o.gguf", type=TYPES["iq4_k"], importance=Importance(means))
+
+
+def test_missing_importance_is_said(tmp_path):
+    plan = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", type=TYPES["iq4_k"], importance=Importance({}))
+    assert any("no data for blk.0.ffn_up.weight and 1 more" in w for w in plan.warnings)
+
+
+def test_requantising_and_repacking(tmp_path):
+    execute(plan_quantize(source_of(SMALL), tmp_path / "a.gguf", type=TYPES["iq4_k"]))
+    source = gguf_source(tmp_path / "a.gguf")
+    with pytest.raises(PlanError, match="is iq4_k already; .* --allow-requantize"):
+        plan_quantize(source, tmp_path / "b.gguf", type=TYPES["q8_0"])
+    execute(plan_quantize(source, tmp_path / "b.gguf", type=TYPES["iq4_k_r4"]))  # only moves bits
+    a, b = open_gguf(tmp_path / "a.gguf").tensors, open_gguf(tmp_path / "b.gguf").tensors
+    for name in ("blk.0.ffn_up.weight", "blk.0.ffn_gate_exps.weight"):
+        assert b[name].type.name == "iq4_k_r4"
+        assert np.array_equal(decode(a[name].data, "iq4_k", 256), decode(b[name].data, "iq4_k_r4", 256))
+    execute(plan_quantize(gguf_source(tmp_path / "b.gguf"), tmp_path / "c.gguf", type=TYPES["iq4_k"]))
+    assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
+    execute(plan_quantize(source, tmp_path / "d.gguf", type=TYPES["q8_0"], allow_requantize=True))
+    assert open_gguf(tmp_path / "d.gguf").tensors["blk.0.ffn_up.weight"].type.name == "q8_0"
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path):
+    def read(start, stop):
+        x = np.ones((24, 256), np.float32)
+        x[13, 7] = np.nan
+        return x[start:stop]
+
+    tensor = SourceTensor("blk.0.ffn_up_exps.weight", (256, 8, 3), "bf16", read)
+    source = TensorSource("t", {}, {tensor.name: tensor}, "")
+    with pytest.raises(MillError, match="blk.0.ffn_up_exps.weight: the weight at row 5, column 7 of matrix 1 is nan"):
+        execute(plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"]))
+
+
+def test_the_file_says_how_it_was_made(tmp_path):
+    importance = Importance({}, {"quantize.imatrix.file": "x.imatrix", "quantize.imatrix.entries_count": np.int32(5)})
+    options = {"rules": parse_rules(".*=q8_0"), "recipe_text": ".*=q8_0", "version": "9.9", "importance": importance}
+    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options).metadata
+    assert metadata["ggufmill.recipe"] == ".*=q8_0"
+    assert metadata["ggufmill.version"] == "9.9"
+    assert metadata["quantize.imatrix.file"] == "x.imatrix"
+    assert (metadata["general.quantization_version"], metadata["general.file_type"]) == (2, 7)
+    hidden = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", hide_imatrix=True, **options).metadata
+    assert hidden["quantize.imatrix.file"] == "top_secret"
+    assert hidden["quantize.imatrix.entries_count"] == 0
+    given = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", override_kv={"general.name": "x"}, **options).metadata
+    assert given["general.name"] == "x"

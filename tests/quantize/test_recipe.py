@@ -1,0 +1,107 @@
+import pytest
+
+from ggufmill.quantize.recipe import RecipeError, first_match, load_recipe, parse_rules, suspicious
+from ggufmill.recipes import find, names
+
+
+def pairs(text):
+    return [(rule.pattern, rule.type.name) for rule in parse_rules(text)]
+
+
+def test_lines_comments_and_any_case():
+    text = """
+    # Token embedding and output tensors
+    token_embd\\.weight=q8_0
+    ## experts
+    blk\\.[3-4]\\.ffn_down_exps\\.weight = IQ3_K_R4   # one step up
+
+    ^output\\.weight$=Q6_k
+    """
+    assert pairs(text) == [
+        (r"token_embd\.weight", "q8_0"),
+        (r"blk\.[3-4]\.ffn_down_exps\.weight", "iq3_k_r4"),
+        (r"^output\.weight$", "q6_K"),
+    ]
+    assert [rule.line for rule in parse_rules(text)] == [3, 5, 7]
+
+
+def test_comma_joined_as_custom_q_has_it():
+    assert pairs(r"attn_.*=q8_0,ffn_(gate|up)=iq4_k , .*=iq2_k,") == [
+        (r"attn_.*", "q8_0"),
+        (r"ffn_(gate|up)", "iq4_k"),
+        (r".*", "iq2_k"),
+    ]
+
+
+def test_commas_and_equal_signs_inside_a_regex():
+    assert pairs(r"blk\.\d{1,2}\.ffn(?=_up)_up=iq4_k,x(?!=y)=q8_0") == [(r"blk\.\d{1,2}\.ffn(?=_up)_up", "iq4_k"), (r"x(?!=y)", "q8_0")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a=q8_0\nffn_down=iq4_kk", r"recipe, line 2, column 10: there is no tensor type 'iq4_kk'; near it are iq4_k"),
+        ("a=q8_0,b", r"line 1, column 8: 'b' is not `regex=type`"),
+        ("a(b=q8_0", r"line 1, column 2: 'a\(b' is not a regular expression"),
+        ("=q8_0", "is not `regex=type`"),
+        ("a=tq1_0", "cannot be quantised to tq1_0"),
+    ],
+)
+def test_errors_say_where_and_what_is_near(text, message):
+    with pytest.raises(RecipeError, match=message):
+        parse_rules(text)
+
+
+def test_the_first_match_wins_and_search_is_not_anchored():
+    rules = parse_rules("ffn_down=q6_K\nffn=q4_K")
+    assert first_match(rules, "blk.0.ffn_down.weight") is rules[0]
+    assert first_match(rules, "blk.0.ffn_up.weight") is rules[1]
+    assert first_match(rules, "output.weight") is None
+
+
+def test_numeric_ranges_that_are_none():
+    assert suspicious(parse_rules(r"blk\.[0-10]\.ffn=q8_0")) == [
+        r"line 1: [0-10] in 'blk\\.[0-10]\\.ffn' is a set of single digits, not the numbers 0 to 10"
+    ]
+    assert not suspicious(parse_rules(r"blk\.[0-9]\.ffn=q8_0"))
+
+
+def test_toml(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("[source]\nmodel = 'x'\n[quantize]\ntype = 'q8_0'\nrules = '''\nffn=iq4_k\n'''\n")
+    recipe = load_recipe(path)
+    assert [str(r) for r in recipe.rules] == ["ffn=iq4_k"]
+    assert recipe.stages["source"] == {"model": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[quantise]\nrules=''", r"\[quantise\] is not a stage"),
+        ("[quantize]\nrule=''", r"\[quantize\] has no key 'rule'; it may have"),
+        ("rules = 3", "is not a stage"),
+        ("[quantize", "r.toml: "),
+        ("[quantize]\nrules='ffn=q99'", r"\[quantize\] rules, line 1, column 5"),
+    ],
+)
+def test_toml_errors(tmp_path, text, message):
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path)
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    with pytest.raises(RecipeError, match="No such file"):
+        load_recipe(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_shipped_recipe_parses_and_says_where_it_is_from(name):
+    recipe = load_recipe(find(name))
+    assert recipe.rules
+    assert not suspicious(recipe.rules)
+    if name != "demo.toml":
+        assert "# Source: " in recipe.text
+        assert "# Size: " in recipe.text
+        assert "# Perplexity: " in recipe.text
