@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from ..runtime.perplexity import Perplexity
 
 
 @contextmanager
@@ -25,14 +28,14 @@ def byte_progress(total: int, label: str, *, quiet: bool = False) -> Iterator[Ca
 
 
 @contextmanager
-def chunk_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int, float], None]]:
-    """A bar of windows with the running perplexity; called with (done, of, perplexity)."""
+def chunk_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[Perplexity, int], None]]:
+    """A bar of windows with the running perplexity; called with (result so far, windows in all)."""
     with tqdm(unit="chunk", desc=label, disable=quiet, dynamic_ncols=True) as bar:
 
-        def advance(done: int, total: int, running: float) -> None:
+        def advance(so_far: Perplexity, total: int) -> None:
             bar.total = total
-            bar.set_postfix_str(f"perplexity {running:.4f}", refresh=False)
-            bar.update(done - bar.n)
+            bar.set_postfix_str(f"perplexity {so_far.perplexity:.4f}", refresh=False)
+            bar.update(so_far.chunks - bar.n)
 
         yield advance
 

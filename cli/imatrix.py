@@ -89,7 +89,11 @@ def compute(
         "starved_experts": starved,
         **result.as_json(),
     }
-    emit(summary, as_json, lambda: f"{out}: {len(imatrix.entries)} entries, {imatrix.chunk_count} chunks, perplexity {result}")
+    emit(
+        summary,
+        as_json,
+        lambda: f"{out}: {len(imatrix.entries)} entries, {imatrix.chunk_count} chunks, perplexity {result.perplexity:.4f}",
+    )
     if starved:
         click.echo(f"warning: experts without a token: {starved}; a longer text helps", err=True)
 

@@ -66,7 +66,7 @@ def _checksum(info: TensorInfo) -> str:
 
     digest, flat = xxhash.xxh3_64(), info.data.reshape(-1)
     for start in range(0, info.nbytes, HASH_BYTES):
-        digest.update(flat[start : start + HASH_BYTES])
+        digest.update(flat[start : start + HASH_BYTES].data)
     return digest.hexdigest()
 
 

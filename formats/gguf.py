@@ -7,6 +7,7 @@ written again unchanged.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import re
 import struct
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FormatError
+from .span import read_span
 from .types import TYPES, TensorType
 
 MAGIC = b"GGUF"
@@ -69,6 +71,11 @@ class TensorInfo:
         flat = self._map[self.offset : self.offset + self.nbytes]
         return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)
 
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows start ... stop of `data`, read into memory of their own."""
+        width = self.type.row_bytes(self.shape[0])
+        return read_span(self.path, self.offset + start * width, (stop - start) * width).reshape(stop - start, width)
+
 
 @dataclass(frozen=True)
 class GGUFFile:
@@ -90,6 +97,14 @@ class GGUFFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def identity(self) -> str:
+        """Digest of every tensor's name, shape, type, shard and place: what a resumed job has to find again."""
+        digest = hashlib.sha256()
+        for info in self.tensors.values():
+            digest.update(f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n".encode())
+        return digest.hexdigest()
 
 
 def open_gguf(path: str | Path) -> GGUFFile:

@@ -55,8 +55,8 @@ class TensorSource:
     metadata: dict[str, Any]
     tensors: dict[str, SourceTensor]
     identity: str
-    files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
 
     @property
     def architecture(self) -> str:

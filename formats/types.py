@@ -53,6 +53,8 @@ class TensorType:
 
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of n elements, row scale included. Raises PlanError if the type cannot hold it."""
+        if not self.is_known:
+            raise PlanError(f"{self.name} is not a type that is known here: such a tensor can be shown, but not written")
         if not self.fits(n):
             raise PlanError(f"{self.name} needs rows of a multiple of {self.block} elements, not {n}")
         return self.row_meta + n // self.block * self.block_bytes

@@ -9,10 +9,8 @@ import numpy as np
 
 from ..formats import MillError, dims
 from ..runtime import Model
-from ..runtime.perplexity import Perplexity, perplexity
+from ..runtime.perplexity import OnChunk, Perplexity, perplexity
 from .entries import Imatrix
-
-OnChunk = Callable[[int, int, float], None]
 
 
 class Collector:
@@ -57,16 +55,17 @@ def collect(
 ) -> tuple[Imatrix, Perplexity]:
     """Runs the tokens through the model in windows of n_ctx; returns the imatrix and the text's perplexity.
 
-    on_chunk(done, of, running perplexity) is called after each window; on_save(imatrix so far) every save_frequency windows.
+    on_chunk(result so far, windows in all) is called after each window; on_save(imatrix so far) every save_frequency windows.
     """
     collector = Collector(model, process_output=process_output)
     names = [dataset] if dataset else []
 
-    def after(done: int, total: int, running: float) -> None:
+    def after(so_far: Perplexity, total: int) -> None:
+        done = so_far.chunks
         if on_save is not None and save_frequency and done % save_frequency == 0 and done < total:
             on_save(collector.imatrix(names, done, n_ctx))
         if on_chunk is not None:
-            on_chunk(done, total, running)
+            on_chunk(so_far, total)
 
     model.observer = collector.observe
     try:

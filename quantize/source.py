@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, open_gguf
+from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, TensorType, open_gguf
+from ..formats.plan import Output, Plan
 from .codec import decode
 
 
 def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
     """Opens a GGUF model, single or split, as a source. Raises FormatError as `open_gguf` does."""
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
-    digest = hashlib.sha256()
-    for info in file.tensors.values():
-        digest.update(f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n".encode())
     tensors = {name: _source_tensor(info) for name, info in file.tensors.items()}
-    return TensorSource(str(file.path), file.metadata, tensors, digest.hexdigest())
+    return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths)
+
+
+def rounded(source: TensorSource, plan: Plan) -> TensorSource:
+    """The model that the plan's file would hold, without writing it: every read is encoded as planned and decoded again."""
+    tensors = {o.name: _as_planned(o) for o in plan.outputs}
+    return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
+
+
+def _as_planned(output: Output) -> SourceTensor:
+    def read(start: int, stop: int) -> np.ndarray:
+        return _decoded(output.produce, output.type, output.shape[0], start, stop)
+
+    return SourceTensor(output.name, output.shape, output.type.name, read, output.produce, output.type)
 
 
 def _source_tensor(info: TensorInfo) -> SourceTensor:
-    def raw(start: int, stop: int) -> np.ndarray:
-        return info.data[start:stop]
-
-    return SourceTensor(info.name, info.shape, info.type.name, _reader(info), raw, info.type)
-
-
-def _reader(info: TensorInfo) -> Callable[[int, int], np.ndarray]:
-    group = info.type.rows
-
     def read(start: int, stop: int) -> np.ndarray:
-        # Interleaved rows only decode in whole groups: widen the run, then cut it.
-        low, high = start // group * group, -(-stop // group) * group
-        return decode(info.data[low:high], info.type.name, info.shape[0])[start - low : stop - low]
+        return _decoded(info.read, info.type, info.shape[0], start, stop)
 
-    return read
+    return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type)
+
+
+def _decoded(rows: Callable[[int, int], np.ndarray], kind: TensorType, n: int, start: int, stop: int) -> np.ndarray:
+    """float32 [stop - start, n]. Interleaved rows only decode in whole groups: the run is widened to them, then cut."""
+    low, high = start // kind.rows * kind.rows, -(-stop // kind.rows) * kind.rows
+    return decode(rows(low, high), kind.name, n)[start - low : stop - low]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
-from ..repack import pack, unpack
+from ..repack.rows import Produce, moved_rows
 from .codec import NonFiniteError, encode
-
-Produce = Callable[[int, int], np.ndarray]
 
 
 def producer(tensor: SourceTensor, target: TensorType, importance: np.ndarray | None) -> Produce:
@@ -20,14 +16,10 @@ def producer(tensor: SourceTensor, target: TensorType, importance: np.ndarray | 
     the type already, a permutation between a type and its repacked twin. Raises MillError, naming the tensor, for a weight that
     is NaN or infinite.
     """
-    stored, raw, n = tensor.stored, tensor.raw, tensor.shape[0]
-    if stored is not None and raw is not None:
-        if stored is target:
-            return raw
-        if target.base == stored.name:
-            return lambda start, stop: pack(raw(start, stop), stored.name, n)[0]
-        if stored.base == target.name:
-            return _unpacker(raw, stored, n)
+    if tensor.stored is not None and tensor.raw is not None:
+        moved = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
+        if moved is not None:
+            return moved
     _, rows, matrices = dims(tensor.shape)
 
     def produce(start: int, stop: int) -> np.ndarray:
@@ -38,15 +30,5 @@ def producer(tensor: SourceTensor, target: TensorType, importance: np.ndarray | 
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
             raise MillError(f"{tensor.name}: the weight at {where} is {error.value}; the source is damaged") from None
-
-    return produce
-
-
-def _unpacker(raw: Produce, stored: TensorType, n: int) -> Produce:
-    group = stored.rows
-
-    def produce(start: int, stop: int) -> np.ndarray:
-        low, high = start // group * group, -(-stop // group) * group
-        return unpack(raw(low, high), stored.name, n)[0][start - low : stop - low]
 
     return produce

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
 from ..formats.plan import Output, Plan, make_plan
-from .interleave import obstacle, pack, unpack
+from .interleave import obstacle
+from .rows import moved_rows
 
 FILE_TYPE = "general.file_type"
 
@@ -46,12 +46,13 @@ def plan_repack(
             raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
         wanted = None if searches is None else any(s.search(info.name) for s in searches)
         target, rule, note = choose(info, wanted)
-        produce = _producer(info, rule)
+        produce = moved_rows(info.read, info.type, target, info.shape[0])
+        assert produce is not None
         outputs.append(Output(info.name, info.shape, info.type.name, target, rule, produce, note))
     changed = {o.source_type for o in outputs if o.rule != "kept"}
     if not changed:
         raise PlanError(f"{file.path}: nothing to do: {_why_nothing(outputs, searches, undo)}")
-    return make_plan(outputs, _metadata(file.metadata, changed, undo), out, identity=_identity(file))
+    return make_plan(outputs, _metadata(file.metadata, changed, undo), out, identity=file.identity)
 
 
 def _compiled(pattern: str | Sequence[str] | None) -> list[re.Pattern[str]] | None:
@@ -91,23 +92,6 @@ def _to_plain(info: TensorInfo, wanted: bool | None) -> Chosen:
     return TYPES[kind.base], "undo", ""
 
 
-def _producer(info: TensorInfo, rule: str) -> Callable[[int, int], np.ndarray]:
-    kind, n = info.type, info.shape[0]
-
-    def copy(start: int, stop: int) -> np.ndarray:
-        return info.data[start:stop]
-
-    def repack(start: int, stop: int) -> np.ndarray:
-        return pack(info.data[start:stop], kind.name, n)[0]
-
-    def undo(start: int, stop: int) -> np.ndarray:
-        # The rows asked for need not be whole groups of the source: widen the run, then cut it.
-        low, high = start // kind.rows * kind.rows, -(-stop // kind.rows) * kind.rows
-        return unpack(info.data[low:high], kind.name, n)[0][start - low : stop - low]
-
-    return {"kept": copy, "repack": repack, "undo": undo}[rule]
-
-
 def _metadata(metadata: dict[str, Any], changed: set[str], undo: bool) -> dict[str, Any]:
     """The metadata with general.file_type following the tensors, if tensors of that very type changed."""
     if FILE_TYPE not in metadata:
@@ -118,13 +102,6 @@ def _metadata(metadata: dict[str, Any], changed: set[str], undo: bool) -> dict[s
     if main is None or twin is None or main.name not in changed or number == _MXFP4:
         return metadata
     return {**metadata, FILE_TYPE: np.uint32(TYPES[twin].ftype or number)}
-
-
-def _identity(file: GGUFFile) -> str:
-    digest = hashlib.sha256()
-    for info in file.tensors.values():
-        digest.update(f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n".encode())
-    return digest.hexdigest()
 
 
 def _why_nothing(outputs: list[Output], searches: list[re.Pattern[str]] | None, undo: bool) -> str:

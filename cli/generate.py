@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import flags
+
+
+@click.command(short_help="Continue a prompt")
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.option("-p", "--prompt", required=True, help="Text to continue.")
+@click.option("-n", "--n-predict", type=int, default=128, show_default=True, help="Tokens at most; -1: until the model ends.")
+@click.option("--temp", type=float, default=0.8, show_default=True, help="0: always the most probable token.")
+@click.option("--top-k", type=int, default=40, show_default=True, help="0: off.")
+@click.option("--top-p", type=float, default=0.95, show_default=True, help="1: off.")
+@click.option("--min-p", type=float, default=0.05, show_default=True, help="0: off.")
+@click.option("--repeat-penalty", type=float, default=1.0, show_default=True, help="1: off.")
+@click.option("-s", "--seed", type=int, help="The same seed gives the same text.")
+@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(4), help="Context, tokens. [default: the model's]")
+@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@flags.as_json
+def command(
+    model: Path, prompt: str, n_predict: int, n_ctx: int | None, ignore_eos: bool, as_json: bool, **sampling: Any
+) -> None:
+    """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
+
+    Example: ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1
+    """
+    import json
+
+    from ..convert import open_source
+    from ..runtime import load_model
+    from ..runtime.generate import generate
+
+    loaded = load_model(open_source(model))
+    session = loaded.session(n_ctx)
+    running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, session=session, **sampling)
+    pieces = []
+    if not as_json:
+        click.echo(prompt, nl=False)
+    for piece in running:
+        pieces.append(piece)
+        if not as_json:
+            click.echo(piece, nl=False)
+    timings = running.timings
+    if as_json:
+        summary = {
+            "prompt": prompt,
+            "text": "".join(pieces),
+            "tokens": running.tokens,
+            "reason": running.reason,
+            "prompt_tokens": timings.prompt_tokens,
+            "prompt_per_second": timings.prompt_per_second,
+            "generated_per_second": timings.generated_per_second,
+        }
+        click.echo(json.dumps(summary))
+        return
+    click.echo()
+    click.echo(
+        f"\n{timings.prompt_tokens} prompt tokens, {timings.prompt_per_second:.1f} per second; "
+        f"{timings.generated_tokens} generated, {timings.generated_per_second:.1f} per second; ended by {running.reason}",
+        err=True,
+    )

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from . import flags
+
+
+@click.command(short_help="Every stage a recipe names, ending in a report")
+@click.argument("recipe")
+@click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of results. [default: out/RECIPE]")
+@click.option("--force", is_flag=True, help="Do every stage again.")
+@flags.dry_run
+@flags.threads
+@flags.as_json
+def command(recipe: str, out: Path | None, force: bool, dry_run: bool, threads: int | None, as_json: bool) -> None:
+    """Run every stage that the TOML file RECIPE names: imatrix, quantise, validate; ends in a report.
+
+    Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
+    command is given again; a stage whose inputs have not changed is not repeated.
+
+    \b
+    Examples:
+      ggufmill run demo
+      ggufmill run my-model.toml -o results --dry-run
+    """
+    import json
+
+    from ..formats import MillError
+    from ..quantize.recipe import load_recipe
+    from ..recipes import find
+    from .pipeline import Folder, Run
+    from .report import report_json, report_text, short_text
+    from .writing import show_plan
+
+    path = find(recipe)
+    loaded = load_recipe(path)
+    stem = path.stem
+    folder = Folder(out or Path("out") / stem, stem)
+    job = Run(loaded, path.resolve().parent, folder, threads=threads, fresh=force)
+    for note in job.source.notes:
+        click.echo(f"note: {note}", err=True)
+    plan = job.check()
+    if dry_run:
+        show_plan(plan, as_json)
+        return
+    for warning in plan.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    imatrix = job.imatrix()
+    plan = job.quantize(imatrix)
+    validation = job.validate(plan)
+    found = report_json(job, plan, imatrix, validation)
+    (folder.path / "report.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder.path / "report.md").write_text(report_text(found), "utf-8")
+    click.echo(json.dumps(found) if as_json else short_text(found))
+    failures = job.judge(validation)
+    if failures:
+        raise MillError("; ".join(failures))
