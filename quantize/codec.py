@@ -9,14 +9,17 @@ from importlib import import_module
 import numpy as np
 
 from ..formats import TYPES, MillError, PlanError, TensorType
+from ..formats.kernels import kernel
 from ..repack import pack, unpack
+from .importance import guarded
 
 
 @dataclass(frozen=True)
 class Codec:
-    """encode: (float32 [rows, n], float32 [n] or None) -> uint8 [rows, row_bytes]; decode: (that, n) -> float32 [rows, n].
+    """encode: (float32 [rows, n], importance) -> uint8 [rows, row_bytes]; decode: (that, n) -> float32 [rows, n].
 
-    Both take and give C-contiguous arrays; encode sees finite values only.
+    Importance is None, float32 [n] for all rows alike, or [rows, n]. Both take and give C-contiguous arrays; encode sees finite
+    values and at least one row.
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
@@ -31,6 +34,14 @@ _FAMILIES = {
     "kquants": ("q4_k", "q6_k"),
     "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq4_ks", "iq5_ks"),
 }
+
+# Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though
+# the encoder of their base type does not: so their bytes are not always those of the packed base type.
+_GUARDED = {
+    32: ("iq4_nl_r4", "q4_0_r8", "q6_0_r4", "iq4_xs_r8", "q4_k_r4", "q5_k_r4", "iq2_xxs_r4", "iq3_xxs_r4"),
+    16: ("q2_k_r4", "q3_k_r4", "q6_k_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"),
+}
+_GUARD_OF = {name: block for block, names in _GUARDED.items() for name in names}
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
 
 
@@ -54,11 +65,21 @@ def _codec(kind: TensorType) -> Codec:
     return import_module(f".{family}", __package__).CODECS[kind.name.lower()]
 
 
+@kernel
+def _all_finite(bits):
+    """bits: uint32 [n], float32 numbers as they are stored. The largest exponent is that of infinity and NaN."""
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, bits[i] & np.uint32(0x7FFFFFFF))
+    return top < np.uint32(0x7F800000)
+
+
 def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [rows, n] -> uint8 [rows, row_bytes] of the named type, repacked types included.
 
     importance: float32 [n], the weight of each column's squared error; None for none. Raises PlanError for an unknown type, a
-    row length or row count that it cannot hold, or importance of another width; NonFiniteError for NaN or infinity in x.
+    row length or row count that it cannot hold, or importance of another width or that is no weight (negative, not finite);
+    NonFiniteError for NaN or infinity in x.
     """
     kind = _lookup(type)
     x = np.ascontiguousarray(x, np.float32)
@@ -68,20 +89,23 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     kind.row_bytes(n)
     if rows % kind.rows:
         raise PlanError(f"{kind.name} interleaves {kind.rows} rows; {rows} rows are no multiple of it")
-    if not np.isfinite(x.sum(dtype=np.float64)):
-        bad = np.argwhere(~np.isfinite(x))
-        if len(bad):
-            row, column = map(int, bad[0])
-            raise NonFiniteError(row, column, float(x[row, column]))
+    if not _all_finite(x.reshape(-1).view(np.uint32)):
+        row, column = map(int, np.argwhere(~np.isfinite(x))[0])
+        raise NonFiniteError(row, column, float(x[row, column]))
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-    if kind.base is None:
-        return _codec(kind).encode(x, importance)
-    base = TYPES[kind.base]
-    packed, _ = pack(_codec(base).encode(x, importance), base.name, n)
-    return packed
+        if not (np.isfinite(importance).all() and importance.min(initial=0) >= 0):
+            raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+    base = TYPES[kind.base or kind.name]
+    codec = _codec(base)
+    if x.size == 0:
+        return np.empty((rows, kind.row_bytes(n)), np.uint8)
+    if importance is not None and kind.name.lower() in _GUARD_OF:
+        importance = guarded(x, importance, _GUARD_OF[kind.name.lower()])
+    q = codec.encode(x, importance)
+    return q if kind.base is None else pack(q, base.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
@@ -89,6 +113,8 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     kind = _lookup(type)
     if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or q.shape[0] % kind.rows:
         raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
+    if q.size == 0:
+        return np.empty((len(q), n), np.float32)
     q = np.ascontiguousarray(q)
     if kind.base is not None:
         q, base = unpack(q, kind.name, n)

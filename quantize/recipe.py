@@ -87,8 +87,9 @@ def _rule(match: re.Match[str], number: int, where: str) -> Rule:
 def parse_type(name: str, where: str) -> TensorType:
     """A type that tensors can be quantised to, by name in any case. Raises RecipeError with the nearest names."""
     if name not in TYPES:
-        near = get_close_matches(name.lower(), [t.lower() for t in TYPES], 3, 0.5)
-        hint = f"; near it are {', '.join(TYPES[n].name for n in near)}" if near else ""
+        possible = [t.lower() for t in TYPES if can_encode(TYPES[t])]
+        near = [TYPES[n].name for n in get_close_matches(name.lower(), possible, 3, 0.5)]
+        hint = f"; near it are {', '.join(near)}" if near else ""
         raise RecipeError(f"{where}: there is no tensor type {name!r}{hint}")
     if not can_encode(TYPES[name]):
         raise RecipeError(f"{where}: tensors cannot be quantised to {TYPES[name].name} yet")

@@ -1,0 +1,145 @@
+"""A checkpoint folder: its config and stored tensors, and their assembly into the tensors of a GGUF."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..formats import FormatError, SourceTensor
+from ..formats.safetensors import StoredTensor, open_safetensors
+from .config import Config, read_config
+from .decode import Weight, find_scale, scale_block
+from .edits import Edit, plain
+
+# Ends of names that hold nothing of the model: tables computed again by every runtime, scales of activations and KV cache.
+IGNORED = (
+    ".rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".input_scale",
+    ".input_scale_ub",
+    ".k_scale",
+    ".v_scale",
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of the GGUF to come.
+
+    sources  names in the checkpoint that it is made of; none for a computed tensor
+    shape    that each of the sources has to have, outermost first
+    edit     makes it from them
+    or_else  the name to take where the one source is absent: tied embeddings may be stored under either name
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    edit: Edit = plain
+    or_else: str | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an architecture's module says of a checkpoint.
+
+    left_out  beginning of names that have no place in the GGUF -> what they are, for people to read
+    """
+
+    architecture: str
+    metadata: dict[str, Any]
+    wanted: list[Wanted]
+    n_vocab: int
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: Path
+    config: Config
+    stored: Mapping[str, StoredTensor]
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.config.path, *dict.fromkeys(t.path for t in self.stored.values())]
+
+    @property
+    def identity(self) -> str:
+        """Digest of config.json and of every tensor's name, type, shape, shard and place. Not of times or contents."""
+        digest = hashlib.sha256(self.config.path.read_bytes())
+        for t in self.stored.values():
+            digest.update(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.path.name}\0{t.offset}\0{t.nbytes}\n".encode("utf-8", "replace"))
+        return digest.hexdigest()
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """config.json and the headers of all safetensors files of a folder. Raises FormatError."""
+    config = read_config(folder)
+    return Checkpoint(folder, config, open_safetensors(folder))
+
+
+def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str, SourceTensor], list[str]]:
+    """The tensors of the GGUF in order, and notes on what was left out.
+
+    No tensor data is read. Raises FormatError if a tensor is missing, is there but has no place in the GGUF, or has another
+    shape, type or scale than it should: named, with how many others there are.
+    """
+    stored, block = checkpoint.stored, scale_block(checkpoint.config)
+    missing: list[str] = []
+    misshapen: list[str] = []
+    used: set[str] = set()
+    ready: list[tuple[Wanted, list[Weight]]] = []
+    for wanted in description.wanted:
+        weights = []
+        for name in wanted.sources:
+            if name not in stored and wanted.or_else and wanted.or_else in stored:
+                name = wanted.or_else
+            tensor = stored.get(name)
+            if tensor is None:
+                missing.append(name)
+                continue
+            used.add(name)
+            scale = find_scale(name, stored) if tensor.dtype.startswith("F8_") else None
+            if scale is not None:
+                used.add(scale.name)
+            if tensor.shape == wanted.shape:
+                weights.append(Weight(tensor, scale, block))
+            else:
+                misshapen.append(f"{name} is {list(tensor.shape)}, not {list(wanted.shape)}")
+        ready.append((wanted, weights))
+    left_out, unexpected = _rest(stored, used, description.left_out)
+    problems = [
+        _count(missing, "tensors are missing"),
+        _count(unexpected, "tensors are unknown to this architecture"),
+        _count(misshapen, "tensors have another shape than config.json says"),
+    ]
+    if any(problems):
+        raise FormatError(f"{checkpoint.folder}: {'; '.join(p for p in problems if p)}")
+    return {wanted.name: wanted.edit(wanted.name, weights) for wanted, weights in ready}, left_out
+
+
+def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str, str]) -> tuple[list[str], list[str]]:
+    """(notes on tensors left out, names of tensors that nobody knows)."""
+    counts = dict.fromkeys(left_out, 0)
+    unexpected = []
+    for name in stored:
+        if name in used or name.endswith(IGNORED):
+            continue
+        beginning = next((b for b in left_out if name.startswith(b)), None)
+        if beginning is None:
+            unexpected.append(name)
+        else:
+            counts[beginning] += 1
+    notes = [f"{left_out[b]}: {n} tensor{'s' * (n > 1)} left out ({b}*)" for b, n in counts.items() if n]
+    return notes, unexpected
+
+
+def _count(names: list[str], problem: str) -> str:
+    shown = ", ".join(names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{len(names)} {problem}: {shown}{more}" if names else ""

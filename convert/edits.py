@@ -1,0 +1,133 @@
+"""Source tensors out of a checkpoint's weights: as they are, stacked, with rows in another order, transposed per head.
+
+Each function takes the GGUF name and the weights that it is made of. Nothing is read until the result's `read` or `raw` is
+called, and then only the rows asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from ..formats import SourceTensor
+from .decode import Rows, Weight
+
+Edit = Callable[[str, list[Weight]], SourceTensor]
+
+
+def plain(name: str, weights: list[Weight]) -> SourceTensor:
+    """The one weight as it is: a vector stays one, [rows, columns] becomes ne (columns, rows)."""
+    weight = weights[0]
+    shape = (weight.columns,) if len(weight.stored.shape) == 1 else (weight.columns, weight.rows)
+    return _by_rows(name, shape, weight, slice)
+
+
+def stacked(name: str, weights: list[Weight]) -> SourceTensor:
+    """Experts' matrices of one shape -> ne (columns, rows, number of experts)."""
+    first = weights[0]
+    rows = first.rows
+
+    def read(start: int, stop: int) -> np.ndarray:
+        matrix, at = divmod(start, rows)
+        return weights[matrix].read(slice(at, at + stop - start))
+
+    def raw(start: int, stop: int) -> np.ndarray:
+        matrix, at = divmod(start, rows)
+        return weights[matrix].raw(slice(at, at + stop - start))
+
+    kinds = {w.kind for w in weights}
+    kind = first.kind if len(kinds) == 1 else None
+    sources = "+".join(sorted({w.source_type for w in weights}))
+    return SourceTensor(name, (first.columns, rows, len(weights)), sources, read, raw if kind else None, kind)
+
+
+def interleaved(n_head: int) -> Edit:
+    """For rotary embeddings: Hugging Face rotates a head's first half of rows against its second half, GGUF's llama
+    neighbouring pairs. Row 2 i + s of a head is its row s * half + i there. Vectors (biases) alike.
+    """
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        is_vector = len(weight.stored.shape) == 1
+        size = (weight.columns if is_vector else weight.rows) // n_head
+
+        def order(start: int, stop: int) -> np.ndarray:
+            head, at = np.divmod(np.arange(start, stop), size)
+            return head * size + at % 2 * (size // 2) + at // 2
+
+        if is_vector:
+            return _vector(name, weight, order(0, weight.columns))
+        return _by_rows(name, (weight.columns, weight.rows), weight, order)
+
+    return edit
+
+
+def value_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> Edit:
+    """attn_v_b out of kv_b_proj, whose heads are key_size rows and then value_size rows each: the latter.
+
+    -> ne (columns, value_size, n_head) if by_head, else (columns, value_size * n_head).
+    """
+
+    def order(start: int, stop: int) -> np.ndarray:
+        head, at = np.divmod(np.arange(start, stop), value_size)
+        return head * (key_size + value_size) + key_size + at
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        columns = weights[0].columns
+        shape = (columns, value_size, n_head) if by_head else (columns, value_size * n_head)
+        return _by_rows(name, shape, weights[0], order)
+
+    return edit
+
+
+def key_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> Edit:
+    """attn_k_b out of kv_b_proj: each head's key_size rows, transposed, so that a row holds key_size elements.
+
+    -> ne (key_size, columns, n_head) if by_head, else (key_size, columns * n_head). A run of rows decodes the heads it touches.
+    """
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        rank = weight.columns
+
+        def read(start: int, stop: int) -> np.ndarray:
+            out = np.empty((stop - start, key_size), np.float32)
+            for head in range(start // rank, -(-stop // rank)):
+                first = head * (key_size + value_size)
+                block = weight.read(slice(first, first + key_size))
+                low, high = max(start, head * rank), min(stop, (head + 1) * rank)
+                out[low - start : high - start] = block.T[low - head * rank : high - head * rank]
+            return out
+
+        shape = (key_size, rank, n_head) if by_head else (key_size, rank * n_head)
+        return SourceTensor(name, shape, weight.source_type, read)
+
+    return edit
+
+
+def constant(values: np.ndarray) -> Edit:
+    """A vector float32 [n] that the checkpoint does not hold."""
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return values[None].copy()
+
+    return lambda name, weights: SourceTensor(name, values.shape, "f32", read)
+
+
+def _by_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[[int, int], Rows]) -> SourceTensor:
+    """Rows of one weight; order(start, stop) gives the weight's rows that make up the tensor's rows start ... stop."""
+
+    def run(take: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
+        return take(order(start, stop))
+
+    raw = partial(run, weight.raw) if weight.kind else None
+    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind)
+
+
+def _vector(name: str, weight: Weight, order: np.ndarray) -> SourceTensor:
+    def read(start: int, stop: int) -> np.ndarray:
+        return weight.read(slice(0, 1))[:, order]
+
+    return SourceTensor(name, (weight.columns,), weight.source_type, read)

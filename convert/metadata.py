@@ -1,0 +1,151 @@
+"""GGUF metadata that architectures have in common: general.*, the hyper-parameters with a key of their own, rotary scaling.
+
+Key names and value types are those of the gguf specification (ggml-org/ggml docs/gguf.md) and of `gguf.constants.Keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .config import Config
+
+# metadata key, after the architecture -> key of config.json; all are needed
+COMMON = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "vocab_size": "vocab_size",
+}
+DEFAULT_THETA = 10000.0
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "dynamic")
+
+
+def common(architecture: str, config: Config, rope: Rope) -> dict[str, Any]:
+    """The keys that every architecture has. Raises FormatError if config.json lacks one."""
+    keys: dict[str, Any] = {f"{architecture}.{key}": np.uint32(config.integer(source)) for key, source in COMMON.items()}
+    keys[f"{architecture}.attention.layer_norm_rms_epsilon"] = np.float32(config.real("rms_norm_eps"))
+    keys[f"{architecture}.rope.freq_base"] = np.float32(rope.theta)
+    return keys
+
+
+def counts(architecture: str, values: Mapping[str, int]) -> dict[str, Any]:
+    return {f"{architecture}.{key}": np.uint32(value) for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding: base, kind of scaling (of ROPE_KINDS; 'default' is none) and the scaling's own settings."""
+
+    theta: float
+    kind: str
+    settings: Config
+
+    @property
+    def factor(self) -> float:
+        return self.settings.real("factor")
+
+
+def read_rope(config: Config) -> Rope:
+    """From rope_theta beside rope_scaling (with `type` or `rope_type`), or from rope_parameters, which holds both.
+
+    Raises FormatError for a kind that cannot be converted.
+    """
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict) or any(isinstance(v, dict) for v in scaling.values()):
+        raise config.fail("rope_scaling or rope_parameters is not one set of settings")
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise config.fail(f"rotary scaling of type {kind!r} cannot be converted; known are {', '.join(ROPE_KINDS)}")
+    settings = Config(config.path, scaling)
+    theta = settings.real("rope_theta", config.real("rope_theta", DEFAULT_THETA))
+    return Rope(theta, kind, settings)
+
+
+def rope_scaling(architecture: str, rope: Rope, notes: list[str]) -> dict[str, Any]:
+    """The rope.scaling keys; none for 'llama3', which is a tensor instead (`llama3_factors`)."""
+    prefix = f"{architecture}.rope.scaling"
+    if rope.kind == "dynamic":
+        notes.append("the dynamic rotary scaling beyond the trained context has no counterpart in GGUF and is left out")
+    if rope.kind not in ("linear", "yarn"):
+        return {}
+    keys: dict[str, Any] = {f"{prefix}.type": rope.kind, f"{prefix}.factor": np.float32(rope.factor)}
+    if rope.kind == "yarn":
+        keys[f"{prefix}.original_context_length"] = np.uint32(rope.settings.integer("original_max_position_embeddings"))
+        for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            value = rope.settings.real(name, usual)
+            if value != usual:
+                keys[f"{prefix}.yarn_{name}"] = np.float32(value)
+        mscale, everywhere = (rope.settings.real(k, 0.0) for k in ("mscale", "mscale_all_dim"))
+        if everywhere:
+            # GGUF readers add multiplier * ln(factor) to 1, where the model's own code has 0.1 * mscale_all_dim * ln(factor).
+            keys[f"{prefix}.yarn_log_multiplier"] = np.float32(0.1 * everywhere)
+        if (mscale or 1.0) != (everywhere or 1.0):
+            notes.append(f"yarn has mscale {mscale} and mscale_all_dim {everywhere}; GGUF can only say the latter")
+    return keys
+
+
+def llama3_factors(config: Config, rope: Rope, dimensions: int) -> np.ndarray:
+    """Divisors of the rotary frequencies, float32 [dimensions / 2]: the tensor rope_freqs.weight.
+
+    Llama 3.1's rule: wavelengths beyond original / low_freq_factor are stretched by `factor`, those below original /
+    high_freq_factor are kept, between them the change is smooth in original / wavelength.
+    """
+    low, high = rope.settings.real("low_freq_factor", 1.0), rope.settings.real("high_freq_factor", 4.0)
+    original = rope.settings.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if not isinstance(original, int) or low >= high:
+        raise config.fail("llama3 rotary scaling needs original_max_position_embeddings and low_freq_factor < high_freq_factor")
+    frequency = rope.theta ** -(np.arange(0, dimensions, 2) / dimensions)
+    turns = original * frequency / (2 * np.pi)  # of this pair over the original context: original / wavelength
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - kept) / rope.factor + kept)).astype(np.float32)
+
+
+def general(architecture: str, folder: Path, config: Config) -> dict[str, Any]:
+    """The general.* keys that do not depend on how the file is going to be quantised."""
+    return {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": _name(folder, config),
+    }
+
+
+def _name(folder: Path, config: Config) -> str:
+    """The folder's name; for a snapshot in the hub's cache (models--ORG--NAME/snapshots/HASH) the repository's."""
+    folder = folder.resolve()
+    for part in (folder, *folder.parents):
+        if part.name.startswith("models--"):
+            return part.name.split("--")[-1]
+    stored = config.get("_name_or_path")
+    return folder.name or (Path(stored).name if isinstance(stored, str) else "") or "model"
+
+
+def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """'8.0B', or '256x20B' for 256 experts with as many parameters in the rest plus one expert: llama.cpp's naming.
+
+    shapes: tensor name -> ne shape. Parts of attn_kv_b that are there a second time (attn_k_b, attn_v_b) do not count.
+    """
+    twice = (".attn_k_b.", ".attn_v_b.") if any(".attn_kv_b." in name for name in shapes) else ()
+    experts = _total(s for n, s in shapes.items() if "_exps." in n)
+    rest = _total(s for n, s in shapes.items() if "_exps." not in n and not any(t in n for t in twice))
+    count = max((s[2] for n, s in shapes.items() if "_exps." in n), default=0)
+    return f"{count}x{_rounded(rest + experts // count)}" if count else _rounded(rest)
+
+
+def _total(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(prod(shape) for shape in shapes)
+
+
+def _rounded(count: int) -> str:
+    """Two digits at least: 17.9 B gives '18B', 8.03 B '8.0B', 2.6 M '2.6M'."""
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+    unit, name = next((u for u in units if count >= 0.9995 * u[0]), units[-1])
+    value = count / unit
+    return f"{value:.0f}{name}" if value >= 9.95 else f"{value:.1f}{name}"

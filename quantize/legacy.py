@@ -1,0 +1,182 @@
+"""Blocks of 32 with one float16 scale: q8_0, q6_0, q5_0 (spec B, C.0, D.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..formats import TYPES
+from ..formats.kernels import kernel
+from .codec import Codec
+from .importance import as_rows
+from .lanes import LANES, clamp, fma_lanes, highest_lane, larger, load, select, spread, store, store_half
+from .scale_search import largest, signed_scale
+from .tiles import row_mean_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
+
+BLOCK = 32
+
+
+@kernel
+def _encode_searched(x, importance, mean_squares, nmax, out):
+    """q5_0 (nmax 16) or q6_0 (nmax 32). mean_squares: of each row, float32 [rows]; out: uint8 [blocks, bytes]."""
+    n = x.shape[1]
+    size = LANES * BLOCK
+    X, W, V = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    codes, bytes_ = np.empty(size, np.float32), np.empty(size, np.uint8)
+    sigma2, halves = np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
+    for first in range(0, out.shape[0], LANES):
+        count = min(LANES, out.shape[0] - first)
+        take_blocks(x, first, BLOCK, X)
+        if nmax == 16 and importance.shape[0] == 0:
+            scale = _plain_scale(X, nmax, bytes_)
+        else:
+            if importance.shape[0] == 0:
+                weigh_by_square(X, 0, BLOCK, W)
+            else:
+                take_importance(importance, x, first, BLOCK, V)
+                for lane in range(count):
+                    sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
+                weigh_lanes(X, V, 0, BLOCK, load(sigma2, 0), W)
+            scale = signed_scale(X, W, 0, BLOCK, nmax, codes)
+            for i in range(0, size, LANES):
+                store(bytes_, i, load(codes, i) + nmax)
+        store_half(halves, 0, scale)
+        for lane in range(count):
+            _pack(halves[lane], bytes_, lane, nmax, out[first + lane])
+
+
+@kernel
+def _plain_scale(X, nmax, codes):
+    """q5_0 without importance: the largest element gets code 0, the others are rounded half up. Returns the scales."""
+    extreme, _ = largest(X, 0, BLOCK)
+    scale = extreme / -nmax
+    inverse = select(abs(scale) > 0, 1 / scale, spread(0))
+    inverse = select(abs(inverse) < np.float32(3e38), inverse, spread(0))
+    for i in range(0, LANES * BLOCK, LANES):
+        store(codes, i, clamp(fma_lanes(load(X, i), inverse, spread(nmax + 0.5)), 0, 2 * nmax - 1))
+    return scale
+
+
+@kernel
+def _pack(half, codes, lane, nmax, out):
+    out[0], out[1] = half & 255, half >> 8
+    nibbles = out.size - 16
+    for j in range(16):
+        a, b = codes[LANES * j + lane], codes[LANES * (j + 16) + lane]
+        out[nibbles + j] = (a & 15) | (b & 15) << 4
+    if nmax == 16:
+        for k in range(4):
+            byte = 0
+            for bit in range(8):
+                byte |= (codes[LANES * (8 * k + bit) + lane] >> 4) << bit
+            out[2 + k] = byte
+    else:
+        for k in range(8):
+            byte = 0
+            for pair in range(4):
+                element = k + 16 * (pair % 2) + 8 * (pair // 2)
+                byte |= (codes[LANES * element + lane] >> 4) << (2 * pair)
+            out[2 + k] = byte
+
+
+@kernel
+def _decode_searched(q, scales, nmax, out):
+    """q: uint8 [blocks, bytes], scales float32 [blocks]; out: float32 [blocks, 32]."""
+    nibbles = q.shape[1] - 16
+    for b in range(q.shape[0]):
+        block, row, d = q[b], out[b], scales[b]
+        for j in range(16):
+            if nmax == 16:
+                high0 = (block[2 + j // 8] >> (j % 8)) & 1
+                high1 = (block[4 + j // 8] >> (j % 8)) & 1
+            else:
+                pair = block[2 + j % 8] >> (4 * (j // 8))
+                high0, high1 = pair & 3, (pair >> 2) & 3
+            byte = block[nibbles + j]
+            row[j] = d * np.float32(np.int32((byte & 15) | high0 << 4) - nmax)
+            row[j + 16] = d * np.float32(np.int32((byte >> 4) | high1 << 4) - nmax)
+
+
+@kernel
+def _encode_q8_0(x, out):
+    """x: float32 [elements]; out: uint8 [bytes]. Here the lanes are elements of one block; only scales are those of sixteen."""
+    tops, inverses, halves = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
+    blocks = x.size // BLOCK
+    for first in range(0, blocks, LANES):
+        count = min(LANES, blocks - first)
+        for lane in range(count):
+            start = (first + lane) * BLOCK
+            tops[lane] = highest_lane(larger(abs(load(x, start)), abs(load(x, start + LANES))))
+        scale = load(tops, 0) / 127
+        live = scale > np.float32(3e-39)  # the inverse of less is infinite
+        store(inverses, 0, select(live, 1 / scale, spread(0)))
+        store_half(halves, 0, scale)
+        for lane in range(count):
+            start, to = (first + lane) * BLOCK, (first + lane) * (BLOCK + 2)
+            out[to], out[to + 1] = halves[lane] & 255, halves[lane] >> 8
+            store(out, to + 2, _half_away(load(x, start) * inverses[lane]))
+            store(out, to + 2 + LANES, _half_away(load(x, start + LANES) * inverses[lane]))
+
+
+@kernel
+def _half_away(y):
+    """What, cut to a whole number, is y rounded, halves away from zero. The constant is the largest float32 below a half."""
+    return y + select(y < 0, spread(-0.49999997), spread(0.49999997))
+
+
+@kernel
+def _decode_q8_0(q, scales, out):
+    for b in range(q.shape[0]):
+        block, row, d = q[b], out[b], scales[b]
+        for i in range(BLOCK):
+            row[i] = d * np.float32(np.int8(block[2 + i]))
+
+
+def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
+    return q.reshape(-1, TYPES[type_name].block_bytes)
+
+
+def half_scales(blocks: np.ndarray, at: int = 0) -> np.ndarray:
+    """The float16 at byte `at` of each block, uint8 [blocks, bytes] -> float32 [blocks]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)[:, 0].astype(np.float32)
+
+
+def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    rows, n = x.shape
+    out = np.empty((rows, TYPES["q8_0"].row_bytes(n)), np.uint8)
+    _encode_q8_0(x.reshape(-1), out.reshape(-1))
+    return out
+
+
+def decode_q8_0(q: np.ndarray, n: int) -> np.ndarray:
+    blocks = _blocks(q, "q8_0")
+    out = np.empty((len(blocks), BLOCK), np.float32)
+    _decode_q8_0(blocks, half_scales(blocks), out)
+    return out.reshape(-1, n)
+
+
+def _searched(name: str, nmax: int) -> Codec:
+    """A type of codes 0 ... 2 nmax - 1, offset by nmax."""
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
+        mean_squares = np.empty(rows, np.float32)
+        if importance is not None:
+            row_mean_squares(x, mean_squares)
+        _encode_searched(x, as_rows(importance), mean_squares, nmax, _blocks(out, name))
+        return out
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        blocks = _blocks(q, name)
+        out = np.empty((len(blocks), BLOCK), np.float32)
+        _decode_searched(blocks, half_scales(blocks), nmax, out)
+        return out.reshape(-1, n)
+
+    return Codec(encode, decode)
+
+
+CODECS: dict[str, Codec] = {
+    "q8_0": Codec(encode_q8_0, decode_q8_0),
+    "q6_0": _searched("q6_0", 32),
+    "q5_0": _searched("q5_0", 16),
+}

@@ -1,0 +1,231 @@
+"""The program as a user calls it: in a process of its own for exit codes and output, else through `main`."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ggufmill.cli import VERBS, main
+from ggufmill.formats import open_gguf
+from ggufmill.recipes import FOLDER
+
+DEMO = FOLDER / "demo"
+
+
+@pytest.fixture
+def mill(capsys):
+    """Runs the command line here; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def checkpoint(tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
+    return write_checkpoint(tmp_path / "model", config, tensors, 2)
+
+
+def test_every_verb_has_help_with_an_example(mill):
+    for verb in VERBS:
+        code, out, _ = mill(verb, "--help")
+        assert code == 0
+        assert f"ggufmill {verb}" in out.split("Options:")[0], verb
+        assert "Example" in out, verb
+
+
+def test_convert_then_quantise_then_repack_and_back(mill, checkpoint, tmp_path):
+    bf16, small, packed, again = (tmp_path / f"{name}.gguf" for name in ("bf16", "small", "packed", "again"))
+    assert mill("convert", checkpoint, bf16)[0] == 0
+    assert open_gguf(bf16).tensors["blk.0.ffn_up.weight"].type.name == "bf16"
+    assert mill("quantize", bf16, small, "iq4_k", "--custom-q", "ffn_down=Q6_K,attn_k=q8_0")[0] == 0
+    types = {n: t.type.name for n, t in open_gguf(small).tensors.items()}
+    assert types["blk.1.ffn_down.weight"] == "q6_K"
+    assert types["blk.1.attn_k.weight"] == "q8_0"
+    assert types["blk.1.attn_norm.weight"] == "f32"
+    assert types["output.weight"] == "iq4_k"
+    code, out, _ = mill("repack", small, packed, "--json")
+    assert code == 0
+    assert json.loads(out)["types"]["iq4_k_r4"]["tensors"] > 0
+    assert mill("repack", packed, again, "--undo")[0] == 0
+    assert again.read_bytes() == small.read_bytes()
+
+
+def test_a_checkpoint_quantises_in_one_pass_to_the_same_bytes_as_over_f32(mill, checkpoint, tmp_path):
+    assert mill("convert", checkpoint, tmp_path / "f32.gguf", "--outtype", "f32")[0] == 0
+    assert mill("quantize", tmp_path / "f32.gguf", tmp_path / "two.gguf", "iq5_k_r4")[0] == 0
+    assert mill("quantize", checkpoint, tmp_path / "one.gguf", "iq5_k_r4")[0] == 0
+    one, two = open_gguf(tmp_path / "one.gguf"), open_gguf(tmp_path / "two.gguf")
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(np.array_equal(one.tensors[n].data, two.tensors[n].data) for n in one.tensors)
+
+
+def test_dry_run_is_exact_and_writes_nothing(mill, checkpoint, tmp_path):
+    out = tmp_path / "o.gguf"
+    arguments = ("quantize", checkpoint, out, "q4_K", "--split-max-size", "300K")
+    code, text, _ = mill(*arguments, "--dry-run", "--json")
+    plan = json.loads(text)
+    assert code == 0
+    assert not list(tmp_path.glob("o*"))
+    assert mill(*arguments)[0] == 0
+    assert len(plan["files"]) > 1
+    for file in plan["files"]:
+        assert os.path.getsize(file["path"]) == file["nbytes"]
+    assert {t["name"] for t in plan["tensors"]} == set(open_gguf(plan["files"][0]["path"]).tensors)
+    keys = {"name", "shape", "source_type", "type", "rule", "offset", "nbytes"}
+    assert keys <= plan["tensors"][0].keys()
+    assert {"total_bytes", "file_bytes", "bits_per_weight"} <= plan.keys()
+
+
+REFUSALS = [
+    (["quantize", "MODEL", "out.gguf", "q4_kk"], 2, "there is no tensor type 'q4_kk'; near it are q4_K"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--frobnicate"], 2, "No such option"),
+    (["quantize", "nothing", "out.gguf"], 2, "does not exist"),
+    (["quantize", "MODEL", "out.gguf", "--recipe", "none.txt"], 1, "none.txt: No such file"),
+    (["quantize", "MODEL", "out.gguf", "--custom-q", "ffn=iq9"], 1, "--custom-q, line 1, column 5: there is no tensor type"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--custom-q", "nope=q8_0", "--strict"], 1, "--strict: line 1: nope=q8_0 matches no"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--imatrix", "junk"], 1, "junk: not an imatrix"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--override-kv", "a=b"], 2, "is not KEY=TYPE:VALUE"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--split-max-size", "5Q"], 1, "'5Q' is not a size"),
+    (["quantize", "MODEL", "taken.gguf", "q8_0"], 1, "taken.gguf exists; use --force"),
+    (["quantize", "junk", "out.gguf", "q8_0"], 1, "junk is neither a checkpoint folder nor a .gguf file"),
+    (["inspect", "taken.gguf"], 1, "not a GGUF file"),
+    (["imatrix", "show", "junk"], 1, "junk: not an imatrix"),
+    (["perplexity", "MODEL", "-f", "junk"], 1, "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSALS, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_refusals_are_one_line_and_leave_nothing(mill, checkpoint, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken.gguf").write_bytes(b"something of the user's that must stay")
+    (tmp_path / "junk").write_bytes(b"this is junk of some length, and neither text nor model")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    got, out, err = mill(*["model" if a == "MODEL" else a for a in arguments])
+    assert got == code
+    assert message in err
+    assert out == ""
+    lines = [line for line in err.splitlines() if not line.startswith(("note:", "warning:", "compiling"))]
+    assert len(lines) == 1 or code == 2
+    assert "Traceback" not in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert (tmp_path / "taken.gguf").read_bytes().startswith(b"something")
+
+
+def test_the_input_is_never_the_output(mill, checkpoint, tmp_path):
+    mill("convert", checkpoint, tmp_path / "a.gguf")
+    before = (tmp_path / "a.gguf").read_bytes()
+    code, _, err = mill("quantize", tmp_path / "a.gguf", tmp_path / "a.gguf", "q8_0", "--force")
+    assert code == 1
+    assert "is an input of this job" in err
+    assert (tmp_path / "a.gguf").read_bytes() == before
+
+
+def test_a_fault_of_the_program_is_one_line_too(mill, checkpoint, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise KeyError("oops")
+
+    monkeypatch.setattr("ggufmill.convert.open_source", broken)
+    code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
+    assert code == 1
+    assert re.fullmatch(r"ggufmill: a fault of the program: KeyError: 'oops' \(.*--debug.*\)\n", err)
+
+
+def test_inspect(mill, checkpoint, tmp_path):
+    mill("convert", checkpoint, tmp_path / "a.gguf", "--outtype", "q8_0")
+    code, text, _ = mill("inspect", tmp_path / "a.gguf", "--json", "--check", "--checksums")
+    found = json.loads(text)
+    assert code == 0
+    assert found["metadata"]["general.architecture"] == "llama"
+    assert all(t["nonfinite"] == 0 and len(t["xxh3"]) == 16 for t in found["tensors"])
+    code, text, _ = mill("inspect", tmp_path / "a.gguf")
+    assert "blk.0.ffn_up.weight" in text
+    assert "bits per weight" in text
+
+
+def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama()
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.nan
+    folder = write_checkpoint(tmp_path / "model", config, tensors)
+    mill("convert", folder, tmp_path / "a.gguf", "--outtype", "f32")
+    code, _, err = mill("inspect", tmp_path / "a.gguf", "--check")
+    assert code == 1
+    assert "blk.0.ffn_up.weight" in err
+    code, _, err = mill("quantize", folder, tmp_path / "b.gguf", "q8_0")
+    assert code == 1
+    assert "blk.0.ffn_up.weight: the weight at row 3, column 5 is nan" in err
+    assert "tensors are kept; --resume goes on" in err
+
+
+def test_recipes_list_and_show(mill):
+    code, out, _ = mill("recipes", "list")
+    assert code == 0
+    assert "deepseek-v3-iq4_k_r4.txt" in out
+    assert mill("recipes", "show", "deepseek-v3-iq4_k_r4")[1].startswith("# DeepSeek-V3-0324 IQ4_K_R4")
+    assert mill("recipes", "show", "nothing")[0] == 2
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "ggufmill", *map(str, arguments)]
+
+
+def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
+    """SIGKILL at several moments of a quantise job on the demo checkpoint; --resume ends in what a calm run gives."""
+    job = ("quantize", DEMO, tmp_path / "calm.gguf", "iq5_k", "-t", 1)
+    subprocess.run(command(*job), check=True, capture_output=True)
+    job = ("quantize", DEMO, tmp_path / "killed.gguf", "iq5_k", "-t", 1, "--resume")
+    part, kills = tmp_path / "killed.gguf.part", 0
+    for delay in (0.0, 0.15, 0.3, 0.45):
+        process = subprocess.Popen(command(*job), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while not part.exists() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        assert not (tmp_path / "killed.gguf").exists() or process.returncode == 0
+        if process.returncode == 0:
+            break
+    assert kills >= 1
+    if not (tmp_path / "killed.gguf").exists():
+        done = subprocess.run(command(*job), check=True, capture_output=True, text=True)
+        assert "were there from the interrupted job" in done.stderr or part.exists() is False
+    assert (tmp_path / "killed.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
+
+
+PEAK = """
+import resource, sys
+from ggufmill.cli import main
+try:
+    main(["convert", sys.argv[1], sys.argv[2], "--outtype", "bf16"])
+finally:
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_peak_memory_does_not_grow_with_the_model(sparse_llama, tmp_path):
+    """Ten times the model, the same memory: the larger is also ten times what the small one's peak exceeds the start by."""
+
+    def peak(layers):
+        folder = sparse_llama(tmp_path / f"model{layers}", layers)
+        out = tmp_path / "out.gguf"
+        done = subprocess.run([sys.executable, "-c", PEAK, folder, out], capture_output=True, text=True, check=False)
+        size = out.stat().st_size
+        out.unlink()
+        return int(re.search(r"peak (\d+)", done.stdout)[1]), size
+
+    small, small_size = peak(2)
+    large, large_size = peak(40)
+    assert large_size > 15 * small_size
+    assert large_size > 640e6
+    assert large - small < 48e6

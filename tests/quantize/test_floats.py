@@ -1,0 +1,48 @@
+"""f32, f16 and bf16 against numpy and ml_dtypes."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ggufmill.quantize import decode, encode
+
+RNG = np.random.default_rng(2)
+SPECIAL = np.float32([0, -0.0, 1, -1, 65504, -65504, 6e-8, 2e-8, 1e-40, 2049, 2051, 1.00048828125, 0.1, -0.3])
+
+
+@pytest.mark.parametrize("n", [1, 14, 16, 33])
+def test_f32_comes_back_as_it_was(n):
+    x = RNG.standard_normal((3, n)).astype(np.float32)
+    q = encode(x, "f32")
+    assert q.shape == (3, 4 * n)
+    assert not np.shares_memory(q, x)
+    assert np.array_equal(decode(q, "f32", n), x)
+
+
+@pytest.mark.parametrize("n", [1, 14, 16, 33])
+def test_f16_is_the_nearest(n):
+    x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
+    q = encode(x, "f16")
+    want = x.astype(np.float16)
+    assert np.array_equal(q.view(np.uint16), want.view(np.uint16))
+    assert np.array_equal(decode(q, "f16", n).view(np.uint32), want.astype(np.float32).view(np.uint32))
+
+
+def test_f16_decodes_every_number():
+    words = np.arange(65536, dtype=np.uint16)[None]
+    want = words.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(decode(words.view(np.uint8), "f16", 65536), want)
+
+
+def test_f16_stays_finite():
+    x = np.float32([[1e30, -1e30, 65520, -7e4]])
+    assert decode(encode(x, "f16"), "f16", 4).tolist() == [[65504, -65504, 65504, -65504]]
+
+
+@pytest.mark.parametrize("n", [1, 14, 33])
+def test_bf16_is_the_nearest(n):
+    x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
+    q = encode(x, "bf16")
+    want = x.astype(ml_dtypes.bfloat16)
+    assert np.array_equal(q.view(np.uint16), want.view(np.uint16))
+    assert np.array_equal(decode(q, "bf16", n), want.astype(np.float32))

@@ -1,0 +1,172 @@
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import MillError, PlanError
+from ggufmill.runtime import Sampler, Sampling, generate, load_model
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return load_model(tiny)
+
+
+def fixed(tiny, order):
+    """A model that after token a always says order[a]: its blocks do nothing, its embeddings are distinct directions."""
+    n = tiny.tensors["token_embd.weight"].n_rows
+    directions = np.random.default_rng(0).standard_normal((n, 32)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    head = np.zeros((n, 32), np.float32)
+    for token, following in order.items():
+        head[following] += 50 * directions[token]
+    arrays = {"token_embd.weight": directions, "output.weight": head}
+    arrays |= {name: np.zeros((32, tiny.tensors[name].shape[0]), np.float32) for name in ("blk.0.attn_output.weight",)}
+    arrays |= {"blk.0.ffn_down.weight": np.zeros((32, 48), np.float32)}
+    tensors = {
+        name: dataclasses.replace(tiny.tensors[name], read=lambda start, stop, array=array: array[start:stop])
+        for name, array in arrays.items()
+    }
+    return load_model(dataclasses.replace(tiny, tensors=tiny.tensors | tensors))
+
+
+def chain(text, *, end=True):
+    """Transitions that make a model recite the bytes of a text (no byte twice) after BOS."""
+    ids = [0, *[2 + b for b in text.encode()], *([1] if end else [])]
+    assert len(set(ids)) == len(ids)
+    return dict(pairwise(ids))
+
+
+def test_the_same_seed_gives_the_same_text(model):
+    settings = {"n_predict": 40, "temp": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
+    first = generate(model, "Once", seed=7, **settings)
+    text = first.text()
+    assert len(first.tokens) == 40
+    assert generate(model, "Once", seed=7, **settings).text() == text
+    others = {generate(model, "Once", seed=seed, **settings).text() for seed in range(8, 12)}
+    assert text not in others
+    assert len(others) == 4
+
+
+def test_greedy_follows_the_logits(model):
+    running = generate(model, [0, 5, 6], n_predict=5, temp=0, ignore_eos=True)
+    running.text()
+    tokens = [0, 5, 6]
+    for _ in range(5):
+        tokens.append(int(model.logits(tokens)[-1].argmax()))
+    assert running.tokens == tokens[3:]
+    assert running.reason == "length"
+    assert running.timings.prompt_tokens == 3
+    assert running.timings.generated_tokens == 5
+
+
+def test_text_comes_in_whole_characters_and_ends_with_eos(tiny):
+    running = generate(fixed(tiny, chain("aé🙂ж!")), [0], temp=0)
+    assert list(running) == ["a", "é", "🙂", "ж", "!"]
+    assert running.reason == "eos"
+    assert 1 not in running.tokens
+    assert running.timings.generated_tokens == 10
+
+
+def test_an_unfinished_character_is_shown_as_such(tiny):
+    running = generate(fixed(tiny, chain("aé", end=False)), [0], n_predict=2, temp=0)
+    assert list(running) == ["a", "�"]
+
+
+def test_eos_can_be_ignored(tiny):
+    running = generate(fixed(tiny, chain("ab") | {1: 2 + ord("c")}), [0], n_predict=4, temp=0, ignore_eos=True)
+    assert running.text() == "abc"
+    assert running.tokens[2] == 1
+
+
+def test_stop_texts_end_it_and_are_held_back(tiny):
+    model = fixed(tiny, chain("Hi.User:x"))
+    running = generate(model, [0], temp=0, stop=["User:", "never"])
+    pieces = list(running)
+    assert "".join(pieces) == "Hi."
+    assert running.reason == "stop"
+    running = generate(model, [0], temp=0, stop=["User;"])
+    assert running.text() == "Hi.User:x"  # the held back beginning of a stop text is given out after all
+
+
+def test_a_full_context_ends_it(model):
+    session = model.session(10)
+    running = generate(model, [0, 3, 4], n_predict=-1, temp=0, ignore_eos=True, session=session)
+    running.text()
+    assert running.reason == "context"
+    assert len(session.tokens) == 10
+    assert len(running.tokens) == 8  # the last one was made from a full context, and would not fit into it
+    with pytest.raises(MillError, match="context is full"):
+        generate(model, [0] * 11, session=model.session(10)).text()
+
+
+def test_a_shared_beginning_is_not_computed_again(model):
+    session = model.session()
+    first = generate(model, [0, 5, 6, 7, 8, 9], n_predict=3, temp=0, ignore_eos=True, session=session)
+    first.text()
+    again = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
+    again.text()
+    assert again.timings.prompt_tokens == 1
+    fresh = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True)
+    fresh.text()
+    assert again.tokens == fresh.tokens
+    repeated = generate(model, [0, 5, 6, 7, 20], n_predict=3, temp=0, ignore_eos=True, session=session)
+    repeated.text()
+    assert repeated.timings.prompt_tokens == 1  # the last token is needed for its logits
+    assert repeated.tokens == fresh.tokens
+
+
+def test_control_tokens_in_a_prompt_are_understood(model):
+    assert generate(model, "<s>A</s>").prompt == [0, 0, 2 + ord("A"), 1]
+
+
+def test_bad_requests_are_refused(model):
+    with pytest.raises(PlanError, match="prompt is empty"):
+        generate(model, [])
+    with pytest.raises(PlanError, match="temp = -1"):
+        generate(model, "a", temp=-1)
+    with pytest.raises(PlanError, match=r"unknown sampling setting: .*'heat'"):
+        generate(model, "a", heat=1)
+
+
+def test_broken_weights_are_reported(tiny):
+    broken = np.full((48, 32), np.nan, np.float32)
+    tensor = dataclasses.replace(tiny.tensors["blk.0.ffn_gate.weight"], read=lambda start, stop: broken[start:stop])
+    model = load_model(dataclasses.replace(tiny, tensors=tiny.tensors | {"blk.0.ffn_gate.weight": tensor}))
+    with pytest.raises(MillError, match=r"blk\.0\.ffn_gate\.weight"):
+        generate(model, "a").text()
+
+
+LOGITS = np.log(np.array([0.05, 0.4, 0.2, 0.3, 0.05], np.float32))
+
+
+def drawn(n=4000, logits=LOGITS, past=(), **settings):
+    neutral = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+    sampler = Sampler(Sampling(**(neutral | settings)))
+    return np.bincount([sampler.pick(logits, past) for _ in range(n)], minlength=len(logits)) / n
+
+
+def test_draws_follow_the_probabilities():
+    assert np.abs(drawn() - np.exp(LOGITS)).max() < 0.03
+    hot = np.exp(LOGITS / 2)
+    assert np.abs(drawn(temp=2.0) - hot / hot.sum()).max() < 0.03
+
+
+def test_filters_keep_what_they_should():
+    assert set(np.flatnonzero(drawn(top_k=2))) == {1, 3}
+    assert set(np.flatnonzero(drawn(top_p=0.65))) == {1, 3}
+    assert set(np.flatnonzero(drawn(top_p=0.71))) == {1, 2, 3}
+    assert set(np.flatnonzero(drawn(min_p=0.45))) == {1, 2, 3}
+    assert set(np.flatnonzero(drawn(top_k=1))) == {1}
+    assert set(np.flatnonzero(drawn(temp=0))) == {1}
+
+
+def test_the_repeat_penalty_looks_at_the_last_tokens():
+    logits = np.array([2.0, 1.9, -1.0], np.float32)
+    greedy = {"temp": 0, "repeat_penalty": 1.5}
+    assert drawn(1, logits, past=[1, 2], **greedy)[0] == 1
+    assert drawn(1, logits, past=[0], **greedy)[1] == 1
+    assert drawn(1, logits, past=[0, 2, 2], repeat_last_n=2, **greedy)[0] == 1
+    negative = np.array([-1.0, -1.2, -9.0], np.float32)
+    assert drawn(1, negative, past=[0], **greedy)[1] == 1  # a negative logit is made more negative

@@ -1,0 +1,135 @@
+"""Logits of every graph against transformers in float32, and the ways to compute the same thing against each other."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import FormatError, MillError, PlanError
+from ggufmill.runtime import GRAPHS, load_model
+
+TOLERANCE = 2e-3  # against transformers; logits have a standard deviation of about 1
+ROUNDING = 1e-4  # between two orders of the same float32 sums
+
+
+def oracle(model, tokens):
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        return model(torch.tensor(np.asarray(tokens)[None])).logits[0].numpy()
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama-biased-tied", "llama3", "llama-linear", "llama-yarn", "v3", "v2-lite", "v2-groups"]
+)
+def test_logits_are_those_of_transformers(build, tokens, kind):
+    reference, source = build(kind)
+    expected = oracle(reference, tokens)
+    logits = load_model(source).logits(tokens)
+    assert logits.dtype == np.float32
+    assert expected.std() > 0.3  # otherwise the tolerance would say nothing
+    assert np.abs(logits - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
+@pytest.mark.parametrize("mla", ["expand", "absorb", "auto"])
+@pytest.mark.parametrize("kind", ["v3", "v2-lite"])
+def test_latent_attention_is_the_same_in_every_layout_and_way(build, tokens, kind, layout, mla):
+    _, source = build(kind, "legacy")
+    expected = load_model(source, mla="expand").logits(tokens)
+    _, source = build(kind, layout)
+    assert np.abs(load_model(source, mla=mla).logits(tokens) - expected).max() < ROUNDING
+
+
+def test_each_deepseek_detail_matters(build, tokens):
+    """What the oracle test would not notice if it had no effect: bias, groups, norm, scale, yarn, shared experts."""
+    _, source = build("v3")
+    expected = load_model(source).logits(tokens)
+    changes = {
+        "deepseek2.expert_group_count": 1,
+        "deepseek2.expert_weights_norm": False,
+        "deepseek2.expert_weights_scale": 1.0,
+        "deepseek2.expert_gating_func": 1,
+        "deepseek2.expert_shared_count": 0,
+        "deepseek2.rope.scaling.type": "none",
+        "deepseek2.rope.scaling.yarn_log_multiplier": 0.0,
+    }
+    for key, value in changes.items():
+        changed = dataclasses.replace(source, metadata=source.metadata | {key: value})
+        assert np.abs(load_model(changed).logits(tokens) - expected).max() > 0.01, key
+    unbiased = {name: tensor for name, tensor in source.tensors.items() if "exp_probs_b" not in name}
+    assert np.abs(load_model(dataclasses.replace(source, tensors=unbiased)).logits(tokens) - expected).max() > 0.01
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("llama3", ""), ("v3", "ik"), ("v3", "mainline"), ("v2-lite", "legacy")])
+def test_cached_generation_gives_the_logits_of_one_pass(build, tokens, kind, layout):
+    model = load_model(build(kind, layout)[1])
+    full = model.logits(tokens[:60])
+    session = model.session()
+    assert np.abs(session.feed(tokens[:33]) - full[32]).max() < ROUNDING
+    assert np.abs(session.feed(tokens[33:40]) - full[39]).max() < ROUNDING
+    for i in range(40, 60):
+        assert np.abs(session.feed(tokens[i : i + 1]) - full[i]).max() < ROUNDING
+    session.rewind(50)
+    session.feed([1, 2, 3])  # other tokens, forgotten again
+    session.rewind(50)
+    assert np.abs(session.feed(tokens[50:60]) - full[59]).max() < ROUNDING
+    assert session.tokens == tokens[:60].tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama3", "v3"])
+def test_settings_do_not_change_the_logits(build, tokens, kind):
+    _, source = build(kind)
+    expected = load_model(source).logits(tokens)
+    for settings in ({"batch": 7}, {"cache_bytes": 0}, {"scores_bytes": 1}, {"threads": 1}, {"threads": 5}):
+        assert np.abs(load_model(source, **settings).logits(tokens) - expected).max() < ROUNDING, settings
+
+
+@pytest.mark.parametrize("kind", ["llama3", "v3"])
+def test_sequences_run_together_as_they_do_alone(build, tokens, kind):
+    model = load_model(build(kind)[1], batch=64)
+    parts = [tokens[:100], tokens[100:110], tokens[110:111]]
+    together = model.hidden([(model.new_cache(200), part) for part in parts])
+    for part, hidden in zip(parts, together, strict=True):
+        assert np.abs(model.head(hidden) - model.logits(part)).max() < ROUNDING
+
+
+def test_the_context_limit_is_kept(tiny):
+    model = load_model(tiny, n_ctx=8)
+    session = model.session()
+    session.feed(range(8))
+    with pytest.raises(MillError, match="context is full"):
+        session.feed([1])
+    assert len(session.tokens) == session.cache.length == 8
+    with pytest.raises(MillError, match="context is full"):
+        model.session().feed(range(9))
+
+
+def test_wrong_requests_are_refused(tiny):
+    model = load_model(tiny)
+    with pytest.raises(PlanError, match="outside the vocabulary"):
+        model.logits([0, model.n_vocab])
+    with pytest.raises(PlanError, match="outside the vocabulary"):
+        model.logits([-1])
+    with pytest.raises(PlanError, match="at least one id"):
+        model.logits([])
+    with pytest.raises(PlanError, match="unknown setting 'cache'"):
+        load_model(tiny, cache=1)
+    with pytest.raises(PlanError, match="batch has to be positive"):
+        load_model(tiny, batch=0)
+
+
+def test_wrong_models_are_refused(tiny):
+    def changed(metadata=None, tensors=None):
+        return dataclasses.replace(tiny, metadata=metadata or tiny.metadata, tensors=tensors or tiny.tensors)
+
+    with pytest.raises(PlanError, match=f"architecture 'mamba' cannot be run .*{min(GRAPHS)}"):
+        load_model(changed(tiny.metadata | {"general.architecture": "mamba"}))
+    with pytest.raises(FormatError, match=r"metadata key llama\.block_count is missing"):
+        load_model(changed({k: v for k, v in tiny.metadata.items() if k != "llama.block_count"}))
+    with pytest.raises(FormatError, match=r"blk\.0\.attn_k\.weight is missing"):
+        load_model(changed(tensors={k: v for k, v in tiny.tensors.items() if k != "blk.0.attn_k.weight"}))
+    swapped = tiny.tensors | {"blk.0.ffn_up.weight": tiny.tensors["blk.0.ffn_down.weight"]}
+    with pytest.raises(FormatError, match=r"blk\.0\.ffn_up\.weight has shape .* expected"):
+        load_model(changed(tensors=swapped))
+    with pytest.raises(PlanError, match="'longrope' is not supported"):
+        load_model(changed(tiny.metadata | {"llama.rope.scaling.type": "longrope"}))
