@@ -37,7 +37,10 @@ def chunk_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[Per
             bar.set_postfix_str(f"perplexity {so_far.perplexity:.4f}", refresh=False)
             bar.update(so_far.chunks - bar.n)
 
-        yield advance
+        try:
+            yield advance
+        finally:
+            bar.leave = bar.n > 0  # nothing is left of a bar that never moved: an error message follows it
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import numpy as np
 
-from ..formats import GGUFFile, TensorInfo, open_gguf
+from ..formats import GGUFFile, MillError, TensorInfo, open_gguf
 from ..formats.execute import HASH_BYTES
 from . import flags
 from .console import byte_progress, emit, gib, table
@@ -47,7 +47,7 @@ def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
     emit(summary, as_json, lambda: _text(opened, summary))
     damaged = [t["name"] for t in described if t.get("nonfinite")]
     if damaged:
-        raise click.ClickException(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}")
+        raise MillError(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}")
 
 
 def _describe(info: TensorInfo) -> dict[str, Any]:

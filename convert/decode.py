@@ -114,20 +114,28 @@ class Weight:
 
     def read(self, rows: Rows) -> np.ndarray:
         """float32 [number of rows, columns], exact but for the product of an fp8 value with its scale."""
-        words = self.stored.data.reshape(self.rows, self.columns)[rows]
+        words = self._words(rows)
         match self.stored.dtype:
             case "BF16":
                 return bf16_to_f32(words)
             case "F16":
                 return f16_to_f32(words)
             case "F32" | "F64":
-                return np.array(words, np.float32, order="C")
+                return words.astype(np.float32, copy=False)
         return fp8_to_f32(words, self.source_type, self._factors(rows), self._block[1])
 
     def raw(self, rows: Rows) -> np.ndarray:
         """uint8 [number of rows, bytes of a row] as stored; only where `kind` is given."""
-        words = self.stored.data.reshape(self.rows, self.columns)[rows]
-        return np.ascontiguousarray(words).view(np.uint8)
+        return self._words(rows).view(np.uint8)
+
+    def _words(self, rows: Rows) -> np.ndarray:
+        """[number of rows, columns] as stored, C-contiguous. For single rows the run that holds them all is read."""
+        if len(self.stored.shape) == 1:
+            return self.stored.rows(0, self.columns).reshape(1, -1)[rows]
+        if isinstance(rows, slice):
+            return self.stored.rows(rows.start, rows.stop)
+        first = int(rows.min())
+        return self.stored.rows(first, int(rows.max()) + 1)[rows - first]
 
     def _factors(self, rows: Rows) -> np.ndarray:
         """float32 [number of rows, blocks along a row]."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FormatError
+from .span import read_span
 
 # safetensors dtype -> (numpy dtype of the stored words, our source type name)
 DTYPES: dict[str, tuple[str, str]] = {
@@ -57,6 +58,13 @@ class StoredTensor:
         """View [*shape] of the mapped file with the words as numpy can name them: bf16 as uint16, fp8 as uint8."""
         words = self._map[self.offset : self.offset + self.nbytes].view(DTYPES[self.dtype][0])
         return words.reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """data[start:stop] along the outermost dimension, read into memory of its own; a scalar counts as one row."""
+        shape = self.shape or (1,)
+        width = self.nbytes // shape[0] if shape[0] else 0
+        words = read_span(self.path, self.offset + start * width, (stop - start) * width).view(DTYPES[self.dtype][0])
+        return words.reshape(stop - start, *shape[1:])
 
     @property
     def source_type(self) -> str:

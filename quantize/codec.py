@@ -31,8 +31,9 @@ _FAMILIES = {
     "floats": ("f32", "f16", "bf16"),
     "legacy": ("q8_0", "q6_0", "q5_0"),
     "iq4": ("iq4_nl",),
-    "kquants": ("q4_k", "q6_k"),
-    "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq4_ks", "iq5_ks"),
+    "kquants": ("q3_k", "q6_k"),
+    "kquants_offset": ("q2_k", "q4_k", "q5_k"),
+    "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),
 }
 
 # Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though

@@ -13,9 +13,9 @@ import numpy as np
 from ..formats import TYPES
 from .codec import Codec
 from .importance import guarded
-from .iqk_fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
+from .iqk_fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units, peaks
 from .iqk_headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
-from .iqk_planes import N32, N64, P1, P2, decode_blocks, pack_plane
+from .iqk_planes import N32, N64, P1, P2, decode_blocks, pack_codes
 from .iqk_search import DEAD, trial_steps
 from .iqk_segments import sorting_network
 from .iqk_tables import V2, V3, V4, V5, V6, V6_DECODED, choices, midpoints, needs_three
@@ -38,9 +38,10 @@ def _normalised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Powers of two change nothing else.
     """
-    peaks = np.maximum(x.max(axis=1), -x.min(axis=1))
-    exponents = np.frexp(peaks)[1]
-    exponents[(peaks < DEAD) | ((exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1]))] = 0
+    tops = np.empty(len(x), np.float32)
+    peaks(x, tops)
+    exponents = np.frexp(tops)[1]
+    exponents[(tops < DEAD) | ((exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1]))] = 0
     return (np.ldexp(x, -exponents[:, None]) if exponents.any() else x), exponents
 
 
@@ -94,6 +95,10 @@ class _Type:
     def by_row(self) -> bool:
         return TYPES[self.name].row_meta > 0
 
+    @property
+    def two_planes(self) -> tuple:
+        return (*self.planes, _NO_PLANE)[:2]
+
     @cached_property
     def padded(self) -> np.ndarray:
         """The table with at least 16 entries."""
@@ -133,11 +138,7 @@ class _Type:
         kind = TYPES[self.name]
         blocks = np.zeros((len(codes), kind.block_bytes), np.uint8)
         self.header.write(blocks, levels.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
-        shift = 0
-        for plane, at in self.planes:
-            packed = pack_plane(codes, plane, shift)
-            blocks[:, at : at + packed.shape[1]] = packed
-            shift += plane[0]
+        pack_codes(codes, self.two_planes, blocks)
         if self.blank:
             blocks.reshape(len(d), -1)[d == 0] = 0
         if not self.by_row:
@@ -160,9 +161,8 @@ class _Type:
             d = blocks[:, :2].copy().view("<f2").astype(np.float32)
         out = np.empty((len(blocks), _SUPERBLOCK), np.float32)
         scales = (d * levels).astype(np.float32)
-        planes = (*self.planes, _NO_PLANE)[:2]
         values = self.padded if self.decoded is None else self.decoded
-        decode_blocks(np.ascontiguousarray(blocks), planes, scales, np.ascontiguousarray(flags), values, out)
+        decode_blocks(np.ascontiguousarray(blocks), self.two_planes, scales, np.ascontiguousarray(flags), values, out)
         return out.reshape(rows, n)
 
 

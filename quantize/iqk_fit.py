@@ -10,9 +10,9 @@ import numpy as np
 from ..formats.kernels import kernel
 from .arithmetic import fma, round_product
 from .iqk_lookup import quantise16, quantise32, quantise64
-from .iqk_search import largest_element, search_of_three, search_of_two
+from .iqk_search import largest, largest_element, search_of_three, search_of_two
 from .iqk_segments import search_segments
-from .lanes import LANES, fma_lanes, load, spread, sqrt_lanes, store
+from .lanes import LANES, fma_lanes, larger, load, spread, sqrt_lanes, store
 
 # How block scales become integers (D the unit's scale, s a block's).
 SIGNED = 0  # s / D, D with the sign opposite to the largest scale
@@ -24,6 +24,19 @@ _SUPERBLOCK = 256
 
 # Sums run in the order of the elements, each addition waiting for the one before: so several go side by side.
 _TOGETHER = 4
+
+_GROUP = 4096  # weights to work on at a time
+
+
+@kernel
+def peaks(x, out):
+    """The largest magnitude of each row of float32 x [rows, a multiple of LANES] into out [rows]."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        top = abs(load(row, 0))
+        for j in range(LANES, row.size, LANES):
+            top = larger(top, abs(load(row, j)))
+        out[r] = largest(top)
 
 
 @kernel
@@ -187,24 +200,9 @@ def _assign(x, block, d, levels, flags, midpoints, table, skip_zero, codes, q):
 
 @kernel
 def fit_units(
-    x,
-    importance,
-    block,
-    factor,
-    share,
-    search,
-    midpoints,
-    table,
-    scheme,
-    again,
-    boost,
-    skip_zero,
-    paired,
-    codes,
-    flags,
-    levels,
-    d,
-):
+    x, importance, block, factor, share, search, midpoints, table, scheme,
+    again, boost, skip_zero, paired, codes, flags, levels, d,
+):  # fmt: skip
     """Encodes units: float32 x [units, n] -> uint8 codes [units, n], uint8 flags, float32 levels [units, n / block], d [units].
 
     importance  float32 [some units, n], unit u having row u modulo their number; or no rows: weights from x alone
@@ -218,31 +216,35 @@ def fit_units(
     units, n = x.shape
     steps, trials, first_entries, nearby, three, network = search
     kind, divisor, low, high = scheme
-    w, q = np.empty((_TOGETHER, n), np.float32), np.empty((_TOGETHER, n), np.float32)
-    scales = np.empty(n // block, np.float32)
-    sxq, sqq = np.empty(_TOGETHER, np.float32), np.empty(_TOGETHER, np.float32)
-    for first in range(0, units, _TOGETHER):
-        last = min(first + _TOGETHER, units)
-        _weigh(x[first:last], importance, first, factor, share, w)
-        for u in range(first, last):
-            wu, qu = w[u - first], q[u - first]
-            xb, wb = x[u].reshape(-1, block), wu.reshape(-1, block)
-            if trials == 0:
-                search_segments(xb, wb, table, network, scales, flags[u])
-            elif three:
-                search_of_three(xb, wb, steps, trials, first_entries, nearby, scales, flags[u])
-            else:
-                search_of_two(xb, wb, steps, trials, first_entries, nearby, scales, flags[u])
-            if again:
-                _requantise(x[u], wu, block, midpoints, table, scales, flags[u], codes[u], qu)
-            d[u] = code_scales(scales, wu, kind, divisor, low, high, levels[u])
-            _assign(x[u], block, d[u], levels[u], flags[u], midpoints, table, skip_zero, codes[u], qu)
-        count = last - first
-        if paired:
-            _paired_sums(x[first:last], w[:count], q[:count], sxq, sqq)
+    # Units go in groups, to share the scratch arrays and to let the sums of several run side by side.
+    group = max(_TOGETHER, _GROUP // n)
+    w_group, q_group = np.empty((group, n), np.float32), np.empty((group, n), np.float32)
+    scales_group = np.empty((group, n // block), np.float32)
+    sxq, sqq = np.empty(group, np.float32), np.empty(group, np.float32)
+    for first in range(0, units, group):
+        count = min(group, units - first)
+        xs, w, q, scales = x[first : first + count], w_group[:count], q_group[:count], scales_group[:count]
+        all_scales, all_flags = scales.reshape(-1), flags[first : first + count].reshape(-1)
+        _weigh(xs, importance, first, factor, share, w)
+        xb, wb = xs.reshape(-1, block), w.reshape(-1, block)
+        if trials == 0:
+            search_segments(xb, wb, table, network, all_scales, all_flags)
+        elif three:
+            search_of_three(xb, wb, steps, trials, first_entries, nearby, all_scales, all_flags)
         else:
-            _fitting_sums(x[first:last], w[:count], q[:count], sxq, sqq)
-        for u in range(first, last):
-            if sqq[u - first] > 0:
-                d[u] = sxq[u - first] / sqq[u - first]
-            d[u] *= boost
+            search_of_two(xb, wb, steps, trials, first_entries, nearby, all_scales, all_flags)
+        if again:
+            to = codes[first : first + count].reshape(-1)
+            _requantise(xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, to, q.reshape(-1))
+        for i in range(count):
+            u = first + i
+            d[u] = code_scales(scales[i], w[i], kind, divisor, low, high, levels[u])
+            _assign(x[u], block, d[u], levels[u], flags[u], midpoints, table, skip_zero, codes[u], q[i])
+        if paired:
+            _paired_sums(xs, w, q, sxq, sqq)
+        else:
+            _fitting_sums(xs, w, q, sxq, sqq)
+        for i in range(count):
+            if sqq[i] > 0:
+                d[first + i] = sxq[i] / sqq[i]
+            d[first + i] *= boost

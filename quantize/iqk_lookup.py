@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from llvmlite import binding, ir
-from numba.core import types
+from llvmlite import ir
+from numba.core import config, types
 from numba.core.cgutils import alloca_once, get_or_insert_function
+from numba.core.codegen import get_host_cpu_features
 
 from .arithmetic import operation
 from .lanes import F32, LANES
@@ -21,7 +22,9 @@ _FLOATS, _WORDS, _BYTES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(
 
 @cache
 def _permutes() -> bool:
-    return bool(binding.get_host_cpu_features().get("avx512f", False))
+    """Whether the code that numba generates may use AVX-512."""
+    asked: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
+    return "+avx512f" in (get_host_cpu_features() if asked is None else asked).split(",")
 
 
 def _everywhere(number: int) -> ir.Constant:

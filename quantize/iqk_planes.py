@@ -17,17 +17,6 @@ P1, P2, N64, N32 = (1, 32), (2, 32), (4, 32), (4, 16)
 _CODES = 256
 
 
-def pack_plane(codes: np.ndarray, plane: tuple[int, int], shift: int = 0) -> np.ndarray:
-    """uint8 codes [..., 256] -> uint8 [..., 32 * bits]: their bits from `shift` on, as many as the plane holds."""
-    bits, stride = plane
-    fields = (codes >> np.uint8(shift)) & np.uint8((1 << bits) - 1)
-    fields = fields.reshape(*codes.shape[:-1], -1, 8 // bits, stride)
-    packed = fields[..., 0, :].copy()
-    for k in range(1, 8 // bits):
-        packed |= fields[..., k, :] << np.uint8(bits * k)
-    return packed.reshape(*codes.shape[:-1], -1)
-
-
 # Strides, shifts and masks are spelled out below: with numbers in their place the loops become vector code.
 
 
@@ -94,6 +83,75 @@ def _add_plane(data, bits, unit, codes):
         _add_bits(data, unit, codes)
     elif bits == 2:
         _add_pairs(data, unit, codes)
+
+
+@kernel
+def _take_pairs(codes, data):
+    """Plane P2 of the low two bits of 256 codes."""
+    for half in range(2):
+        for j in range(32):
+            at = 128 * half + j
+            a, b, c, d = codes[at] & 3, codes[at + 32] & 3, codes[at + 64] & 3, codes[at + 96] & 3
+            data[32 * half + j] = a | (b << 2) | (c << 4) | (d << 6)
+
+
+@kernel
+def _take_bits(codes, data):
+    """Plane P1 of the lowest bit of 256 codes."""
+    for j in range(32):
+        a, b, c, d = codes[j] & 1, codes[j + 32] & 1, codes[j + 64] & 1, codes[j + 96] & 1
+        e, f, g, h = codes[j + 128] & 1, codes[j + 160] & 1, codes[j + 192] & 1, codes[j + 224] & 1
+        data[j] = a | (b << 1) | (c << 2) | (d << 3) | (e << 4) | (f << 5) | (g << 6) | (h << 7)
+
+
+@kernel
+def _take_wide_nibbles(codes, data):
+    """Plane N64 of the low four bits of 256 codes."""
+    for run in range(4):
+        for j in range(32):
+            data[32 * run + j] = (codes[64 * run + j] & 15) | ((codes[64 * run + j + 32] & 15) << 4)
+
+
+@kernel
+def _take_narrow_nibbles(codes, data):
+    """Plane N32 of the low four bits of 256 codes."""
+    for run in range(8):
+        for j in range(16):
+            data[16 * run + j] = (codes[32 * run + j] & 15) | ((codes[32 * run + j + 16] & 15) << 4)
+
+
+@kernel
+def _take_plane(codes, bits, stride, data):
+    if bits == 1:
+        _take_bits(codes, data)
+    elif bits == 2:
+        _take_pairs(codes, data)
+    elif stride == 32:
+        _take_wide_nibbles(codes, data)
+    else:
+        _take_narrow_nibbles(codes, data)
+
+
+@kernel
+def _without_low_bits(codes, bits, out):
+    if bits == 2:
+        for j in range(_CODES):
+            out[j] = codes[j] >> 2
+    else:
+        for j in range(_CODES):
+            out[j] = codes[j] >> 4
+
+
+@kernel
+def pack_codes(codes, planes, blocks):
+    """Writes the planes of uint8 codes [units, 256] into uint8 blocks [units, bytes]; planes as for decode_blocks."""
+    (low, low_at), (high, high_at) = planes
+    rest = np.empty(_CODES, np.uint8)
+    for u in range(codes.shape[0]):
+        _take_plane(codes[u], low[0], low[1], blocks[u, low_at:])
+        if high[0]:
+            _without_low_bits(codes[u], low[0], rest)
+            _take_plane(rest, high[0], high[1], blocks[u, high_at:])
 
 
 @kernel

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats.kernels import kernel
+from .arithmetic import fma
 from .lanes import LANES, any_lane, clamp, fma_lanes, larger, load, narrow, nearest, select, smaller, spread, store, widen
 
 
@@ -111,6 +112,47 @@ def move_codes(codes, at, n, active, where, move):
 
 
 @kernel
+def swept_scale(x, at, n, nmax, codes):
+    """Scale and codes -nmax ... nmax - 1 of n elements of weight x^2 [Q3]: one start scale, then five sweeps over single codes.
+
+    Writes the codes to the lanes array `codes`; returns the scale (0, with codes -nmax, for blocks below 1e-15).
+    """
+    low, high = -nmax, nmax - 1
+    extreme, magnitude = largest(x, at, n)
+    dead = magnitude < 1e-15
+    inverse = -nmax / select(dead, spread(1), extreme)
+    sxq, sqq = spread(0), spread(0)
+    for i in range(at, at + LANES * n, LANES):
+        xi = load(x, i)
+        wi = xi * xi
+        q = clamp(nearest(inverse, xi), low, high)
+        store(codes, i, select(dead, spread(low), q))
+        sxq = fma_lanes(wi * xi, q, sxq)
+        sqq = fma_lanes(wi * q, q, sqq)
+    # Squares of huge weights overflow, cubes of tiny ones vanish: then the scale that fits the largest element has to do.
+    lost = ~dead & ~((abs(sxq) > 0) & (abs(sxq) < np.float32(3e38)) & (sqq > 0) & (sqq < np.float32(3e38)))
+    still = dead | lost
+    for _ in range(5):
+        moved = dead & ~dead
+        for i in range(at, at + LANES * n, LANES):
+            xi, q = load(x, i), load(codes, i)
+            wi = xi * xi
+            txq = fma_lanes(-(wi * xi), q, sxq)
+            tqq = fma_lanes(-(wi * q), q, sqq)
+            open_ = (txq > 0) & ~still
+            new = clamp(nearest(xi * tqq / select(open_, txq, spread(1)), spread(1)), low, high)
+            txq = fma_lanes(wi * xi, new, txq)
+            tqq = fma_lanes(wi * new, new, tqq)
+            take = open_ & ~(new == q) & (tqq > 0) & (txq * txq * sqq > sxq * sxq * tqq)
+            store(codes, i, select(take, new, q))
+            sxq, sqq = select(take, txq, sxq), select(take, tqq, sqq)
+            moved = moved | take
+        if not any_lane(moved):
+            break
+    return select(dead, spread(0), select(lost, 1 / inverse, sxq / sqq))
+
+
+@kernel
 def unsigned_scale(x, w, at, n, nmax, codes):
     """Scale and codes 0 ... nmax of n elements x >= 0 [QP]: nine start scales, then five sweeps over single codes."""
     top = spread(0)
@@ -172,11 +214,11 @@ def _extent(x, at, n):
 
 
 @kernel
-def offset_scale(x, w, at, n, nmax, first, step, steps, codes):
+def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
     """Scale and minimum of n elements with codes 0 ... nmax [QKX2]: x is about scale * code + minimum, minimum <= 0.
 
     Tries steps + 1 start scales (nmax + first + step * s) / extent, refits both each time, and keeps the least weighted squared
-    error. `codes` is scratch space. Returns (scale, -minimum).
+    (or, if asked, absolute) error. `codes` is scratch space. Returns (scale, -minimum).
     """
     low, high = _extent(x, at, n)
     flat = high - low < 1e-10
@@ -190,10 +232,10 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, codes):
         sx = fma_lanes(wi, xi, sx)
         q = clamp(nearest(inverse, xi - low), 0, nmax)
         miss = fma_lanes(scale, q, low) - xi
-        least = fma_lanes(wi, miss * miss, least)
+        least = fma_lanes(wi, abs(miss) if absolute else miss * miss, least)
     best_low = low
     for s in range(steps + 1):
-        inverse = (np.float32(first) + np.float32(step) * np.float32(s) + np.float32(nmax)) / (high - best_low)
+        inverse = (fma(step, s, first) + np.float32(nmax)) / (high - best_low)
         sq, sqq, sxq = spread(0), spread(0), spread(0)
         for i in range(n):
             xi, wi = load(x, at + LANES * i), load(w, at + LANES * i)
@@ -214,7 +256,7 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, codes):
         error = spread(0)
         for i in range(at, at + LANES * n, LANES):
             miss = fma_lanes(new_scale, load(codes, i), new_low) - load(x, i)
-            error = fma_lanes(load(w, i), miss * miss, error)
+            error = fma_lanes(load(w, i), abs(miss) if absolute else miss * miss, error)
         better = solvable & (error < least)
         scale, best_low = select(better, new_scale, scale), select(better, new_low, best_low)
         least = select(better, error, least)
@@ -276,7 +318,7 @@ def offset_scale_weighted(x, w, at, n, nmax, first, step, steps, w64, wx64, code
     sq, sqq, sxq = _offset_sums(x, w64, wx64, n, nmax, at, inverse, low)
     best = _explained(scale, low, sw, sx, sq, sqq, sxq)
     for s in range(steps + 1):
-        trial = (np.float32(first) + np.float32(step) * np.float32(s) + np.float32(nmax)) / (high - low)
+        trial = (fma(step, s, first) + np.float32(nmax)) / (high - low)
         tq, tqq, txq = _offset_sums(x, w64, wx64, n, nmax, at, trial, low)
         new_scale, new_low, solvable = _line(sw, sx, tq, tqq, txq)
         gain = _explained(new_scale, new_low, sw, sx, tq, tqq, txq)

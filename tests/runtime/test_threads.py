@@ -20,6 +20,11 @@ def test_several_threads_work():
     Workers(3).map(lambda _: barrier.wait(), range(3))  # passes only when three are in it at once
 
 
+def test_little_work_stays_where_it_is():
+    here = threading.get_ident()
+    assert Workers(3).map(lambda _: threading.get_ident(), range(50), multiplications=1000) == [here] * 50
+
+
 def test_an_exception_is_raised_again():
     def work(i):
         if i == 5:

@@ -1,0 +1,225 @@
+"""Super-blocks of 256 whose blocks have a quantised scale and a quantised minimum: q2_K, q4_K, q5_K (spec C.0, D.2).
+
+The reference has a special case for q2_K without importance: rows handed over together that look nearly ternary are stored as
+exactly ternary. What it gives depends on how many rows those are, and its error is no smaller than that of the ordinary search
+(which reproduces ternary rows too), so it is left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..formats import TYPES
+from ..formats.kernels import kernel
+from .codec import Codec
+from .importance import as_rows
+from .lanes import LANES, clamp, load, narrow_half, nearest, select, spread, sqrt_lanes, store, store_half
+from .legacy import half_scales
+from .scale_search import offset_scale, offset_scale_weighted, unsigned_scale
+from .tiles import sum_of_squares, take_blocks, take_importance, weigh_lanes
+
+SUPER = 256
+_TILE = LANES * SUPER
+_LOWS = LANES * 16  # where the codes of the minima begin, after those of at most 16 scales
+
+
+class _Search(NamedTuple):
+    """block: elements with a scale of their own; nmax: largest code; top: largest code of a scale or minimum;
+    sigma: share of the mean square in the weights with importance; first, steps: start scales without importance (QKX2);
+    coarse: what else q2_K does its own way: weights |x|, absolute errors, and with importance codes that are found with the scales
+    before they are rounded to float16.
+    """
+
+    block: int
+    nmax: int
+    top: int
+    sigma: float
+    first: float
+    steps: int
+    coarse: bool
+
+
+_SEARCHES = {
+    "q2_K": _Search(16, 3, 15, 0.75, -0.5, 15, True),
+    "q4_K": _Search(32, 15, 63, 2, -1.0, 20, False),
+    "q5_K": _Search(32, 31, 63, 2, -0.5, 15, False),
+}
+
+
+@kernel
+def _encode(x, importance, search, out):
+    """search: a _Search; out: uint8 [super-blocks, bytes]."""
+    n, nmax, top, coarse = search.block, search.nmax, search.top, search.coarse
+    blocks = SUPER // n
+    X, W, C = np.empty(_TILE, np.float32), np.empty(_TILE, np.float32), np.empty(_TILE, np.float32)
+    scales, lows, sums = np.empty(_LOWS, np.float32), np.empty(_LOWS, np.float32), np.empty(_LOWS, np.float32)
+    scale_codes, low_codes = np.empty(_LOWS, np.float32), np.empty(_LOWS, np.float32)
+    w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
+    codes, packed, halves = np.empty(_TILE, np.uint8), np.empty(2 * _LOWS, np.uint8), np.empty(2 * LANES, np.uint16)
+    for first in range(0, out.shape[0], LANES):
+        take_blocks(x, first, SUPER, X)
+        if importance.shape[0] == 0:
+            for b in range(blocks):
+                at = LANES * n * b
+                rms = spread(0) if coarse else sqrt_lanes(sum_of_squares(X, at, n) / n)
+                for i in range(at, at + LANES * n, LANES):
+                    store(W, i, rms + abs(load(X, i)))
+                scale, low = offset_scale(X, W, at, n, nmax, search.first, 0.1, search.steps, coarse, C)
+                store(scales, LANES * b, scale)
+                store(lows, LANES * b, low)
+            d = _round_scales(scales, blocks, top, scale_codes)
+            dmin = _round_scales(lows, blocks, top, low_codes)
+        else:
+            take_importance(importance, x, first, SUPER, W)
+            sigma2 = np.float32(search.sigma) * sum_of_squares(X, 0, SUPER) / SUPER
+            weigh_lanes(X, W, 0, SUPER, sigma2, W)
+            for b in range(blocks):
+                at = LANES * n * b
+                total = spread(0)
+                for i in range(at, at + LANES * n, LANES):
+                    total = total + load(W, i)
+                store(sums, LANES * b, total)
+                scale, low = offset_scale_weighted(X, W, at, n, nmax, -0.9, 0.05, 36, w64, wx64, C)
+                store(scales, LANES * b, scale)
+                store(lows, LANES * b, low)
+            d = unsigned_scale(scales, sums, 0, blocks, top, scale_codes)
+            dmin = unsigned_scale(lows, sums, 0, blocks, top, low_codes)
+        store_half(halves, 0, d)
+        store_half(halves, LANES, dmin)
+        if not coarse or importance.shape[0] == 0:
+            d, dmin = narrow_half(d), narrow_half(dmin)
+        for b in range(blocks):
+            scale_code, low_code = load(scale_codes, LANES * b), load(low_codes, LANES * b)
+            store(packed, LANES * b, scale_code)
+            store(packed, _LOWS + LANES * b, low_code)
+            scale, low = d * scale_code, dmin * low_code
+            live = abs(scale) > 0
+            scale = select(live, scale, spread(1))
+            for i in range(LANES * n * b, LANES * n * (b + 1), LANES):
+                q = clamp(nearest((load(X, i) + low) / scale, spread(1)), 0, nmax)
+                store(codes, i, select(live, q, load(C, i)))
+        for lane in range(min(LANES, out.shape[0] - first)):
+            if coarse:
+                _pack_q2_K(halves, packed, codes, lane, out[first + lane])
+            else:
+                _pack_head(halves, packed, lane, out[first + lane])
+                _pack_codes(codes, lane, nmax, out[first + lane])
+
+
+@kernel
+def _round_scales(s, blocks, top, codes):
+    """Scales (or minima) to codes 0 ... top by their largest; writes the codes, returns the scale of scales."""
+    most = spread(0)
+    for b in range(blocks):
+        v = load(s, LANES * b)
+        most = select(v > most, v, most)
+    live = most > 0
+    inverse = select(live, top / select(live, most, spread(1)), spread(0))
+    for b in range(blocks):
+        store(codes, LANES * b, clamp(nearest(inverse, load(s, LANES * b)), 0, top))
+    return most / top
+
+
+@kernel
+def _pack_q2_K(halves, packed, codes, lane, out):
+    for b in range(16):
+        out[b] = packed[LANES * b + lane] | packed[_LOWS + LANES * b + lane] << 4
+    for h in range(2):
+        for j in range(32):
+            byte = 0
+            for k in range(4):
+                byte |= codes[LANES * (128 * h + 32 * k + j) + lane] << (2 * k)
+            out[16 + 32 * h + j] = byte
+    for k in range(2):
+        out[80 + 2 * k], out[81 + 2 * k] = halves[LANES * k + lane] & 255, halves[LANES * k + lane] >> 8
+
+
+@kernel
+def _pack_head(halves, packed, lane, out):
+    for k in range(2):
+        out[2 * k], out[2 * k + 1] = halves[LANES * k + lane] & 255, halves[LANES * k + lane] >> 8
+    for c in range(4):
+        scale, low = packed[LANES * c + lane], packed[_LOWS + LANES * c + lane]
+        scale4, low4 = packed[LANES * (c + 4) + lane], packed[_LOWS + LANES * (c + 4) + lane]
+        out[4 + c] = scale | (scale4 >> 4) << 6
+        out[8 + c] = low | (low4 >> 4) << 6
+        out[12 + c] = (scale4 & 15) | (low4 & 15) << 4
+
+
+@kernel
+def _pack_codes(codes, lane, nmax, out):
+    """q4_K: nibbles after the head; q5_K: the fifth bits, then the nibbles."""
+    nibbles = 16
+    if nmax == 31:
+        nibbles = 48
+        for j in range(32):
+            byte = 0
+            for c in range(8):
+                byte |= (codes[LANES * (32 * c + j) + lane] >> 4) << c
+            out[16 + j] = byte
+    for g in range(4):
+        for j in range(32):
+            at = 64 * g + j
+            out[nibbles + 32 * g + j] = (codes[LANES * at + lane] & 15) | (codes[LANES * (at + 32) + lane] & 15) << 4
+
+
+@kernel
+def _decode_q2_K(q, scales, lows, out):
+    for s in range(q.shape[0]):
+        block, row, d, dmin = q[s], out[s], scales[s], lows[s]
+        for b in range(16):
+            scale, low = d * np.float32(block[b] & 15), dmin * np.float32(block[b] >> 4)
+            c, start = b // 2, 16 * (b % 2)
+            for j in range(start, start + 16):
+                row[32 * c + j] = scale * np.float32((block[16 + 32 * (c // 4) + j] >> (2 * (c % 4))) & 3) - low
+
+
+@kernel
+def _decode_packed(q, scales, lows, out):
+    """q4_K and q5_K, told apart by the size of a super-block."""
+    five = q.shape[1] == 176
+    nibbles = 48 if five else 16
+    for s in range(q.shape[0]):
+        block, row, d, dmin = q[s], out[s], scales[s], lows[s]
+        S = block[4:16]
+        for c in range(8):
+            if c < 4:
+                scale_code, low_code = S[c] & 63, S[c + 4] & 63
+            else:
+                scale_code, low_code = (S[c + 4] & 15) | (S[c - 4] >> 6) << 4, (S[c + 4] >> 4) | (S[c] >> 6) << 4
+            scale, low = d * np.float32(scale_code), dmin * np.float32(low_code)
+            at = nibbles + 32 * (c // 2)
+            if five:
+                for j in range(32):
+                    code = ((block[at + j] >> (4 * (c % 2))) & 15) | ((block[16 + j] >> c) & 1) << 4
+                    row[32 * c + j] = scale * np.float32(code) - low
+            else:
+                for j in range(32):
+                    row[32 * c + j] = scale * np.float32((block[at + j] >> (4 * (c % 2))) & 15) - low
+
+
+def _codec(name: str, scales_at: int, undo) -> Codec:
+    size = TYPES[name].block_bytes
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
+        _encode(x, as_rows(importance), _SEARCHES[name], out.reshape(-1, size))
+        return out
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        blocks = q.reshape(-1, size)
+        out = np.empty((len(blocks), SUPER), np.float32)
+        undo(blocks, half_scales(blocks, scales_at), half_scales(blocks, scales_at + 2), out)
+        return out.reshape(-1, n)
+
+    return Codec(encode, decode)
+
+
+CODECS: dict[str, Codec] = {
+    "q2_k": _codec("q2_K", 80, _decode_q2_K),
+    "q4_k": _codec("q4_K", 0, _decode_packed),
+    "q5_k": _codec("q5_K", 0, _decode_packed),
+}
