@@ -1,0 +1,49 @@
+"""Hyperparameters from GGUF metadata: keys are `ARCHITECTURE.name`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..formats import FormatError
+
+_MISSING: Any = object()
+
+
+class Hyper:
+    """Reads one model's hyperparameters; `where` (its path) is named in errors."""
+
+    def __init__(self, metadata: Mapping[str, Any], where: str):
+        self.metadata, self.where = metadata, where
+        self.architecture = str(metadata.get("general.architecture", ""))
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if value is _MISSING:
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is missing")
+        return value
+
+    def int(self, key: str, default: int = _MISSING) -> int:
+        """Raises FormatError when the key is missing (and has no default) or holds no single number."""
+        value = self._get(key, default)
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+
+    def float(self, key: str, default: float = _MISSING) -> float:
+        """As `int`, for a real number."""
+        value = self._get(key, default)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return bool(self._get(key, default))
+
+    def text(self, key: str, default: str = "") -> str:
+        return str(self._get(key, default))

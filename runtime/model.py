@@ -1,0 +1,177 @@
+"""Opening a model and running tokens through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..formats import MillError, PlanError, TensorSource
+from ..quantize import gguf_source
+from . import deepseek2, llama
+from .cache import KVCache
+from .decoder import Decoder, Settings
+from .hyper import Hyper
+from .threads import cores
+from .tokenizer import Tokenizer
+from .weights import Observer, WeightStore
+
+# general.architecture -> what builds its graph: one module per architecture
+GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {
+    "deepseek2": deepseek2.build,
+    "llama": llama.build,
+}
+
+
+def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Model:
+    """Opens a model for inference: a GGUF file (any shard of a split one), or a source that convert opened.
+
+    settings: fields of `Settings` by name. Weights are read when they are first needed. Raises PlanError for an architecture or
+    setting that is not known, FormatError when tensors or metadata keys are missing or do not fit together.
+    """
+    known = {field.name for field in fields(Settings)}
+    for name in settings:
+        if name not in known:
+            raise PlanError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
+    chosen = Settings(**settings)
+    for name in ("batch", "n_ctx", "threads", "scores_bytes"):
+        value = getattr(chosen, name)
+        if value is not None and value < 1:
+            raise PlanError(f"setting {name} has to be positive, not {value}")
+    source = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
+    build = GRAPHS.get(source.architecture)
+    if build is None:
+        known_names = ", ".join(sorted(GRAPHS))
+        raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {known_names})")
+    store = WeightStore(source, chosen.cache_bytes, chosen.threads or cores())
+    return Model(source, build(store, Hyper(source.metadata, source.path), chosen), chosen)
+
+
+class Model:
+    """A model that is ready to run. `graph` is its architecture's; `settings` are those it was loaded with."""
+
+    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings):
+        self.source, self.graph, self.settings = source, graph, settings
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.source.metadata
+
+    @property
+    def n_vocab(self) -> int:
+        return self.graph.n_vocab
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that a session holds unless told otherwise."""
+        return self.settings.n_ctx or self.graph.n_context
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises PlanError when the metadata has no vocabulary, or one of a kind that is not supported."""
+        return Tokenizer(self.metadata)
+
+    @property
+    def observer(self) -> Observer | None:
+        """Called as observer(tensor name, matrix, activations float32 [n, row length]) whenever a weight tensor is multiplied.
+
+        Experts report under their own matrix index and with their own rows. attn_k_b and attn_v_b report wherever a model has
+        them (a 2D tensor as matrix 0 with the rows of all heads, a 3D one per head), even when attn_kv_b does the computing.
+        The array may be overwritten after the call.
+        """
+        return self.graph.store.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self.graph.store.observer = observer
+
+    def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """One sequence from scratch: int [n] -> float32 [n, n_vocab]; row i predicts token i + 1.
+
+        Raises PlanError for no tokens or ids that the vocabulary does not have.
+        """
+        return self.head(self.hidden([(self.new_cache(len(tokens)), tokens)])[0])
+
+    def new_cache(self, limit: int) -> KVCache:
+        """An empty cache for a sequence of at most `limit` tokens."""
+        return self.graph.new_cache(limit)
+
+    def session(self, n_ctx: int | None = None) -> Session:
+        """A sequence to generate from, of at most n_ctx tokens (the model's own length if None)."""
+        return Session(self, n_ctx or self.n_ctx)
+
+    def hidden(self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
+        """Runs the next tokens of several sequences together, `settings.batch` tokens per pass.
+
+        batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
+        float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full.
+        """
+        arrays = [self._checked(tokens) for _, tokens in batch]
+        for (cache, _), tokens in zip(batch, arrays, strict=True):
+            cache.room_for(len(tokens))
+        out: list[list[np.ndarray]] = [[] for _ in batch]
+        done = [0] * len(batch)
+        while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
+            room, parts = self.settings.batch, []
+            for i, tokens in enumerate(arrays):
+                take = min(room, len(tokens) - done[i])
+                if take:
+                    parts.append((i, tokens[done[i] : done[i] + take]))
+                    room -= take
+            joined = np.concatenate([tokens for _, tokens in parts])
+            result = self.graph.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
+            row = 0
+            for i, tokens in parts:
+                out[i].append(result[row : row + len(tokens)])
+                row += len(tokens)
+                done[i] += len(tokens)
+        return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
+
+    def head(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
+        return self.graph.logits(hidden)
+
+    def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
+        """Runs the sequence again, looking at every step; the error names the first tensor or layer at fault."""
+        store = self.graph.store
+        observer, store.observer, store.watch = store.observer, None, True
+        try:
+            self.logits(tokens)
+        except MillError as error:
+            return error
+        finally:
+            store.observer, store.watch = observer, False
+        return MillError(f"{self.source.path}: logits were not finite, but a second run of the same tokens was")
+
+    def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        ids = np.asarray(tokens, np.int64)
+        if ids.ndim != 1 or not len(ids):
+            raise PlanError(f"tokens have to be a list of at least one id, not an array of shape {ids.shape}")
+        if ids.min() < 0 or ids.max() >= self.graph.embedding.rows:
+            wrong = ids[(ids < 0) | (ids >= self.graph.embedding.rows)][0]
+            raise PlanError(f"token id {wrong} is outside the vocabulary of {self.graph.embedding.rows}")
+        return ids
+
+
+class Session:
+    """One growing sequence with its cache. `tokens` are those it holds."""
+
+    def __init__(self, model: Model, n_ctx: int):
+        self.model, self.n_ctx = model, n_ctx
+        self.cache = model.new_cache(n_ctx)
+        self.tokens: list[int] = []
+
+    def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
+        hidden = self.model.hidden([(self.cache, tokens)])[0]
+        self.tokens += [int(token) for token in tokens]
+        return self.model.head(hidden[-1:])[0]
+
+    def rewind(self, length: int) -> None:
+        """Forgets everything from position `length` on, to go on differently from there."""
+        self.cache.truncate(length)
+        del self.tokens[length:]

@@ -1,0 +1,121 @@
+"""How byte-level BPE vocabularies cut text into words before merging: one row per name in `tokenizer.ggml.pre`.
+
+The expressions are those of the models' own published tokenizer files, in the syntax that these use (Oniguruma).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
+_CASED = (  # words begin with capitals and go on in small letters: "camelCase" is two
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_NOT_HAN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+# Blocks of characters as code points (some look alike or fall together when text is normalised).
+_CASED_LETTERS = (  # the letters of scripts that have two cases, as deepseek-llm lists them
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c 38e-3a1 "
+    "3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 "
+    "1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe "
+    "1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 "
+    "2126 2128 212a-212d 212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 "
+    "a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a "
+    "10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943 "
+)
+_CJK = "4e00-9fa5 800-4e00 ac00-d7ff"
+_KANA = "4e00-9fa5 3040-309f 30a0-30ff"
+_PUNCTUATION = "21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002"
+
+
+def _any_of(blocks: str) -> str:
+    """'41-5a b5' -> a character class that holds these code points."""
+    return "[" + "".join("-".join(rf"\x{{{code}}}" for code in block.split("-")) for block in blocks.split()) + "]"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """splits: expressions applied one after the other, each isolating its matches within the pieces that the last one left.
+
+    whole_words  a word that is a token as it stands is not merged up from its bytes
+    add_bos      what is done when the metadata does not say
+    """
+
+    splits: tuple[str, ...]
+    whole_words: bool = False
+    add_bos: bool = False
+
+
+_GPT2_WORDS = PreTokenizer((_GPT2,))
+_DIGITS_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
+_DEEPSEEK3 = PreTokenizer(
+    (
+        r"\p{N}{1,3}",
+        _any_of(_KANA) + "+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2": _GPT2_WORDS,
+    "phi-2": _GPT2_WORDS,
+    "mpt": _GPT2_WORDS,
+    "olmo": _GPT2_WORDS,
+    "llama-bpe": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
+    "llama3": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
+    "dbrx": PreTokenizer((_LLAMA3,)),
+    "smaug-bpe": PreTokenizer((_LLAMA3,)),
+    "glm4": PreTokenizer((_LLAMA3,)),
+    "chatglm-bpe": PreTokenizer((_LLAMA3,)),
+    "qwen2": PreTokenizer((_QWEN2,)),
+    "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
+    "stablelm2": PreTokenizer((_QWEN2,)),
+    "qwen35": PreTokenizer(
+        (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    "seed-coder": PreTokenizer(
+        (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    "tekken": PreTokenizer((_CASED % ("", "", ""),), whole_words=True, add_bos=True),
+    "gpt-4o": PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),)),
+    "llama4": PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),)),
+    "kimi-k2": PreTokenizer(
+        (
+            r"[\p{Han}]+"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_SHORT}"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_SHORT}"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    "deepseek-v3": _DEEPSEEK3,
+    "hunyuan-dense": _DEEPSEEK3,
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?{_any_of(_CASED_LETTERS)}+",
+            rf"\s?{_any_of(_PUNCTUATION)}+",
+            r"\s+$",
+            _any_of(_CJK) + "+",
+            r"\p{N}",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _any_of(_CJK) + "+", r"\p{N}")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "starcoder": _DIGITS_THEN_GPT2,
+    "refact": _DIGITS_THEN_GPT2,
+    "command-r": _DIGITS_THEN_GPT2,
+    "smollm": _DIGITS_THEN_GPT2,
+    "codeshell": _DIGITS_THEN_GPT2,
+}

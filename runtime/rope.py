@@ -1,0 +1,94 @@
+"""Rotary position embedding: pairs of elements are rotated by an angle proportional to the position.
+
+Plain (RoFormer, arXiv:2104.09864), linear scaling, YaRN (arXiv:2309.00071) and per-frequency factors (Llama 3's, stored as a
+tensor). Where YaRN scales the cosines and sines too, that is `magnitude`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formats import PlanError
+from .hyper import Hyper
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """How the first `2 * len(frequencies)` elements of a head are rotated.
+
+    frequencies  float64 [pairs], radians per position
+    magnitude    factor of the rotated pairs
+    interleaved  pairs are (0, 1), (2, 3), ... (ggml's NORM); else (0, d/2), (1, d/2 + 1), ... (NEOX)
+    """
+
+    frequencies: np.ndarray
+    magnitude: float
+    interleaved: bool
+
+    @property
+    def dims(self) -> int:
+        return 2 * len(self.frequencies)
+
+    def table(self, positions: np.ndarray) -> np.ndarray:
+        """int [n] -> complex64 [n, pairs], what `rotate` needs for tokens at these positions."""
+        angles = positions[:, None] * self.frequencies
+        return (self.magnitude * (np.cos(angles) + 1j * np.sin(angles))).astype(np.complex64)
+
+    def rotate(self, x: np.ndarray, table: np.ndarray) -> None:
+        """Rotates x float32 [n, heads, size >= dims] in place; the last axis has to be contiguous."""
+        turn = table[:, None, :]
+        if self.interleaved:
+            pairs = x[..., : self.dims].view(np.complex64)
+            pairs *= turn
+            return
+        half = self.dims // 2
+        pairs = (x[..., :half] + 1j * x[..., half : self.dims]) * turn
+        x[..., :half], x[..., half : self.dims] = pairs.real, pairs.imag
+
+
+def yarn_mscale(factor: float, multiplier: float) -> float:
+    """1 + multiplier * ln(factor), YaRN's attention temperature; DeepSeek's multiplier is 0.1 * mscale_all_dim."""
+    return 1.0 + multiplier * math.log(factor) if factor > 1 else 1.0
+
+
+def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | None = None) -> Rope:
+    """The rotation that a model's `rope.*` metadata describes.
+
+    dims: rotated elements per head; factors: float32 [dims / 2] of the tensor rope_freqs.weight, which divide the frequencies.
+    Raises PlanError for a kind of scaling that is not known.
+    """
+    base = hyper.float("rope.freq_base", 10000.0)
+    frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
+    if factors is not None:
+        frequencies = frequencies / factors
+    kind = hyper.text("rope.scaling.type", "linear" if "rope.scale_linear" in hyper else "none")
+    if kind == "none":
+        return Rope(frequencies, 1.0, interleaved)
+    if kind == "linear":
+        factor = hyper.float("rope.scaling.factor", hyper.float("rope.scale_linear", 1.0))
+        return Rope(frequencies / (factor or 1.0), 1.0, interleaved)
+    if kind == "yarn":
+        return _yarn(hyper, frequencies, base, interleaved)
+    raise PlanError(f"{hyper.where}: rope scaling of kind {kind!r} is not supported (none, linear and yarn are)")
+
+
+def _yarn(hyper: Hyper, frequencies: np.ndarray, base: float, interleaved: bool) -> Rope:
+    """Low frequencies are divided by the factor, high ones are kept, with a ramp in between (paper, section 3.2)."""
+    factor = hyper.float("rope.scaling.factor")
+    trained = hyper.int("rope.scaling.original_context_length", hyper.int("context_length"))
+    dims = 2 * len(frequencies)
+
+    def pair_of(rotations: float) -> float:
+        """The pair (a real number) that turns so many times within the trained context."""
+        return dims * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_of(hyper.float("rope.scaling.yarn_beta_fast", 32.0))), 0)
+    high = min(math.ceil(pair_of(hyper.float("rope.scaling.yarn_beta_slow", 1.0))), dims - 1)
+    ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0, 1)
+    blended = frequencies / factor * ramp + frequencies * (1 - ramp)
+    # With a log multiplier the temperature acts on the scores instead (DeepSeek: mscale = mscale_all_dim, which cancel here).
+    magnitude = 1.0 if "rope.scaling.yarn_log_multiplier" in hyper else yarn_mscale(factor, 0.1)
+    return Rope(blended, magnitude * hyper.float("rope.scaling.attn_factor", 1.0), interleaved)

@@ -1,0 +1,158 @@
+"""Text to token ids and back, from the vocabulary that a GGUF file carries; the `tokenizers` library does the merging."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Merger
+
+from ..formats import PlanError
+from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
+
+
+class Tokenizer:
+    """Encodes and decodes. bos, eos: ids or None; add_bos, add_eos: what `encode` adds; endings: ids that end a generation."""
+
+    def __init__(self, metadata: Mapping[str, Any]):
+        """Raises PlanError for a vocabulary that is absent or of an unsupported kind, FormatError for a contradictory one."""
+        self.vocabulary = Vocabulary(metadata)
+        pre = PreTokenizer(()) if self.vocabulary.kind == "llama" else _pre_tokenizer(self.vocabulary)
+        build = _sentencepiece if self.vocabulary.kind == "llama" else _byte_level
+        self._merger = build(self.vocabulary, pre)
+        self.bos, self.eos, self.endings = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.endings
+        default = self.vocabulary.kind == "llama" or pre.add_bos
+        self.add_bos = bool(self.vocabulary.get("add_bos_token", default)) and self.bos is not None
+        self.add_eos = bool(self.vocabulary.get("add_eos_token", False)) and self.eos is not None
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self.vocabulary.tokens)
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        add_special: begin with BOS and end with EOS if the model's metadata says so; parse_special: control tokens that are
+        spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters.
+        """
+        ids: list[int] = [self.bos] if add_special and self.add_bos and self.bos is not None else []
+        prefix = "▁" if self.vocabulary.space_prefix and self.vocabulary.kind == "llama" else ""
+        for fragment in self._cut_special(text, parse_special):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            elif fragment:
+                ids += self._merger.encode(prefix + fragment, add_special_tokens=False).ids
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def _cut_special(self, text: str, parse_special: bool) -> list[str | int]:
+        """The text with special tokens taken out, in order; longer tokens are looked for first."""
+        fragments: list[str | int] = [text]
+        for special, token, always in self.vocabulary.splitting:
+            if not (always or parse_special) or special not in text:
+                continue
+            cut: list[str | int] = []
+            for fragment in fragments:
+                if isinstance(fragment, int):
+                    cut.append(fragment)
+                    continue
+                for i, part in enumerate(fragment.split(special)):
+                    cut += [token, part] if i else [part]
+            fragments = cut
+        return fragments
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token; they need not be whole characters."""
+        return self.vocabulary.piece(token)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Text of token ids; control tokens are left out unless skip_special is False. Broken UTF-8 becomes U+FFFD.
+
+        The space that encoding put before the text is taken away again.
+        """
+        stream = TextStream(self, skip_special)
+        return "".join([stream.feed(int(token)) for token in ids]) + stream.flush()
+
+    def stream(self, skip_special: bool = True, begins_text: bool = False) -> TextStream:
+        """A decoder for tokens that come one by one; begins_text: take the encoder's leading space away."""
+        return TextStream(self, skip_special, begins_text)
+
+
+class TextStream:
+    """Turns tokens into text as they come; a character is given out when its last byte has arrived."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, begins_text: bool = True):
+        self._vocabulary, self._skip = tokenizer.vocabulary, skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = begins_text and self._vocabulary.space_prefix and self._vocabulary.kind == "llama"
+
+    def feed(self, token: int) -> str:
+        if self._vocabulary.is_control(token):
+            # A control token ends whatever character was unfinished before it.
+            return self.flush() + ("" if self._skip else self._vocabulary.tokens[token])
+        piece = self._vocabulary.piece(token)
+        if self._strip:
+            piece, self._strip = piece.removeprefix(b" "), False
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """What is left of an unfinished character."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+    name = str(vocabulary.get("pre", "default"))
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise PlanError(f"pre-tokenizer {name!r} is not supported, another would give wrong tokens (known: {known})")
+    return PRE_TOKENIZERS[name]
+
+
+def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
+    """GPT-2's scheme: words by expressions, bytes as printable characters, merges in the order of their list."""
+    merges = [_halves(merge) for merge in vocabulary.get("merges", [])]
+    ids = vocabulary.ids
+    if not merges:  # tiktoken vocabularies have none: a token's rank is its id
+        merges = _merges_by_rank(vocabulary, -np.arange(len(vocabulary.tokens)))
+    usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
+    merger = Merger(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.whole_words))
+    splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
+    merger.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return merger
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    at = merge.index(" ", 1)  # the first character belongs to the first part, whatever it is
+    return merge[:at], merge[at + 1 :]
+
+
+def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
+    """SentencePiece's BPE: the pair whose union has the best score is merged first; unknown characters fall back to bytes."""
+    scores = np.asarray(vocabulary.get("scores", -np.arange(len(vocabulary.tokens))), np.float64)
+    unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
+    model = models.BPE(
+        vocab=vocabulary.ids, merges=_merges_by_rank(vocabulary, scores), unk_token=unknown, byte_fallback=True, fuse_unk=True
+    )
+    merger = Merger(model)
+    merger.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
+    return merger
+
+
+def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
+    """All ways to make a token of two others, best score of the result first."""
+    ids = vocabulary.ids
+    merges: list[tuple[str, str]] = []
+    for i in np.argsort(-scores, kind="stable").tolist():
+        if vocabulary.kinds[i] in (NORMAL, USER_DEFINED, UNUSED):
+            token = vocabulary.tokens[i]
+            merges += [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ids and token[k:] in ids]
+    return merges

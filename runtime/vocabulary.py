@@ -1,0 +1,109 @@
+"""A model's vocabulary from GGUF metadata: token texts, their kinds, the special ids, and the bytes each token stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..formats import FormatError, PlanError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
+
+# Texts that end a turn or a document, whatever the metadata calls them.
+_ENDINGS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+        *("<EOT>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<|return|>", "<|call|>", "[EOS]", "<|eot|>"),
+    )
+)
+
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def byte_characters() -> dict[int, str]:
+    """GPT-2's printable stand-in for each byte: printable Latin-1 characters are themselves, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (b for b in range(256) if b not in printable)
+    return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+
+
+class Vocabulary:
+    """tokens: text of every id; kinds: int array [n]; kind: 'gpt2' (byte-level BPE) or 'llama' (SentencePiece with scores)."""
+
+    def __init__(self, metadata: Mapping[str, Any]):
+        """Raises PlanError when there is no vocabulary or its kind is not supported, FormatError when it contradicts itself."""
+        self.metadata = metadata
+        self.kind = str(self.get("model", ""))
+        if "tokenizer.ggml.tokens" not in metadata or not self.kind:
+            raise PlanError("the model's metadata has no vocabulary (tokenizer.ggml.model and tokenizer.ggml.tokens)")
+        if self.kind not in ("gpt2", "llama"):
+            raise PlanError(f"a vocabulary of kind {self.kind!r} is not supported (tokenizer.ggml.model is gpt2 or llama)")
+        self.tokens: list[str] = list(self.get("tokens", []))
+        self.kinds = np.asarray(self.get("token_type", np.full(len(self.tokens), NORMAL)), np.int64)
+        if len(self.kinds) != len(self.tokens):
+            raise FormatError(f"tokenizer.ggml.token_type has {len(self.kinds)} values for {len(self.tokens)} tokens")
+        byte_level = self.kind == "gpt2"
+        self.bos = self._special("bos", None if byte_level else 1)
+        self.eos = self._special("eos", None if byte_level else 2)
+        self.unknown = self._special("unknown", None if byte_level else 0)
+        self.space_prefix = bool(self.get("add_space_prefix", not byte_level))
+
+    def get(self, key: str, default: Any) -> Any:
+        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def _special(self, name: str, default: int | None) -> int | None:
+        value = self.get(f"{name}_token_id", default)
+        if value is None or not 0 <= int(value) < len(self.tokens):
+            return None
+        return int(value)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """text -> id; of tokens with the same text, the first. Texts that are no valid UTF-8 in the file are left out."""
+        ids: dict[str, int] = {}
+        for i, token in enumerate(self.tokens):
+            if token.isascii() or not any("\ud800" <= c <= "\udfff" for c in token):
+                ids.setdefault(token, i)
+        return ids
+
+    @cached_property
+    def endings(self) -> frozenset[int]:
+        """Ids after which a model has finished: eos, end of turn or message, and tokens known to mean that."""
+        named = (self._special(name, None) for name in ("eos", "eot", "eom"))
+        special = {UNKNOWN, CONTROL, USER_DEFINED}
+        texts = (self.ids[text] for text in _ENDINGS if text in self.ids and self.kinds[self.ids[text]] in special)
+        return frozenset([i for i in named if i is not None] + list(texts))
+
+    @cached_property
+    def splitting(self) -> list[tuple[str, int, bool]]:
+        """(text, id, always) of the tokens that are cut out of a text before anything else, longest first.
+
+        User-defined tokens always are; control tokens only where the text may hold them (`always` is False).
+        """
+        wanted = np.flatnonzero(np.isin(self.kinds, (UNKNOWN, CONTROL, USER_DEFINED)))
+        found = [(self.tokens[i], int(i), bool(self.kinds[i] == USER_DEFINED)) for i in wanted if self.tokens[i]]
+        return sorted(found, key=lambda entry: -len(entry[0]))
+
+    def is_control(self, token: int) -> bool:
+        return bool(self.kinds[token] in (UNKNOWN, CONTROL))
+
+    @cached_property
+    def _bytes_of_character(self) -> dict[str, int]:
+        return {character: b for b, character in byte_characters().items()}
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for (control tokens: their own text)."""
+        text, kind = self.tokens[token], self.kinds[token]
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+            return text.encode("utf-8", "surrogateescape")
+        if self.kind == "llama":
+            if kind == BYTE and _BYTE_TOKEN.fullmatch(text):
+                return bytes([int(text[3:-1], 16)])
+            return text.replace("▁", " ").encode("utf-8", "surrogateescape")
+        table = self._bytes_of_character
+        return b"".join(bytes([table[c]]) if c in table else c.encode("utf-8", "surrogateescape") for c in text)
