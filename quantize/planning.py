@@ -193,7 +193,10 @@ def _choose(
         plain = TYPES[wanted.base] if wanted.base else TYPES.fallback_for(wanted, (tensor.shape[0], 1))[0]
         note = f"{wanted.name} asked for; embeddings are looked up by row and stay {plain.name}"
         wanted = plain
-    chosen, reason = TYPES.fallback_for(wanted, tensor.shape)
+    try:
+        chosen, reason = TYPES.fallback_for(wanted, tensor.shape)
+    except PlanError as error:
+        raise PlanError(f"{tensor.name}: {error}; give it another type (f16 and bf16 hold any)") from None
     if reason:
         note = f"{wanted.name} asked for; {reason}"
     return Choice(chosen, why, note)

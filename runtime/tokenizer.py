@@ -11,7 +11,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Merger
 
 from ..formats import PlanError
-from .pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from ..formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
 

@@ -94,7 +94,7 @@ REFUSALS = [
     (["quantize", "nothing", "out.gguf"], 2, "does not exist"),
     (["quantize", "MODEL", "out.gguf", "--recipe", "none.txt"], 1, "none.txt: No such file"),
     (["quantize", "MODEL", "out.gguf", "--custom-q", "ffn=iq9"], 1, "--custom-q, line 1, column 5: there is no tensor type"),
-    (["quantize", "MODEL", "out.gguf", "q8_0", "--custom-q", "nope=q8_0", "--strict"], 1, "--strict: line 1: nope=q8_0 matches no"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--custom-q", "nope=q8_0", "--strict"], 1, "--strict: line 1: nope=q8_0"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--imatrix", "junk"], 1, "junk: not an imatrix"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--override-kv", "a=b"], 2, "is not KEY=TYPE:VALUE"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--split-max-size", "5Q"], 1, "'5Q' is not a size"),
@@ -156,7 +156,7 @@ def test_inspect(mill, checkpoint, tmp_path):
 
 
 def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
-    config, tensors = tiny_llama()
+    config, tensors = tiny_llama(intermediate_size=64)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.nan
     folder = write_checkpoint(tmp_path / "model", config, tensors)
     mill("convert", folder, tmp_path / "a.gguf", "--outtype", "f32")

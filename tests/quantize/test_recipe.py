@@ -34,7 +34,8 @@ def test_comma_joined_as_custom_q_has_it():
 
 
 def test_commas_and_equal_signs_inside_a_regex():
-    assert pairs(r"blk\.\d{1,2}\.ffn(?=_up)_up=iq4_k,x(?!=y)=q8_0") == [(r"blk\.\d{1,2}\.ffn(?=_up)_up", "iq4_k"), (r"x(?!=y)", "q8_0")]
+    text = r"blk\.\d{1,2}\.ffn(?=_up)_up=iq4_k,x(?!=y)=q8_0"
+    assert pairs(text) == [(r"blk\.\d{1,2}\.ffn(?=_up)_up", "iq4_k"), (r"x(?!=y)", "q8_0")]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
 
 from ggufmill.formats import FormatError, PlanError, open_gguf
+from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 from ggufmill.runtime import Tokenizer
-from ggufmill.runtime.pretokenizers import PRE_TOKENIZERS
 
 TEXT = (
     "The quick brown fox didn't jump over 12345 lazy dogs; she'll jump again, 3.14 times!\n\n  Indented\tline\r\n"
@@ -203,15 +203,3 @@ def test_every_pre_tokenizer_splits_without_losing_anything(name):
     pieces = [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(TEXT)]
     assert "".join(pieces) == TEXT
     assert len(pieces) > 20
-
-
-def test_pre_tokenizers_are_those_that_conversion_recognises():
-    """Two tables written independently, from the tokenizer files and from the splits' expressions: they have to cut alike."""
-    known = pytest.importorskip("ggufmill.convert.pretokenizers")
-    for name, whole_words, steps in known.KNOWN:
-        assert PRE_TOKENIZERS[name].whole_words == whole_words, name
-        splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[name].splits]
-        ours = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        theirs = known._cutter({"type": "Sequence", "pretokenizers": steps})
-        for text in known._probe():
-            assert [piece for piece, _ in ours.pre_tokenize_str(text)] == theirs(text), name

@@ -1,6 +1,7 @@
 """How byte-level BPE vocabularies cut text into words before merging: one row per name in `tokenizer.ggml.pre`.
 
-The expressions are those of the models' own published tokenizer files, in the syntax that these use (Oniguruma).
+The expressions are those of the models' own published tokenizer files, in the syntax that these use (Oniguruma);
+the names are those that llama.cpp's src/llama-vocab.cpp accepts.
 """
 
 from __future__ import annotations
