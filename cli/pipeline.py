@@ -57,7 +57,7 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe, base: Path, folder: Folder, *, threads: int | None = None, fresh: bool = False):
-        self.recipe, self.base, self.folder, self.threads = recipe, base, folder, threads
+        self.recipe, self.base, self.folder, self.threads, self.fresh = recipe, base, folder, threads, fresh
         stages = recipe.stages
         if "source" not in stages or "model" not in stages["source"]:
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
@@ -67,7 +67,6 @@ class Run:
             stage: self._path(stages[stage]["text"]) for stage in ("imatrix", "validate") if "text" in stages.get(stage, {})
         }
         self.seconds: dict[str, float] = {}
-        folder.path.mkdir(parents=True, exist_ok=True)
         self._state: dict[str, Any] = {} if fresh or not folder.state.exists() else json.loads(folder.state.read_text())
 
     def _path(self, name: str) -> Path:
@@ -83,6 +82,7 @@ class Run:
             click.echo(f"{name}: done before, nothing has changed", err=True)
             self.seconds[name] = known["seconds"]
             return known["result"]
+        self.folder.path.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
         result = work()
         self.seconds[name] = time.perf_counter() - began
@@ -141,8 +141,8 @@ class Run:
     def check(self) -> Plan:
         """The preflight: everything that can be known before any work. Returns the plan as far as sizes go."""
         plan = self.plan(None)
-        began = journal_path(plan).exists()
-        preflight(plan, force=plan.files[0].path.exists() and "quantize" in self._state, resume=began, inputs=self.source.files)
+        ours = self.fresh or "quantize" in self._state  # else an existing file is somebody's who never ran this recipe here
+        preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.source.files)
         return plan
 
     def quantize(self, imatrix: Imatrix | None) -> Plan:

@@ -96,8 +96,9 @@ def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: 
         if file.path.is_dir():
             raise PlanError(f"{file.path} is a folder; give a file name")
     parent = plan.files[0].path.resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(parent, os.W_OK):
+    while not parent.exists():  # `execute` makes what is missing below it
+        parent = parent.parent
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")
     files = _Files(plan, journal_path(plan))
     if files.journal_path.exists() and not (resume or force):
@@ -124,6 +125,7 @@ def execute(
     """
     workers = threads or len(os.sched_getaffinity(0))
     files = _Files(plan, journal_path(plan))
+    files.journal_path.resolve().parent.mkdir(parents=True, exist_ok=True)
     try:
         done = _open(files, resume=resume, force=force)
         resumed = len(done)

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from ggufmill.convert import open_source
+from ggufmill.formats import MillError
+from ggufmill.imatrix import load
+from ggufmill.imatrix.collect import Collector, collect
+from ggufmill.quantize.planning import quantisable
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.perplexity import perplexity
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo checkpoint (a trained DeepSeek-V3 in small) and the ids of a little text."""
+    model = load_model(open_source(FOLDER / "demo"))
+    return model, model.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8")[:2500])
+
+
+@pytest.fixture(scope="module")
+def collected(demo):
+    model, tokens = demo
+    return collect(model, tokens, dataset="text", n_ctx=128, chunks=4)
+
+
+def test_every_weight_has_data(demo, collected):
+    model, _ = demo
+    weights = {t.name for t in model.source.tensors.values() if quantisable(t)}
+    routers = {n for n in model.source.tensors if n.endswith("ffn_gate_inp.weight")}
+    assert set(collected[0].entries) == weights - {"token_embd.weight", "output.weight"} | routers
+    assert {"blk.1.attn_kv_b.weight", "blk.1.attn_k_b.weight", "blk.1.attn_v_b.weight"} <= set(collected[0].entries)
+
+
+def test_counts(collected):
+    entries, tokens, used, heads = collected[0].entries, 4 * 128, 2, 4
+    assert entries["blk.0.ffn_up.weight"][1].tolist() == [tokens]
+    for kind in ("gate", "up", "down"):
+        _, counts = entries[f"blk.2.ffn_{kind}_exps.weight"]
+        assert counts.shape == (8,)
+        assert counts.sum() == tokens * used
+    assert entries["blk.1.attn_k_b.weight"][1].tolist() == [tokens * heads]
+    assert collected[0].chunk_count == 4
+
+
+def test_sums_are_those_of_the_activations(demo, collected):
+    """Against activations kept whole and squared here in float64, expert by expert."""
+    model, tokens = demo
+    kept = {}
+    model.observer = lambda name, matrix, x: kept.setdefault((name, matrix), []).append(x.astype(np.float64))
+    try:
+        perplexity(model, tokens, n_ctx=128, chunks=4)
+    finally:
+        model.observer = None
+    for (name, matrix), pieces in kept.items():
+        if name == "output.weight":
+            continue
+        x = np.concatenate(pieces)
+        sums, counts = collected[0].entries[name]
+        assert counts[matrix] == len(x)
+        np.testing.assert_allclose(sums[matrix], (x**2).sum(axis=0), rtol=1e-5)
+
+
+def test_collecting_does_not_change_the_perplexity(demo, collected):
+    model, tokens = demo
+    assert collected[1].perplexity == pytest.approx(perplexity(model, tokens, n_ctx=128, chunks=4).perplexity, rel=1e-5)
+
+
+def test_process_output_and_snapshots(demo, tmp_path):
+    model, tokens = demo
+    saved = []
+    imatrix, _ = collect(
+        model, tokens, n_ctx=128, chunks=3, process_output=True, save_frequency=1, on_save=lambda i: saved.append(i.chunk_count)
+    )
+    assert saved == [1, 2]
+    assert imatrix.entries["output.weight"][1].tolist() == [3 * 63]  # only scored positions pass through the output
+    imatrix.save(tmp_path / "a.imatrix")
+    assert load(tmp_path / "a.imatrix").entries.keys() == imatrix.entries.keys()
+
+
+def test_half_and_half_is_the_whole(demo):
+    model, tokens = demo
+    ids = np.array(tokens[: 4 * 128])
+    parts = [collect(model, part, n_ctx=128)[0] for part in (ids[:256], ids[256:])]
+    whole = collect(model, ids, n_ctx=128)[0]
+    merged = parts[0].merge(parts[1])
+    assert merged.chunk_count == whole.chunk_count == 4
+    for name, (sums, counts) in whole.entries.items():
+        assert np.array_equal(merged.entries[name][1], counts)
+        np.testing.assert_allclose(merged.entries[name][0], sums, rtol=1e-4, atol=1e-6)
+
+
+def test_an_activation_that_is_not_finite_is_named(demo):
+    collector = Collector(demo[0])
+    with pytest.raises(MillError, match=r"the input of blk\.0\.ffn_up\.weight is not finite"):
+        collector.observe("blk.0.ffn_up.weight", 0, np.full((2, 256), np.nan, np.float32))
