@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from .writing import show_plan, write
 @click.option("--ignore-imatrix-rules", is_flag=True, help="Allow types that should not be made without an imatrix.")
 @click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
 @click.option("--strict", is_flag=True, help="Make every warning an error before any work.")
+@click.option("--allow-nonfinite", is_flag=True, help="Write 0 for weights that are NaN or infinite, and count them.")
 @click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
 @click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
 @flags.split_max_size
@@ -50,6 +52,7 @@ def command(
     imatrix: Path | None,
     override_kv: tuple[str, ...],
     mla_layout: str,
+    allow_nonfinite: bool,
     split_max_size: str | None,
     dry_run: bool,
     resume: bool,
@@ -83,6 +86,7 @@ def command(
         rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
         text = "\n".join([*custom_q, text]).strip()
     opened = open_source(source, mla_layout=mla_layout)
+    replaced: Counter[str] | None = Counter() if allow_nonfinite else None
     plan = plan_quantize(
         opened,
         out,
@@ -92,6 +96,7 @@ def command(
         importance=load_importance(imatrix, opened, quiet=as_json) if imatrix else None,
         override_kv=dict(map(flags.parse_override, override_kv)),
         split_max_size=parse_size(split_max_size) if split_max_size else None,
+        nonfinite=replaced,
         version=__version__,
         **options,
     )
@@ -102,3 +107,5 @@ def command(
         show_plan(plan, as_json)
     else:
         write(plan, "quantize", opened.files, threads=threads, resume=resume, force=force, as_json=as_json)
+        for name, count in sorted((replaced or {}).items()):
+            click.echo(f"warning: {name}: {count} weights were not finite and are written as 0", err=True)

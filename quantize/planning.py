@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +110,7 @@ def plan_quantize(
     ignore_imatrix_rules: bool = False,
     hide_imatrix: bool = False,
     strict: bool = False,
+    nonfinite: Counter[str] | None = None,
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
@@ -116,9 +118,13 @@ def plan_quantize(
 ) -> Plan:
     """The plan of a quantise or convert job; nothing is read from the tensors.
 
-    type: for tensors that no rule takes (None: they keep their type, fp8 becomes bf16). A text in recipe_text is recorded in
-    the file's metadata. pure: every quantisable tensor becomes `type`, rules are left aside. strict: every warning is an
-    error. Raises PlanError for what cannot or must not be done: see the message.
+    type         for tensors that no rule takes; None: they keep their type, and fp8 becomes bf16
+    recipe_text  recorded in the file's metadata
+    pure         every quantisable tensor becomes `type`, rules are left aside
+    strict       every warning is an error
+    nonfinite    counts weights that are NaN or infinite and written as 0; None: they are errors when they are met
+
+    Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """
     report = _Report(hits=dict.fromkeys(rules, 0))
     special = {"token_embd.weight": token_embedding_type, "output.weight": output_tensor_type}
@@ -140,7 +146,7 @@ def plan_quantize(
                 tensor.source_type,
                 choice.type,
                 choice.rule,
-                producer(tensor, choice.type, weights),
+                producer(tensor, choice.type, weights, nonfinite),
                 choice.note,
             )
         )

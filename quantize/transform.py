@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
@@ -9,12 +11,14 @@ from ..repack.rows import Produce, moved_rows
 from .codec import NonFiniteError, encode
 
 
-def producer(tensor: SourceTensor, target: TensorType, importance: np.ndarray | None) -> Produce:
+def producer(
+    tensor: SourceTensor, target: TensorType, importance: np.ndarray | None, replaced: Counter[str] | None = None
+) -> Produce:
     """(start, stop) -> uint8 [stop - start, row_bytes] of the target type.
 
-    importance: float32 [matrices, columns] or None. The cheapest way that changes no bit is taken: a copy when the source holds
-    the type already, a permutation between a type and its repacked twin. Raises MillError, naming the tensor, for a weight that
-    is NaN or infinite.
+    The cheapest way that changes no bit is taken: a copy when the source holds the type already, a permutation between a type
+    and its repacked twin. importance: float32 [matrices, columns] or None. replaced: counts, under the tensor's name, weights
+    that are NaN or infinite and were encoded as 0; None: such a weight raises MillError, naming tensor, row and column.
     """
     if tensor.stored is not None and tensor.raw is not None:
         moved = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
@@ -24,11 +28,18 @@ def producer(tensor: SourceTensor, target: TensorType, importance: np.ndarray | 
 
     def produce(start: int, stop: int) -> np.ndarray:
         weights = importance[start // rows] if importance is not None else None
+        x = tensor.read(start, stop)
         try:
-            return encode(tensor.read(start, stop), target.name, weights)
+            return encode(x, target.name, weights)
         except NonFiniteError as error:
+            if replaced is not None:
+                broken = ~np.isfinite(x)
+                replaced[tensor.name] += int(broken.sum())
+                return encode(np.where(broken, np.float32(0), x), target.name, weights)
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
-            raise MillError(f"{tensor.name}: the weight at {where} is {error.value}; the source is damaged") from None
+            raise MillError(
+                f"{tensor.name}: the weight at {where} is {error.value}: a damaged source (--allow-nonfinite writes 0 instead)"
+            ) from None
 
     return produce

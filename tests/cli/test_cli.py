@@ -167,6 +167,10 @@ def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
     assert code == 1
     assert "blk.0.ffn_up.weight: the weight at row 3, column 5 is nan" in err
     assert "tensors are kept; --resume goes on" in err
+    code, _, err = mill("quantize", folder, tmp_path / "c.gguf", "q8_0", "--allow-nonfinite")
+    assert code == 0
+    assert "blk.0.ffn_up.weight: 1 weights were not finite and are written as 0" in err
+    assert mill("inspect", tmp_path / "c.gguf", "--check")[0] == 0
 
 
 def test_recipes_list_and_show(mill):
