@@ -9,6 +9,7 @@ import click
 from .. import __version__
 from ..formats import TensorType
 from . import flags
+from .console import warn
 from .writing import show_plan, write
 
 
@@ -86,7 +87,7 @@ def command(
         rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
         text = "\n".join([*custom_q, text]).strip()
     opened = open_source(source, mla_layout=mla_layout)
-    replaced: Counter[str] | None = Counter() if allow_nonfinite else None
+    replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
         out,
@@ -107,5 +108,7 @@ def command(
         show_plan(plan, as_json)
     else:
         write(plan, "quantize", opened.files, threads=threads, resume=resume, force=force, as_json=as_json)
-        for name, count in sorted((replaced or {}).items()):
-            click.echo(f"warning: {name}: {count} weights were not finite and are written as 0", err=True)
+        counts: Counter[str] = Counter()
+        for name, count in replaced or ():
+            counts[name] += count
+        warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])

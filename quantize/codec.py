@@ -29,8 +29,9 @@ class Codec:
 # type name in lower case -> the module of its family, which has a dict CODECS of the same names
 _FAMILIES = {
     "floats": ("f32", "f16", "bf16"),
-    "legacy": ("q8_0", "q6_0", "q5_0"),
-    "iq4": ("iq4_nl",),
+    "legacy": ("q8_0", "q6_0", "q5_0", "q4_0"),
+    "legacy_offset": ("q4_1", "q5_1"),
+    "iq4": ("iq4_nl", "iq4_xs"),
     "kquants": ("q3_k", "q6_k"),
     "kquants_offset": ("q2_k", "q4_k", "q5_k"),
     "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),

@@ -1,4 +1,5 @@
-"""iq4_nl: blocks of 32 with one float16 scale and codes of a non-uniform table of 16 values (spec C.0, D.3)."""
+"""Codes of a non-uniform table of 16 values: iq4_nl, blocks of 32 with a float16 scale each, and iq4_xs, super-blocks of 256
+with a float16 scale and a six-bit scale for each 32 elements (spec C.0, D.3)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from ..formats import TYPES
 from ..formats.kernels import kernel
 from .codec import Codec
 from .importance import as_rows
-from .lanes import LANES, any_lane, clamp, fma_lanes, load, look_up, select, spread, store, store_half
+from .lanes import LANES, any_lane, clamp, fma_lanes, load, look_up, nearest, select, spread, store, store_half
 from .legacy import half_scales
 from .scale_search import largest, move_codes
 from .tiles import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 
-BLOCK = 32
+BLOCK, SUPER = 32, 256
 ENTRIES = 16
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _LOWEST, _HIGHEST = VALUES[0], VALUES[-1]
@@ -56,9 +57,9 @@ def _nearest_index(y):
 
 
 @kernel
-def _table_scale(x, w, codes):
-    """Scale of sixteen blocks: a grid of start scales from both ends of the table, then ascent. `codes` is scratch."""
-    extreme, magnitude = largest(x, 0, BLOCK)
+def _table_scale(x, w, at, codes):
+    """Scale of sixteen blocks: a grid of start scales from both ends of the table, then ascent. `codes` is scratch of one block."""
+    extreme, magnitude = largest(x, at, BLOCK)
     dead = magnitude < 1e-15
     extreme = select(dead, spread(1), extreme)
     inverse = -_LOWEST / extreme
@@ -69,7 +70,7 @@ def _table_scale(x, w, codes):
         if k > 0:
             trial = ((k - 1) // 2 - 7 + (_LOWEST if k % 2 else _HIGHEST)) / extreme
         txq, tqq = spread(0), spread(0)
-        for i in range(0, LANES * BLOCK, LANES):
+        for i in range(at, at + LANES * BLOCK, LANES):
             xi, wi = load(x, i), load(w, i)
             q = _nearest_value(trial * xi)
             wq = wi * q
@@ -81,21 +82,21 @@ def _table_scale(x, w, codes):
         inverse = select(better, trial, inverse)
         sxq, sqq = select(better, txq, sxq), select(better, tqq, sqq)
     for i in range(0, LANES * BLOCK, LANES):
-        store(codes, i, _nearest_index(inverse * load(x, i)))
+        store(codes, i, _nearest_index(inverse * load(x, at + i)))
     # Where sums of weights vanish or overflow, the scale that fits the largest element has to do.
     lost = ~dead & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
-    scale = _ascend(x, w, codes, select(dead | lost, spread(0), scale), sxq, sqq, best)
+    scale = _ascend(x, w, at, codes, select(dead | lost, spread(0), scale), sxq, sqq, best)
     return select(lost, extreme / _LOWEST, scale)
 
 
 @kernel
-def _ascend(x, w, codes, scale, sxq, sqq, best):
+def _ascend(x, w, at, codes, scale, sxq, sqq, best):
     active = abs(scale) > 0
     for _ in range(BLOCK * ENTRIES):
         soonest, where, move = spread(np.inf), spread(-1), spread(0)
         wm, xm, vm, um = spread(0), spread(0), spread(0), spread(0)
         for i in range(BLOCK):
-            xi, wi, q = load(x, LANES * i), load(w, LANES * i), load(codes, LANES * i)
+            xi, wi, q = load(x, at + LANES * i), load(w, at + LANES * i), load(codes, LANES * i)
             value = look_up(_PADDED, q)
             slope = scale * wi * fma_lanes(-scale, value, xi)
             up, down = (slope > 0) & (q < ENTRIES - 1), (slope < 0) & (q > 0)
@@ -120,6 +121,15 @@ def _ascend(x, w, codes, scale, sxq, sqq, best):
 
 
 @kernel
+def _find_codes(x, at, scale, codes):
+    """The codes of a block with a scale that is not yet rounded to float16, as in the reference."""
+    live = abs(scale) > np.float32(3e-39)
+    inverse = select(live, 1 / select(live, scale, spread(1)), spread(0))
+    for i in range(at, at + LANES * BLOCK, LANES):
+        store(codes, i, _nearest_index(inverse * load(x, i)))
+
+
+@kernel
 def _encode(x, importance, out):
     """out: uint8 [blocks, 18]."""
     size = LANES * BLOCK
@@ -132,13 +142,9 @@ def _encode(x, importance, out):
         else:
             take_importance(importance, x, first, BLOCK, W)
             weigh_lanes(X, W, 0, BLOCK, 2 * sum_of_squares(X, 0, BLOCK) / BLOCK, W)
-        scale = _table_scale(X, W, C)
+        scale = _table_scale(X, W, 0, C)
         store_half(halves, 0, scale)
-        # The codes are found again with the scale before it is rounded to float16, as in the reference.
-        live = abs(scale) > np.float32(3e-39)
-        inverse = select(live, 1 / select(live, scale, spread(1)), spread(0))
-        for i in range(0, size, LANES):
-            store(codes, i, _nearest_index(inverse * load(X, i)))
+        _find_codes(X, 0, scale, codes)
         for lane in range(min(LANES, out.shape[0] - first)):
             block = out[first + lane]
             block[0], block[1] = halves[lane] & 255, halves[lane] >> 8
@@ -155,18 +161,82 @@ def _decode(q, scales, out):
             row[j + 16] = d * VALUES[block[2 + j] >> 4]
 
 
-def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    rows, n = x.shape
-    out = np.empty((rows, TYPES["iq4_nl"].row_bytes(n)), np.uint8)
-    _encode(x, as_rows(importance), out.reshape(-1, TYPES["iq4_nl"].block_bytes))
-    return out
+@kernel
+def _encode_xs(x, importance, out):
+    """out: uint8 [super-blocks, 136]."""
+    size = LANES * SUPER
+    X, W, C = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(LANES * BLOCK, np.float32)
+    scales, packed = np.empty(LANES * 8, np.float32), np.empty(LANES * 8, np.uint8)
+    codes, halves = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
+    for first in range(0, out.shape[0], LANES):
+        take_blocks(x, first, SUPER, X)
+        if importance.shape[0] == 0:
+            weigh_by_square(X, 0, SUPER, W)
+        else:
+            take_importance(importance, x, first, SUPER, W)
+            weigh_lanes(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
+        for c in range(8):
+            store(scales, LANES * c, _table_scale(X, W, LANES * BLOCK * c, C))
+        extreme, _ = largest(scales, 0, 8)
+        d = -extreme / 32
+        store_half(halves, 0, d)
+        live = abs(d) > np.float32(3e-39)
+        inverse = select(live, 1 / select(live, d, spread(1)), spread(0))
+        for c in range(8):
+            level = clamp(nearest(inverse, load(scales, LANES * c)), -32, 31)
+            store(packed, LANES * c, level + 32)
+            _find_codes(X, LANES * BLOCK * c, d * level, codes)
+        for lane in range(min(LANES, out.shape[0] - first)):
+            _pack_xs(halves[lane], packed, codes, lane, out[first + lane])
 
 
-def decode(q: np.ndarray, n: int) -> np.ndarray:
-    blocks = q.reshape(-1, TYPES["iq4_nl"].block_bytes)
-    out = np.empty((len(blocks), BLOCK), np.float32)
-    _decode(blocks, half_scales(blocks), out)
-    return out.reshape(-1, n)
+@kernel
+def _pack_xs(half, packed, codes, lane, out):
+    out[0], out[1] = half & 255, half >> 8
+    high = 0
+    for c in range(8):
+        high |= (packed[LANES * c + lane] >> 4) << (2 * c)
+    out[2], out[3] = high & 255, high >> 8
+    for k in range(4):
+        out[4 + k] = (packed[LANES * 2 * k + lane] & 15) | (packed[LANES * (2 * k + 1) + lane] & 15) << 4
+    for c in range(8):
+        for j in range(16):
+            at = LANES * (BLOCK * c + j) + lane
+            out[8 + 16 * c + j] = codes[at] | codes[at + LANES * 16] << 4
 
 
-CODECS: dict[str, Codec] = {"iq4_nl": Codec(encode, decode)}
+@kernel
+def _decode_xs(q, scales, out):
+    for s in range(q.shape[0]):
+        block, row, d = q[s], out[s], scales[s]
+        for c in range(8):
+            high = (block[2 + c // 4] >> (2 * (c % 4))) & 3
+            scale = d * np.float32(np.int32(((block[4 + c // 2] >> (4 * (c % 2))) & 15) | high << 4) - 32)
+            for j in range(16):
+                byte = block[8 + 16 * c + j]
+                row[32 * c + j] = scale * VALUES[byte & 15]
+                row[32 * c + 16 + j] = scale * VALUES[byte >> 4]
+
+
+def _codec(name: str, run, undo) -> Codec:
+    kind = TYPES[name]
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        out = np.empty((rows, kind.row_bytes(n)), np.uint8)
+        run(x, as_rows(importance), out.reshape(-1, kind.block_bytes))
+        return out
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        blocks = q.reshape(-1, kind.block_bytes)
+        out = np.empty((len(blocks), kind.block), np.float32)
+        undo(blocks, half_scales(blocks), out)
+        return out.reshape(-1, n)
+
+    return Codec(encode, decode)
+
+
+CODECS: dict[str, Codec] = {
+    "iq4_nl": _codec("iq4_nl", _encode, _decode),
+    "iq4_xs": _codec("iq4_xs", _encode_xs, _decode_xs),
+}

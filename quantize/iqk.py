@@ -13,47 +13,22 @@ import numpy as np
 from ..formats import TYPES
 from .codec import Codec
 from .importance import guarded
-from .iqk_fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units, peaks
+from .iqk_fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
 from .iqk_headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
 from .iqk_planes import N32, N64, P1, P2, decode_blocks, pack_codes
-from .iqk_search import DEAD, trial_steps
+from .iqk_range import as_half, normalised, tamed
+from .iqk_search import trial_steps
 from .iqk_segments import sorting_network
 from .iqk_tables import V2, V3, V4, V5, V6, V6_DECODED, choices, midpoints, needs_three
 
 _SUPERBLOCK = 256
 _NO_PLANE = ((0, 0), 0)
-_LARGEST_HALF = np.float32(65504)
-_ORDINARY = (-10, 2)  # binary exponents of weights and ...
-_TAME = 20  # ... of importance that need no care
 
 
 def _padded(table: np.ndarray, value: float) -> np.ndarray:
     """float32 [2, any] -> float32 [2, 16, 32 or 64]."""
     missing = -table.shape[1] % 16
     return np.pad(table, ((0, 0), (0, missing)), constant_values=value)
-
-
-def _normalised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [units, n] divided by 2 ** exponents, int32 [units]): units of extreme weights only, to keep squares in range.
-
-    Powers of two change nothing else.
-    """
-    tops = np.empty(len(x), np.float32)
-    peaks(x, tops)
-    exponents = np.frexp(tops)[1]
-    exponents[(tops < DEAD) | ((exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1]))] = 0
-    return (np.ldexp(x, -exponents[:, None]) if exponents.any() else x), exponents
-
-
-def _tamed(importance: np.ndarray) -> np.ndarray:
-    """Importance times a power of two, if it is very large or very small."""
-    exponent = np.frexp(importance.max(initial=0))[1]
-    return np.ldexp(importance, -exponent) if abs(exponent) > _TAME else importance
-
-
-def _half(d: np.ndarray) -> np.ndarray:
-    """float32 -> float16, the largest number in place of infinity."""
-    return np.clip(d, -_LARGEST_HALF, _LARGEST_HALF).astype("<f2")
 
 
 @dataclass(frozen=True)
@@ -119,9 +94,9 @@ class _Type:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        v = _tamed(guarded(x, importance, self.block))
+        v = tamed(guarded(x, importance, self.block))
         unit = n if self.by_row else _SUPERBLOCK
-        x, exponents = _normalised(x.reshape(-1, unit))
+        x, exponents = normalised(x.reshape(-1, unit))
         codes = np.empty(x.shape, np.uint8)
         levels = np.empty((len(x), unit // self.block), np.float32)
         flags = np.empty(levels.shape, np.uint8)
@@ -144,9 +119,9 @@ class _Type:
         if not self.by_row:
             if self.blank:
                 d = np.where(d == 0, np.float32(0), d)  # not -0
-            blocks[:, :2] = _half(d)[:, None].view(np.uint8)
+            blocks[:, :2] = as_half(d)[:, None].view(np.uint8)
             return blocks.reshape(rows, -1)
-        scale = (d.astype("<f4") if kind.row_meta == 4 else _half(d))[:, None].view(np.uint8)
+        scale = (d.astype("<f4") if kind.row_meta == 4 else as_half(d))[:, None].view(np.uint8)
         return np.concatenate([scale, blocks.reshape(rows, -1)], axis=1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:

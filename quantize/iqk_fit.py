@@ -40,7 +40,7 @@ def peaks(x, out):
 
 
 @kernel
-def _fitting_sums(x, w, q, sxq, sqq):
+def fitting_sums(x, w, q, sxq, sqq):
     """Sums of w x q and of w q q over each row of three float32 arrays of one shape."""
     rows, n = x.shape
     for r in range(0, rows, _TOGETHER):
@@ -64,7 +64,7 @@ def _fitting_sums(x, w, q, sxq, sqq):
 
 @kernel
 def _paired_sums(x, w, q, sxq, sqq):
-    """As _fitting_sums, but the terms of elements 16 apart in each 32 are added before they join the sum (iq4_ks)."""
+    """As fitting_sums, but the terms of elements 16 apart in each 32 are added before they join the sum (iq4_ks)."""
     rows, n = x.shape
     for r in range(rows):
         xr, wr, qr = x[r], w[r], q[r]
@@ -78,12 +78,12 @@ def _paired_sums(x, w, q, sxq, sqq):
 
 
 @kernel
-def _weigh(x, importance, first, factor, share, w):
+def weigh_units(x, importance, first, factor, share, w):
     """Weights of the errors of x [units, n], which are units `first` and on; importance as for fit_units."""
     units, n = x.shape
     squares, unused = np.empty(units * n // _SUPERBLOCK, np.float32), np.empty(units * n // _SUPERBLOCK, np.float32)
     blocks = x.reshape(-1, _SUPERBLOCK)
-    _fitting_sums(blocks, np.ones_like(blocks), blocks, unused, squares)
+    fitting_sums(blocks, np.ones_like(blocks), blocks, unused, squares)
     for u in range(units):
         xu, wu = x[u], w[u]
         for b in range(n // _SUPERBLOCK):
@@ -178,7 +178,7 @@ def _requantise(x, w, block, midpoints, table, scales, flags, codes, q):
     for b in range(scales.size):
         _quantise_block(x, b * block, block, _inverse(scales[b]), np.float32(1), midpoints[flags[b]], table[flags[b]], codes, q)
     sxq, sqq = np.empty_like(scales), np.empty_like(scales)
-    _fitting_sums(x.reshape(-1, block), w.reshape(-1, block), q.reshape(-1, block), sxq, sqq)
+    fitting_sums(x.reshape(-1, block), w.reshape(-1, block), q.reshape(-1, block), sxq, sqq)
     for b in range(scales.size):
         if scales[b] != 0 and sqq[b] > 0:
             scales[b] = sxq[b] / sqq[b]
@@ -225,7 +225,7 @@ def fit_units(
         count = min(group, units - first)
         xs, w, q, scales = x[first : first + count], w_group[:count], q_group[:count], scales_group[:count]
         all_scales, all_flags = scales.reshape(-1), flags[first : first + count].reshape(-1)
-        _weigh(xs, importance, first, factor, share, w)
+        weigh_units(xs, importance, first, factor, share, w)
         xb, wb = xs.reshape(-1, block), w.reshape(-1, block)
         if trials == 0:
             search_segments(xb, wb, table, network, all_scales, all_flags)
@@ -243,7 +243,7 @@ def fit_units(
         if paired:
             _paired_sums(xs, w, q, sxq, sqq)
         else:
-            _fitting_sums(xs, w, q, sxq, sqq)
+            fitting_sums(xs, w, q, sxq, sqq)
         for i in range(count):
             if sqq[i] > 0:
                 d[first + i] = sxq[i] / sqq[i]

@@ -4,7 +4,7 @@ A value holds the same quantity of sixteen blocks ("lanes"). Arithmetic on it is
 operation per lane, in the order written, so results do not depend on the vector width of the machine: LLVM maps a value to one,
 two or four registers. Arrays of lanes are plain 1-D arrays; element e of lane l lies at [16 * e + l].
 
-Operators + - * / and comparisons take lanes and numbers alike; `&`, `|`, `~` work on the masks that comparisons give.
+Operators + - * / and comparisons take lanes and numbers alike; `&`, `|`, `^`, `~` work on the masks that comparisons give.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ for _name, _generate in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("tr
     _operator("i" + _name, _instruction(_generate))
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
     _operator(_name, _comparison(_sign), MASK)
-for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("iand", "and_"), ("ior", "or_")):
+for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("iand", "and_"), ("ior", "or_")):
     _operator(_name, _instruction(_generate), kinds={MASK: types.boolean})
 
 
@@ -233,6 +233,24 @@ def highest_lane(typingctx, a):
         kind = ir.FunctionType(ir.FloatType(), [args[0].type])
         reduce = get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{LANES}f32")
         return builder.call(reduce, args, fastmath=("nnan",))
+
+    return types.float32(F32), generate
+
+
+@operation
+def sum_lanes(typingctx, a):
+    """The sum of sixteen float32 lanes: halves are added lane by lane until one number is left."""
+    if a != F32:
+        return None
+
+    def generate(context, builder, sig, args):
+        value, width = args[0], LANES
+        while width > 1:
+            half = ir.VectorType(ir.IntType(32), width // 2)
+            low, high = (ir.Constant(half, list(range(at, at + width // 2))) for at in (0, width // 2))
+            value = builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
+            width //= 2
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return types.float32(F32), generate
 

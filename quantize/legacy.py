@@ -1,4 +1,4 @@
-"""Blocks of 32 with one float16 scale: q8_0, q6_0, q5_0 (spec B, C.0, D.1)."""
+"""Blocks of 32 with one float16 scale: q8_0, q6_0, q5_0, q4_0 (spec B, C.0, D.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 32
 
 @kernel
 def _encode_searched(x, importance, mean_squares, nmax, out):
-    """q5_0 (nmax 16) or q6_0 (nmax 32). mean_squares: of each row, float32 [rows]; out: uint8 [blocks, bytes]."""
+    """q4_0 (nmax 8), q5_0 (16) or q6_0 (32). mean_squares: of each row, float32 [rows]; out: uint8 [blocks, bytes]."""
     n = x.shape[1]
     size = LANES * BLOCK
     X, W, V = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
@@ -26,7 +26,7 @@ def _encode_searched(x, importance, mean_squares, nmax, out):
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
         take_blocks(x, first, BLOCK, X)
-        if nmax == 16 and importance.shape[0] == 0:
+        if nmax < 32 and importance.shape[0] == 0:
             scale = _plain_scale(X, nmax, bytes_)
         else:
             if importance.shape[0] == 0:
@@ -46,7 +46,7 @@ def _encode_searched(x, importance, mean_squares, nmax, out):
 
 @kernel
 def _plain_scale(X, nmax, codes):
-    """q5_0 without importance: the largest element gets code 0, the others are rounded half up. Returns the scales."""
+    """q4_0 and q5_0 without importance: the largest element gets code 0, the others are rounded half up. Returns the scales."""
     extreme, _ = largest(X, 0, BLOCK)
     scale = extreme / -nmax
     inverse = select(abs(scale) > 0, 1 / scale, spread(0))
@@ -69,7 +69,7 @@ def _pack(half, codes, lane, nmax, out):
             for bit in range(8):
                 byte |= (codes[LANES * (8 * k + bit) + lane] >> 4) << bit
             out[2 + k] = byte
-    else:
+    elif nmax == 32:
         for k in range(8):
             byte = 0
             for pair in range(4):
@@ -85,10 +85,11 @@ def _decode_searched(q, scales, nmax, out):
     for b in range(q.shape[0]):
         block, row, d = q[b], out[b], scales[b]
         for j in range(16):
+            high0 = high1 = 0
             if nmax == 16:
                 high0 = (block[2 + j // 8] >> (j % 8)) & 1
                 high1 = (block[4 + j // 8] >> (j % 8)) & 1
-            else:
+            elif nmax == 32:
                 pair = block[2 + j % 8] >> (4 * (j // 8))
                 high0, high1 = pair & 3, (pair >> 2) & 3
             byte = block[nibbles + j]
@@ -179,4 +180,5 @@ CODECS: dict[str, Codec] = {
     "q8_0": Codec(encode_q8_0, decode_q8_0),
     "q6_0": _searched("q6_0", 32),
     "q5_0": _searched("q5_0", 16),
+    "q4_0": _searched("q4_0", 8),
 }

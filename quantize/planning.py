@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +109,7 @@ def plan_quantize(
     ignore_imatrix_rules: bool = False,
     hide_imatrix: bool = False,
     strict: bool = False,
-    nonfinite: Counter[str] | None = None,
+    nonfinite: list[tuple[str, int]] | None = None,
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
@@ -122,7 +121,7 @@ def plan_quantize(
     recipe_text  recorded in the file's metadata
     pure         every quantisable tensor becomes `type`, rules are left aside
     strict       every warning is an error
-    nonfinite    counts weights that are NaN or infinite and written as 0; None: they are errors when they are met
+    nonfinite    takes (tensor name, how many) of weights that are NaN or infinite and written as 0; None: these are errors
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """

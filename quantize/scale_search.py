@@ -213,6 +213,12 @@ def _extent(x, at, n):
     return smaller(low, spread(0)), high
 
 
+# Where few levels are in use, codes such as 0, 2 and 0, 3 fit equally well. Of fits whose errors differ by no more than these
+# shares the last is taken, which is the one with the smaller scale: the largest scale of a super-block makes those of its other
+# blocks coarse. (In the reference rounding decides.)
+_EQUAL, _EQUAL64 = 1e-5, 1e-9
+
+
 @kernel
 def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
     """Scale and minimum of n elements with codes 0 ... nmax [QKX2]: x is about scale * code + minimum, minimum <= 0.
@@ -257,7 +263,7 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
         for i in range(at, at + LANES * n, LANES):
             miss = fma_lanes(new_scale, load(codes, i), new_low) - load(x, i)
             error = fma_lanes(load(w, i), abs(miss) if absolute else miss * miss, error)
-        better = solvable & (error < least)
+        better = solvable & (error < least * np.float32(1 + _EQUAL))
         scale, best_low = select(better, new_scale, scale), select(better, new_low, best_low)
         least = select(better, error, least)
     return select(flat, spread(0), scale), -best_low
@@ -266,10 +272,11 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
 @kernel
 def _line(sw, sx, sq, sqq, sxq):
     """Least squares for x = scale * q + low with low <= 0, float64 sums: (scale, low, whether solvable)."""
-    determinant = sw * sqq - sq * sq
+    determinant = fma_lanes(sw, sqq, -(sq * sq))
     solvable = determinant > 0
-    over = 1 / select(solvable, determinant, widen(spread(1)))
-    scale, low = narrow((sw * sxq - sx * sq) * over), narrow((sqq * sx - sq * sxq) * over)
+    safe = select(solvable, determinant, widen(spread(1)))
+    scale = narrow(fma_lanes(sw, sxq, -(sx * sq)) / safe)
+    low = narrow(fma_lanes(sqq, sx, -(sq * sxq)) / safe)
     above = low > 0
     if any_lane(above):
         scale = select(above, narrow(sxq / select(sqq > 0, sqq, widen(spread(1)))), scale)
@@ -322,7 +329,7 @@ def offset_scale_weighted(x, w, at, n, nmax, first, step, steps, w64, wx64, code
         tq, tqq, txq = _offset_sums(x, w64, wx64, n, nmax, at, trial, low)
         new_scale, new_low, solvable = _line(sw, sx, tq, tqq, txq)
         gain = _explained(new_scale, new_low, sw, sx, tq, tqq, txq)
-        better = solvable & (gain > best)
+        better = solvable & (gain > best * (1 - _EQUAL64))
         inverse, start = select(better, trial, inverse), select(better, low, start)
         scale, low, best = select(better, new_scale, scale), select(better, new_low, low), select(better, gain, best)
         sq, sqq, sxq = select(better, tq, sq), select(better, tqq, sqq), select(better, txq, sxq)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
@@ -12,12 +10,12 @@ from .codec import NonFiniteError, encode
 
 
 def producer(
-    tensor: SourceTensor, target: TensorType, importance: np.ndarray | None, replaced: Counter[str] | None = None
+    tensor: SourceTensor, target: TensorType, importance: np.ndarray | None, replaced: list[tuple[str, int]] | None = None
 ) -> Produce:
     """(start, stop) -> uint8 [stop - start, row_bytes] of the target type.
 
     The cheapest way that changes no bit is taken: a copy when the source holds the type already, a permutation between a type
-    and its repacked twin. importance: float32 [matrices, columns] or None. replaced: counts, under the tensor's name, weights
+    and its repacked twin. importance: float32 [matrices, columns] or None. replaced: takes (tensor name, how many) of weights
     that are NaN or infinite and were encoded as 0; None: such a weight raises MillError, naming tensor, row and column.
     """
     if tensor.stored is not None and tensor.raw is not None:
@@ -34,7 +32,7 @@ def producer(
         except NonFiniteError as error:
             if replaced is not None:
                 broken = ~np.isfinite(x)
-                replaced[tensor.name] += int(broken.sum())
+                replaced.append((tensor.name, int(broken.sum())))  # a list: chunks come from several threads
                 return encode(np.where(broken, np.float32(0), x), target.name, weights)
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
