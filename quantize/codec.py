@@ -19,7 +19,8 @@ class Codec:
     """encode: (float32 [rows, n], importance) -> uint8 [rows, row_bytes]; decode: (that, n) -> float32 [rows, n].
 
     Importance is None, float32 [n] for all rows alike, or [rows, n]. Both take and give C-contiguous arrays; encode sees finite
-    values and at least one row.
+    values and at least one row. An interleaved type with a base needs no codec: `pack` makes it from its base. One without
+    (q8_k_r8) has its own, which is given whole groups of rows.
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
@@ -34,7 +35,15 @@ _FAMILIES = {
     "iq4": ("iq4_nl", "iq4_xs"),
     "kquants": ("q3_k", "q6_k"),
     "kquants_offset": ("q2_k", "q4_k", "q5_k"),
+    "mxfp4": ("mxfp4",),
+    "q8_rows": ("q8_kv", "q8_k_r8"),
+    "ternary": ("iq1_bn", "iq2_bn"),
+    "one_bit": ("q1_0_g128",),
+    "iq1": ("iq1_s", "iq1_m", "iq1_s_r4", "iq1_m_r4"),
+    "iquants": ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
     "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),
+    "iq4_kss": ("iq4_kss",),
+    "iq2_kl": ("iq2_kl",),
 }
 
 # Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though
@@ -107,7 +116,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     if importance is not None and kind.name.lower() in _GUARD_OF:
         importance = guarded(x, importance, _GUARD_OF[kind.name.lower()])
     q = codec.encode(x, importance)
-    return q if kind.base is None else pack(q, base.name, n)[0]
+    return q if kind.base is None else pack(q, kind.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:

@@ -58,7 +58,10 @@ def _nearest_index(y):
 
 @kernel
 def _table_scale(x, w, at, codes):
-    """Scale of sixteen blocks: a grid of start scales from both ends of the table, then ascent. `codes` is scratch of one block."""
+    """Scale of sixteen blocks: a grid of start scales from both ends of the table, then ascent.
+
+    The blocks lie at x[at], w[at]; `codes` is scratch for one block of each lane.
+    """
     extreme, magnitude = largest(x, at, BLOCK)
     dead = magnitude < 1e-15
     extreme = select(dead, spread(1), extreme)

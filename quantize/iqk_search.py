@@ -17,7 +17,7 @@ from numba.core import cgutils
 from ..formats.kernels import kernel
 from .arithmetic import operation
 from .iqk_tables import CENTRE, CHOICE
-from .lanes import F32, LANES, MASK, fma_lanes, larger, load, select, spread, store
+from .lanes import F32, LANES, fma_lanes, larger, load, mask_bits, select, spread, store
 
 # Below this largest magnitude a block counts as zero.
 DEAD = np.float32(1e-16)
@@ -26,18 +26,6 @@ DEAD = np.float32(1e-16)
 _CLOSE = np.float32(1 - 1e-5)
 
 _FIRST = LANES - 1  # the lane of the trial that precedes the loop over factors
-
-
-@operation
-def mask_bits(typingctx, mask):
-    """Lane l of a mask as bit l of an integer."""
-    if mask != MASK:
-        return None
-
-    def generate(context, builder, signature, args):
-        return builder.zext(builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64))
-
-    return types.int64(MASK), generate
 
 
 @operation

@@ -226,6 +226,18 @@ def any_lane(typingctx, mask):
 
 
 @operation
+def mask_bits(typingctx, mask):
+    """Lane l of a mask as bit l of an integer."""
+    if mask != MASK:
+        return None
+
+    def generate(context, builder, sig, args):
+        return builder.zext(builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64))
+
+    return types.int64(MASK), generate
+
+
+@operation
 def highest_lane(typingctx, a):
     """The largest of sixteen float32 lanes, none of which is NaN."""
 
@@ -238,21 +250,24 @@ def highest_lane(typingctx, a):
 
 
 @operation
-def sum_lanes(typingctx, a):
-    """The sum of sixteen float32 lanes: halves are added lane by lane until one number is left."""
+def sum_halves(typingctx, a):
+    """The sums of float32 lanes 0 to 7 and 8 to 15: the upper ones of each are added to the lower ones until one is left."""
     if a != F32:
         return None
 
     def generate(context, builder, sig, args):
-        value, width = args[0], LANES
+        value, width = args[0], LANES // 2
         while width > 1:
-            half = ir.VectorType(ir.IntType(32), width // 2)
-            low, high = (ir.Constant(half, list(range(at, at + width // 2))) for at in (0, width // 2))
-            value = builder.fadd(builder.shuffle_vector(value, value, low), builder.shuffle_vector(value, value, high))
-            width //= 2
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+            half = width // 2
+            low = [i for start in (0, width) for i in range(start, start + half)]
+            index = ir.VectorType(ir.IntType(32), 2 * half)
+            lower, upper = (ir.Constant(index, [i + step for i in low]) for step in (0, half))
+            value = builder.fadd(builder.shuffle_vector(value, value, lower), builder.shuffle_vector(value, value, upper))
+            width = half
+        numbers = [builder.extract_element(value, ir.Constant(ir.IntType(32), i)) for i in range(2)]
+        return context.make_tuple(builder, sig.return_type, numbers)
 
-    return types.float32(F32), generate
+    return types.UniTuple(types.float32, 2)(F32), generate
 
 
 @operation
@@ -273,6 +288,16 @@ def sqrt_lanes(typingctx, a):
 
     def generate(context, builder, sig, args):
         return _call_llvm(builder, "sqrt", args[0])
+
+    return F32(F32), generate
+
+
+@operation
+def cut(typingctx, a):
+    """The whole part of float32 lanes, towards zero."""
+
+    def generate(context, builder, sig, args):
+        return _call_llvm(builder, "trunc", args[0])
 
     return F32(F32), generate
 
@@ -334,6 +359,13 @@ def _store_half(typingctx, array, index, value):
         return context.get_dummy_value()
 
     return types.void(array, types.intp, F32), generate
+
+
+@kernel
+def sum_lanes(a):
+    """The sum of float32 lanes, that of the halves first."""
+    low, high = sum_halves(a)
+    return low + high
 
 
 @kernel

@@ -8,8 +8,9 @@ from ..formats import TYPES
 from ..formats.kernels import kernel
 from .codec import Codec
 from .importance import as_rows
-from .lanes import LANES, clamp, fma_lanes, highest_lane, larger, load, select, spread, store, store_half
-from .scale_search import largest, signed_scale
+from .lanes import LANES, highest_lane, larger, load, select, spread, store, store_half
+from .legacy_rounded import encode_rounded
+from .scale_search import signed_scale
 from .tiles import row_mean_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 
 BLOCK = 32
@@ -26,34 +27,18 @@ def _encode_searched(x, importance, mean_squares, nmax, out):
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
         take_blocks(x, first, BLOCK, X)
-        if nmax < 32 and importance.shape[0] == 0:
-            scale = _plain_scale(X, nmax, bytes_)
+        if importance.shape[0] == 0:
+            weigh_by_square(X, 0, BLOCK, W)
         else:
-            if importance.shape[0] == 0:
-                weigh_by_square(X, 0, BLOCK, W)
-            else:
-                take_importance(importance, x, first, BLOCK, V)
-                for lane in range(count):
-                    sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-                weigh_lanes(X, V, 0, BLOCK, load(sigma2, 0), W)
-            scale = signed_scale(X, W, 0, BLOCK, nmax, codes)
-            for i in range(0, size, LANES):
-                store(bytes_, i, load(codes, i) + nmax)
-        store_half(halves, 0, scale)
+            take_importance(importance, x, first, BLOCK, V)
+            for lane in range(count):
+                sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
+            weigh_lanes(X, V, 0, BLOCK, load(sigma2, 0), W)
+        store_half(halves, 0, signed_scale(X, W, 0, BLOCK, nmax, codes))
+        for i in range(0, size, LANES):
+            store(bytes_, i, load(codes, i) + nmax)
         for lane in range(count):
             _pack(halves[lane], bytes_, lane, nmax, out[first + lane])
-
-
-@kernel
-def _plain_scale(X, nmax, codes):
-    """q4_0 and q5_0 without importance: the largest element gets code 0, the others are rounded half up. Returns the scales."""
-    extreme, _ = largest(X, 0, BLOCK)
-    scale = extreme / -nmax
-    inverse = select(abs(scale) > 0, 1 / scale, spread(0))
-    inverse = select(abs(inverse) < np.float32(3e38), inverse, spread(0))
-    for i in range(0, LANES * BLOCK, LANES):
-        store(codes, i, clamp(fma_lanes(load(X, i), inverse, spread(nmax + 0.5)), 0, 2 * nmax - 1))
-    return scale
 
 
 @kernel
@@ -161,6 +146,9 @@ def _searched(name: str, nmax: int) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
+        if importance is None and nmax < 32:
+            encode_rounded(x.reshape(-1), 2 * nmax - 1, False, out.reshape(-1))
+            return out
         mean_squares = np.empty(rows, np.float32)
         if importance is not None:
             row_mean_squares(x, mean_squares)

@@ -14,7 +14,8 @@ from ggufmill.repack import pack, unpack
 
 GOLDEN = np.load(Path(__file__).parent.parent / "data" / "golden_standard.npz")
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
-STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "iq4_nl", "q4_K", "q6_K")
+STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_nl", "iq4_xs", "mxfp4", "q8_KV", "q2_K", "q3_K",
+            "q4_K", "q5_K", "q6_K")  # fmt: skip
 GUARDED = ("iq4_nl_r4", "q4_k_r4", "q6_k_r4")
 
 
@@ -96,7 +97,11 @@ def test_packed_types_give_the_references_bytes(name):
     assert np.array_equal(encode(X, name, IMATRIX), GOLDEN[f"{name}/im"])
 
 
-@pytest.mark.parametrize("name", ["q8_0_r8", "q6_0_r4", "q5_0_r4", *GUARDED])
+PACKED = ("q8_0_r8", "q6_0_r4", "q5_0_r4", "q4_0_r8", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "iq4_xs_r8", "mxfp4_r8", "q2_k_r4",
+          "q3_k_r4", "q5_k_r4", *GUARDED)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_packed_types_decode_as_their_base(name):
     base = TYPES[TYPES[name].base].name
     q = encode(X, name, IMATRIX)
@@ -138,7 +143,7 @@ def _block(kind, rng):
     return made[kind]().astype(np.float32)
 
 
-@pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.parametrize("name", [*STANDARD, "iq1_bn", "iq2_bn", "q1_0_g128", "iq4_kss", "iq2_kl"])
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(kinds=st.lists(BLOCKS, min_size=16, max_size=16), weights=st.sampled_from(["none", "zero", "half", "random"]))
 def test_odd_blocks_give_finite_rows_that_do_not_depend_on_each_other(name, kinds, weights):

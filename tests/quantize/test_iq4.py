@@ -1,4 +1,4 @@
-"""iq4_nl against bytes of the reference encoder, gguf's decoder, and an exhaustive nearest-entry search."""
+"""iq4_nl and iq4_xs against bytes of the reference encoder, gguf's decoder, and an exhaustive nearest-entry search."""
 
 from pathlib import Path
 
@@ -11,28 +11,36 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.iq4 import VALUES
 
-GOLDEN = np.load(Path(__file__).parent.parent / "data" / "golden_standard.npz")
+DATA = Path(__file__).parent.parent / "data"
+GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "golden_iq4.npz"))
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 
 
-def test_decode_is_bit_exact():
-    want = GOLDEN["iq4_nl/dequant"]
-    got = decode(GOLDEN["iq4_nl/im"][: len(want)], "iq4_nl", X.shape[1])
+NAMES = ("iq4_nl", "iq4_xs")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_is_bit_exact(name):
+    want = GOLDEN[f"{name}/dequant"]
+    got = decode(GOLDEN[f"{name}/im"][: len(want)], name, X.shape[1])
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
-def test_decode_of_any_bits_equals_ggufs():
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_of_any_bits_equals_ggufs(name):
     rng = np.random.default_rng(5)
-    q = rng.integers(0, 256, (7, TYPES["iq4_nl"].row_bytes(160)), np.uint8)
-    q.reshape(-1, TYPES["iq4_nl"].block_bytes)[:, :2] = rng.standard_normal((35, 1)).astype(np.float16).view(np.uint8)
-    want = dequantize(q, gguf.GGMLQuantizationType.IQ4_NL)
-    assert np.array_equal(decode(q, "iq4_nl", 160).view(np.uint32), want.view(np.uint32))
+    q = rng.integers(0, 256, (7, TYPES[name].row_bytes(512)), np.uint8)
+    blocks = q.reshape(-1, TYPES[name].block_bytes)
+    blocks[:, :2] = rng.standard_normal((len(blocks), 1)).astype(np.float16).view(np.uint8)
+    want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
+    assert np.array_equal(decode(q, name, 512).view(np.uint32), want.view(np.uint32))
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes(weighted):
-    got = encode(X, "iq4_nl", IMATRIX if weighted else None)
-    assert np.array_equal(got, GOLDEN["iq4_nl/im" if weighted else "iq4_nl/no"])
+def test_encode_gives_the_references_bytes(name, weighted):
+    got = encode(X, name, IMATRIX if weighted else None)
+    assert np.array_equal(got, GOLDEN[f"{name}/im" if weighted else f"{name}/no"])
 
 
 def test_codes_are_of_the_nearest_entries():
@@ -47,9 +55,18 @@ def test_codes_are_of_the_nearest_entries():
     assert np.all(chosen <= distance.min(axis=-1) + 0.15)
 
 
-def test_blocks_without_importance_keep_their_weights():
+def test_a_zero_iq4_xs_block_among_others_stays_zero():
+    x = np.random.default_rng(3).standard_normal((1, 256)).astype(np.float32)
+    x[0, 64:96] = 0
+    y = decode(encode(x, "iq4_xs"), "iq4_xs", 256)
+    assert not y[0, 64:96].any()
+    assert y[0, :64].all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_without_importance_keep_their_weights(name):
     rng = np.random.default_rng(12)
-    x = rng.standard_normal((2, 96)).astype(np.float32)
-    importance = np.repeat(np.float32([0, 1, 0]), 32)
-    missed = decode(encode(x, "iq4_nl", importance), "iq4_nl", 96) - x
+    x = rng.standard_normal((2, 768)).astype(np.float32)
+    importance = np.repeat(np.float32([0, 1, 0]), 256)
+    missed = decode(encode(x, name, importance), name, 768) - x
     assert np.abs(missed).max() < 0.5

@@ -22,6 +22,8 @@ from ggufmill.quantize.lanes import (
     sqrt_lanes,
     store,
     store_half,
+    sum_halves,
+    sum_lanes,
     widen,
 )
 
@@ -123,3 +125,18 @@ def test_only_rows_of_known_kinds_are_loaded():
 
     with pytest.raises(TypingError):
         _mixed(np.zeros(16, np.int16))
+
+
+@kernel
+def _sums(a):
+    return sum_halves(load(a, 0)), sum_lanes(load(a, 0))
+
+
+def test_sums_go_by_halves():
+    a = RNG.standard_normal(16).astype(np.float32)
+    halves, whole = _sums(a)
+    folded = a.reshape(2, 8)
+    while folded.shape[1] > 1:
+        folded = folded[:, : folded.shape[1] // 2] + folded[:, folded.shape[1] // 2 :]
+    assert np.array_equal(np.float32(halves), folded[:, 0])
+    assert whole == folded[0, 0] + folded[1, 0]
