@@ -73,7 +73,7 @@ def codebook(name: str) -> Codebook:
 
 def _nearest(vectors: np.ndarray, points: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Which points are nearest to each vector, both [number, size] of levels: [vectors, NEAREST]."""
-    v, p = (8 * levels[a] for a in (vectors, points))
+    v, p = ((8 * levels[a]).astype(np.float32) for a in (vectors, points))  # whole numbers: all sums are exact
     distance = (v**2).sum(axis=1)[:, None] + (p**2).sum(axis=1) - 2 * (v @ p.T)
     # The point's number in the low bits makes every key different, so the result is the same everywhere.
     keys = distance.astype(np.int32) * len(points) + np.arange(len(points), dtype=np.int32)

@@ -143,7 +143,11 @@ def common_scale(scales, weights, first, step, top, tries, scratch):
 def make_search(size: int, block: int) -> Any:
     """search_grid for groups of `size` elements and blocks of `block`."""
     pairs, groups, blocks = size == PAIRS, block // size, SUPER // block
-    map_group, pack, values = make_map_group(size), (pack_nibbles, pack_pairs)[pairs], (values_of_fours, values_of_eights)[pairs]
+    map_group, pack, values = (
+        make_map_group(size),
+        (pack_nibbles, pack_pairs)[pairs],
+        (values_of_fours, values_of_eights)[pairs],
+    )
 
     @kernel
     def level_of(y, bounds):

@@ -33,7 +33,7 @@ def _make_encoder(block: int, shared: int) -> Any:
 
     @kernel(error_model="numpy")
     def encode_units(
-        x, importance, unit, span, factor, steps, trials, tries, base, step, top, ranks, index, near, plus, minus,
+        x, importance, unit, span, factor, steps, tries, base, step, top, ranks, index, near, plus, minus,
         points, signs, scales, d,
     ):  # fmt: skip
         """Encodes units of `unit` elements of x, float32 [rows, n]: points uint16 [units, unit / 8], signs uint8 [units, unit /
@@ -47,7 +47,11 @@ def _make_encoder(block: int, shared: int) -> Any:
             start = u * unit
             peak = peak_of(flat[start : start + unit])
             if peak < NOTHING:
-                points[u, :], signs[u, :], scales[u, :] = index[np.intp(ranks[0, ZERO & 255]) + np.intp(ranks[1, ZERO >> 8])], 0, 0
+                points[u, :], signs[u, :], scales[u, :] = (
+                    index[np.intp(ranks[0, ZERO & 255]) + np.intp(ranks[1, ZERO >> 8])],
+                    0,
+                    0,
+                )
                 continue
             over = np.float32(1) / peak
             inverse = inverse_of_greatest(importance, start, n, unit)
@@ -56,7 +60,7 @@ def _make_encoder(block: int, shared: int) -> Any:
             for j in range(0, unit, LANES):
                 store(near_one, j, load(flat, start + j) * over)
             fitted = search_levels(
-                near_one, w, steps, trials, tries, base, step, top, ranks, near, plus, minus, points[u], signs[u], scales[u]
+                near_one, w, steps, tries, base, step, top, ranks, near, plus, minus, points[u], signs[u], scales[u]
             )
             found[u] = fitted * peak
             for g in range(points.shape[1]):
@@ -225,7 +229,6 @@ def _read_iq1_m_r4(q: np.ndarray, n: int) -> _Parts:
 
 # Trial scales of a block whose largest magnitude is 1.
 _STEPS = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
-_TRIALS = np.float32([1])
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,7 @@ class _Type:
         highest = self.base + self.step * self.top
         tries = (highest * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
         self.encode_units(
-            x, as_rows(importance), unit, self.span, np.float32(self.factor), _STEPS, _TRIALS, tries, np.float32(self.base),
+            x, as_rows(importance), unit, self.span, np.float32(self.factor), _STEPS, tries, np.float32(self.base),
             np.float32(self.step), np.float32(self.top), book.ranks, book.index, book.near, patterns(book, SHIFT),
             patterns(book, -SHIFT), points, signs, scales, d,
         )  # fmt: skip
@@ -267,7 +270,9 @@ class _Type:
         if not self.by_row:
             q = q.reshape(-1, TYPES[self.name].block_bytes)
         parts, book = self.read(q, n), codebook(_BOOK)
-        scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (self.base + self.step * parts.scales.astype(np.float32))
+        scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (
+            self.base + self.step * parts.scales.astype(np.float32)
+        )
         out = np.empty((len(parts.d), n if self.by_row else SUPER), np.float32)
         _decode_units(parts.points, np.ascontiguousarray(parts.signs), scales, book.points, patterns(book), out)
         return out.reshape(-1, n)

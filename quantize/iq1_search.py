@@ -95,10 +95,10 @@ def make_search(block: int, shared: int) -> Any:
         return sum_of_lanes(sxq), sum_of_lanes(sqq)
 
     @kernel(error_model="numpy")
-    def search_levels(x, w, steps, trials, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
+    def search_levels(x, w, steps, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
         """Finds the scales and points of a unit; returns d, 0 if all is zero.
 
-        x: float32 [n], of up to 1 in magnitude; w: the weights of the errors, float32 [n]; steps, trials, tries: as in
+        x: float32 [n], of up to 1 in magnitude; w: the weights of the errors, float32 [n]; steps, tries: as in
         grid_search; base, step, top: scales are d * (base + step * code), code 0 ... top; ranks, near: of the codebook; plus,
         minus: its patterns with either shift. Writes the packed levels of groups to codes, uint16 [n / 8], 1 to signs, uint8
         [n / 8], where the shift is negative, and the codes of scales to scale_codes, uint8 [n / block].
@@ -121,14 +121,10 @@ def make_search(block: int, shared: int) -> Any:
             if largest <= DEAD:
                 continue
             s0 = start(x, w, at, largest, steps, scratch)
-            best = np.float32(0)
-            for t in range(trials.size if s0 > 0 else 0):
-                sxq, sqq = map_block(
-                    x, w, wx, at, s0 * trials[t], ranks, near, plus, minus, a, b, levels, words, scratch, found, shifts
-                )
-                if sxq > 0 and sxq / sqq * sxq > best:
+            if s0 > 0:
+                sxq, sqq = map_block(x, w, wx, at, s0, ranks, near, plus, minus, a, b, levels, words, scratch, found, shifts)
+                if sxq > 0:
                     scales[k], weights[k] = sxq / sqq, sqq
-                    best = sxq / sqq * sxq
                     alive = True
         codes[:], signs[:], scale_codes[:] = ZERO, 0, 0
         if not alive:

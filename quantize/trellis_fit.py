@@ -56,7 +56,7 @@ def _weigh(x, v, w):
 
 
 @kernel
-def _fitting_scale(x, w, size, ratio):
+def _fitting_scale(x, w, size, power, ratio):
     """(scale that fits a block, weight of deviations from it)."""
     total = moment = np.float32(0)
     for start in range(0, x.size, size):
@@ -66,8 +66,8 @@ def _fitting_scale(x, w, size, ratio):
             square += x[i] * x[i]
         square /= np.float32(size) * _VARIANCE
         total += weight
-        moment += weight * square * square
-    return np.sqrt(np.sqrt(ratio * moment / total)), total
+        moment += weight * square**power
+    return (ratio * moment / total) ** (np.float32(0.5) / power), total
 
 
 @kernel
@@ -105,7 +105,7 @@ def _window(levels, target, tries, stride):
 
 @kernel
 def fit_rows(
-    x, importance, size, trees, values, orders, levels, magnitudes, ends, signs, tries, stride, share, expected, ratio, zero,
+    x, importance, size, trees, values, orders, levels, magnitudes, ends, signs, centers, tries, stride, share, expected, power, ratio, zero,
     sides, picks, indices, d,
 ):  # fmt: skip
     """Fits all rows of x (float32 [rows, n], C-contiguous).
@@ -115,7 +115,7 @@ def fit_rows(
     levels       float32 [sides, levels]: scales that can be stored over the row's unit, magnitudes, ascending; of one sign and
                  codebook per side; signs: float32 [sides], its half of sides with the second codebook if there are two
     magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) that the largest block may get
-    tries, stride     how many levels per side are tried, and their distance
+    centers, tries, stride     how many levels per side are tried, and their distance
     share, expected   see `search`; ratio: of the square and the constant term of expected, as far as scales go
     zero         whether blocks of zeros need no search
     sides, picks uint8 [rows, blocks], out: the side and the level chosen
@@ -137,7 +137,7 @@ def fit_rows(
         _weigh(x[r], importance[r % max(importance.shape[0], 1)] if importance.shape[0] else x[r, :0], w)
         for b in range(n // BLOCK):
             part = slice(b * BLOCK, b * BLOCK + BLOCK)
-            fits[b], says[b] = _fitting_scale(x[r, part], w[part], size, ratio)
+            fits[b], says[b] = _fitting_scale(x[r, part], w[part], size, power, ratio)
         unit = _row_unit(fits, says, magnitudes, ends[0], ends[1])
         if not unit > 0:
             d[r] = 0
@@ -154,18 +154,20 @@ def fit_rows(
             prepare(xb, wb, size, stretch, squares, products, facts)
             best = np.float32(np.inf)
             for side in range(signs.size):
-                first = _window(levels[side], fits[b] / unit, tries, stride)
-                for k in range(tries):
-                    scales[k] = signs[side] * levels[side, first + stride * k] * unit
-                center = (scales[0] + scales[tries - 1]) / 2
-                tree = trees[0] if 2 * side < signs.size or signs.size < 4 else trees[1]
-                search(xb, size, stretch, squares, products, facts, center, scales, share, expected, tree, place, lists, sums,
-                       scores, found)  # fmt: skip
-                for k in range(tries):
-                    if scores[k] < best:
-                        best = scores[k]
-                        sides[r, b], picks[r, b] = side, first + stride * k
-                        out[:] = found[k]
+                start = _window(levels[side], fits[b] / unit, tries * centers, stride)
+                for c in range(centers):
+                    first = start + c * tries * stride
+                    for k in range(tries):
+                        scales[k] = signs[side] * levels[side, first + stride * k] * unit
+                    center = (scales[0] + scales[tries - 1]) / 2
+                    tree = trees[0] if 2 * side < signs.size or signs.size < 4 else trees[1]
+                    search(xb, size, stretch, squares, products, facts, center, scales, share, expected, tree, place, lists, sums,
+                           scores, found)  # fmt: skip
+                    for k in range(tries):
+                        if scores[k] < best:
+                            best = scores[k]
+                            sides[r, b], picks[r, b] = side, first + stride * k
+                            out[:] = found[k]
             second = 1 if signs.size == 4 and sides[r, b] >= 2 else 0
             level = signs[sides[r, b]] * levels[sides[r, b], picks[r, b]]
             for g in range(groups):

@@ -262,7 +262,7 @@ def search(
     center    the scale that decides which boxes are opened: among the scales, not 0
     scales    float32 [scales], out: scores, float32 [scales]: that sum less sum w_i x_i^2, over the block
     share     of the expected distance, up to which boxes are opened
-    expected  float32 [3]: distance as a polynomial of the mean square of a group over that of the codebook
+    expected  float32 [4]: distance as a polynomial of the mean square of a group over that of the codebook
     tree      boxes, levels, tops, vectors of the Book
     indices   int32 [scales, n / size], out: the vectors, counted in the order of the tree
     place, lists, sums    scratch: int32 [4], int64 [2, runs], float32 [2, 16 * runs]
@@ -278,7 +278,7 @@ def search(
             high = min(max(x[g * size + 2 * j + 1] * inverse, -_FAR), _FAR)
             place[j] = _both((low + OFFSET) * UNITS, (high + OFFSET) * UNITS)
         rho = min(xx * inverse * inverse / _VARIANCE, _RHO_MAX)
-        limit = share * unit * share_w * (expected[0] + rho * (expected[1] + rho * expected[2]))
+        limit = share * unit * share_w * (expected[0] + rho * (expected[1] + rho * (expected[2] + rho * expected[3])))
         a, b = most_w / _SQUARE_MAX, -2 * most_wx / _SHORT_MAX
         count = 0
         runs = lists[0]

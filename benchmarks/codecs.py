@@ -1,0 +1,264 @@
+"""Encoders and decoders of tensor types side by side: ours, the reference library's and those of the `gguf` package.
+
+\b
+    python benchmarks/codecs.py
+    GGML_LIBRARY=path/to/libggml.so python benchmarks/codecs.py --json codecs.json --plot codecs.png
+
+Weights are 64 rows x 2048, Student-t(5) * 0.02, importance is chi2(2) + 0.01. Every contender runs on one thread; per type they
+take turns, so that a busy machine slows down all of them. Speeds are million elements per second, best of --repeat; the spread
+of a contender is how much longer its median run took than its best (the table has the largest of a type). Errors are squared
+errors, weighted by importance where there is importance, relative to the other contender's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import click
+import gguf
+import numpy as np
+from ggml_library import Library
+from gguf.quants import dequantize, quantize
+
+from ggufmill.formats import TYPES, MillError, TensorType
+from ggufmill.quantize import can_encode, decode, encode
+
+ROWS, COLUMNS = 64, 2048
+OURS, REFERENCE, GGUF = "ours", "reference", "gguf"
+TASKS = {"importance": "encode with importance", "plain": "encode without", "decode": "decode"}
+
+
+@dataclass
+class Speed:
+    """Million elements per second of the best run, and by how much more the median run took (0.02: two percent)."""
+
+    best: float
+    spread: float
+
+
+@dataclass
+class Row:
+    """What was measured of one type: task -> contender -> Speed, and task -> contender -> squared error over that of zeros."""
+
+    type: str
+    bits: float
+    speed: dict[str, dict[str, Speed]] = field(default_factory=dict)
+    error: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def ratio(self, task: str, other: str) -> float | None:
+        """How many times as fast as `other` ours is."""
+        speeds = self.speed.get(task, {})
+        return speeds[OURS].best / speeds[other].best if other in speeds else None
+
+    def error_ratio(self, task: str, other: str) -> float | None:
+        errors = self.error.get(task, {})
+        return errors[OURS] / errors[other] if other in errors else None
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """float32 weights [64, 2048] and importance [2048]."""
+    rng = np.random.default_rng(1)
+    x = (rng.standard_t(5, size=(ROWS, COLUMNS)) * 0.02).astype(np.float32)
+    return x, (rng.chisquare(2, size=COLUMNS) + 0.01).astype(np.float32)
+
+
+def race(contenders: dict[str, Callable[[], np.ndarray]], repeat: int) -> tuple[dict[str, Speed], dict[str, np.ndarray]]:
+    """Speeds and results; every contender runs once to warm up, then they take turns."""
+    results = {name: run() for name, run in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeat):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    speeds = {name: Speed(ROWS * COLUMNS / min(t) / 1e6, median(t) / min(t) - 1) for name, t in times.items()}
+    return speeds, results
+
+
+def _gguf_type(kind: TensorType) -> gguf.GGMLQuantizationType | None:
+    """The type as the `gguf` package knows it."""
+    found = gguf.GGMLQuantizationType.__members__.get(kind.name.upper())
+    return found if found is not None and found.value == kind.id else None
+
+
+def _can(function: Callable, *args) -> bool:
+    try:
+        function(*args)
+    except (MillError, NotImplementedError, KeyError):
+        return False
+    return True
+
+
+def measure(kind: TensorType, library: Library | None, repeat: int) -> Row:
+    x, importance = samples()
+    row = Row(kind.name, 8 * kind.row_bytes(COLUMNS) / COLUMNS)
+    known = library is not None and library.has(kind)
+    other = _gguf_type(kind)
+    for task, weights in (("plain", None), ("importance", importance)):
+        if not _can(encode, x[: kind.rows], kind.name, weights):
+            continue
+        runs = {OURS: lambda weights=weights: encode(x, kind.name, weights)}
+        if library is not None and known and library.encodes(kind, weights):
+            runs[REFERENCE] = lambda weights=weights: library.encode(x, kind, weights)
+        if weights is None and other is not None and _can(quantize, x, other):
+            runs[GGUF] = lambda: quantize(x, other)
+        row.speed[task], results = race(runs, repeat)
+        v = np.float64(1) if weights is None else weights.astype(np.float64)
+        row.error[task] = {
+            name: float((v * (decode(result.reshape(ROWS, -1), kind.name, COLUMNS) - x) ** 2).sum() / (v * x**2.0).sum())
+            for name, result in results.items()
+        }
+    q = encode(x, kind.name, importance)
+    runs = {OURS: lambda: decode(q, kind.name, COLUMNS)}
+    if library is not None and known and library.decodes(kind):
+        runs[REFERENCE] = lambda: library.decode(q, kind, COLUMNS)
+    if other is not None and _can(dequantize, q, other):
+        runs[GGUF] = lambda: dequantize(q, other)
+    row.speed["decode"], _ = race(runs, repeat)
+    return row
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _columns(row: Row) -> list[str]:
+    cells = [row.type, f"{row.bits:.2f}"]
+    for task in TASKS:
+        speed = row.speed.get(task, {}).get(OURS)
+        cells.append(_cell(speed and speed.best, ".1f"))
+        cells.append(_cell(row.ratio(task, REFERENCE), ".2f"))
+        if task != "importance":
+            cells.append(_cell(row.ratio(task, GGUF), ".1f"))
+    cells += [_cell(row.error_ratio(task, REFERENCE), ".4f") for task in ("importance", "plain")]
+    cells.append(_cell(row.error_ratio("plain", GGUF), ".4f"))
+    cells.append(f"{max(s.spread for speeds in row.speed.values() for s in speeds.values()):.0%}")
+    return cells
+
+
+HEAD = (
+    "type",
+    "bits",
+    "enc im",
+    "x ref",
+    "enc",
+    "x ref",
+    "x gguf",
+    "dec",
+    "x ref",
+    "x gguf",
+    "err im",
+    "err",
+    "/gguf",
+    "spread",
+)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table, with geometric means of the ratios below it."""
+    table = [list(HEAD), *map(_columns, rows)]
+    widths = [max(len(line[i]) for line in table) for i in range(len(HEAD))]
+    for line in table:
+        click.echo(
+            "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        )
+    for what, mean in means(rows).items():
+        click.echo(f"geometric mean of {what}: {mean:.3f}")
+
+
+def means(rows: Sequence[Row]) -> dict[str, float]:
+    out = {}
+    for other in (REFERENCE, GGUF):
+        for task, words in TASKS.items():
+            for what, ratio in ((f"speed, {words}", Row.ratio), (f"error, {words}", Row.error_ratio)):
+                found = [value for row in rows if (value := ratio(row, task, other))]
+                if found:
+                    out[f"{what}, against {other} ({len(found)} types)"] = geometric_mean(found)
+    return out
+
+
+def report(rows: Sequence[Row], repeat: int) -> dict:
+    return {
+        "machine": {"cpu": _cpu(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
+        "versions": {name: version(name) for name in ("ggufmill", "numpy", "numba", "gguf")},
+        "data": f"{ROWS} rows x {COLUMNS}, Student-t(5) * 0.02; importance chi2(2) + 0.01",
+        "repeat": repeat,
+        "means": means(rows),
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Speed of encoding per type, and error against size."""
+    from matplotlib.figure import Figure
+
+    rows = sorted((r for r in rows if "importance" in r.speed), key=lambda r: r.bits)
+    figure = Figure(figsize=(14, max(4, 0.3 * len(rows) + 1.5)), layout="constrained")
+    speeds, errors = figure.subplots(1, 2)
+    names = [n for n in (OURS, REFERENCE) if any(n in r.speed["importance"] for r in rows)]
+    for shift, name in enumerate(names):
+        there = [(i, r) for i, r in enumerate(rows) if name in r.speed["importance"]]
+        places = [i + 0.4 * (shift - (len(names) - 1) / 2) for i, _ in there]
+        speeds.barh(places, [r.speed["importance"][name].best for _, r in there], 0.4, label=name)
+        errors.scatter([r.bits for _, r in there], [r.error["importance"][name] ** 0.5 for _, r in there], s=18, label=name)
+    speeds.set(xscale="log", xlabel="encoding with importance, million elements per second, one thread", ylim=(len(rows), -1))
+    speeds.set_yticks(range(len(rows)), [r.type for r in rows])
+    errors.set(yscale="log", xlabel="bits per weight", ylabel="relative error (weighted root mean square)")
+    for r in rows:
+        errors.annotate(
+            r.type, (r.bits, r.error["importance"][OURS] ** 0.5), fontsize=6, xytext=(3, 3), textcoords="offset points"
+        )
+    for axes in (speeds, errors):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def _default_types() -> list[str]:
+    return [kind.name for kind in TYPES.values() if kind.base is None and not kind.is_float and can_encode(kind)]
+
+
+@click.command(help=__doc__)
+@click.option("--types", help="Comma-separated; default: all plain types that can be encoded.")
+@click.option("--repeat", default=5, show_default=True, type=click.IntRange(1), help="Runs of each contender.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw speeds and errors to this file (needs matplotlib)."
+)
+def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path | None) -> None:
+    path = os.environ.get("GGML_LIBRARY")
+    library = Library(Path(path)) if path else None
+    names = types.split(",") if types else _default_types()
+    unknown = [name for name in names if name not in TYPES or not can_encode(TYPES[name])]
+    if unknown:
+        raise click.UsageError(f"no codec for {', '.join(unknown)}")
+    rows = []
+    for name in names:
+        click.echo(f"{name} ...", err=True)
+        rows.append(measure(TYPES[name], library, repeat))
+    show(rows)
+    if json_file:
+        json_file.write_text(json.dumps(report(rows, repeat), indent=1) + "\n")
+    if plot_file:
+        plot(rows, plot_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The quantisation functions of a ggml shared library (libggml.so of the ik_llama.cpp fork), through ctypes."""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+import numpy as np
+
+from ggufmill.formats import TensorType
+
+
+class _Traits(c.Structure):
+    """What ggml knows about a type. Only the first fields are of interest; the rest is room for what follows them."""
+
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("block", c.c_int64),
+        ("interleave", c.c_int64),
+        ("block_bytes", c.c_size_t),
+        ("is_quantized", c.c_bool),
+        ("to_float", c.c_void_p),
+        ("rest", c.c_void_p * 10),
+    )
+
+
+class _InitParams(c.Structure):
+    _fields_ = (("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool))
+
+
+class _Options(c.Structure):
+    """Options of the encoders, all off as llama-quantize passes them by default."""
+
+    _fields_ = (("symmetric_q4_0", c.c_bool), ("slow_iq2_ks", c.c_bool))
+
+
+class Library:
+    """A loaded library; everything runs on the calling thread. Raises OSError or AttributeError if it is no such library."""
+
+    _to_float = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
+
+    def __init__(self, path: Path):
+        self._ggml = ggml = c.CDLL(str(path))
+        ggml.ggml_internal_get_type_traits.restype = _Traits
+        ggml.ggml_internal_get_type_traits.argtypes = (c.c_int,)
+        ggml.ggml_quantize_init.argtypes = (c.c_int,)
+        ggml.ggml_quantize_requires_imatrix.restype = c.c_bool
+        ggml.ggml_quantize_requires_imatrix.argtypes = (c.c_int,)
+        ggml.ggml_quantize_chunk.restype = c.c_size_t
+        ggml.ggml_quantize_chunk.argtypes = (
+            *(c.c_int, c.c_void_p, c.c_void_p),
+            *(c.c_int64, c.c_int64, c.c_int64),
+            *(c.c_void_p, c.POINTER(_Options)),
+        )
+        ggml.ggml_init.restype = c.c_void_p
+        ggml.ggml_init.argtypes = (_InitParams,)
+        ggml.ggml_init(_InitParams(1 << 20, None, False))  # fills its tables of float16 numbers
+
+    def has(self, kind: TensorType) -> bool:
+        """Whether the library knows the type, under the same id and with blocks of the same size."""
+        traits = self._ggml.ggml_internal_get_type_traits(kind.id)
+        same_name = (traits.name or b"").decode().lower() == kind.name.lower()
+        return same_name and (traits.block, traits.block_bytes) == (kind.block, kind.block_bytes)
+
+    def encodes(self, kind: TensorType, importance: np.ndarray | None) -> bool:
+        """Whether it can encode the type: some only with importance."""
+        return importance is not None or not self._ggml.ggml_quantize_requires_imatrix(kind.id)
+
+    def encode(self, x: np.ndarray, kind: TensorType, importance: np.ndarray | None) -> np.ndarray:
+        """As ggufmill.quantize.encode; x and importance C-contiguous float32."""
+        rows, n = x.shape
+        out = np.zeros((rows, kind.row_bytes(n)), np.uint8)
+        weights = None if importance is None else importance.ctypes.data
+        self._ggml.ggml_quantize_init(kind.id)
+        size = self._ggml.ggml_quantize_chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, rows, n, weights, c.byref(_Options()))
+        if size != out.nbytes:
+            raise ValueError(f"{kind.name}: {size} bytes were expected to be {out.nbytes}")
+        return out
+
+    def decodes(self, kind: TensorType) -> bool:
+        """Whether it can decode rows of the type one by one."""
+        return kind.rows == 1 and bool(self._ggml.ggml_internal_get_type_traits(kind.id).to_float)
+
+    def decode(self, q: np.ndarray, kind: TensorType, n: int) -> np.ndarray:
+        """As ggufmill.quantize.decode; q C-contiguous."""
+        to_float = self._to_float(self._ggml.ggml_internal_get_type_traits(kind.id).to_float)
+        rows, out = len(q), np.empty((len(q), n), np.float32)
+        start, end = q.ctypes.data, out.ctypes.data
+        if kind.row_meta == 0:  # then rows are blocks and nothing else
+            rows, n = 1, rows * n
+        for row in range(rows):
+            to_float(start + row * q.shape[1], end + row * out.shape[1] * 4, n)
+        return out
