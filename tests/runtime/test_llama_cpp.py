@@ -45,14 +45,28 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-# type -> largest difference of logits that its 8-bit activations explain, against a spread of 3
-@pytest.mark.parametrize(("kind", "noise"), [("f32", 0.05), ("q8_0", 0.35), ("q6_K", 0.35), ("q4_K", 0.35)])
-def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, kind, noise):
+@pytest.fixture
+def open_peer(monkeypatch):
+    """Opens a GGUF in llama.cpp, without its re-arranged weights: its AMX code faults on some virtual machines."""
+    defaults = llama_cpp.llama_cpp.llama_model_default_params
+
+    def plain():
+        parameters = defaults()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", plain)
+    return lambda path, **options: llama_cpp.Llama(str(path), n_ctx=256, n_threads=2, verbose=False, **options)
+
+
+# type -> share of the logits' spread that llama.cpp's 8-bit activations may change
+@pytest.mark.parametrize(("kind", "noise"), [("f32", 0.001), ("q8_0", 0.03), ("q6_K", 0.03), ("q4_K", 0.03)])
+def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, open_peer, kind, noise):
     path = tmp_path / "model.gguf"
     with pytest.raises(SystemExit) as ended:
         main(["quantize", str(checkpoint), str(path), "--custom-q", f".*={kind}"])
     assert ended.value.code == 0
-    peer = llama_cpp.Llama(str(path), n_ctx=256, n_threads=2, logits_all=True, verbose=False)
+    peer = open_peer(path, logits_all=True)
     ours = load_model(path)
 
     tokens = ours.tokenizer.encode(TEXT)
@@ -60,20 +74,21 @@ def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, kind, noise):
     peer.eval(tokens)
     theirs = np.array(peer.scores[: len(tokens)])
     logits = ours.logits(tokens)
+    apart = logits - theirs
     assert logits.std() > 2
-    assert np.abs(logits - theirs).max() < noise
+    assert apart.std() < noise * logits.std()
 
     top = np.sort(logits, axis=1)
-    clear = top[:, -1] - top[:, -2] > 2 * noise
+    clear = top[:, -1] - top[:, -2] > 12 * apart.std()
     assert clear.sum() > len(tokens) // 3
     assert (logits.argmax(1) == theirs.argmax(1))[clear].all()
 
 
-def test_greedy_text_is_the_same(checkpoint, tmp_path):
+def test_greedy_text_is_the_same(checkpoint, tmp_path, open_peer):
     path = tmp_path / "model.gguf"
     with pytest.raises(SystemExit):
         main(["convert", str(checkpoint), str(path), "--outtype", "f32"])
-    peer = llama_cpp.Llama(str(path), n_ctx=256, n_threads=2, verbose=False)
+    peer = open_peer(path)
     ours = load_model(path)
     prompt = ours.tokenizer.encode(TEXT)
     session, mine, token = ours.session(256), [], None
