@@ -12,7 +12,7 @@ from ggufmill.runtime import load_model
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-TEXT = "Return a list of the names in the current scope. If the argument is a module, its attributes are listed.\n\n    >>> dir()\n"
+TEXT = "Return a list of the names in the current scope. If the argument is a module, its attributes.\n\n    >>> dir()\n"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, open_peer, kind, no
     assert apart.std() < noise * logits.std()
 
     top = np.sort(logits, axis=1)
-    clear = top[:, -1] - top[:, -2] > 12 * apart.std()
+    clear = top[:, -1] - top[:, -2] > 6 * apart.std()
     assert clear.sum() > len(tokens) // 3
     assert (logits.argmax(1) == theirs.argmax(1))[clear].all()
 
