@@ -83,35 +83,49 @@ def journal_path(plan: Plan) -> Path:
 def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: list[Path] | None = None) -> None:
     """Refuses, before anything is written, what could only fail or destroy later. Raises PlanError.
 
-    Checked: an output that is also an input, an existing output (unless force), a folder that cannot be written, left-overs of
-    another job (unless resume or force), and free disk space against the exact size of the plan.
+    Checked: an output (or its .part or journal) that is an input, an output that exists (unless force) or is no ordinary file,
+    left-overs of another job (unless resume or force), a folder that cannot be written, and free disk space against the exact
+    size of the plan.
     """
+    files = _Files(plan, journal_path(plan))
+    journal, parts = files.journal_path, [files.part(i) for i in range(len(plan.files))]
     sources = {p.resolve() for p in inputs or []}
-    resumable = resume and journal_path(plan).exists()
-    for file in plan.files:
-        if file.path.resolve() in sources:
-            raise PlanError(f"{file.path} is an input of this job; choose another output")
-        if file.path.exists() and not force and not resumable:
-            raise PlanError(f"{file.path} exists; use --force to replace it")
-        if file.path.is_dir():
-            raise PlanError(f"{file.path} is a folder; give a file name")
+    for path in [f.path for f in plan.files] + [*parts, journal]:
+        if path.is_dir():
+            raise PlanError(f"{path} is a folder; choose another output")
+        if path.resolve() in sources:
+            raise PlanError(f"{path} is an input of this job; choose another output")
+        if path.exists() and not path.is_file():
+            raise PlanError(f"{path} is a device or pipe; give the name of a file")
+    for path in (*parts, journal):
+        if path.is_symlink():
+            raise PlanError(f"{path} is a link; this job would write through it: remove it, or choose another output")
+    resumable = resume and journal.exists()
+    existing = [f.path for f in plan.files if f.path.exists()]
+    if existing and not force and not resumable:
+        raise PlanError(f"{existing[0]} exists; use --force to replace it")
+    if journal.exists() and _is_locked(journal):
+        raise PlanError(f"another job is writing {plan.files[0].path} just now (it holds {journal})")
+    if journal.exists() and not (resume or force):
+        raise PlanError(f"{journal} is left from an unfinished job; --resume goes on with it, --force starts afresh")
     parent = plan.files[0].path.resolve().parent
     while not parent.exists():  # `execute` makes what is missing below it
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")
-    files = _Files(plan, journal_path(plan))
-    if files.journal_path.exists() and not (resume or force):
-        raise PlanError(f"{files.journal_path} is left from an unfinished job; --resume goes on with it, --force starts afresh")
-    if files.journal_path.is_dir():
-        raise PlanError(f"{files.journal_path} is a folder; the job's journal has to go there")
-    held = sum(files.part(i).stat().st_blocks * 512 for i in range(len(plan.files)) if files.part(i).exists())
-    free = shutil.disk_usage(parent).free
-    if free + held < plan.file_bytes:
-        raise PlanError(
-            f"{parent} has {free / 1e9:.2f} GB free, the output takes {plan.file_bytes / 1e9:.2f} GB: "
-            f"{(plan.file_bytes - free - held) / 1e9:.2f} GB are missing"
-        )
+    held = sum(part.stat().st_blocks * 512 for part in parts if part.exists())
+    missing = plan.file_bytes - held - shutil.disk_usage(parent).free
+    if missing > 0:
+        raise PlanError(f"the output takes {plan.file_bytes:,} bytes, and {parent} has {missing:,} bytes too few free for it")
+
+
+def _is_locked(journal: Path) -> bool:
+    with journal.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def execute(
@@ -150,13 +164,14 @@ def execute(
 def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
     """Opens journal and .part files; returns the tensors that are finished and verified, name -> checksum."""
     plan = files.plan
-    files.journal = files.journal_path.open("a+", encoding="utf-8")
+    handle = os.open(files.journal_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    files.journal = os.fdopen(handle, "a+", encoding="utf-8", errors="surrogateescape")
     try:
         fcntl.flock(files.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise PlanError(f"another job is writing {plan.files[0].path} (it holds {files.journal_path})") from None
-    recorded = _journal_lines(files.journal)
-    fresh = force or not resume or not recorded
+    recorded = _journal_lines(files) if resume and not force else []
+    fresh = not recorded
     if fresh:
         files.journal.truncate(0)
         files.write_line({"fingerprint": plan.fingerprint, "tensors": len(plan.outputs)})
@@ -169,7 +184,7 @@ def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
         part = files.part(index)
         if not fresh and not part.exists() and file.path.exists():
             os.replace(file.path, part)  # the job was killed while it was renaming
-        handle = os.open(part, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if fresh else 0), 0o644)
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if fresh else 0), 0o644)
         files.handles.append(handle)
         try:
             _allocate(handle, file.nbytes)
@@ -183,13 +198,22 @@ def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
     return {} if fresh else _verified(files, recorded[1:])
 
 
-def _journal_lines(journal: IO[str]) -> list[dict[str, str]]:
-    """The whole lines of the journal; one torn by a kill is cut off."""
+def _journal_lines(files: _Files) -> list[dict[str, str]]:
+    """The whole lines of the journal; one torn by a kill is cut off. Raises PlanError for a journal that is not one."""
+    journal = files.journal
+    assert journal is not None
     journal.seek(0)
     text = journal.read()
     whole = text[: text.rfind("\n") + 1]
-    journal.truncate(len(whole.encode()))
-    return [json.loads(line) for line in whole.splitlines()]
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        known = all(isinstance(line.get("xxh3"), str) and isinstance(line.get("tensor"), str) for line in lines[1:])
+        if not known or (lines and "fingerprint" not in lines[0]):
+            raise ValueError
+    except (ValueError, AttributeError, TypeError):
+        raise PlanError(f"{files.journal_path} is damaged, so nothing can be resumed; start afresh with --force") from None
+    journal.truncate(len(whole.encode("utf-8", "surrogateescape")))
+    return lines
 
 
 def _allocate(handle: int, size: int) -> None:
@@ -206,6 +230,8 @@ def _verified(files: _Files, recorded: list[dict[str, str]]) -> dict[str, str]:
     where = {o.name: (o, place) for o, place in zip(files.plan.outputs, files.plan.places, strict=True)}
     done: dict[str, str] = {}
     for record in recorded:
+        if record["tensor"] not in where:
+            continue
         output, place = where[record["tensor"]]
         if _checksum(files.handles[place.file], place.offset, output.nbytes) == record["xxh3"]:
             done[output.name] = record["xxh3"]

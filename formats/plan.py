@@ -135,20 +135,22 @@ def make_plan(
     a resumed job has to match. Raises PlanError when a single tensor exceeds split_max_size.
     """
     path = Path(path)
-    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    groups = _shards(outputs, alignment, split_max_size, split_max_tensors)
+    alignment = _alignment(metadata)
+    first_header = len(header_bytes(metadata, [], alignment)[0])
+    groups = _shards(outputs, alignment, first_header, split_max_size, split_max_tensors)
     files: list[PlannedFile] = []
     places: list[Place] = []
     for number, group in enumerate(groups):
         keys, name = metadata, path
         if len(groups) > 1:
-            # As gguf-split: the first shard carries the model's keys, the others only their number.
+            # As gguf-split: the first shard carries the model's keys, the others only what is needed to read them.
             split = {
                 "split.no": np.uint16(number),
                 "split.count": np.uint16(len(groups)),
                 "split.tensors.count": np.int32(len(outputs)),
             }
-            keys = {**metadata, **split} if number == 0 else split
+            aligned = {k: v for k, v in metadata.items() if k == "general.alignment"}
+            keys = {**metadata, **split} if number == 0 else aligned | split
             stem = path.name.removesuffix(".gguf")
             name = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
         header, offsets, size = header_bytes(keys, [(o.name, o.shape, o.type) for o in group], alignment)
@@ -162,21 +164,35 @@ def make_plan(
     return Plan(list(outputs), places, files, metadata, digest.hexdigest()[:32], warnings or [])
 
 
-def _shards(outputs: Sequence[Output], alignment: int, max_size: int | None, max_tensors: int | None) -> list[list[Output]]:
+def _alignment(metadata: dict[str, Any]) -> int:
+    """general.alignment, on which a reader of the file has to agree. Raises PlanError for one that no reader takes."""
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    known = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not known or not 8 <= value <= 1 << 16 or int(value) & (int(value) - 1):
+        raise PlanError(f"general.alignment is {value!r}; it has to be a power of two from 8 to 65536")
+    return int(value)
+
+
+_SHARD_KEYS = 256  # bytes, more than the metadata of a shard that is not the first
+
+
+def _shards(
+    outputs: Sequence[Output], alignment: int, first_header: int, max_size: int | None, max_tensors: int | None
+) -> list[list[Output]]:
+    """The outputs in order, cut so that no file, its header included, exceeds max_size or max_tensors."""
     groups: list[list[Output]] = [[]]
-    size = 0
+    size = first_header + _SHARD_KEYS
     for o in outputs:
-        padded = -(-o.nbytes // alignment) * alignment
-        if max_size is not None and padded > max_size:
-            raise PlanError(f"tensor {o.name} alone takes {padded} bytes, more than the {max_size} allowed per file")
-        full = (max_size is not None and size + padded > max_size) or (
-            max_tensors is not None and len(groups[-1]) >= max_tensors
-        )
-        if groups[-1] and full:
+        entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # its line in the header's directory
+        needed = -(-o.nbytes // alignment) * alignment + entry
+        if max_size is not None and needed + _SHARD_KEYS > max_size:
+            raise PlanError(f"tensor {o.name} alone takes {needed} bytes, more than the {max_size} allowed per file")
+        full = (max_size is not None and size + needed > max_size) or (max_tensors is not None and len(groups[-1]) >= max_tensors)
+        if full and (groups[-1] or len(groups) == 1):
             groups.append([])
-            size = 0
+            size = _SHARD_KEYS + alignment
         groups[-1].append(o)
-        size += padded
+        size += needed
     return groups
 
 

@@ -186,8 +186,46 @@ def test_preflight_refusals(tmp_path, monkeypatch):
     preflight(plan, force=True)
     assert (tmp_path / "out.gguf").read_bytes() == b"precious"
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(PlanError, match="GB are missing"):
+    with pytest.raises(PlanError, match="bytes too few free"):
         preflight(plan, force=True)
+
+
+def test_odd_outputs_are_refused(tmp_path):
+    plan = plan_of(tmp_path, [output("a", (256, 16))])
+    source = tmp_path / "source.gguf"
+    source.write_bytes(b"precious")
+    part, journal, out = tmp_path / "out.gguf.part", journal_path(plan), tmp_path / "out.gguf"
+    for path in (part, journal, out):
+        path.symlink_to(source)
+        with pytest.raises(PlanError, match="is an input"):
+            preflight(plan, force=True, inputs=[source])
+        if path is not out:
+            with pytest.raises(PlanError, match="is a link"):
+                preflight(plan, force=True)
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(PlanError, match="is a folder"):
+            preflight(plan, force=True)
+        path.rmdir()
+    os.mkfifo(out)
+    with pytest.raises(PlanError, match="device or pipe"):
+        preflight(plan, force=True)
+    out.unlink()
+    part.symlink_to(source)
+    with pytest.raises(OSError, match="symbolic link"):
+        execute(plan)
+    assert source.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("junk", [b"junk\n", b"[]\n", b"\xff\xfe\n", b'{"a": 1}\n', b'{"fingerprint": "x"}\n5\n'])
+def test_a_damaged_journal(tmp_path, junk):
+    plan = plan_of(tmp_path, [output("a", (256, 16))])
+    journal_path(plan).write_bytes(junk)
+    with pytest.raises(PlanError, match="damaged|another source"):
+        execute(plan, resume=True)
+    preflight(plan, force=True)
+    execute(plan, force=True)
+    assert (tmp_path / "out.gguf").exists()
 
 
 def test_two_jobs_do_not_write_one_file(tmp_path):
@@ -196,6 +234,8 @@ def test_two_jobs_do_not_write_one_file(tmp_path):
     def produce(start, stop):
         if not inner:
             inner.append(1)
+            with pytest.raises(PlanError, match="another job is writing"):
+                preflight(plan_of(tmp_path, [output("a", (256, 16))]))
             with pytest.raises(PlanError, match="another job is writing"):
                 execute(plan_of(tmp_path, [output("a", (256, 16))]), threads=1)
         return np.zeros((stop - start, 1024), np.uint8)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggufmill.formats import TYPES, FormatError, open_gguf
+from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
 from ggufmill.formats.execute import execute
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.plan import Output, make_plan
@@ -108,8 +108,26 @@ def test_splits_open_as_one(tmp_path):
 
 
 def test_split_by_size(tmp_path):
-    plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((4, 8), np.float32) for i in range(4)}, split_max_size=300)
+    plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((64, 64), np.float32) for i in range(4)}, split_max_size=34_600)
     assert [sum(p.file == i for p in plan.places) for i in range(len(plan.files))] == [2, 2]
+    assert all(f.path.stat().st_size == f.nbytes <= 34_600 for f in plan.files)
+    plan = write(tmp_path / "n.gguf", {f"t{i}": np.ones((64, 64), np.float32) for i in range(4)}, split_max_size=33_000)
+    assert all(f.nbytes <= 33_000 for f in plan.files)
+    assert len(plan.files) > 2
+
+
+def test_shards_keep_an_unusual_alignment(tmp_path):
+    arrays = {f"t{i}": np.full((3, 5), i, np.float32) for i in range(5)}
+    plan = write(tmp_path / "m.gguf", arrays, METADATA | {"general.alignment": np.uint32(256)}, split_max_tensors=2)
+    tensors = open_gguf(plan.files[0].path).tensors
+    assert all(np.array_equal(tensors[n].data.view(np.float32), a) for n, a in arrays.items())
+    assert all(t.offset % 256 == 0 for t in tensors.values())
+
+
+@pytest.mark.parametrize("alignment", [0, 7, -1, 1 << 21, "abc", True, 4])
+def test_an_alignment_that_readers_refuse_is_not_written(tmp_path, alignment):
+    with pytest.raises(PlanError, match="general.alignment"):
+        write(tmp_path / "m.gguf", {"t": np.ones((2, 8))}, {"general.alignment": alignment})
 
 
 def test_unknown_type_ids_are_shown_not_fatal(tmp_path):
