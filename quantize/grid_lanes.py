@@ -61,7 +61,7 @@ def _permute_halves(builder, table, places):
         upper = builder.and_(where, ir.Constant(words, [_HALF] * _HALF))
         is_upper = builder.icmp_unsigned("!=", upper, ir.Constant(words, [0] * _HALF))
         parts.append(builder.select(is_upper, builder.call(permute, [high, where]), builder.call(permute, [low, where])))
-    return _shuffle(builder, *parts, range(LANES))
+    return _shuffle(builder, parts[0], parts[1], range(LANES))
 
 
 @operation

@@ -33,7 +33,7 @@ def _make_encoder(block: int, shared: int) -> Any:
 
     @kernel(error_model="numpy")
     def encode_units(
-        x, importance, unit, span, factor, steps, tries, base, step, top, ranks, index, near, plus, minus,
+        x, importance, unit, span, factor, share, steps, tries, base, step, top, ranks, index, near, plus, minus,
         points, signs, scales, d,
     ):  # fmt: skip
         """Encodes units of `unit` elements of x, float32 [rows, n]: points uint16 [units, unit / 8], signs uint8 [units, unit /
@@ -47,11 +47,8 @@ def _make_encoder(block: int, shared: int) -> Any:
             start = u * unit
             peak = peak_of(flat[start : start + unit])
             if peak < NOTHING:
-                points[u, :], signs[u, :], scales[u, :] = (
-                    index[np.intp(ranks[0, ZERO & 255]) + np.intp(ranks[1, ZERO >> 8])],
-                    0,
-                    0,
-                )
+                points[u, :] = index[np.intp(ranks[0, ZERO & 255]) + np.intp(ranks[1, ZERO >> 8])]
+                signs[u, :], scales[u, :] = 0, 0
                 continue
             over = np.float32(1) / peak
             inverse = inverse_of_greatest(importance, start, n, unit)
@@ -60,7 +57,7 @@ def _make_encoder(block: int, shared: int) -> Any:
             for j in range(0, unit, LANES):
                 store(near_one, j, load(flat, start + j) * over)
             fitted = search_levels(
-                near_one, w, steps, tries, base, step, top, ranks, near, plus, minus, points[u], signs[u], scales[u]
+                near_one, w, share, steps, tries, base, step, top, ranks, near, plus, minus, points[u], signs[u], scales[u]
             )
             found[u] = fitted * peak
             for g in range(points.shape[1]):
@@ -121,7 +118,7 @@ def _as_bytes(words: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words).astype("<u2").view(np.uint8)
 
 
-_TRIPLES = np.array([0, 3, 6, 9], np.uint16)
+_TRIPLES, _FOURS = np.array([0, 3, 6, 9], np.uint16), np.array([0, 4, 8, 12], np.uint16)
 
 
 def _shift_words(parts: _Parts) -> np.ndarray:
@@ -163,14 +160,14 @@ def _read_iq1_s(q: np.ndarray, n: int) -> _Parts:
 def _write_iq1_m(parts: _Parts) -> np.ndarray:
     nibbles = _as_nibbles(parts)
     scales = (parts.scales.reshape(-1, 4, 4).astype(np.uint16) << _TRIPLES).sum(axis=2, dtype=np.uint16)
-    scales |= (parts.d[:, None] >> np.uint16([0, 4, 8, 12]) & 15) << 12
+    scales |= (parts.d[:, None] >> _FOURS & 15) << 12
     low = (parts.points & 255).astype(np.uint8)
     return np.concatenate([low, nibbles[:, 0::2] | nibbles[:, 1::2] << 4, _as_bytes(scales)], axis=1)
 
 
 def _read_iq1_m(q: np.ndarray, n: int) -> _Parts:
     words = _words(q[:, 48:])
-    d = ((words >> 12) << np.uint16([0, 4, 8, 12])).sum(axis=1, dtype=np.uint16)
+    d = ((words >> 12) << _FOURS).sum(axis=1, dtype=np.uint16)
     scales = (words[..., None] >> _TRIPLES & 7).reshape(len(q), -1).astype(np.uint8)
     return _from_nibbles(q[:, :32], _halves(q[:, 32:48]), scales, d)
 
@@ -233,14 +230,16 @@ _STEPS = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
 
 @dataclass(frozen=True)
 class _Type:
-    """block: elements with a scale code; encode_units: the kernel for those; factor, span: of the weights; base, step, top:
-    scales are d * (base + step * code), code 0 ... top; write, read: between parts and rows of bytes."""
+    """block: elements with a scale code; encode_units: the kernel for those; factor, span: of the weights; share: as in
+    unshrunk; base, step, top: scales are d * (base + step * code), code 0 ... top; write, read: between parts and rows of
+    bytes."""
 
     name: str
     block: int
     encode_units: Callable[..., None]
     factor: float
     span: int
+    share: float
     base: int
     step: int
     top: int
@@ -260,9 +259,9 @@ class _Type:
         highest = self.base + self.step * self.top
         tries = (highest * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
         self.encode_units(
-            x, as_rows(importance), unit, self.span, np.float32(self.factor), _STEPS, tries, np.float32(self.base),
-            np.float32(self.step), np.float32(self.top), book.ranks, book.index, book.near, patterns(book, SHIFT),
-            patterns(book, -SHIFT), points, signs, scales, d,
+            x, as_rows(importance), unit, self.span, np.float32(self.factor), np.float32(self.share), _STEPS, tries,
+            np.float32(self.base), np.float32(self.step), np.float32(self.top), book.ranks, book.index, book.near,
+            patterns(book, float(SHIFT)), patterns(book, -float(SHIFT)), points, signs, scales, d,
         )  # fmt: skip
         return self.write(_Parts(points, signs, scales, d[:units])).reshape(len(x), -1)
 
@@ -279,9 +278,9 @@ class _Type:
 
 
 _ALL = (
-    _Type("iq1_s", 32, _shift_of_32, 2.0, 256, 1, 2, 7, _write_iq1_s, _read_iq1_s),
-    _Type("iq1_m", 16, _shift_of_8, 1.5, 32, 1, 2, 7, _write_iq1_m, _read_iq1_m),
-    _Type("iq1_s_r4", 32, _shift_of_32, 1.5, 32, 1, 2, 7, _write_iq1_s_r4, _read_iq1_s_r4),
-    _Type("iq1_m_r4", 16, _shift_of_8, 1.5, 32, 0, 1, 15, _write_iq1_m_r4, _read_iq1_m_r4),
+    _Type("iq1_s", 32, _shift_of_32, 2.0, 256, 1.0, 1, 2, 7, _write_iq1_s, _read_iq1_s),
+    _Type("iq1_m", 16, _shift_of_8, 1.5, 32, 1.0, 1, 2, 7, _write_iq1_m, _read_iq1_m),
+    _Type("iq1_s_r4", 32, _shift_of_32, 1.5, 32, 0.8, 1, 2, 7, _write_iq1_s_r4, _read_iq1_s_r4),
+    _Type("iq1_m_r4", 16, _shift_of_8, 1.5, 32, 0.7, 0, 1, 15, _write_iq1_m_r4, _read_iq1_m_r4),
 )
 CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _ALL}

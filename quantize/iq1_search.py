@@ -14,7 +14,17 @@ import numpy as np
 from ..formats.kernels import kernel
 from .codebooks import NEAREST
 from .grid_lanes import lanes_of_bits, sum_of_lanes
-from .grid_search import DEAD, PAIRS, best_of_lanes, common_scale, make_map_group, pack_pairs, values_of_eights
+from .grid_search import (
+    DEAD,
+    PAIRS,
+    best_of_lanes,
+    common_scale,
+    make_map_group,
+    pack_pairs,
+    unshrunk,
+    values_of_eights,
+    weighted_square,
+)
 from .lanes import LANES, fma_lanes, highest_lane, larger, load, select, spread, store
 
 SHIFT = np.float32(0.125)
@@ -95,13 +105,13 @@ def make_search(block: int, shared: int) -> Any:
         return sum_of_lanes(sxq), sum_of_lanes(sqq)
 
     @kernel(error_model="numpy")
-    def search_levels(x, w, steps, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
+    def search_levels(x, w, share, steps, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
         """Finds the scales and points of a unit; returns d, 0 if all is zero.
 
-        x: float32 [n], of up to 1 in magnitude; w: the weights of the errors, float32 [n]; steps, tries: as in
-        grid_search; base, step, top: scales are d * (base + step * code), code 0 ... top; ranks, near: of the codebook; plus,
-        minus: its patterns with either shift. Writes the packed levels of groups to codes, uint16 [n / 8], 1 to signs, uint8
-        [n / 8], where the shift is negative, and the codes of scales to scale_codes, uint8 [n / block].
+        x: float32 [n], of up to 1 in magnitude; w: the weights of the errors, float32 [n]; share: as in unshrunk; steps, tries:
+        as in grid_search; base, step, top: scales are d * (base + step * code), code 0 ... top; ranks, near: of the codebook;
+        plus, minus: its patterns with either shift. Writes the packed levels of groups to codes, uint16 [n / 8], 1 to signs,
+        uint8 [n / 8], where the shift is negative, and the codes of scales to scale_codes, uint8 [n / block].
         """
         blocks = x.size // block
         wx, a, b = np.empty(x.size, np.float32), np.empty(block, np.float32), np.empty(block, np.float32)
@@ -152,6 +162,6 @@ def make_search(block: int, shared: int) -> Any:
                         codes[k * groups + g], signs[k * groups + g] = found[g], shifts[g]
             num += bxq
             den += bqq
-        return max(num / den, np.float32(0)) if den > 0 else np.float32(0)
+        return unshrunk(num, den, weighted_square(wx, x), share)
 
     return search_levels

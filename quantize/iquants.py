@@ -1,8 +1,7 @@
 """The iq2 and iq3 types: magnitudes from a codebook, signs apart, a scale for 16 or 32 weights and a float16 over 256.
 
-Layouts: spec C.0. The search is that of grid_search.py. Weights of errors are v * sqrt(factor * mean(x^2) + x^2) as in spec D.3,
-with the mean over 256; without importance v = 1, which gives less plain squared error than the reference's formulae
-(0.25 * mean(x^2) + x^2, or x^2) and lets all types be encoded without importance.
+Layouts: spec C.0. The search is that of grid_search.py, with weights as in grid_weights.py: so, unlike the reference's, these
+encoders all work without importance too.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ def _take_signs(x, over, w, even, magnitudes, signs):
     """
     for j in range(0, x.size, LANES):
         xj = load(x, j) * over
-        minus = xj < 0
         magnitude = abs(xj)
-        store(magnitudes, j, magnitude)
-        bits = mask_bits(minus)
+        bits = mask_bits(xj < 0)
         if even:
             cost = load(w, j) * magnitude
             for half in range(2):
@@ -57,7 +54,7 @@ def _take_signs(x, over, w, even, magnitudes, signs):
                     chosen &= -chosen
                     bits ^= chosen
                     magnitude = select(lanes_of_bits(chosen), -magnitude, magnitude)
-            store(magnitudes, j, magnitude)
+        store(magnitudes, j, magnitude)
         signs[j // 8], signs[j // 8 + 1] = bits & 255, bits >> 8
 
 
@@ -66,7 +63,7 @@ def _make_encoder(size: int, block: int) -> Any:
 
     @kernel(error_model="numpy")
     def encode_blocks(
-        x, importance, factor, even, steps, trials, tries, ranks, index, near, shapes, bounds, points, signs, scales, d
+        x, importance, factor, even, share, steps, trials, tries, ranks, index, near, shapes, bounds, points, signs, scales, d
     ):
         """Encodes super-blocks of x, float32 [rows, n]: points uint16 [supers, groups], signs uint8 [supers, 32], scale codes
         uint8 [supers, blocks], d as float16 in uint16 [supers made up to a multiple of 16]. The rest as in search_grid."""
@@ -85,7 +82,9 @@ def _make_encoder(size: int, block: int) -> Any:
             inverse = inverse_of_greatest(importance, start, n, SUPER)
             take_weights(flat, over, importance, inverse, start, n, SUPER, factor, w)
             _take_signs(part, over, w, even, magnitudes, signs[s])
-            fitted = search_grid(magnitudes, w, steps, trials, tries, ranks, index, near, shapes, bounds, points[s], scales[s])
+            fitted = search_grid(
+                magnitudes, w, share, steps, trials, tries, ranks, index, near, shapes, bounds, points[s], scales[s]
+            )
             found[s] = fitted * peak
             for g in range(points.shape[1]):
                 code = points[s, g]
@@ -173,7 +172,7 @@ def _as_words(parts: _Parts) -> np.ndarray:
 
 def _from_words(words: np.ndarray, points: np.ndarray) -> _Parts:
     words = np.ascontiguousarray(words).view("<u4")[..., 0]
-    signs = _SIGNS[words[..., None] >> np.uint32([0, 7, 14, 21]) & 127]
+    signs = _SIGNS[words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127]
     return _Parts(points.reshape(len(points), -1).astype(np.uint16), signs.reshape(-1, 32), (words >> 28).astype(np.uint8))
 
 
@@ -225,7 +224,7 @@ def _write_iq2_s(parts: _Parts, out: np.ndarray) -> None:
 
 
 def _read_iq2_s(q: np.ndarray) -> _Parts:
-    high = (q[:, 66:74, None] >> np.uint8([0, 2, 4, 6]) & 3).reshape(-1, 32)
+    high = (q[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 32)
     return _Parts(q[:, 2:34] | high.astype(np.uint16) << 8, q[:, 34:66], _from_nibbles(q[:, 74:]))
 
 
@@ -246,21 +245,24 @@ def _steps(lowest: float, ratio: float) -> np.ndarray:
     return (1 / (lowest * ratio ** np.arange(LANES))).astype(np.float32)
 
 
-_STEPS = {8: _steps(3.6, 1.13), 4: _steps(9, 1.1)}  # by the size of a group
+# Arguments of search_grid, two of them by the size of a group. The highest scale of a super-block is 31 d where its code is 15.
+_STEPS = {8: _steps(3.6, 1.13), 4: _steps(9, 1.1)}
+_TRIALS = {8: np.array([1], np.float32), 4: np.array([0.96, 1.03], np.float32)}
 _TRIES = (24 + np.arange(LANES)).astype(np.float32)
-_TRIALS = {8: np.float32([1]), 4: np.float32([0.96, 1.03])}
 
 
 @dataclass(frozen=True)
 class _Type:
     """book: its codebook; block: elements per scale code; even: whether the eighth sign of a group is parity; factor: of
-    mean(x^2) in the weights; write, read: between parts and super-blocks as bytes (write leaves the float16 at the front)."""
+    mean(x^2) in the weights; share: as in unshrunk; write, read: between parts and super-blocks as bytes (write leaves the
+    float16 at the front)."""
 
     name: str
     book: str
     block: int
     even: bool
     factor: float
+    share: float
     write: Callable[[_Parts, np.ndarray], None]
     read: Callable[[np.ndarray], _Parts]
 
@@ -272,8 +274,8 @@ class _Type:
         d = np.empty(supers + -supers % LANES, np.uint16)
         bounds = ((book.levels[1:] + book.levels[:-1]) / 2)[[0, 1, -1]]
         _ENCODERS[book.size, self.block](
-            x, as_rows(importance), np.float32(self.factor), self.even, _STEPS[book.size], _TRIALS[book.size], _TRIES,
-            book.ranks, book.index, book.near, patterns(book), bounds, points, signs, scales, d,
+            x, as_rows(importance), np.float32(self.factor), self.even, np.float32(self.share), _STEPS[book.size],
+            _TRIALS[book.size], _TRIES, book.ranks, book.index, book.near, patterns(book), bounds, points, signs, scales, d,
         )  # fmt: skip
         out = np.empty((supers, kind.block_bytes), np.uint8)
         out[:, :2] = d[:supers, None].astype("<u2").view(np.uint8)
@@ -292,10 +294,10 @@ class _Type:
 
 
 _ALL = (
-    _Type("iq2_xxs", "iq2xxs", 32, True, 1.0, _write_iq2_xxs, _read_iq2_xxs),
-    _Type("iq2_xs", "iq2xs", 16, True, 1.0, _write_iq2_xs, _read_iq2_xs),
-    _Type("iq2_s", "iq2s", 16, False, 2.0, _write_iq2_s, _read_iq2_s),
-    _Type("iq3_xxs", "iq3xxs", 32, True, 2.0, _write_iq3_xxs, _read_iq3_xxs),
-    _Type("iq3_s", "iq3s", 32, False, 2.0, _write_iq3_s, _read_iq3_s),
+    _Type("iq2_xxs", "iq2xxs", 32, True, 1.0, 0.5, _write_iq2_xxs, _read_iq2_xxs),
+    _Type("iq2_xs", "iq2xs", 16, True, 1.0, 0.5, _write_iq2_xs, _read_iq2_xs),
+    _Type("iq2_s", "iq2s", 16, False, 2.0, 0.0, _write_iq2_s, _read_iq2_s),
+    _Type("iq3_xxs", "iq3xxs", 32, True, 2.0, 0.0, _write_iq3_xxs, _read_iq3_xxs),
+    _Type("iq3_s", "iq3s", 32, False, 2.0, 0.0, _write_iq3_s, _read_iq3_s),
 )
 CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _ALL}

@@ -31,7 +31,8 @@ class Book:
     order    int32 [vectors]: index of each vector in the order of the tree
     vectors  int16 [runs * size * 16]: the runs of 16 vectors, as lanes
     boxes    int16, as lanes: lower and upper ends of 16 boxes for each pair of coordinates; all levels, from the top
-    levels   int64 [levels]: where in `boxes` each level begins; the top level has `tops` times 16 boxes
+    levels   int64 [levels]: where in `boxes` each level begins
+    tops     how many boxes the top level has, at most 32; other levels are in full sixteens
     """
 
     values: np.ndarray
@@ -67,18 +68,18 @@ def book(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> Bo
     low, high = runs.min(axis=1), runs.max(axis=1)
     levels = []
     while True:
-        ends = np.stack([low, high], axis=1).reshape(-1, LANES, 2, size // 2, 2)  # [sixteens, box, end, pair, coordinate]
-        levels.append(((ends + OFFSET) * UNITS).transpose(0, 3, 2, 1, 4).astype(np.int16).reshape(-1))
-        if len(low) < LANES * LANES:
+        tops = len(low)
+        ends = np.zeros((-(-tops // LANES), LANES, 2, size // 2, 2), np.int16)  # [sixteens, box, end, pair, coordinate]
+        ends.reshape(-1, 2, size)[:tops] = (np.stack([low, high], axis=1) + OFFSET) * UNITS
+        levels.append(ends.transpose(0, 3, 2, 1, 4).reshape(-1))
+        if tops <= 2 * LANES:
             break
         low = low.reshape(-1, LANES, size).min(axis=1)
         high = high.reshape(-1, LANES, size).max(axis=1)
     levels.reverse()
     starts = np.cumsum([0] + [level.size for level in levels[:-1]])
     vectors = runs.reshape(-1, LANES, size // 2, 2).transpose(0, 2, 1, 3)
-    return Book(
-        values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, len(low) // LANES
-    )  # fmt: skip
+    return Book(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, tops)
 
 
 def _halved(values: np.ndarray) -> np.ndarray:

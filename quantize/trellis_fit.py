@@ -12,9 +12,9 @@ import numpy as np
 
 from ..formats.kernels import kernel
 from .arithmetic import fma
-from .trellis_search import prepare, search
+from .lanes import LANES
+from .trellis_search import BLOCK, FACTS, best_vectors, gather, least_error, prepare
 
-BLOCK = 32
 SUPERBLOCK = 256
 _TINY = np.float32(1e-30)
 _FLOOR = np.float32(1e-6)  # of a block's mean weight: below it weights are raised to it
@@ -22,6 +22,7 @@ _DEAD = np.float32(1e-9)  # of a row's mean weight: blocks of less have no say .
 _INSTEAD = np.float32(1e-4)  # ... and are fitted with this share of it
 _VARIANCE = np.float32(1365)  # of the codebooks' values
 _UNITS = 16  # units that are tried for a row
+_LARGE = np.float32(0.75)  # of the largest fitting scale: blocks of more are fitted with care, as they set the unit
 
 
 @kernel
@@ -56,18 +57,35 @@ def _weigh(x, v, w):
 
 
 @kernel
-def _fitting_scale(x, w, size, power, ratio):
-    """(scale that fits a block, weight of deviations from it)."""
-    total = moment = np.float32(0)
-    for start in range(0, x.size, size):
-        weight = square = np.float32(0)
-        for i in range(start, start + size):
-            weight += w[i]
-            square += x[i] * x[i]
-        square /= np.float32(size) * _VARIANCE
-        total += weight
-        moment += weight * square**power
-    return (ratio * moment / total) ** (np.float32(0.5) / power), total
+def _fitting_scale(x, w, start, size, factor):
+    """(scale that fits the block from `start` on, weight of deviations from it)."""
+    total = moment = largest = np.float32(0)
+    for i in range(start, start + BLOCK):
+        largest = max(largest, abs(x[i]))
+        total += w[i]
+    if largest < _TINY:
+        return np.float32(0), total
+    inverse = 1 / largest
+    for first in range(start, start + BLOCK, size):
+        square = np.float32(0)
+        for i in range(first, first + size):
+            square += (x[i] * inverse) ** 2
+        for i in range(first, first + size):
+            power = square + (x[i] * inverse) ** 2
+            power = power * power * power
+            moment += w[i] * power * power
+    return factor * largest * (moment / total) ** np.float32(1 / 12), total
+
+
+@kernel
+def _lowest_point(errors, places):
+    """Where the errors (float32 [4 or more]) at these places, smoothed over three, are lowest."""
+    best, least = 1, np.float32(np.inf)
+    for k in range(1, errors.size - 1):
+        smooth = errors[k]
+        if smooth < least:
+            best, least = k, smooth
+    return places[best]
 
 
 @kernel
@@ -95,86 +113,117 @@ def _row_unit(scales, weights, magnitudes, lowest, highest):
 
 
 @kernel
-def _window(levels, target, tries, stride):
-    """Index of the first of `tries` levels, `stride` apart, around the target (levels: magnitudes, ascending)."""
-    i = min(max(np.searchsorted(levels, target), 1), levels.size - 1)
-    place = i - 1 + (target - levels[i - 1]) / (levels[i] - levels[i - 1])
-    first = np.int64(np.rint(min(max(place, np.float32(-9)), np.float32(levels.size)) - stride * (tries - 1) / 2))
-    return min(max(first, 0), levels.size - 1 - stride * (tries - 1))
+def _nearest_level(levels, side, target):
+    """Index of the level of a side nearest to the target by ratio (levels: magnitudes, ascending)."""
+    low, high = 0, levels.shape[1] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if levels[side, middle] < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1 if low > 0 and target * target < levels[side, low] * levels[side, low - 1] else low
 
 
 @kernel
 def fit_rows(
-    x, importance, size, trees, values, orders, levels, magnitudes, ends, signs, centers, tries, stride, share, expected, power, ratio, zero,
-    sides, picks, indices, d,
+    x, importance, size, boxes, starts, tops, vectors, values, orders, levels, signs, books, magnitudes, ends, steps, survey, share,
+    expected, factor, zero, sides, picks, indices, d,
 ):  # fmt: skip
     """Fits all rows of x (float32 [rows, n], C-contiguous).
 
     importance   float32 [1 or rows, n], or of no rows
-    trees        (boxes, levels, tops, vectors) of two codebooks; values, orders: of both
+    size         8 or 4: the length of a group
+    boxes, starts, tops, vectors   of two Books, one after the other; values, orders: [2, vectors, size], [2, vectors]
     levels       float32 [sides, levels]: scales that can be stored over the row's unit, magnitudes, ascending; of one sign and
-                 codebook per side; signs: float32 [sides], its half of sides with the second codebook if there are two
+                 codebook per side; signs: float32 [sides]; books: int64 [sides], 0 or 1
     magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) that the largest block may get
-    centers, tries, stride     how many levels per side are tried, and their distance
-    share, expected   see `search`; ratio: of the square and the constant term of expected, as far as scales go
+    steps        float32 [centers, tries]: what the fitting scale is multiplied by for the levels tried, ascending
+    survey       float32 [any]: what the fitting scale is multiplied by to find a better one first, in even ratios
+    share, expected   see `gather`; factor: see `_fitting_scale`
     zero         whether blocks of zeros need no search
-    sides, picks uint8 [rows, blocks], out: the side and the level chosen
-    indices      int32 [rows, groups], out: vectors; d: float32 [rows], out: the unit, refitted
+    sides, picks uint8 [rows, blocks], out: the side and the level chosen; side 255: zeros
+    indices      int32 [rows * groups], out: vectors; d: float32 [rows], out: the unit, refitted
     """
     rows, n = x.shape
-    groups = BLOCK // size
-    runs = orders.shape[1] // 16
-    stretch = np.empty((groups, size // 2), np.int32)
-    squares, products = np.empty_like(stretch), np.empty_like(stretch)
-    facts = np.empty((groups, 5), np.float32)
-    place = np.empty(size // 2, np.int32)
-    lists, sums = np.empty((2, runs + 64), np.int64), np.empty((2, 16 * runs), np.float32)
-    scales, scores = np.empty(tries, np.float32), np.empty(tries, np.float32)
-    found = np.empty((tries, groups), np.int32)
+    blocks, groups = n // BLOCK, BLOCK // size
+    most = orders.shape[1] // LANES
+    stretch, squares = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
+    products, place = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
+    facts, limits, best_lanes = np.empty(groups * FACTS, np.float32), np.empty(groups, np.float32), np.empty(groups * LANES, np.float32)
+    todo, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
+    lists = np.empty(2 * (groups * most + LANES), np.int32)
+    runs, sums = np.empty(groups * most, np.int32), np.empty(groups * most * 2 * LANES, np.float32)
+    tries = steps.shape[1]
+    errors = np.empty(survey.size, np.float32)
+    scales, chosen = np.empty(tries, np.float32), np.empty(tries, np.int64)
     w = np.empty(n, np.float32)
-    fits, says = np.empty(n // BLOCK, np.float32), np.empty(n // BLOCK, np.float32)
+    bits = w.view(np.int32)
+    fits, says = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
     for r in range(rows):
-        _weigh(x[r], importance[r % max(importance.shape[0], 1)] if importance.shape[0] else x[r, :0], w)
-        for b in range(n // BLOCK):
-            part = slice(b * BLOCK, b * BLOCK + BLOCK)
-            fits[b], says[b] = _fitting_scale(x[r, part], w[part], size, power, ratio)
+        row = x[r]
+        _weigh(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w)
+        for b in range(blocks):
+            fits[b], says[b] = _fitting_scale(row, w, b * BLOCK, size, factor)
+        largest = fits.max()
+        if survey.size and largest > 0:
+            for b in range(blocks):
+                if fits[b] > _LARGE * largest:
+                    start = b * BLOCK
+                    prepare(row, w, bits, start, size, stretch, squares, products, facts)
+                    gather(row, start, size, stretch, squares, products, facts, fits[b], share, expected, boxes, starts, 0,
+                           tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums)  # fmt: skip
+                    for k in range(survey.size):
+                        errors[k] = least_error(fits[b] * survey[k], groups, counts, sums)
+                    fits[b] *= _lowest_point(errors, survey)
         unit = _row_unit(fits, says, magnitudes, ends[0], ends[1])
         if not unit > 0:
             d[r] = 0
-            sides[r], picks[r], indices[r] = 0, 0, 0
+            sides[r], picks[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = 255, 0, 0
             continue
         sxq = sqq = 0.0
-        for b in range(n // BLOCK):
-            xb, wb = x[r, b * BLOCK : b * BLOCK + BLOCK], w[b * BLOCK : b * BLOCK + BLOCK]
-            sides[r, b], picks[r, b] = 255, 0
-            out = indices[r, b * groups : b * groups + groups]
+        for b in range(blocks):
+            start, first_index = b * BLOCK, (r * blocks + b) * groups
+            best_side, best_level = 255, 0
             if fits[b] == 0 and zero:
-                out[:] = 0
+                indices[first_index : first_index + groups] = 0
+                sides[r, b], picks[r, b] = best_side, best_level
                 continue
-            prepare(xb, wb, size, stretch, squares, products, facts)
+            prepare(row, w, bits, start, size, stretch, squares, products, facts)
             best = np.float32(np.inf)
             for side in range(signs.size):
-                start = _window(levels[side], fits[b] / unit, tries * centers, stride)
-                for c in range(centers):
-                    first = start + c * tries * stride
+                last = -1
+                for c in range(steps.shape[0]):
+                    count = 0
                     for k in range(tries):
-                        scales[k] = signs[side] * levels[side, first + stride * k] * unit
-                    center = (scales[0] + scales[tries - 1]) / 2
-                    tree = trees[0] if 2 * side < signs.size or signs.size < 4 else trees[1]
-                    search(xb, size, stretch, squares, products, facts, center, scales, share, expected, tree, place, lists, sums,
-                           scores, found)  # fmt: skip
-                    for k in range(tries):
-                        if scores[k] < best:
-                            best = scores[k]
-                            sides[r, b], picks[r, b] = side, first + stride * k
-                            out[:] = found[k]
-            second = 1 if signs.size == 4 and sides[r, b] >= 2 else 0
-            level = signs[sides[r, b]] * levels[sides[r, b], picks[r, b]]
+                        level = _nearest_level(levels, side, fits[b] / unit * steps[c, k])
+                        if level > last:
+                            last = level
+                            chosen[count] = level
+                            scales[count] = signs[side] * levels[side, level] * unit
+                            count += 1
+                    if count == 0:
+                        continue
+                    center = (scales[0] + scales[count - 1]) / 2
+                    gather(row, start, size, stretch, squares, products, facts, center, share, expected, boxes, starts,
+                           books[side], tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums)  # fmt: skip
+                    pick = -1
+                    for k in range(count):
+                        score = least_error(scales[k], groups, counts, sums)
+                        if score < best:
+                            best, pick = score, k
+                    if pick >= 0:
+                        best_side, best_level = side, chosen[pick]
+                        best_vectors(scales[pick], groups, counts, runs, sums, indices, first_index)
+            sides[r, b], picks[r, b] = best_side, best_level
+            book = books[best_side]
+            level = signs[best_side] * levels[best_side, best_level]
             for g in range(groups):
-                out[g] = orders[second, out[g]]
+                index = orders[book, indices[first_index + g]]
+                indices[first_index + g] = index
                 for j in range(size):
-                    i = g * size + j
-                    q = level * values[second, out[g], j]
-                    sxq += wb[i] * q * xb[i]
-                    sqq += wb[i] * q * q
+                    i = start + g * size + j
+                    q = level * values[book, index, j]
+                    sxq += w[i] * q * row[i]
+                    sqq += w[i] * q * q
         d[r] = sxq / sqq if sqq > 0 else unit
