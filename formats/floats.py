@@ -109,3 +109,22 @@ def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: i
     flat = _words(codes, np.uint8)
     _scale_fp8(flat.reshape(codes.shape), FP8_VALUES[kind], np.ascontiguousarray(scale, np.float32), block_columns, out)
     return out
+
+
+# float type -> (words as they are stored, the bits of infinity: whatever is not smaller without its sign is not finite)
+_INFINITY = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
+
+
+@kernel
+def _largest_magnitude(words, magnitude):
+    top = magnitude & 0
+    for i in range(words.size):
+        top = max(top, words[i] & magnitude)
+    return top
+
+
+def all_finite(stored: np.ndarray, kind: str) -> bool:
+    """Whether no number among these bytes, C-contiguous of type f32, f16 or bf16, is NaN or infinite."""
+    word, infinity = _INFINITY[kind]
+    words = stored.reshape(-1).view(word)
+    return not words.size or int(_largest_magnitude(words, word(np.iinfo(word).max >> 1))) < infinity

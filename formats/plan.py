@@ -187,7 +187,9 @@ def _shards(
         needed = -(-o.nbytes // alignment) * alignment + entry
         if max_size is not None and needed + _SHARD_KEYS > max_size:
             raise PlanError(f"tensor {o.name} alone takes {needed} bytes, more than the {max_size} allowed per file")
-        full = (max_size is not None and size + needed > max_size) or (max_tensors is not None and len(groups[-1]) >= max_tensors)
+        full = (max_size is not None and size + needed > max_size) or (
+            max_tensors is not None and len(groups[-1]) >= max_tensors
+        )
         if full and (groups[-1] or len(groups) == 1):
             groups.append([])
             size = _SHARD_KEYS + alignment

@@ -54,12 +54,13 @@ class Imatrix:
             if name not in merged:
                 merged[name] = (sums, counts)
                 continue
-            mine, seen = merged[name]
-            if mine.shape != sums.shape:
-                raise MillError(
-                    f"imatrix entry {name} is {mine.shape} in one file and {sums.shape} in the other: not one model"
-                )
-            merged[name] = (mine + sums, seen + counts)
+            matrices = max(len(merged[name][1]), len(counts))
+            mine, seen = _unstacked(merged[name], matrices)
+            theirs, their_seen = _unstacked((sums, counts), matrices)
+            if mine.shape != theirs.shape:
+                shapes = f"{mine.shape} in one file and {theirs.shape} in the other"
+                raise MillError(f"imatrix entry {name} is {shapes}: not one model")
+            merged[name] = (mine + theirs, seen + their_seen)
         datasets = list(dict.fromkeys([*self.datasets, *other.datasets]))
         return Imatrix(merged, datasets, self.chunk_count + other.chunk_count, self.chunk_size)
 
@@ -74,7 +75,10 @@ class Imatrix:
         return keys
 
     def fit(self, source: TensorSource, where: str) -> Imatrix:
-        """This imatrix with its entries shaped for that model: a legacy file keeps all experts of a stack in one row.
+        """This imatrix with its entries shaped for that model.
+
+        A legacy file keeps all experts of a stack in one row. attn_k_b and attn_v_b are one matrix or one per head, by the
+        model's layout: what was collected for one is pooled, or shared, for the other.
 
         Raises MillError if it cannot be of that model: no common tensor, wrong widths, NaN, or negative sums.
         """
@@ -85,11 +89,13 @@ class Imatrix:
             )
         fitted = dict(self.entries)
         for name in common:
-            sums, counts = self.entries[name]
             columns, _, matrices = dims(source.tensors[name].shape)
-            if matrices > 1 and sums.shape == (1, columns * matrices):
-                sums, counts = sums.reshape(matrices, columns), np.broadcast_to(counts, (matrices,)).copy()
-                fitted[name] = (sums, counts)
+            sums, counts = _unstacked(self.entries[name], matrices)
+            if sums.shape == (1, columns):
+                sums, counts = np.repeat(sums, matrices, axis=0), np.repeat(counts, matrices)
+            elif matrices == 1 and sums.shape[1] == columns:
+                sums, counts = sums.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
+            fitted[name] = (sums, counts)
             if sums.shape != (matrices, columns):
                 raise MillError(
                     f"{where}: entry {name} is {sums.shape[0]} x {sums.shape[1]}, the tensor needs {matrices} x {columns}: "
@@ -98,6 +104,14 @@ class Imatrix:
             if not (np.isfinite(sums).all() and (sums >= 0).all()):
                 raise MillError(f"{where}: entry {name} holds NaN, infinite or negative sums; compute it again")
         return Imatrix(fitted, self.datasets, self.chunk_count, self.chunk_size)
+
+
+def _unstacked(entry: Entry, matrices: int) -> Entry:
+    """An entry of one row that holds `matrices` matrices side by side as a row per matrix; any other as it is."""
+    sums, counts = entry
+    if len(counts) > 1 or matrices == 1 or sums.shape[1] % matrices:
+        return entry
+    return sums.reshape(matrices, -1), np.repeat(counts, matrices)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from .entries import Entry, Imatrix
 
 _SUMS = (".in_sum2", ".sums")  # the second is an older spelling
 _COUNTS = ".counts"
+CHUNK = 512  # tokens per window where a file does not say
 
 
 def load(path: str | Path) -> Imatrix:
@@ -61,10 +62,12 @@ def _read_gguf(path: Path) -> Imatrix:
         if len(seen) != len(sums):
             raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(seen)} counts")
         entries[name] = (sums, np.rint(seen).astype(np.int64))
-    datasets = [str(d) for d in file.metadata.get("imatrix.datasets", [])]
-    return Imatrix(
-        entries, datasets, int(file.metadata.get("imatrix.chunk_count", 0)), int(file.metadata.get("imatrix.chunk_size", 512))
-    )
+    try:
+        datasets = [str(d) for d in file.metadata.get("imatrix.datasets", [])]
+        chunks, size = (int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", CHUNK)))
+    except (TypeError, ValueError):
+        raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
+    return Imatrix(entries, datasets, chunks, size)
 
 
 def _gguf_bytes(imatrix: Imatrix) -> bytes:
@@ -103,17 +106,23 @@ class _Reader:
 
 
 def _read_dat(path: Path, data: bytes) -> Imatrix:
-    """Values are mean * ncall; one count stands for all columns, so an expert's own count is not known here."""
+    """Values are mean * ncall, the number of windows; one count stands for all columns and experts.
+
+    Sums and counts are brought to tokens, for windows of the usual size (which is not recorded), so that they can be merged with
+    those of a GGUF file.
+    """
     reader = _Reader(path, data)
     entries: dict[str, Entry] = {}
+    chunks = 0
     for _ in range(reader.int32()):
         name = reader.take(reader.int32()).decode("utf-8", "replace")
         ncall, width = reader.int32(), reader.int32()
         if width < 1 or name in entries:
             raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")
         values = np.frombuffer(reader.take(4 * width), "<f4")
-        entries[name] = (values[None].copy(), np.array([max(ncall, 1)], np.int64))
-    chunks, datasets = 0, []
+        entries[name] = (values[None] * np.float32(CHUNK), np.array([max(ncall, 1) * CHUNK], np.int64))
+        chunks = max(chunks, ncall)
+    datasets = []
     if reader.at < len(data):
         chunks = reader.int32()
         datasets = [reader.take(reader.int32()).decode("utf-8", "replace")]

@@ -9,7 +9,7 @@ from importlib import import_module
 import numpy as np
 
 from ..formats import TYPES, MillError, PlanError, TensorType
-from ..formats.kernels import kernel
+from ..formats.floats import all_finite
 from ..repack import pack, unpack
 from .importance import guarded
 
@@ -44,6 +44,7 @@ _FAMILIES = {
     "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),
     "iq4_kss": ("iq4_kss",),
     "iq2_kl": ("iq2_kl",),
+    "trellis": ("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
 }
 
 # Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though
@@ -76,15 +77,6 @@ def _codec(kind: TensorType) -> Codec:
     return import_module(f".{family}", __package__).CODECS[kind.name.lower()]
 
 
-@kernel
-def _all_finite(bits):
-    """bits: uint32 [n], float32 numbers as they are stored. The largest exponent is that of infinity and NaN."""
-    top = np.uint32(0)
-    for i in range(bits.size):
-        top = max(top, bits[i] & np.uint32(0x7FFFFFFF))
-    return top < np.uint32(0x7F800000)
-
-
 def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [rows, n] -> uint8 [rows, row_bytes] of the named type, repacked types included.
 
@@ -100,7 +92,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     kind.row_bytes(n)
     if rows % kind.rows:
         raise PlanError(f"{kind.name} interleaves {kind.rows} rows; {rows} rows are no multiple of it")
-    if not _all_finite(x.reshape(-1).view(np.uint32)):
+    if not all_finite(x, "f32"):
         row, column = map(int, np.argwhere(~np.isfinite(x))[0])
         raise NonFiniteError(row, column, float(x[row, column]))
     if importance is not None:

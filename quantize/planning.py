@@ -119,6 +119,7 @@ def plan_quantize(
 
     type         for tensors that no rule takes; None: they keep their type, and fp8 becomes bf16
     recipe_text  recorded in the file's metadata
+    rules        count whatever `type` is, a float type too (llama-quantize drops them then, without a word)
     pure         every quantisable tensor becomes `type`, rules are left aside
     strict       every warning is an error
     nonfinite    takes (tensor name, how many) of weights that are NaN or infinite and written as 0; None: these are errors
@@ -127,6 +128,10 @@ def plan_quantize(
     """
     report = _Report(hits=dict.fromkeys(rules, 0))
     special = {"token_embd.weight": token_embedding_type, "output.weight": output_tensor_type}
+    if "output.weight" not in source.tensors:  # tied: the embeddings are the output too
+        special["token_embd.weight"] = token_embedding_type or output_tensor_type
+        if leave_output_tensor:
+            report.warnings.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
     for tensor in source.tensors.values():
         choice = _choose(tensor, type, () if pure else rules, special, leave_output_tensor, report)
@@ -240,7 +245,7 @@ def _check_importance(
 
 
 def _warnings(report: _Report, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
-    warnings = suspicious(rules)
+    warnings = [*report.warnings, *suspicious(rules)]
     names = [o.name for o in outputs]
     for rule in rules:
         if report.hits.get(rule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
+from ..formats.floats import all_finite
 from ..repack.rows import Produce, moved_rows
 from .codec import NonFiniteError, encode
 
@@ -18,13 +19,18 @@ def producer(
     and its repacked twin. importance: float32 [matrices, columns] or None. replaced: takes (tensor name, how many) of weights
     that are NaN or infinite and were encoded as 0; None: such a weight raises MillError, naming tensor, row and column.
     """
+    moved = None
     if tensor.stored is not None and tensor.raw is not None:
         moved = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
-        if moved is not None:
+        if moved is not None and not target.is_float:
             return moved
     _, rows, matrices = dims(tensor.shape)
 
     def produce(start: int, stop: int) -> np.ndarray:
+        if moved is not None:
+            copied = moved(start, stop)
+            if all_finite(copied, target.name):
+                return copied
         weights = importance[start // rows] if importance is not None else None
         x = tensor.read(start, stop)
         try:

@@ -91,6 +91,30 @@ def test_merging_adds(imatrix):
         imatrix.merge(other)
 
 
+def test_merging_a_legacy_file_weighs_by_tokens(tmp_path):
+    """100 windows of 512 tokens with a mean of 10, and 1,024 tokens with a mean of 1."""
+    long = Imatrix({"w": (np.full((4, 2), 512000.0, np.float32), np.full(4, 51200))}, ["long"], 100)
+    short = Imatrix({"w": (np.full((4, 2), 1024.0, np.float32), np.full(4, 1024))}, ["short"], 2)
+    long.save(tmp_path / "long.dat")
+    short.save(tmp_path / "short.gguf")
+    for merged in (
+        load(tmp_path / "long.dat").merge(load(tmp_path / "short.gguf")),
+        load(tmp_path / "short.gguf").merge(load(tmp_path / "long.dat")),
+    ):
+        assert merged.entries["w"][0].shape == (4, 2)
+        np.testing.assert_allclose(merged.means()["w"], (512000 + 1024) / (51200 + 1024), rtol=1e-5)
+
+
+def test_latent_attention_crosses_layouts(tmp_path):
+    """attn_k_b is one matrix in one layout and one per head in the other."""
+    by_head = Imatrix({"blk.0.attn_k_b.weight": (np.arange(8, dtype=np.float32).reshape(4, 2), np.full(4, 3))})
+    pooled = by_head.fit(source(**{"blk.0.attn_k_b.weight": (2, 40)}), "a")
+    assert pooled.entries["blk.0.attn_k_b.weight"][0].tolist() == [[12, 16]]
+    assert pooled.entries["blk.0.attn_k_b.weight"][1].tolist() == [12]
+    shared = pooled.fit(source(**{"blk.0.attn_k_b.weight": (2, 10, 4)}), "a")
+    assert np.array_equal(shared.means()["blk.0.attn_k_b.weight"], np.repeat([[1.0, np.float32(16 / 12)]], 4, 0))
+
+
 def source(**shapes):
     tensors = {n: SourceTensor(n, shape, "f32", lambda a, b: np.zeros((b - a, 1))) for n, shape in shapes.items()}
     return TensorSource("model.gguf", {}, tensors, "")

@@ -222,3 +222,37 @@ def test_the_file_says_how_it_was_made(tmp_path):
     assert hidden["quantize.imatrix.entries_count"] == 0
     given = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", override_kv={"general.name": "x"}, **options).metadata
     assert given["general.name"] == "x"
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_a_copied_weight_is_looked_at_too(tmp_path, kind):
+    x = np.ones((24, 256), np.float32)
+    x[13, 7] = np.inf
+    with np.errstate(over="ignore"):
+        stored = {"f32": x, "f16": x.astype(np.float16), "bf16": (x.view(np.uint32) >> 16).astype(np.uint16)}[kind]
+
+    def raw(start, stop):
+        return np.ascontiguousarray(stored[start:stop]).view(np.uint8)
+
+    name = "blk.0.ffn_up.weight"
+    tensor = SourceTensor(name, (256, 24), kind, lambda start, stop: x[start:stop], raw, TYPES[kind])
+    source = TensorSource("t", {}, {name: tensor}, "")
+    with pytest.raises(MillError, match="the weight at row 13, column 7 is inf"):
+        execute(plan_quantize(source, tmp_path / "o.gguf", type=TYPES[kind]))
+    replaced = []
+    execute(plan_quantize(source, tmp_path / "p.gguf", type=TYPES[kind], nonfinite=replaced))
+    assert replaced == [(name, 1)]
+    written = decode(open_gguf(tmp_path / "p.gguf").tensors[name].data, kind, 256)
+    assert written[13, 7] == 0
+    assert np.isfinite(written).all()
+
+
+def test_a_tied_output_follows_the_output_flag(tmp_path):
+    source = source_of([("token_embd.weight", (256, 64)), *SMALL])
+    options = {"type": TYPES["iq4_k"], "output_tensor_type": TYPES["q6_K"]}
+    plan = plan_quantize(source, tmp_path / "o.gguf", **options)
+    assert plan.outputs[0].type.name == "q6_K"
+    plan = plan_quantize(source, tmp_path / "o.gguf", token_embedding_type=TYPES["q8_0"], **options)
+    assert plan.outputs[0].type.name == "q8_0"
+    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"], leave_output_tensor=True)
+    assert any("no output.weight" in w for w in plan.warnings)
