@@ -1,9 +1,9 @@
 """Codebooks of the trellis types, and the tree of boxes in which encoders look for the nearest vector.
 
-A codebook holds the 2**bits vectors of 8 (or 4) values that a multiplicative generator makes from its start states (spec part B).
-For the search they are put in order by halving them again and again at the median of their widest coordinate, until runs of
-16 vectors are left; a run has a box around it, 16 runs have a box around theirs, and so on. The tables hold 16 vectors
-or boxes as lanes: of two coordinates at a time, 32 int16 that alternate between them.
+A codebook holds the 2**bits vectors of 8 (or 4) values that a multiplicative generator makes from its start states (spec part
+B). For the search they are put in order by halving them again and again at the median of their widest coordinate, until runs
+of 16 vectors are left; a run has a box around it, 16 runs have a box around theirs, and so on. The tables hold 16 vectors or
+boxes as lanes: of two coordinates at a time, 32 int16 that alternate between them.
 """
 
 from __future__ import annotations
