@@ -4,10 +4,12 @@
     python benchmarks/codecs.py
     GGML_LIBRARY=path/to/libggml.so python benchmarks/codecs.py --json codecs.json --plot codecs.png
 
-Weights are 64 rows x 2048, Student-t(5) * 0.02, importance is chi2(2) + 0.01. Every contender runs on one thread; per type they
-take turns, so that a busy machine slows down all of them. Speeds are million elements per second, best of --repeat; the spread
-of a contender is how much longer its median run took than its best (the table has the largest of a type). Errors are squared
-errors, weighted by importance where there is importance, relative to the other contender's.
+Contenders: ours; the fork's library that GGML_LIBRARY names (reference); llama.cpp's, if llama-cpp-python is installed
+(mainline); the `gguf` package's numpy code (gguf). Weights are 64 rows x 2048, Student-t(5) * 0.02, importance is
+chi2(2) + 0.01. Every contender runs on one thread; per type they take turns, so that a busy machine slows down all of them.
+Speeds are million elements per second, best of --repeat; the spread of a contender is how much longer its median run took
+than its best (the table has the largest of a type). Errors are squared errors, weighted by importance where there is
+importance, relative to the other contender's.
 """
 
 from __future__ import annotations
@@ -19,20 +21,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import geometric_mean, median
 
 import click
 import gguf
 import numpy as np
-from ggml_library import Library
+from ggml_library import Library, Mainline
 from gguf.quants import dequantize, quantize
 
 from ggufmill.formats import TYPES, MillError, TensorType
 from ggufmill.quantize import can_encode, decode, encode
 
 ROWS, COLUMNS = 64, 2048
-OURS, REFERENCE, GGUF = "ours", "reference", "gguf"
+OURS, REFERENCE, MAINLINE, GGUF = "ours", "reference", "mainline", "gguf"
 TASKS = {"importance": "encode with importance", "plain": "encode without", "decode": "decode"}
 
 
@@ -97,17 +100,18 @@ def _can(function: Callable, *args) -> bool:
     return True
 
 
-def measure(kind: TensorType, library: Library | None, repeat: int) -> Row:
+def measure(kind: TensorType, libraries: dict[str, Library], repeat: int) -> Row:
     x, importance = samples()
     row = Row(kind.name, 8 * kind.row_bytes(COLUMNS) / COLUMNS)
-    known = library is not None and library.has(kind)
+    known = {name: library for name, library in libraries.items() if library.has(kind)}
     other = _gguf_type(kind)
     for task, weights in (("plain", None), ("importance", importance)):
         if not _can(encode, x[: kind.rows], kind.name, weights):
             continue
         runs = {OURS: lambda weights=weights: encode(x, kind.name, weights)}
-        if library is not None and known and library.encodes(kind, weights):
-            runs[REFERENCE] = lambda weights=weights: library.encode(x, kind, weights)
+        for name, library in known.items():
+            if library.encodes(kind, weights):
+                runs[name] = lambda weights=weights, library=library: library.encode(x, kind, weights)
         if weights is None and other is not None and _can(quantize, x, other):
             runs[GGUF] = lambda: quantize(x, other)
         row.speed[task], results = race(runs, repeat)
@@ -118,8 +122,9 @@ def measure(kind: TensorType, library: Library | None, repeat: int) -> Row:
         }
     q = encode(x, kind.name, importance)
     runs = {OURS: lambda: decode(q, kind.name, COLUMNS)}
-    if library is not None and known and library.decodes(kind):
-        runs[REFERENCE] = lambda: library.decode(q, kind, COLUMNS)
+    for name, library in known.items():
+        if library.decodes(kind):
+            runs[name] = lambda library=library: library.decode(q, kind, COLUMNS)
     if other is not None and _can(dequantize, q, other):
         runs[GGUF] = lambda: dequantize(q, other)
     row.speed["decode"], _ = race(runs, repeat)
@@ -136,6 +141,7 @@ def _columns(row: Row) -> list[str]:
         speed = row.speed.get(task, {}).get(OURS)
         cells.append(_cell(speed and speed.best, ".1f"))
         cells.append(_cell(row.ratio(task, REFERENCE), ".2f"))
+        cells.append(_cell(row.ratio(task, MAINLINE), ".2f"))
         if task != "importance":
             cells.append(_cell(row.ratio(task, GGUF), ".1f"))
     cells += [_cell(row.error_ratio(task, REFERENCE), ".4f") for task in ("importance", "plain")]
@@ -149,11 +155,14 @@ HEAD = (
     "bits",
     "enc im",
     "x ref",
+    "x main",
     "enc",
     "x ref",
+    "x main",
     "x gguf",
     "dec",
     "x ref",
+    "x main",
     "x gguf",
     "err im",
     "err",
@@ -176,7 +185,7 @@ def show(rows: Sequence[Row]) -> None:
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
     out = {}
-    for other in (REFERENCE, GGUF):
+    for other in (REFERENCE, MAINLINE, GGUF):
         for task, words in TASKS.items():
             for what, ratio in ((f"speed, {words}", Row.ratio), (f"error, {words}", Row.error_ratio)):
                 found = [value for row in rows if (value := ratio(row, task, other))]
@@ -231,6 +240,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def _llama_cpp() -> Path | None:
+    """The library inside llama-cpp-python, if that is installed."""
+    spec = find_spec("llama_cpp")
+    found = sorted(Path(spec.origin).parent.glob("lib/libggml-base.so*")) if spec is not None and spec.origin else []
+    return found[0] if found else None
+
+
 def _default_types() -> list[str]:
     return [kind.name for kind in TYPES.values() if kind.base is None and not kind.is_float and can_encode(kind)]
 
@@ -243,8 +259,11 @@ def _default_types() -> list[str]:
     "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw speeds and errors to this file (needs matplotlib)."
 )
 def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path | None) -> None:
-    path = os.environ.get("GGML_LIBRARY")
-    library = Library(Path(path)) if path else None
+    libraries: dict[str, Library] = {}
+    if path := os.environ.get("GGML_LIBRARY"):
+        libraries[REFERENCE] = Library(Path(path))
+    if found := _llama_cpp():
+        libraries[MAINLINE] = Mainline(found)
     names = types.split(",") if types else _default_types()
     unknown = [name for name in names if name not in TYPES or not can_encode(TYPES[name])]
     if unknown:
@@ -252,7 +271,7 @@ def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path
     rows = []
     for name in names:
         click.echo(f"{name} ...", err=True)
-        rows.append(measure(TYPES[name], library, repeat))
+        rows.append(measure(TYPES[name], libraries, repeat))
     show(rows)
     if json_file:
         json_file.write_text(json.dumps(report(rows, repeat), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The quantisation functions of a ggml shared library (libggml.so of the ik_llama.cpp fork), through ctypes."""
+"""The quantisation functions of ggml shared libraries through ctypes: of the ik_llama.cpp fork, and of mainline llama.cpp."""
 
 from __future__ import annotations
 
@@ -90,4 +90,59 @@ class Library:
             rows, n = 1, rows * n
         for row in range(rows):
             to_float(start + row * q.shape[1], end + row * out.shape[1] * 4, n)
+        return out
+
+
+class _MainlineTraits(c.Structure):
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("block", c.c_int64),
+        ("interleave", c.c_int64),
+        ("block_bytes", c.c_size_t),
+        ("is_quantized", c.c_bool),
+        ("to_float", c.c_void_p),
+        ("from_float", c.c_void_p),
+    )
+
+
+class Mainline(Library):
+    """llama.cpp's libggml-base.so, which llama-cpp-python brings along."""
+
+    def __init__(self, path: Path):
+        self._ggml = ggml = c.CDLL(str(path))
+        ggml.ggml_get_type_traits.restype = c.POINTER(_MainlineTraits)
+        ggml.ggml_get_type_traits.argtypes = (c.c_int,)
+        ggml.ggml_quantize_init.argtypes = (c.c_int,)
+        ggml.ggml_quantize_requires_imatrix.restype = c.c_bool
+        ggml.ggml_quantize_requires_imatrix.argtypes = (c.c_int,)
+        ggml.ggml_quantize_chunk.restype = c.c_size_t
+        ggml.ggml_quantize_chunk.argtypes = (c.c_int, c.c_void_p, c.c_void_p, c.c_int64, c.c_int64, c.c_int64, c.c_void_p)
+        ggml.ggml_init.restype = c.c_void_p
+        ggml.ggml_init.argtypes = (_InitParams,)
+        ggml.ggml_init(_InitParams(1 << 20, None, False))
+
+    def _traits(self, kind: TensorType) -> _MainlineTraits:
+        return self._ggml.ggml_get_type_traits(kind.id).contents
+
+    def has(self, kind: TensorType) -> bool:
+        if kind.id > 41:  # ids beyond its own are the fork's, and it looks none of them up
+            return False
+        traits = self._traits(kind)
+        same_name = (traits.name or b"").decode().lower() == kind.name.lower()
+        return same_name and (traits.block, traits.block_bytes) == (kind.block, kind.block_bytes)
+
+    def encode(self, x: np.ndarray, kind: TensorType, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        out = np.zeros((rows, kind.row_bytes(n)), np.uint8)
+        weights = None if importance is None else importance.ctypes.data
+        self._ggml.ggml_quantize_init(kind.id)
+        self._ggml.ggml_quantize_chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, rows, n, weights)
+        return out
+
+    def decodes(self, kind: TensorType) -> bool:
+        return bool(self._traits(kind).to_float)
+
+    def decode(self, q: np.ndarray, kind: TensorType, n: int) -> np.ndarray:
+        out = np.empty((len(q), n), np.float32)
+        self._to_float(self._traits(kind).to_float)(q.ctypes.data, out.ctypes.data, out.size)
         return out
