@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -69,8 +71,21 @@ def gib(nbytes: int) -> str:
 
 
 def emit(value: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
-    """One JSON object on stdout, or the text for eyes."""
-    click.echo(json.dumps(value) if as_json else text())
+    """One JSON object on stdout, with null for what is not finite, or the text for eyes."""
+    if as_json:
+        click.echo(json.dumps(_finite(value), allow_nan=False))
+    else:
+        encoding = sys.stdout.encoding or "utf-8"
+        click.echo(text().encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None in place of every NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def warn(lines: Sequence[str]) -> None:

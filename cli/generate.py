@@ -39,7 +39,7 @@ def command(
     running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, session=session, **sampling)
     pieces = []
     if not as_json:
-        click.echo(prompt, nl=False)
+        click.echo(prompt.encode("utf-8", "surrogateescape"), nl=False)  # its bytes as they were given
     for piece in running:
         pieces.append(piece)
         if not as_json:

@@ -35,7 +35,7 @@ def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
                     entry["xxh3"] = _checksum(info)
                 if check:
                     entry["nonfinite"] = _nonfinite(info)
-                progress(info.nbytes, info.name)
+                progress(info.nbytes, _printable(info.name))
     elements = sum(int(np.prod(t["shape"])) for t in described)
     summary = {
         "files": [str(p) for p in opened.paths],
@@ -88,15 +88,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and len(value) > 16:
-        return {"length": len(value), "first": value[:8]}
-    return value
+        return {"length": len(value), "first": _plain(value[:8])}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
 def _text(opened: GGUFFile, summary: dict[str, Any]) -> str:
-    metadata = [(key, _short(value)) for key, value in summary["metadata"].items()]
+    metadata = [(_printable(key), _short(value)) for key, value in summary["metadata"].items()]
     extra = [key for key in ("xxh3", "nonfinite") if key in (summary["tensors"] or [{}])[0]]
     tensors = [
-        (t["name"], " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
+        (_printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
         for t in summary["tensors"]
     ]
     types: dict[str, list[int]] = {}
@@ -118,5 +118,10 @@ def _text(opened: GGUFFile, summary: dict[str, Any]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return f"[{value['length']:,}] {', '.join(repr(v) for v in value['first'][:5])}, ..."
-    text = str(value).replace("\n", "\\n")
+    text = _printable(str(value)[:81])
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _printable(text: str) -> str:
+    """With escapes for what a terminal would act on or could not show: names and values are whatever the file says."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

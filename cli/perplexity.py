@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from . import flags
-from .console import chunk_progress, emit, table
+from .console import chunk_progress, emit, table, warn
 
 
 @click.command(short_help="Perplexity and KL divergence on a text")
@@ -42,5 +42,7 @@ def command(model: Path, text: Path, n_ctx: int, chunks: int | None, baseline: P
         result = perplexity(
             loaded, text.read_text("utf-8", "replace"), n_ctx=n_ctx, chunks=chunks, on_chunk=progress, baseline=base
         )
+    warn(result.notes)
     summary = {"model": str(model), "text": str(text), "baseline": str(baseline) if baseline else None, **result.as_json()}
-    emit(summary, as_json, lambda: table(("figure", "value"), [(k, str(v)) for k, v in summary.items() if v is not None]))
+    figures = [(k, str(v)) for k, v in summary.items() if v is not None and k != "notes"]
+    emit(summary, as_json, lambda: table(("figure", "value"), figures))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..formats import FormatError, SourceTensor
-from ..formats.safetensors import StoredTensor, open_safetensors
+from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
+from ..formats.source import stamp
 from .config import Config, read_config
 from .decode import Weight, find_scale, scale_block
 from .edits import Edit, plain
@@ -23,6 +25,14 @@ IGNORED = (
     ".input_scale_ub",
     ".k_scale",
     ".v_scale",
+)
+# Beside config.json and the weights; a checkpoint may have any of them.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.model",
 )
 
 
@@ -66,12 +76,16 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        return [self.config.path, *dict.fromkeys(t.path for t in self.stored.values())]
+        """config.json, the index, the shards, and what there is of a tokenizer."""
+        beside = [path for name in TOKENIZER_FILES if (path := self.folder / name).is_file()]
+        return [self.config.path, *find_indexes(self.folder), *dict.fromkeys(t.path for t in self.stored.values()), *beside]
 
     @property
     def identity(self) -> str:
-        """Digest of config.json and of every tensor's name, type, shape, shard and place. Not of times or contents."""
+        """Digest of config.json, of every tensor's name, type, shape, shard and place, and of each file's size and time of
+        change, by which other weights of the same shapes are noticed. Raises FormatError if a file is gone."""
         digest = hashlib.sha256(self.config.path.read_bytes())
+        digest.update(stamp(self.files))
         for t in self.stored.values():
             digest.update(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.path.name}\0{t.offset}\0{t.nbytes}\n".encode("utf-8", "replace"))
         return digest.hexdigest()
@@ -79,8 +93,9 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """config.json and the headers of all safetensors files of a folder. Raises FormatError."""
-    config = read_config(folder)
-    return Checkpoint(folder, config, open_safetensors(folder))
+    read_config(folder)  # first, since a folder without one is no checkpoint at all
+    stored = open_safetensors(folder)
+    return Checkpoint(folder, read_config(folder, len(stored)), stored)
 
 
 def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str, SourceTensor], list[str]]:
@@ -126,15 +141,16 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
 def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str, str]) -> tuple[list[str], list[str]]:
     """(notes on tensors left out, names of tensors that nobody knows)."""
     counts = dict.fromkeys(left_out, 0)
+    beginnings = sorted(left_out)  # none is the beginning of another, so a name's own is the last that is not after it
     unexpected = []
     for name in stored:
         if name in used or name.endswith(IGNORED):
             continue
-        beginning = next((b for b in left_out if name.startswith(b)), None)
-        if beginning is None:
-            unexpected.append(name)
+        at = bisect_right(beginnings, name)
+        if at and name.startswith(beginnings[at - 1]):
+            counts[beginnings[at - 1]] += 1
         else:
-            counts[beginning] += 1
+            unexpected.append(name)
     notes = [f"{left_out[b]}: {n} tensor{'s' * (n > 1)} left out ({b}*)" for b, n in counts.items() if n]
     return notes, unexpected
 

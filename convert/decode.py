@@ -42,7 +42,7 @@ def scale_block(config: Config) -> tuple[int, int] | None:
     if not isinstance(settings, dict):
         raise config.fail("quantization_config is not an object")
     method = settings.get("quant_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise config.fail(f"quantization_config has quant_method {method!r}; known are {', '.join(_METHODS)}")
     key, known = _METHODS[method]
     if settings.get(key) not in known:
@@ -65,7 +65,7 @@ def _group_block(config: Config, settings: dict) -> object:
     except (KeyError, TypeError, AttributeError):
         raise config.fail("quantization_config of quant_method compressed-tensors lacks config_groups with weights") from None
     if len(structures) > 1:
-        raise config.fail(f"quantization_config has several block structures: {sorted(structures)}")
+        raise config.fail(f"quantization_config has several block structures: {sorted(map(str, structures))}")
     return next(iter(structures), None)
 
 

@@ -54,10 +54,10 @@ def describe(config: Config, mla_layout: str) -> Description:
     metadata |= counts(ARCHITECTURE, {"rope.dimension_count": attention.rope})
     metadata |= rope_scaling(ARCHITECTURE, rope, notes)
 
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     left_out = {
         f"model.layers.{layers + i}.": f"multi-token prediction layer {layers + i}"
-        for i in range(config.integer("num_nextn_predict_layers", 0, least=0))
+        for i in range(config.count("num_nextn_predict_layers", 0, least=0))
     }
     wanted = list(_tensors(config, attention, mla_layout, layers))
     return Description(ARCHITECTURE, metadata, wanted, config.integer("vocab_size"), left_out, notes)
@@ -94,25 +94,33 @@ def _attention_keys(a: Attention, mla_layout: str) -> dict[str, Any]:
 def _expert_keys(config: Config) -> dict[str, Any]:
     is_v3 = "DeepseekV3ForCausalLM" in config.get("architectures", [])
     scoring = config.get("scoring_func", "sigmoid" if is_v3 else "softmax")
-    if scoring not in GATING:
+    if not isinstance(scoring, str) or scoring not in GATING:
         raise config.fail(f"scoring_func is {scoring!r}; known are {', '.join(GATING)}")
-    experts, layers = config.integer("n_routed_experts"), config.integer("num_hidden_layers")
-    dense = config.integer("first_k_dense_replace", 0, least=0)
+    layers, dense = config.count("num_hidden_layers"), config.integer("first_k_dense_replace", 0, least=0)
     if dense > layers:
         raise config.fail(f"first_k_dense_replace is {dense}, of {layers} layers")
+    experts = config.count("n_routed_experts", times=layers - dense, where=f" in each of {layers - dense} layers")
+    used = config.integer("num_experts_per_tok")
+    if used > experts:
+        raise config.fail(f"num_experts_per_tok is {used}, more than n_routed_experts, which is {experts}")
     values = {
         "leading_dense_block_count": dense,
         "expert_count": experts,
-        "expert_used_count": config.integer("num_experts_per_tok"),
+        "expert_used_count": used,
         "expert_shared_count": config.integer("n_shared_experts", 0, least=0),
         "expert_feed_forward_length": config.integer("moe_intermediate_size"),
         "expert_gating_func": GATING[scoring],
     }
     groups = config.integer("n_group", 1)
     if groups > 1 and _topk_method(config) != "greedy":
-        values |= {"expert_group_count": groups, "expert_group_used_count": config.integer("topk_group")}
+        groups_used = config.integer("topk_group")
+        if experts % groups:
+            raise config.fail(f"n_routed_experts is {experts}, not a multiple of n_group, which is {groups}")
+        if groups_used > groups:
+            raise config.fail(f"topk_group is {groups_used}, more than n_group, which is {groups}")
+        values |= {"expert_group_count": groups, "expert_group_used_count": groups_used}
     return counts(ARCHITECTURE, values) | {
-        f"{ARCHITECTURE}.expert_weights_scale": np.float32(config.real("routed_scaling_factor", 1.0)),
+        f"{ARCHITECTURE}.expert_weights_scale": np.float32(config.real("routed_scaling_factor", 1.0, positive=True)),
         f"{ARCHITECTURE}.expert_weights_norm": config.flag("norm_topk_prob", is_v3),
     }
 

@@ -107,13 +107,14 @@ def key_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> E
     return edit
 
 
-def constant(values: np.ndarray) -> Edit:
-    """A vector float32 [n] that the checkpoint does not hold."""
+def constant(make: Callable[[], np.ndarray]) -> Edit:
+    """A vector float32 [n] that the checkpoint does not hold; made when the sizes have been found to be right."""
 
-    def read(start: int, stop: int) -> np.ndarray:
-        return values[None].copy()
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        values = make()
+        return SourceTensor(name, values.shape, "f32", lambda start, stop: values[None].copy())
 
-    return lambda name, weights: SourceTensor(name, values.shape, "f32", read)
+    return edit
 
 
 def _by_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[[int, int], Rows]) -> SourceTensor:

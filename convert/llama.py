@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
 
 from .checkpoint import Description, Wanted
 from .config import Config
@@ -55,11 +55,11 @@ def _tensors(config: Config, rope: Rope, heads: int, heads_kv: int, head_size: i
     is_tied = config.flag("tie_word_embeddings", False)
     wanted = []
     if rope.kind == "llama3":
-        factors: np.ndarray = llama3_factors(config, rope, head_size)
-        wanted.append(Wanted("rope_freqs.weight", (), factors.shape, constant(factors)))
+        factors = partial(llama3_factors, config, rope, head_size)
+        wanted.append(Wanted("rope_freqs.weight", (), (head_size // 2,), constant(factors)))
     other_name = "lm_head.weight" if is_tied else None
     wanted.append(Wanted("token_embd.weight", ("model.embed_tokens.weight",), (n_vocab, hidden), or_else=other_name))
-    for i in range(config.integer("num_hidden_layers")):
+    for i in range(config.count("num_hidden_layers")):
         block, layer = f"blk.{i}", f"model.layers.{i}"
         wanted.append(Wanted(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden,)))
         for name, source, shape, has_bias, edit in projections:

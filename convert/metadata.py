@@ -31,7 +31,7 @@ ROPE_KINDS = ("default", "linear", "yarn", "llama3", "dynamic")
 def common(architecture: str, config: Config, rope: Rope) -> dict[str, Any]:
     """The keys that every architecture has. Raises FormatError if config.json lacks one."""
     keys: dict[str, Any] = {f"{architecture}.{key}": np.uint32(config.integer(source)) for key, source in COMMON.items()}
-    keys[f"{architecture}.attention.layer_norm_rms_epsilon"] = np.float32(config.real("rms_norm_eps"))
+    keys[f"{architecture}.attention.layer_norm_rms_epsilon"] = np.float32(config.real("rms_norm_eps", positive=True))
     keys[f"{architecture}.rope.freq_base"] = np.float32(rope.theta)
     return keys
 
@@ -50,7 +50,7 @@ class Rope:
 
     @property
     def factor(self) -> float:
-        return self.settings.real("factor")
+        return self.settings.real("factor", positive=True)
 
 
 def read_rope(config: Config) -> Rope:
@@ -65,7 +65,7 @@ def read_rope(config: Config) -> Rope:
     if kind not in ROPE_KINDS:
         raise config.fail(f"rotary scaling of type {kind!r} cannot be converted; known are {', '.join(ROPE_KINDS)}")
     settings = Config(config.path, scaling)
-    theta = settings.real("rope_theta", config.real("rope_theta", DEFAULT_THETA))
+    theta = settings.real("rope_theta", config.real("rope_theta", DEFAULT_THETA, positive=True), positive=True)
     return Rope(theta, kind, settings)
 
 
@@ -80,7 +80,7 @@ def rope_scaling(architecture: str, rope: Rope, notes: list[str]) -> dict[str, A
     if rope.kind == "yarn":
         keys[f"{prefix}.original_context_length"] = np.uint32(rope.settings.integer("original_max_position_embeddings"))
         for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-            value = rope.settings.real(name, usual)
+            value = rope.settings.real(name, usual, positive=True)
             if value != usual:
                 keys[f"{prefix}.yarn_{name}"] = np.float32(value)
         mscale, everywhere = (rope.settings.real(k, 0.0) for k in ("mscale", "mscale_all_dim"))
@@ -98,10 +98,11 @@ def llama3_factors(config: Config, rope: Rope, dimensions: int) -> np.ndarray:
     Llama 3.1's rule: wavelengths beyond original / low_freq_factor are stretched by `factor`, those below original /
     high_freq_factor are kept, between them the change is smooth in original / wavelength.
     """
-    low, high = rope.settings.real("low_freq_factor", 1.0), rope.settings.real("high_freq_factor", 4.0)
-    original = rope.settings.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if not isinstance(original, int) or low >= high:
-        raise config.fail("llama3 rotary scaling needs original_max_position_embeddings and low_freq_factor < high_freq_factor")
+    low, high = (rope.settings.real(f"{k}_freq_factor", usual, positive=True) for k, usual in (("low", 1.0), ("high", 4.0)))
+    key = "original_max_position_embeddings"
+    original = (config if rope.settings.get(key) is None else rope.settings).integer(key)
+    if low >= high:
+        raise config.fail(f"low_freq_factor is {low}, not below high_freq_factor, which is {high}")
     frequency = rope.theta ** -(np.arange(0, dimensions, 2) / dimensions)
     turns = original * frequency / (2 * np.pi)  # of this pair over the original context: original / wavelength
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)

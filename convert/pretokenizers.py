@@ -89,9 +89,9 @@ def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, s
     """
     try:
         cutter = _cutter(pre_tokenizer)
+        cuts = [cutter(text) for text in _probe()]
     except Exception as error:  # `tokenizers` raises bare exceptions
         return "default", f"the pre-tokenizer of tokenizer.json cannot be built ({error}); written as 'default'"
-    cuts = [cutter(text) for text in _probe()]
     same = []
     for name in _CANDIDATES:
         known = _known_cutter(name)

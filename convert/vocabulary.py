@@ -22,6 +22,7 @@ from .pretokenizers import identify
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # values of tokenizer.ggml.token_type
 
 SPACE = "\u2581"
+_LONGEST_NAME = 200  # of a chat template: it becomes part of a key
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Added tokens that some models do not mark as special, but that only chat templates should produce (llama.cpp's list).
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
@@ -48,11 +49,11 @@ def read_vocabulary(folder: Path, config: Config, n_vocab: int) -> tuple[dict[st
     if not path.exists():
         return {"tokenizer.ggml.model": "no_vocab"}, ["there is no tokenizer.json: the GGUF will have no vocabulary"]
     tokenizer = read_json(path)
-    kind = _kind(tokenizer)
-    if kind is None:
-        note = "tokenizer.json is neither byte-level nor SentencePiece-like BPE: the GGUF will have no vocabulary"
-        return {"tokenizer.ggml.model": "no_vocab"}, [note]
     try:
+        kind = _kind(tokenizer)
+        if kind is None:
+            note = "tokenizer.json is neither byte-level nor SentencePiece-like BPE: the GGUF will have no vocabulary"
+            return {"tokenizer.ggml.model": "no_vocab"}, [note]
         texts, types = _tokens(tokenizer, kind, n_vocab, notes)
         pairs = [_pair(merge) for merge in tokenizer["model"].get("merges", [])]
         keys: dict[str, Any] = {"tokenizer.ggml.model": kind}
@@ -69,9 +70,9 @@ def read_vocabulary(folder: Path, config: Config, n_vocab: int) -> tuple[dict[st
             told = settings.get(f"add_{name}_token")
             added = told if isinstance(told, bool) else name in ids and found == texts[ids[name]]
             keys[f"tokenizer.ggml.add_{name}_token"] = added
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a tokenizer of the usual form ({type(error).__name__}: {error})") from None
-    return keys | _chat_templates(folder, settings), notes
+    return keys | _chat_templates(folder, settings, notes), notes
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -129,6 +130,8 @@ def _tokens(tokenizer: dict[str, Any], kind: str, n_vocab: int, notes: list[str]
             types[id] = BYTE
     for token in tokenizer.get("added_tokens") or []:
         id, text = token["id"], token["content"]
+        if not isinstance(text, str):
+            raise ValueError(f"the content of added token {id} is {text!r:.40}")
         if not 0 <= id < n_vocab:
             beyond.add(id)
         elif token.get("special") or _LOOKS_SPECIAL.fullmatch(text):
@@ -216,15 +219,34 @@ def _ends(tokenizer: dict[str, Any]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer.chat_template: a chat_template.jinja file, or tokenizer_config.json's text or list of named ones."""
+def _chat_templates(folder: Path, settings: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """tokenizer.chat_template: a chat_template.jinja file, or tokenizer_config.json's text or list of named ones.
+
+    A model is of use without: what is broken is left out and noted.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
-        return {"tokenizer.chat_template": path.read_text("utf-8")}
+        try:
+            return {"tokenizer.chat_template": path.read_text("utf-8")}
+        except OSError as error:
+            notes.append(f"{path.name} cannot be read ({error.strerror or error}) and is left out")
+        except UnicodeDecodeError:
+            notes.append(f"{path.name} is not UTF-8 text and is left out")
     told = settings.get("chat_template")
+    if told is None:
+        return {}
     if isinstance(told, str):
         return {"tokenizer.chat_template": told}
-    templates = {t["name"]: t["template"] for t in told or [] if isinstance(t, dict) and {"name", "template"} <= t.keys()}
+    if not isinstance(told, list):
+        notes.append("the chat_template of tokenizer_config.json is neither a text nor a list of named ones and is left out")
+        return {}
+    templates: dict[str, str] = {}
+    for entry in told:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and isinstance(text, str):
+            templates[name] = text
+        else:
+            notes.append(f"the chat template {entry!r:.100} is not a name with a text and is left out")
     keys: dict[str, Any] = {}
     if "default" in templates:
         keys["tokenizer.chat_template"] = templates.pop("default")

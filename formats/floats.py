@@ -117,9 +117,9 @@ _INFINITY = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16":
 
 @kernel
 def _largest_magnitude(words, magnitude):
-    top = magnitude & 0
+    top = np.uint32(0)
     for i in range(words.size):
-        top = max(top, words[i] & magnitude)
+        top = max(top, np.uint32(words[i] & magnitude))  # in 32 bits, or it is no vector code
     return top
 
 

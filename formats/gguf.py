@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FormatError
+from .source import stamp
 from .span import read_span
 from .types import TYPES, TensorType
 
@@ -100,10 +101,12 @@ class GGUFFile:
 
     @property
     def identity(self) -> str:
-        """Digest of every tensor's name, shape, type, shard and place: what a resumed job has to find again."""
-        digest = hashlib.sha256()
+        """Digest of every tensor's name, shape, type, shard and place, and of every shard's size and time of change: what a
+        resumed job has to find again. Raises FormatError if a shard is gone."""
+        digest = hashlib.sha256(stamp(self.paths))
         for info in self.tensors.values():
-            digest.update(f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n".encode())
+            line = f"{info.name} {info.shape} {info.type.name} {info.offset} {info.path.name}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
 
@@ -124,22 +127,30 @@ def open_gguf(path: str | Path) -> GGUFFile:
     if missing:
         raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0]}")
     metadata, tensors, alignment = _read_file(paths[0])
-    if int(metadata.get("split.count", count)) != count:
+    if _whole(paths[0], metadata, "split.count", count) != count:
         raise FormatError(f"{paths[0]}: its name says {count} shards, its metadata {metadata['split.count']}")
     merged = {t.name: t for t in tensors}
     for number, shard in enumerate(paths[1:], 1):
         shard_metadata, shard_tensors, _ = _read_file(shard)
-        if int(shard_metadata.get("split.no", number)) != number:
+        if _whole(shard, shard_metadata, "split.no", number) != number:
             raise FormatError(f"{shard}: its metadata says that it is shard {shard_metadata['split.no']}, counted from 0")
         for tensor in shard_tensors:
             if tensor.name in merged:
                 raise FormatError(f"{shard}: tensor {tensor.name} is also in {merged[tensor.name].path.name}")
             merged[tensor.name] = tensor
-    declared = metadata.get("split.tensors.count")
-    if declared is not None and int(declared) != len(merged):
+    declared = _whole(paths[0], metadata, "split.tensors.count", len(merged))
+    if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the whole model, its shards hold {len(merged)}")
     metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
     return GGUFFile(paths[0], metadata, merged, paths, alignment)
+
+
+def _whole(path: Path, metadata: dict[str, Any], key: str, default: int) -> int:
+    """The value of a key that has to be one whole number, of whatever width."""
+    value = metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise FormatError(f"{path}: {key} is {value!r:.60}; a whole number is needed")
+    return int(value)
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
@@ -176,7 +187,7 @@ class _Parser:
         self.expect(n_tensors, 24, "tensors")
         self.expect(n_keys, 13, "metadata entries")
         metadata = self.metadata(n_keys)
-        alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+        alignment = _whole(self.path, metadata, "general.alignment", DEFAULT_ALIGNMENT)
         if alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
             raise self.fail(f"general.alignment is {alignment}; it has to be a power of two")
         return metadata, self.tensors(n_tensors, alignment), alignment

@@ -115,11 +115,16 @@ def _entry(path: Path, name: str, entry: Any, base: int, mapped: np.ndarray) -> 
         raise FormatError(f"{path}: tensor {name} lacks dtype, shape or data_offsets") from None
     if not all(type(v) is int and 0 <= v < 1 << 60 for v in (*shape, begin, end)) or end < begin or len(shape) > 8:
         raise FormatError(f"{path}: tensor {name} has an impossible shape or place: {shape}, {begin} to {end}")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FormatError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
     if prod(shape) * _ITEM_BYTES[dtype] != end - begin:
         raise FormatError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
     return StoredTensor(name, dtype, shape, path, base + begin, end - begin, mapped)
+
+
+def find_indexes(folder: Path) -> list[Path]:
+    """The index files of a checkpoint folder: none or one where it is as it should be."""
+    return sorted(folder.glob("*.safetensors.index.json"))
 
 
 def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
@@ -128,14 +133,16 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
     Raises FormatError if there is none, a shard is missing, lies outside the folder by its name, or a tensor is missing or
     twice there.
     """
-    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    indexes = find_indexes(folder)
     if len(indexes) > 1:
         raise FormatError(f"{folder}: several index files ({', '.join(p.name for p in indexes)}); keep the one to use")
     if indexes:
         try:
             weight_map = json.loads(indexes[0].read_text("utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()), key=str)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise FormatError(f"{indexes[0]}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(f"{indexes[0]}: not an index of safetensors shards ({error!r})") from None
         escaping = [name for name in names if not isinstance(name, str) or Path(name).name != name or name == ".."]
         if escaping:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -10,7 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from .errors import FormatError
 from .types import TensorType
+
+
+def stamp(files: Iterable[Path]) -> bytes:
+    """Name, size and time of the last change of each file: weights may change without any header changing. Raises FormatError
+    if one is gone."""
+    lines = []
+    for path in files:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise FormatError(f"{path}: {error.strerror or error}") from None
+        lines.append(f"{path.name}\0{found.st_size}\0{found.st_mtime_ns}\n")
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class TensorSource:
 
     path      shown to people
     files     what it is read from: never written to
-    identity  a digest of the headers of its files: a job is resumed only over the same source
+    identity  a digest of its files' headers, sizes and times: a job is resumed only over the same source
     notes     what was left out or assumed on the way, for people to read
     """
 

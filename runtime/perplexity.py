@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ OnChunk = Callable[["Perplexity", int], None]
 class Perplexity:
     """perplexity and its standard error over `tokens_scored` predictions of `chunks` windows; the rest only with a baseline.
 
+    notes           what makes the figures doubtful, for people to read
+    error, *_error  None where a single prediction was scored
     kld_*           Kullback-Leibler divergence of the model from the baseline, in nats per token: mean and its standard
                     error, median, 99th percentile, maximum
     top1_agreement  percent of predictions whose most probable token is the baseline's; top1_error its standard error
@@ -31,7 +33,7 @@ class Perplexity:
     """
 
     perplexity: float
-    error: float
+    error: float | None
     chunks: int
     n_ctx: int
     tokens_scored: int
@@ -46,6 +48,7 @@ class Perplexity:
     baseline_perplexity: float | None = None
     ratio: float | None = None
     ratio_error: float | None = None
+    notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """All fields that have a value, ready for json.dumps."""
@@ -69,7 +72,7 @@ def perplexity(
     windows = _windows(model, tokens_or_text, n_ctx, chunks)
     if baseline is not None and baseline.n_vocab != model.n_vocab:
         raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
-    tally = _Tally(n_ctx)
+    tally = _Tally(n_ctx, _notes(model, baseline, n_ctx))
     # An observer may want to stop and save between windows: it is then given one at a time.
     together = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
     for at in range(0, len(windows), together):
@@ -109,6 +112,15 @@ def _windows(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n_c
     return windows
 
 
+def _notes(model: Model, baseline: Model | None, n_ctx: int) -> list[str]:
+    both = (("model", model), ("baseline", baseline))
+    return [
+        f"n_ctx is {n_ctx}, but the {name} was trained with a context of {given.graph.n_context} tokens"
+        for name, given in both
+        if given is not None and n_ctx > given.graph.n_context
+    ]
+
+
 def _bos(model: Model) -> int | None:
     if "tokenizer.ggml.tokens" not in model.metadata:
         return None  # token ids can be scored without a vocabulary
@@ -141,8 +153,8 @@ def _losses(scores: np.ndarray, window: np.ndarray) -> np.ndarray:
 class _Tally:
     """What has been measured so far."""
 
-    def __init__(self, n_ctx: int):
-        self.n_ctx, self.seconds = n_ctx, 0.0
+    def __init__(self, n_ctx: int, notes: list[str]):
+        self.n_ctx, self.notes, self.seconds = n_ctx, notes, 0.0
         self.losses: list[np.ndarray] = []
         self.base_losses: list[np.ndarray] = []
         self.divergences: list[np.ndarray] = []
@@ -155,14 +167,14 @@ class _Tally:
 
     def result(self) -> Perplexity:
         losses = np.concatenate(self.losses)
-        value, error = math.exp(losses.mean()), _standard_error(losses)
+        value = _exp(losses.mean())
         speed = len(self.losses) * self.n_ctx / self.seconds if self.seconds else 0.0
-        plain = (value, value * error, len(self.losses), self.n_ctx, len(losses), speed)
+        plain = (value, _standard_error(losses, value), len(self.losses), self.n_ctx, len(losses), speed)
         if not self.divergences:
-            return Perplexity(*plain)
+            return Perplexity(*plain, notes=self.notes)
         divergence, same = np.concatenate(self.divergences), np.concatenate(self.same_top).astype(np.float64)
         base = np.concatenate(self.base_losses)
-        ratio = math.exp((losses - base).mean())
+        ratio = _exp((losses - base).mean())
         return Perplexity(
             *plain,
             kld_mean=float(divergence.mean()),
@@ -171,15 +183,20 @@ class _Tally:
             kld_p99=float(np.percentile(divergence, 99)),
             kld_max=float(divergence.max()),
             top1_agreement=float(100 * same.mean()),
-            top1_error=100 * _standard_error(same),
-            baseline_perplexity=math.exp(base.mean()),
+            top1_error=_standard_error(same, 100.0),
+            baseline_perplexity=_exp(base.mean()),
             ratio=ratio,
-            ratio_error=ratio * _standard_error(losses - base),
+            ratio_error=_standard_error(losses - base, ratio),
+            notes=self.notes,
         )
 
 
-def _standard_error(values: np.ndarray) -> float:
-    """Of the mean of independent values."""
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 709 else math.inf  # e^709 is near the end of float64
+
+
+def _standard_error(values: np.ndarray, scale: float = 1.0) -> float | None:
+    """Of the mean of independent values, times scale; None for one value, from which it cannot be told."""
     if len(values) < 2:
-        return 0.0
-    return math.sqrt(max(float((values**2).mean() - values.mean() ** 2), 0.0) / (len(values) - 1))
+        return None
+    return scale * math.sqrt(max(float((values**2).mean() - values.mean() ** 2), 0.0) / (len(values) - 1))

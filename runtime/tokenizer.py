@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,11 @@ from tokenizers import Tokenizer as Merger
 
 from ..formats import PlanError
 from ..formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary
+from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary, byte_characters
+
+# Halves of surrogate pairs are no characters. Those from U+DC80 on stand for bytes that were no UTF-8 (PEP 383).
+_HALF, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
+_REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
@@ -37,7 +43,8 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special: begin with BOS and end with EOS if the model's metadata says so; parse_special: control tokens that are
-        spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters.
+        spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters. Bytes that are no UTF-8, as
+        Python reads them from a command line (surrogateescape), become the tokens of these bytes, or U+FFFD if there are none.
         """
         ids: list[int] = [self.bos] if add_special and self.add_bos and self.bos is not None else []
         prefix = "▁" if self.vocabulary.space_prefix and self.vocabulary.kind == "llama" else ""
@@ -45,10 +52,27 @@ class Tokenizer:
             if isinstance(fragment, int):
                 ids.append(fragment)
             elif fragment:
-                ids += self._merger.encode(prefix + fragment, add_special_tokens=False).ids
+                ids += self._merge(prefix + fragment)
         if add_special and self.add_eos and self.eos is not None:
             ids.append(self.eos)
         return ids
+
+    def _merge(self, text: str) -> list[int]:
+        """Token ids of a text without special tokens."""
+        if _HALF.search(text) is None:
+            return self._merger.encode(text, add_special_tokens=False).ids
+        known = self._byte_tokens
+        ids: list[int] = []
+        for part in _RAW_BYTE.split(_HALF.sub(lambda half: half[0] if half[0] in known else _REPLACEMENT, text)):
+            ids += [known[part]] if part in known else self._merger.encode(part, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _byte_tokens(self) -> dict[str, int]:
+        """Surrogate that stands for a byte -> the byte's own token, where the vocabulary has one."""
+        ids, characters = self.vocabulary.ids, byte_characters()
+        names = {b: f"<0x{b:02X}>" if self.vocabulary.kind == "llama" else characters[b] for b in range(0x80, 0x100)}
+        return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
     def _cut_special(self, text: str, parse_special: bool) -> list[str | int]:
         """The text with special tokens taken out, in order; longer tokens are looked for first."""

@@ -72,7 +72,7 @@ def test_tables_and_activation_scales_are_ignored(tiny):
 def test_unknown_architectures(tiny):
     with pytest.raises(FormatError, match=r"the architecture GPT2LMHeadModel is named; known are LlamaForCausalLM, Mistral"):
         open_source(tiny({"architectures": ["GPT2LMHeadModel"]}))
-    for wrong in (None, [], "LlamaForCausalLM", [3]):
+    for wrong in (None, [], "LlamaForCausalLM", [3], 5, {"a": 1}, [["LlamaForCausalLM"]], [None], True):
         with pytest.raises(FormatError, match=r"config.json: .* is named; known are"):
             open_source(tiny({"architectures": wrong}))
 
@@ -104,6 +104,17 @@ def test_damaged_configs(tiny, text, message):
         open_source(folder)
 
 
+@pytest.mark.parametrize("text", ['{"_name_or_path": "a\\ud800b"}', '{"a": ["\\udcff"]}', '{"\\uDFFF": 1}'])
+def test_half_a_character_in_json(tiny, text):
+    folder = tiny()
+    (folder / "config.json").write_text(text)
+    with pytest.raises(FormatError, match=r"config.json: not Unicode text: half a character at the end of .*\\ud[8-f]"):
+        open_source(folder)
+    (folder / "config.json").write_text('{"whole": "\\ud83d\\ude00"}')
+    with pytest.raises(FormatError, match=r"no architecture is named"):
+        open_source(folder)
+
+
 def test_what_is_no_model(tmp_path):
     with pytest.raises(FormatError, match=r"nowhere does not exist"):
         open_source(tmp_path / "nowhere")
@@ -118,8 +129,6 @@ def test_what_is_no_model(tmp_path):
 def test_identity(tiny):
     folder = tiny(shards=2)
     first = open_source(folder).identity
-    for file in folder.iterdir():
-        os.utime(file, (1, 1))
     assert open_source(folder).identity == first
     assert open_source(tiny({"rms_norm_eps": 1e-6}, shards=2)).identity != first
     assert open_source(tiny(shards=3)).identity != first
@@ -127,9 +136,35 @@ def test_identity(tiny):
     assert open_source(tiny(replaced=half, shards=2)).identity != first
 
 
+def test_identity_changes_with_any_file(tiny):
+    """Other weights of the same names, types and shapes: what tells them apart is size and time of the files."""
+    folder = tiny(shards=2)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    (folder / "README.md").write_text("not a part of the model")
+    seen = {open_source(folder).identity}
+    os.utime(folder / "README.md", ns=(1, 1))
+    assert open_source(folder).identity in seen
+    files = open_source(folder).files
+    assert len(files) == 7
+    for file in files:
+        os.utime(file, ns=(1, 1))
+        seen.add(open_source(folder).identity)
+        os.utime(file, ns=(1, 2))
+        seen.add(open_source(folder).identity)
+    assert len(seen) == 1 + 2 * len(files)
+
+
 def test_files_and_names(tiny, tmp_path):
     folder = tiny(shards=2)
-    assert {p.name for p in open_source(folder).files} == {p.name for p in folder.iterdir()} - {"model.safetensors.index.json"}
+    assert {p.name for p in open_source(folder).files} == {p.name for p in folder.iterdir()}
+    read = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "tokenizer.model"}
+    for name in read:
+        (folder / name).write_text("{}")
+    assert read <= {p.name for p in open_source(folder).files}
+    for name in read:
+        (folder / name).unlink()
     cache = tmp_path / "hub" / "models--someone--Some-Model-7B" / "snapshots" / "abc123"
     cache.parent.mkdir(parents=True)
     folder.rename(cache)

@@ -122,6 +122,17 @@ def test_scale_block(tmp_path):
     ("settings", "message"),
     [
         ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'; known are fp8, "),
+        ({"quant_method": ["fp8"]}, "quant_method ['fp8']; known are fp8, "),
+        ({"quant_method": {"fp8": 1}}, "quant_method {'fp8': 1}; known are fp8, "),
+        ({"quant_method": "fp8", "fmt": ["e4m3"]}, "fmt ['e4m3']; only fp8 is known"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {n: {"weights": {"block_structure": s}} for n, s in (("a", [1, 2]), ("b", [1, "2"]))},
+            },
+            "several block structures",
+        ),
         ({"bits": 4}, "quant_method None"),
         ([1], "not an object"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format 'pack-quantized'"),

@@ -239,12 +239,37 @@ def test_newer_config_spelling(convert):
         ({"kv_lora_rank": None}, "the key kv_lora_rank is missing"),
         ({"first_k_dense_replace": 4}, "first_k_dense_replace is 4, of 3 layers"),
         ({"topk_group": None}, "the key topk_group is missing"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers is 2147483647, more than the [0-9]+ tensors that are stored"),
+        ({"num_nextn_predict_layers": 10**8}, "num_nextn_predict_layers is 100000000, more than the"),
+        ({"n_routed_experts": 10**9}, "n_routed_experts is 1000000000 in each of 2 layers, more than the"),
+        ({"num_hidden_layers": 90, "n_routed_experts": 90}, "n_routed_experts is 90 in each of 89 layers, more than the"),
+        ({"first_k_dense_replace": 3, "n_routed_experts": 10**9}, "tensors are missing"),
+        ({"scoring_func": [1]}, r"scoring_func is \[1\]; known are softmax, sigmoid"),
+        ({"scoring_func": {"a": 1}}, r"scoring_func is "),
+        ({"topk_method": ["greedy"]}, r"topk_method is \['greedy'\]; known are"),
+        ({"topk_method": 5}, r"topk_method is 5; known are"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"routed_scaling_factor": float("inf")}, "routed_scaling_factor is inf"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0, "original_max_position_embeddings": 16}}, "factor is 0;"),
+        ({"rope_scaling": {"type": "yarn", "factor": -40.0, "original_max_position_embeddings": 16}}, "factor is -40.0"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 16, "beta_fast": -1}},
+            "beta_fast is -1",
+        ),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, more than n_routed_experts, which is 4"),
+        ({"topk_group": 3}, "topk_group is 3, more than n_group, which is 2"),
+        ({"n_group": 3}, "n_routed_experts is 4, not a multiple of n_group, which is 3"),
     ],
 )
 def test_configs_that_cannot_be_converted(tmp_path, write_checkpoint, tiny_deepseek, changes, message):
     config, tensors = tiny_deepseek()
     with pytest.raises(FormatError, match=message):
         open_source(write_checkpoint(tmp_path / "tiny", config | changes, tensors))
+
+
+def test_groups_that_are_not_used_need_not_fit(convert):
+    source, _ = convert(**LITE | {"topk_method": "greedy", "n_group": 3, "topk_group": None})
+    assert "deepseek2.expert_group_count" not in source.metadata
 
 
 def test_what_transformers_saves(tmp_path):

@@ -261,6 +261,15 @@ def test_other_kinds_give_no_vocabulary(tmp_path, kind):
         {"model": {"merges": ["abc"]}},
         {"model": {"vocab": {"a": "b"}}},
         {"added_tokens": [{"id": 1}]},
+        {"added_tokens": [{"id": 1, "content": 5, "special": True}]},
+        {"added_tokens": 5},
+        {"pre_tokenizer": 5},
+        {"pre_tokenizer": [5]},
+        {"decoder": 5},
+        {"normalizer": "NFC"},
+        {"post_processor": [1]},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": 5}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [5]}},
     ],
 )
 def test_malformed_tokenizers(tmp_path, damage):
@@ -282,6 +291,52 @@ def test_chat_templates(tmp_path):
     assert keys["tokenizer.chat_template.tool_use"] == "B"
     (tmp_path / "chat_template.jinja").write_text("C")
     assert read(tmp_path, 600)[0]["tokenizer.chat_template"] == "C"
+
+
+GOOD = {"name": "tool_use", "template": "B"}
+
+
+@pytest.mark.parametrize(
+    ("told", "kept", "problem"),
+    [
+        (5, {}, "chat_template of tokenizer_config.json is neither a text nor a list of named ones"),
+        ({"default": "A"}, {}, "is neither a text nor a list"),
+        ([GOOD, 5], {"tool_use": "B"}, "chat template 5 is not a name with a text"),
+        ([{"name": ["a"], "template": "A"}, GOOD], {"tool_use": "B"}, "['a']"),
+        ([{"name": "default", "template": 5}, GOOD], {"tool_use": "B"}, "is not a name with a text"),
+        ([{"name": "a"}, GOOD], {"tool_use": "B"}, "is not a name with a text"),
+        ([{"name": "a" * 2000, "template": "A"}, GOOD], {"tool_use": "B"}, "is not a name with a text"),
+    ],
+)
+def test_broken_chat_templates_are_left_out(tmp_path, told, kept, problem):
+    theirs = byte_level(DEEPSEEK_SPLITS)
+    keys, notes = read(saved(tmp_path, theirs, chat_template=told), theirs.get_vocab_size())
+    assert {k: v for k, v in keys.items() if k.startswith("tokenizer.chat_template.")} == {
+        f"tokenizer.chat_template.{name}": text for name, text in kept.items()
+    }
+    assert keys.get("tokenizer.chat_templates", []) == list(kept)
+    assert "tokenizer.chat_template" not in keys
+    assert len(notes) == 1
+    assert problem in notes[0]
+    assert "left out" in notes[0]
+    assert len(notes[0]) < 300
+
+
+def test_a_chat_template_file_that_cannot_be_read(tmp_path):
+    theirs = byte_level(DEEPSEEK_SPLITS)
+    folder = saved(tmp_path, theirs, chat_template="A")
+    (folder / "chat_template.jinja").write_bytes(b"{{ \xff\xfe }}")
+    keys, notes = read(folder, theirs.get_vocab_size())
+    assert keys["tokenizer.chat_template"] == "A"  # the next best
+    assert len(notes) == 1
+    assert "chat_template.jinja is not UTF-8 text and is left out" in notes[0]
+
+
+def test_half_a_character_in_the_vocabulary(tmp_path):
+    tokenizer = json.loads(byte_level(DEEPSEEK_SPLITS).to_str())
+    tokenizer["model"]["vocab"]["a\udcffb"] = 600
+    with pytest.raises(FormatError, match=r"tokenizer.json: not Unicode text: half a character at the end of .*a.udcff"):
+        read(saved(tmp_path, json.dumps(tokenizer)), 601)
 
 
 def test_a_real_small_llama():

@@ -1,3 +1,4 @@
+import os
 import struct
 
 import gguf
@@ -192,6 +193,40 @@ def patched(good, tmp_path, marker, skip, value):
 def test_malformed(good, tmp_path, marker, skip, value, message):
     with pytest.raises(FormatError, match=message):
         open_gguf(patched(good, tmp_path, marker, skip, value))
+
+
+NO_NUMBERS = ("7", np.array([7], np.uint16), ["7"], np.float32("nan"), np.float32(7), True, [["7"]])
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, np.uint32(0), np.uint32(48), np.int32(-32), np.uint32(1 << 30)], ids=repr)
+def test_an_alignment_of_the_wrong_kind(tmp_path, value):
+    header, _, _ = header_bytes({"general.alignment": value}, [], 32)
+    (tmp_path / "a.gguf").write_bytes(header)
+    with pytest.raises(FormatError, match=r"a\.gguf: general\.alignment is .*(a whole number is needed|power of two)"):
+        open_gguf(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize(("key", "shard"), [("split.count", 1), ("split.no", 2), ("split.tensors.count", 1)])
+def test_split_keys_of_the_wrong_kind(tmp_path, key, shard, value):
+    for number in (1, 2):
+        header, _, _ = header_bytes({key: value} if number == shard else {"a.key": "text"}, [], 32)
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(header)
+    with pytest.raises(FormatError, match=rf"m-0000{shard}-of-00002\.gguf: {key} is .*; a whole number is needed"):
+        open_gguf(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_identity_changes_with_any_shard(tmp_path):
+    plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((4, 8)) for i in range(3)}, split_max_tensors=2)
+    first = open_gguf(plan.files[0].path).identity
+    assert open_gguf(plan.files[1].path).identity == first
+    for file in plan.files:  # other weights of the same size, as a job sees them: the same header, another time
+        with file.path.open("r+b") as shard:
+            shard.seek(-4, 2)
+            shard.write(b"\1\2\3\4")
+        os.utime(file.path, ns=(1, 1))
+        assert open_gguf(plan.files[0].path).identity != first
+        first = open_gguf(plan.files[0].path).identity
 
 
 def test_not_there_and_a_folder(tmp_path):

@@ -113,3 +113,16 @@ def test_truncated_and_absent(tmp_path):
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(FormatError, match=r"no \*.safetensors"):
         open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [["F32"], {"F32": 1}, 5, None])
+def test_a_dtype_of_the_wrong_kind(tmp_path, dtype):
+    raw_file(tmp_path / "a.safetensors", {"w": entry(dtype)}, bytes(8))
+    with pytest.raises(FormatError, match="tensor w has dtype .*; known are"):
+        read_safetensors(tmp_path / "a.safetensors")
+
+
+def test_an_index_nested_too_deep(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(FormatError, match="not an index of safetensors shards"):
+        open_safetensors(tmp_path)

@@ -127,6 +127,31 @@ def test_json_keys(tiny, tokens):
     json.dumps(compared)
 
 
+def test_a_single_prediction_has_no_error(tiny, tokens):
+    model = load_model(tiny)
+    result = perplexity(model, tokens, 4, chunks=1, baseline=model)
+    assert result.tokens_scored == 1
+    assert [result.error, result.kld_error, result.top1_error, result.ratio_error] == [None] * 4
+    assert not {"error", "kld_error", "top1_error", "ratio_error"} & result.as_json().keys()
+    assert {"perplexity", "kld_mean", "ratio"} <= result.as_json().keys()
+
+
+def test_windows_beyond_the_trained_context_are_noted(tiny, tokens):
+    model = load_model(tiny)  # trained with 64
+    short = dataclasses.replace(tiny, metadata=tiny.metadata | {"llama.context_length": 32})
+    assert perplexity(model, tokens, 64).as_json()["notes"] == []
+    seen = []
+    result = perplexity(model, tokens, 100, chunks=1, on_chunk=lambda so_far, _: seen.append(so_far))
+    assert result.as_json()["notes"] == seen[0].notes == ["n_ctx is 100, but the model was trained with a context of 64 tokens"]
+    notes = perplexity(model, tokens, 100, chunks=1, baseline=load_model(short)).notes
+    assert notes[1:] == ["n_ctx is 100, but the baseline was trained with a context of 32 tokens"]
+
+
+def test_a_hopeless_model_has_infinite_perplexity(tiny, tokens):
+    source = with_tensor(tiny, "output.weight", lambda rows: rows * 1e4)
+    assert perplexity(load_model(source), tokens, 20, chunks=1).perplexity == math.inf
+
+
 def test_too_little_text_is_refused(tiny, tokens):
     with pytest.raises(PlanError, match="has 200 tokens, one window needs 512"):
         perplexity(load_model(tiny), tokens)

@@ -203,3 +203,24 @@ def test_every_pre_tokenizer_splits_without_losing_anything(name):
     pieces = [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(TEXT)]
     assert "".join(pieces) == TEXT
     assert len(pieces) > 20
+
+
+def test_bytes_that_are_no_text(trained, sentencepiece):
+    """Surrogates stand for the bytes of an argument that is not valid UTF-8; other halves of a pair are U+FFFD."""
+    for metadata in (trained[1], sentencepiece):
+        tokenizer = Tokenizer(metadata)
+        for raw in (b"\xff\xfe", b"ab\xffa c\xfe", b"\xc3", "é".encode() + b"\x80 "):
+            ids = tokenizer.encode(raw.decode("utf-8", "surrogateescape"), add_special=False)
+            assert b"".join(map(tokenizer.piece, ids)).removeprefix(b" ") == raw
+        around = tokenizer.encode("a\udcffb", add_special=False)
+        assert around[0] == tokenizer.encode("a", add_special=False)[0]
+        assert len(around) == 3
+        assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
+        assert tokenizer.decode(tokenizer.encode("a\udcffb")) == "a\ufffdb"
+
+
+def test_bytes_that_are_no_text_and_no_token():
+    characters = [chr(c) for c in range(33, 127)]
+    tokenizer = Tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": characters, "tokenizer.ggml.pre": "gpt-2"})
+    a, b = characters.index("a"), characters.index("b")
+    assert tokenizer.encode("a\udcffb") == tokenizer.encode("a\ufffdb") == [a, b]  # U+FFFD is no token here either

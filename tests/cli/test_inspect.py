@@ -1,0 +1,94 @@
+"""What `inspect` shows of files whose names and values no terminal or JSON reader could take as they are."""
+
+import io
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from ggufmill.cli import main
+from ggufmill.cli.console import emit
+from ggufmill.formats import TYPES
+from ggufmill.formats.gguf_header import header_bytes
+
+METADATA = {
+    "general.architecture": "llama",
+    "a.colour": "\x1b[31mred\x1b]0;title\x07",
+    "a.broken": "bytes \udcff\udcfe",
+    "a.long": "\x1b[2J" * 1000,
+    "a.lines": "one\ntwo\rthree",
+    "a\x1b[1mkey\udcff": "value",
+    "a.words": ["\x1b[31m", "\udcff"],
+    "a.nan": np.float32("nan"),
+    "a.infinite": np.float64("-inf"),
+    "a.floats": np.array([1.0, np.nan, np.inf], np.float32),
+    "a.many": np.full(100, np.nan, np.float32),
+    "a.nested": [np.array([1, 2], np.int32), np.array([np.nan], np.float32), ["x"]],
+    "a.text": "Gr\u00fc\u00dfe, \u4e16\u754c",
+}
+
+
+@pytest.fixture
+def nasty(tmp_path):
+    header, offsets, size = header_bytes(METADATA, [("t\x1b[31m\udcff", (8,), TYPES["f32"])], 32)
+    (tmp_path / "a.gguf").write_bytes(header + bytes(size - offsets[0]))
+    return tmp_path / "a.gguf"
+
+
+def shown(monkeypatch, *arguments, encoding="utf-8"):
+    """(exit code, text of a stdout that refuses what its encoding cannot say)."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding, errors="strict"))
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", *map(str, arguments)])
+    sys.stdout.flush()
+    return ended.value.code, raw.getvalue().decode(encoding)
+
+
+def test_nothing_raw_reaches_the_terminal(nasty, monkeypatch):
+    code, text = shown(monkeypatch, nasty)
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in text)
+    names, values = (r"a\x1b[1mkey\udcff", r"t\x1b[31m\udcff"), (r"bytes \udcff\udcfe", r"one\ntwo\rthree")
+    for part in (*names, *values, r"\x1b[31mred\x1b]0;title\x07"):
+        assert part in text
+    assert "Gr\u00fc\u00dfe, \u4e16\u754c" in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+def test_names_in_the_progress_bar_too(nasty, monkeypatch, capsys):
+    code, _ = shown(monkeypatch, nasty, "--checksums", "--check")
+    assert code == 0
+    assert "\x1b[31m" not in capsys.readouterr().err
+
+
+def test_a_terminal_without_unicode(nasty, monkeypatch):
+    code, text = shown(monkeypatch, nasty, encoding="ascii")
+    assert code == 0
+    assert r"Gr\xfc\xdfe, \u4e16\u754c" in text
+
+
+def strict(text):
+    def refuse(name):
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_without_nan(nasty, monkeypatch):
+    code, text = shown(monkeypatch, nasty, "--json", encoding="ascii")
+    found = strict(text)
+    assert code == 0
+    metadata = found["metadata"]
+    assert (metadata["a.nan"], metadata["a.infinite"], metadata["a.floats"]) == (None, None, [1.0, None, None])
+    assert metadata["a.many"] == {"length": 100, "first": [None] * 8}
+    assert metadata["a.nested"] == [[1, 2], [None], ["x"]]
+    assert metadata["a.broken"] == METADATA["a.broken"]
+    assert metadata["a.colour"] == METADATA["a.colour"]
+
+
+def test_emit_cleans_whatever_is_in_it(capsys):
+    emit({"a": math.inf, "b": [1.5, -math.inf, {"c": math.nan}], "d": (math.nan, 1), "e": None}, True, str)
+    assert strict(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": None}], "d": [None, 1], "e": None}
