@@ -2,21 +2,24 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
+comma := ,
+# One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
+READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
 
 .PHONY: demo test lint format clean
 
 demo: .venv/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
 
-test: .venv/.ready-test
+test: $(READY)
 	$(BIN)/python -m pytest
 
-lint: .venv/.ready-test
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: .venv/.ready-test
+format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -32,6 +35,6 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-.venv/.ready-test: .venv/bin/python pyproject.toml
+$(READY): .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
 	touch $@

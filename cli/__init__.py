@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
@@ -47,16 +51,21 @@ def group(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage."""
+    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+
+    A verb that can go on after Ctrl-C says so in the KeyboardInterrupt it raises: KeyboardInterrupt("--resume goes on ...").
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
+        with _termination_as_interrupt():
+            status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; what was finished is kept, --resume goes on with it")
+    except (KeyboardInterrupt, click.Abort) as error:
+        offer = str(error.__cause__ or error)  # click turns the one into the other
+        _fail(f"interrupted; {offer}" if offer else "interrupted")
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -64,6 +73,19 @@ def main(arguments: list[str] | None = None) -> None:
         if "--debug" in arguments:
             traceback.print_exc()
         _fail(_one_line(error))
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM is Ctrl-C by other means: what is under way is ended in good order. A handler of an embedding program stays."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _one_line(error: Exception) -> str:

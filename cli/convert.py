@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .. import __version__
 from ..formats import TYPES
 from . import flags
-from .writing import show_plan, write
+from .writing import finish
 
 
 @click.command(short_help="Hugging Face checkpoint to GGUF")
@@ -21,6 +22,7 @@ from .writing import show_plan, write
     help="auto: f16 for an f16 checkpoint, else bf16.",
 )
 @click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.allow_nonfinite
 @click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
 @flags.split_max_size
 @flags.split_max_tensors
@@ -34,14 +36,11 @@ def command(
     out: Path,
     outtype: str,
     mla_layout: str,
+    allow_nonfinite: bool,
     override_kv: tuple[str, ...],
     split_max_size: str | None,
     split_max_tensors: int | None,
-    dry_run: bool,
-    resume: bool,
-    force: bool,
-    threads: int | None,
-    as_json: bool,
+    **job: Any,
 ) -> None:
     """Convert the Hugging Face checkpoint in folder MODEL to the GGUF file OUT.
 
@@ -60,6 +59,7 @@ def command(
     if outtype == "auto":
         weights = [t.source_type for t in source.tensors.values() if len(t.shape) > 1]
         outtype = "f16" if weights and all(t == "f16" for t in weights) else "bf16"
+    replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         source,
         out,
@@ -67,12 +67,7 @@ def command(
         override_kv=dict(map(flags.parse_override, override_kv)),
         split_max_size=parse_size(split_max_size) if split_max_size else None,
         split_max_tensors=split_max_tensors,
+        nonfinite=replaced,
         version=__version__,
     )
-    if not as_json:
-        for note in source.notes:
-            click.echo(f"note: {note}", err=True)
-    if dry_run:
-        show_plan(plan, as_json)
-    else:
-        write(plan, "convert", source.files, threads=threads, resume=resume, force=force, as_json=as_json)
+    finish(plan, "convert", source, replaced=replaced, **job)

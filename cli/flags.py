@@ -15,6 +15,9 @@ force = click.option("--force", is_flag=True, help="Replace an existing output."
 resume = click.option("--resume", is_flag=True, help="Go on with a job that was interrupted.")
 dry_run = click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
 threads = click.option("-t", "--threads", type=click.IntRange(1), help="Worker threads. [default: all processors]")
+allow_nonfinite = click.option(
+    "--allow-nonfinite", is_flag=True, help="Write 0 for weights that are NaN or infinite, and count them."
+)
 split_max_size = click.option(
     "--split-max-size", metavar="SIZE", help="Split the output into files of at most this size (50G)."
 )
@@ -60,7 +63,11 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise click.BadParameter(f"{text!r} is not KEY=TYPE:VALUE with TYPE int, float, bool or str") from None
 
 
-def known_types() -> str:
-    from ..quantize import can_encode
+class ListsTypes(click.Command):
+    """A command whose help ends with the names of the types that tensors can be quantised to."""
 
-    return " ".join(name for name in TYPES if can_encode(TYPES[name]))
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from ..quantize import can_encode
+
+        with formatter.section("Types"):
+            formatter.write_text(" ".join(name for name in TYPES if can_encode(TYPES[name])))

@@ -8,7 +8,8 @@ import click
 import numpy as np
 
 from . import flags
-from .console import chunk_progress, emit, table
+from .console import chunk_progress, emit, table, warn
+from .writing import protect
 
 
 class _ComputeByDefault(click.Group):
@@ -64,9 +65,11 @@ def compute(
     from ..imatrix.collect import collect
     from ..runtime import load_model
 
+    source = open_source(model)
+    protect([out], [*source.files, text])
     if out.exists() and not force:
         raise PlanError(f"{out} exists; use --force to replace it")
-    loaded = load_model(open_source(model))
+    loaded = load_model(source)
     tokens = loaded.tokenizer.encode(text.read_text("utf-8", "replace"))
     with chunk_progress("imatrix", quiet=as_json) as progress:
         imatrix, result = collect(
@@ -81,6 +84,7 @@ def compute(
             on_chunk=progress,
         )
     imatrix.save(out)
+    warn(result.notes)
     starved = imatrix.starved()
     summary = {
         "path": str(out),

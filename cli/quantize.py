@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,10 @@ import click
 from .. import __version__
 from ..formats import TensorType
 from . import flags
-from .console import warn
-from .writing import show_plan, write
+from .writing import finish
 
 
-@click.command(short_help="Quantise a GGUF or a checkpoint by recipe")
+@click.command(cls=flags.ListsTypes, short_help="Quantise a GGUF or a checkpoint by recipe")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("type", type=flags.TYPE, required=False)
@@ -34,9 +32,9 @@ from .writing import show_plan, write
 @click.option("--ignore-imatrix-rules", is_flag=True, help="Allow types that should not be made without an imatrix.")
 @click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
 @click.option("--strict", is_flag=True, help="Make every warning an error before any work.")
-@click.option("--allow-nonfinite", is_flag=True, help="Write 0 for weights that are NaN or infinite, and count them.")
+@flags.allow_nonfinite
 @click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
-@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), help="[default: the recipe's, else ik]")
 @flags.split_max_size
 @flags.split_max_tensors
 @flags.dry_run
@@ -52,7 +50,7 @@ def command(
     custom_q: tuple[str, ...],
     imatrix: Path | None,
     override_kv: tuple[str, ...],
-    mla_layout: str,
+    mla_layout: str | None,
     allow_nonfinite: bool,
     split_max_size: str | None,
     dry_run: bool,
@@ -65,6 +63,7 @@ def command(
     """Quantise SOURCE (a GGUF, or a Hugging Face folder: fp8 and bf16 are decoded on the fly) to OUT.
 
     TYPE is for tensors that no rule takes. The first matching rule wins; a rule is searched for anywhere in the name.
+    What a TOML recipe says under [quantize] and [convert] counts where the command line does not say otherwise.
 
     \b
     Examples:
@@ -75,40 +74,40 @@ def command(
     from ..convert import open_source
     from ..formats.plan import parse_size
     from ..quantize.planning import plan_quantize
-    from ..quantize.recipe import load_recipe, parse_rules
+    from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
     from .importance import load_importance
 
-    rules, text = [], ""
-    if recipe is not None:
-        loaded = load_recipe(find(recipe))
-        rules, text = loaded.rules, loaded.text
+    path = find(recipe) if recipe is not None else None
+    loaded = load_recipe(path) if path is not None else Recipe("", [], "")
+    rules, text = loaded.rules, loaded.text
     if custom_q:
         rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
         text = "\n".join([*custom_q, text]).strip()
-    opened = open_source(source, mla_layout=mla_layout)
+    opened = open_source(source, mla_layout=mla_layout or loaded.stages.get("convert", {}).get("mla_layout", "ik"))
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
         out,
-        type=type,
+        type=type or loaded.type,
         rules=rules,
         recipe_text=text,
         importance=load_importance(imatrix, opened, quiet=as_json) if imatrix else None,
         override_kv=dict(map(flags.parse_override, override_kv)),
-        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        split_max_size=parse_size(split_max_size) if split_max_size else loaded.split_max_size,
         nonfinite=replaced,
         version=__version__,
         **options,
     )
-    if not as_json:
-        for note in opened.notes:
-            click.echo(f"note: {note}", err=True)
-    if dry_run:
-        show_plan(plan, as_json)
-    else:
-        write(plan, "quantize", opened.files, threads=threads, resume=resume, force=force, as_json=as_json)
-        counts: Counter[str] = Counter()
-        for name, count in replaced or ():
-            counts[name] += count
-        warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])
+    finish(
+        plan,
+        "quantize",
+        opened,
+        inputs=[p for p in (path, imatrix) if p is not None],
+        replaced=replaced,
+        dry_run=dry_run,
+        resume=resume,
+        force=force,
+        threads=threads,
+        as_json=as_json,
+    )

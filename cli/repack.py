@@ -41,9 +41,9 @@ def command(
     from ..formats import open_gguf
     from ..repack.job import plan_repack
 
-    plan = plan_repack(source, out, pattern=pattern or None, undo=undo)
+    opened = open_gguf(source)
+    plan = plan_repack(opened, out, pattern=pattern or None, undo=undo)
     if dry_run:
         show_plan(plan, as_json)
     else:
-        inputs = open_gguf(source).paths
-        write(plan, "repack", inputs, threads=threads, resume=resume, force=force, as_json=as_json)
+        write(plan, "repack", opened.paths, threads=threads, resume=resume, force=force, as_json=as_json)

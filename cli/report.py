@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def report_json(run: Run, plan: Plan, imatrix: Imatrix | None, validation: dict[str, Any] | None) -> dict[str, Any]:
-    folder = run.folder
     return {
         "recipe": run.recipe.name,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -24,10 +23,10 @@ def report_json(run: Run, plan: Plan, imatrix: Imatrix | None, validation: dict[
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "source": run.settings(),
         "files": [str(f.path.resolve()) for f in plan.files],
-        "imatrix": str(folder.imatrix.resolve()) if imatrix is not None else None,
+        "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
         "imatrix_entries": len(imatrix.entries) if imatrix is not None else 0,
         "imatrix_starved": imatrix.starved() if imatrix is not None else {},
-        "report": str((folder.path / "report.md").resolve()),
+        "report": str(run.folder.reports[1].resolve()),
         "tensors": len(plan.outputs),
         "total_bytes": plan.total_bytes,
         "file_bytes": plan.file_bytes,
@@ -42,17 +41,23 @@ def report_json(run: Run, plan: Plan, imatrix: Imatrix | None, validation: dict[
 
 def _comparison(found: dict[str, Any]) -> list[tuple[object, ...]]:
     v = found["validation"]
+    error = f" +/- {v['error']:.4f}" if v.get("error") is not None else ""
     return [
         (v["baseline"], gib(v["baseline_bytes"]), f"{v['baseline_bits']:.3f}", f"{v['baseline_perplexity']:.4f}", "", ""),
         (
             "result",
             gib(found["total_bytes"]),
             f"{found['bits_per_weight']:.3f}",
-            f"{v['perplexity']:.4f} +/- {v['error']:.4f}",
+            f"{v['perplexity']:.4f}{error}",
             f"{v['kld_mean']:.5f}",
             f"{v['top1_agreement']:.2f} %",
         ),
     ]
+
+
+def _ratio(v: dict[str, Any]) -> str:
+    error = v.get("ratio_error")  # a single prediction has none
+    return f"{v['ratio']:.4f}" + (f" +/- {error:.4f}" if error is not None else "")
 
 
 _HEADINGS = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
@@ -65,7 +70,8 @@ def short_text(found: dict[str, Any]) -> str:
     if v is not None:
         parts.append(table(_HEADINGS, _comparison(found)))
         seen = f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens"
-        parts.append(f"{seen}, ratio {v['ratio']:.4f} +/- {v['ratio_error']:.4f}")
+        parts.append(f"{seen}, ratio {_ratio(v)}")
+        parts += [f"note: {note}" for note in v.get("notes", [])]
         parts += [f"{label}: {text!r}" for label, text in v.get("texts", {}).items()]
     else:
         parts.append(f"{gib(found['total_bytes'])}, {found['bits_per_weight']:.3f} bits per weight")
@@ -87,7 +93,7 @@ def report_text(found: dict[str, Any]) -> str:
         lines += ["", "## Validation", "", *_markdown(_HEADINGS, _comparison(found)), ""]
         lines += [
             f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored. "
-            f"Perplexity ratio {v['ratio']:.4f} +/- {v['ratio_error']:.4f}; "
+            f"Perplexity ratio {_ratio(v)}; "
             f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}."
         ]
         for label, text in v.get("texts", {}).items():

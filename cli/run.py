@@ -11,10 +11,13 @@ from . import flags
 @click.argument("recipe")
 @click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of results. [default: out/RECIPE]")
 @click.option("--force", is_flag=True, help="Do every stage again.")
+@flags.allow_nonfinite
 @flags.dry_run
 @flags.threads
 @flags.as_json
-def command(recipe: str, out: Path | None, force: bool, dry_run: bool, threads: int | None, as_json: bool) -> None:
+def command(
+    recipe: str, out: Path | None, force: bool, allow_nonfinite: bool, dry_run: bool, threads: int | None, as_json: bool
+) -> None:
     """Run every stage that the TOML file RECIPE names: imatrix, quantise, validate; ends in a report.
 
     Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
@@ -38,7 +41,7 @@ def command(recipe: str, out: Path | None, force: bool, dry_run: bool, threads: 
     loaded = load_recipe(path)
     stem = path.stem
     folder = Folder(out or Path("out") / stem, stem)
-    job = Run(loaded, path.resolve().parent, folder, threads=threads, fresh=force)
+    job = Run(loaded, path, folder, threads=threads, fresh=force, allow_nonfinite=allow_nonfinite)
     for note in job.source.notes:
         click.echo(f"note: {note}", err=True)
     plan = job.check()
@@ -47,12 +50,16 @@ def command(recipe: str, out: Path | None, force: bool, dry_run: bool, threads: 
         return
     for warning in plan.warnings:
         click.echo(f"warning: {warning}", err=True)
-    imatrix = job.imatrix()
-    plan = job.quantize(imatrix)
-    validation = job.validate(plan)
+    try:
+        imatrix = job.imatrix
+        plan = job.quantize()
+        validation = job.validate(plan)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(job.to_go_on) from None
     found = report_json(job, plan, imatrix, validation)
-    (folder.path / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder.path / "report.md").write_text(report_text(found), "utf-8")
+    for_programs, for_people = folder.reports
+    for_programs.write_text(json.dumps(found, indent=1) + "\n")
+    for_people.write_text(report_text(found), "utf-8")
     click.echo(json.dumps(found) if as_json else short_text(found))
     failures = job.judge(validation)
     if failures:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from ..formats import PlanError, TensorSource
 from ..formats.execute import Result, execute, preflight
 from ..formats.plan import Plan
 from .console import byte_progress, emit, gib, table, warn
@@ -22,7 +25,7 @@ def plan_text(plan: Plan) -> str:
     tensors = [
         (
             o.name,
-            " x ".join(map(str, o.shape)),
+            shape_text(o.shape),
             o.source_type,
             o.type.name,
             o.nbytes,
@@ -52,6 +55,50 @@ def totals_text(plan: Plan) -> str:
     )
 
 
+def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuses an output that the job also reads, --force or not. Raises PlanError."""
+    read = {p.resolve() for p in inputs}
+    for path in outputs:
+        if path.resolve() in read:
+            raise PlanError(f"{path} is an input of this job; choose another output")
+
+
+def finish(
+    plan: Plan,
+    label: str,
+    source: TensorSource,
+    *,
+    inputs: Sequence[Path] = (),
+    replaced: Sequence[tuple[str, int]] | None = None,
+    dry_run: bool,
+    resume: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """What a verb does with its plan: shows it (dry_run), or carries it out; and says what there is to say of the source.
+
+    inputs: what is read beside the source's files, and so never written to. replaced: filled while the plan is carried out
+    with (tensor name, weights written as 0); see `plan_quantize`.
+    """
+    if not as_json:
+        for note in source.notes:
+            click.echo(f"note: {note}", err=True)
+    if dry_run:
+        show_plan(plan, as_json)
+        return
+    write(plan, label, [*source.files, *inputs], threads=threads, resume=resume, force=force, as_json=as_json)
+    warn_replaced(replaced or ())
+
+
+def warn_replaced(replaced: Sequence[tuple[str, int]]) -> None:
+    """Says for each tensor how many weights were written as 0; `replaced` has an item for each chunk that held such."""
+    counts: Counter[str] = Counter()
+    for name, count in replaced:
+        counts[name] += count
+    warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])
+
+
 def write(
     plan: Plan,
     label: str,
@@ -62,12 +109,18 @@ def write(
     force: bool,
     as_json: bool = False,
 ) -> Result:
-    """Checks and executes the plan with a progress bar; prints where the result is."""
+    """Checks and executes the plan with a progress bar; prints where the result is.
+
+    Ctrl-C becomes a KeyboardInterrupt whose text says how to go on.
+    """
     preflight(plan, force=force, resume=resume, inputs=inputs)
     if not as_json:
         warn(plan.warnings)
-    with byte_progress(plan.total_bytes, label) as progress:
-        result = execute(plan, threads=threads, resume=resume, force=force, progress=progress)
+    try:
+        with byte_progress(plan.total_bytes, label) as progress:
+            result = execute(plan, threads=threads, resume=resume, force=force, progress=progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
     if result.resumed:
         click.echo(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job", err=True)
     summary = plan.as_json() | {"checksums": result.checksums}

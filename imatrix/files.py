@@ -108,8 +108,8 @@ class _Reader:
 def _read_dat(path: Path, data: bytes) -> Imatrix:
     """Values are mean * ncall, the number of windows; one count stands for all columns and experts.
 
-    Sums and counts are brought to tokens, for windows of the usual size (which is not recorded), so that they can be merged with
-    those of a GGUF file.
+    Sums and counts are brought to tokens, for windows of the usual size (which is not recorded), so that they can be merged
+    with those of a GGUF file.
     """
     reader = _Reader(path, data)
     entries: dict[str, Entry] = {}

@@ -6,15 +6,17 @@ case. A TOML recipe carries the same text under `[quantize] rules` and may name 
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..formats import TYPES, MillError, TensorType
+from ..formats import TYPES, MillError, PlanError, TensorType
+from ..formats.plan import parse_size
 from .codec import can_encode
 
 
@@ -37,25 +39,73 @@ class Rule:
 
 @dataclass(frozen=True)
 class Recipe:
-    """rules in order; text as read; stages: the tables of a TOML recipe ({} for a text recipe)."""
+    """rules in order; text as read; stages: the tables of a TOML recipe, every value checked ({} for a text recipe).
+
+    type            for tensors that no rule takes, [quantize] type; None: not said
+    split_max_size  bytes per file, [quantize] split_max_size; None: one file
+    """
 
     name: str
     rules: list[Rule]
     text: str
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    type: TensorType | None = None
+    split_max_size: int | None = None
 
 
-# A rule ends at a type name that is followed by a comma, the line's end or a comment: `=` and `,` inside a regex stay there.
-_RULE = re.compile(r"\s*(?P<pattern>\S.*?)\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
-_COMMENT = re.compile(r"\s+#.*$")
+@dataclass(frozen=True)
+class Key:
+    """A key of a TOML recipe. allowed: its values in words, as an error says them; accepts: whether a value is one."""
+
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _whole(least: int) -> Key:
+    return Key(f"a whole number, at least {least}", lambda v: type(v) is int and v >= least)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_size(value: Any) -> bool:
+    try:
+        return value > 0 if type(value) is int else isinstance(value, str) and parse_size(value) > 0
+    except PlanError:
+        return False
+
+
+_LAYOUTS = ("ik", "mainline", "legacy")
+_TEXT = Key("text", lambda v: isinstance(v, str))
+_NAME = Key("text that is not empty", lambda v: isinstance(v, str) and v != "")
+_WINDOW = _whole(4)
+_COUNT = _whole(1)
 # Stages of a TOML recipe and the keys each may have.
-STAGES: dict[str, set[str]] = {
-    "source": {"model", "revision"},
-    "convert": {"outtype", "mla_layout"},
-    "imatrix": {"text", "ctx", "chunks", "file"},
-    "quantize": {"type", "rules", "split_max_size"},
-    "validate": {"text", "ctx", "chunks", "baseline", "prompt", "n", "max_ppl_ratio", "max_kld"},
+STAGES: dict[str, dict[str, Key]] = {
+    "source": {"model": _NAME},
+    "convert": {"mla_layout": Key("ik, mainline or legacy", lambda v: v in _LAYOUTS)},
+    "imatrix": {"text": _NAME, "ctx": _WINDOW, "chunks": _COUNT, "file": _NAME},
+    "quantize": {
+        "type": _NAME,
+        "rules": _TEXT,
+        "split_max_size": Key("a size such as '50G', or a number of bytes", _is_size),
+    },
+    "validate": {
+        "text": _NAME,
+        "ctx": _WINDOW,
+        "chunks": _COUNT,
+        "baseline": _NAME,
+        "prompt": _TEXT,
+        "n": _COUNT,
+        "max_ppl_ratio": Key("a number above 0", lambda v: _is_number(v) and v > 0),
+        "max_kld": Key("a number, at least 0", lambda v: _is_number(v) and v >= 0),
+    },
 }
+
+# Where a rule may end: a type name that is followed by a comma, the line's end or a comment.
+_END = re.compile(r"\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
+_COMMENT = re.compile(r"\s+#.*$")
 
 
 def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
@@ -66,22 +116,38 @@ def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
             continue
         line, at = _COMMENT.sub("", line).rstrip().rstrip(","), 0
         while line[at:].strip():
-            match = _RULE.match(line, at)
-            if match is None:
-                raise RecipeError(f"{where}, line {number}, column {at + 1}: {line[at:].strip()[:60]!r} is not `regex=type`")
-            rules.append(_rule(match, number, where))
-            at = match.end()
+            rule, at = _next_rule(line, at, number, where)
+            rules.append(rule)
     return rules
 
 
-def _rule(match: re.Match[str], number: int, where: str) -> Rule:
+def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
+    """The rule that begins at a column of the line, and the column after it.
+
+    `=type,` may also stand inside a group or a set of the regex: the rule ends at the first before which the regex is whole.
+    """
     place = f"{where}, line {number}, column "
-    try:
-        regex = re.compile(match["pattern"])
-    except re.error as error:
-        column = match.start("pattern") + 1 + (error.pos or 0)
-        raise RecipeError(f"{place}{column}: {match['pattern']!r} is not a regular expression ({error.msg})") from None
-    return Rule(match["pattern"], parse_type(match["type"], place + str(match.start("type") + 1)), number, regex)
+    start = at + len(line[at:]) - len(line[at:].lstrip())
+    failure: RecipeError | None = None
+    for end in _ends(line, start):
+        pattern = line[start : end.start()]
+        try:
+            regex = re.compile(pattern)
+        except re.error as error:
+            column = start + 1 + (error.pos or 0)
+            failure = failure or RecipeError(f"{place}{column}: {pattern!r} is not a regular expression ({error.msg})")
+            continue
+        kind = parse_type(end["type"], place + str(end.start("type") + 1))
+        return Rule(pattern, kind, number, regex), end.end()
+    raise failure or RecipeError(f"{place}{at + 1}: {line[at:].strip()[:60]!r} is not `regex=type`")
+
+
+def _ends(line: str, start: int) -> Iterator[re.Match[str]]:
+    """Where a rule that begins at `start` may end, nearest first. A regex has at least one character."""
+    end = _END.search(line, start + 1)
+    while end is not None:
+        yield end
+        end = _END.search(line, end.end())
 
 
 def parse_type(name: str, where: str) -> TensorType:
@@ -109,14 +175,40 @@ def load_recipe(path: str | Path) -> Recipe:
         stages = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{path}: {error}") from None
+    _check(stages, path)
+    wanted = stages.get("quantize", {})
+    size = wanted.get("split_max_size")
+    return Recipe(
+        path.name,
+        parse_rules(wanted.get("rules", ""), f"{path}, [quantize] rules"),
+        text,
+        stages,
+        parse_type(wanted["type"], f"{path}: [quantize] type") if "type" in wanted else None,
+        parse_size(size) if isinstance(size, str) else size,
+    )
+
+
+def _check(stages: dict[str, Any], path: Path) -> None:
+    """Refuses stages, keys and values that are not in STAGES, and keys that nothing would come of."""
     for stage, values in stages.items():
         if stage not in STAGES or not isinstance(values, dict):
             raise RecipeError(f"{path}: [{stage}] is not a stage; stages are {', '.join(STAGES)}")
-        unknown = sorted(set(values) - STAGES[stage])
-        if unknown:
-            raise RecipeError(f"{path}: [{stage}] has no key {unknown[0]!r}; it may have {', '.join(sorted(STAGES[stage]))}")
-    rules = stages.get("quantize", {}).get("rules", "")
-    return Recipe(path.name, parse_rules(rules, f"{path}, [quantize] rules"), text, stages)
+        known = STAGES[stage]
+        for key, value in values.items():
+            if key not in known:
+                raise RecipeError(f"{path}: [{stage}] has no key {key!r}; it may have {', '.join(sorted(known))}")
+            if not known[key].accepts(value):
+                said = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+                raise RecipeError(f"{path}: [{stage}] {key} = {said} has to be {known[key].allowed}")
+    imatrix, validate = stages.get("imatrix", {}), stages.get("validate", {})
+    if "text" in imatrix and "file" in imatrix:
+        raise RecipeError(f"{path}: [imatrix] has both text and file; give the one to compute from, or the other to read")
+    for stage, values in (("imatrix", imatrix), ("validate", validate)):
+        idle = [key for key in values if key not in ("text", "file")]
+        if idle and "text" not in values:
+            raise RecipeError(f"{path}: [{stage}] {idle[0]} needs text = ... beside it, a file to read")
+    if "baseline" in validate:
+        parse_type(validate["baseline"], f"{path}: [validate] baseline")
 
 
 def first_match(rules: Sequence[Rule], name: str) -> Rule | None:

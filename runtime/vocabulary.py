@@ -58,9 +58,9 @@ class Vocabulary:
 
     def _special(self, name: str, default: int | None) -> int | None:
         value = self.get(f"{name}_token_id", default)
-        if value is None or not 0 <= int(value) < len(self.tokens):
-            return None
-        return int(value)
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise FormatError(f"tokenizer.ggml.{name}_token_id is {value!r}; it has to be the number of a token")
+        return int(value) if value is not None and 0 <= value < len(self.tokens) else None
 
     @cached_property
     def ids(self) -> dict[str, int]:

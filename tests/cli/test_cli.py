@@ -13,6 +13,7 @@ import pytest
 
 from ggufmill.cli import VERBS, main
 from ggufmill.formats import open_gguf
+from ggufmill.imatrix import Imatrix
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
@@ -159,7 +160,11 @@ def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
     config, tensors = tiny_llama(intermediate_size=64)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.nan
     folder = write_checkpoint(tmp_path / "model", config, tensors)
-    mill("convert", folder, tmp_path / "a.gguf", "--outtype", "f32")
+    done = mill("convert", folder, tmp_path / "a.gguf", "--outtype", "f32", "--allow-nonfinite", "--json")
+    tensor = next(t for t in json.loads(done[1])["tensors"] if t["name"] == "blk.0.ffn_up.weight")
+    with (tmp_path / "a.gguf").open("r+b") as file:
+        file.seek(tensor["offset"])
+        file.write(np.float32("nan").tobytes())
     code, _, err = mill("inspect", tmp_path / "a.gguf", "--check")
     assert code == 1
     assert "blk.0.ffn_up.weight" in err
@@ -171,6 +176,98 @@ def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
     assert code == 0
     assert "blk.0.ffn_up.weight: 1 weights were not finite and are written as 0" in err
     assert mill("inspect", tmp_path / "c.gguf", "--check")[0] == 0
+
+
+def test_convert_writes_damaged_weights_as_0_when_told_to(mill, tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama()
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.inf
+    folder = write_checkpoint(tmp_path / "model", config, tensors)
+    code, _, err = mill("convert", folder, tmp_path / "a.gguf")
+    assert code == 1
+    assert "--allow-nonfinite writes 0 instead" in err
+    code, _, err = mill("convert", folder, tmp_path / "b.gguf", "--allow-nonfinite")
+    assert code == 0
+    assert "blk.0.ffn_up.weight: 1 weights were not finite and are written as 0" in err
+    assert mill("inspect", tmp_path / "b.gguf", "--check")[0] == 0
+
+
+def test_the_type_split_and_layout_of_a_toml_recipe_count(mill, checkpoint, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[quantize]\ntype = 'q8_0'\nsplit_max_size = 300000\nrules = 'ffn_down=q6_K'\n")
+    arguments = ("quantize", checkpoint, tmp_path / "o.gguf", "--recipe", recipe, "--dry-run", "--json")
+    plan = json.loads(mill(*arguments)[1])
+    types = {t["name"]: t["type"] for t in plan["tensors"]}
+    assert types["blk.0.ffn_up.weight"] == "q8_0"
+    assert types["blk.0.ffn_down.weight"] == "q6_K"
+    assert len(plan["files"]) > 1
+    assert plan["warnings"] == []
+    plan = json.loads(mill(*arguments[:3], "q4_K", *arguments[3:], "--split-max-size", "1G")[1])
+    assert {t["name"]: t["type"] for t in plan["tensors"]}["blk.0.ffn_up.weight"] == "q4_K"
+    assert len(plan["files"]) == 1
+
+    recipe.write_text("[convert]\nmla_layout = 'mainline'\n[quantize]\ntype = 'q8_0'\n")
+    arguments = ("quantize", DEMO, tmp_path / "o.gguf", "--recipe", recipe, "--dry-run", "--json")
+    by_recipe, by_flag, as_is = (
+        {t["name"]: t["shape"] for t in json.loads(mill(*arguments, *more)[1])["tensors"]}
+        for more in ((), ("--mla-layout", "ik"), ("--mla-layout", "mainline"))
+    )
+    assert by_recipe == as_is
+    assert by_recipe != by_flag
+
+
+def test_what_a_job_reads_is_never_its_output(mill, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.txt").write_text("ffn=q8_0\n")
+    imatrix = Imatrix({"blk.0.ffn_up.weight": (np.ones((1, 256), np.float32), np.ones(1, np.int64))}, ["t"], 1)
+    imatrix.save(tmp_path / "i.imatrix")
+    before = [(tmp_path / name).read_bytes() for name in ("rules.txt", "i.imatrix")]
+    options = ("--recipe", "rules.txt", "--imatrix", "i.imatrix", "--force")
+    for name in ("rules.txt", "i.imatrix"):
+        code, _, err = mill("quantize", checkpoint, name, "q8_0", *options)
+        assert code == 1
+        assert f"{name} is an input of this job" in err
+    assert [(tmp_path / name).read_bytes() for name in ("rules.txt", "i.imatrix")] == before
+
+
+def test_imatrix_never_writes_over_what_it_reads(mill, checkpoint, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some words " * 400)
+    weights = checkpoint / "model-00001-of-00002.safetensors"
+    before = text.read_bytes(), weights.read_bytes()
+    for out in (text, weights):
+        code, _, err = mill("imatrix", checkpoint, "-f", text, "-o", out, "--force")
+        assert code == 1
+        assert f"{out} is an input of this job" in err
+    assert (text.read_bytes(), weights.read_bytes()) == before
+
+
+def interrupted_by(number):
+    def send(*_, **__):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    return send
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_says_what_its_verb_offers(mill, checkpoint, tmp_path, monkeypatch, number):
+    handler = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr("ggufmill.cli.writing.execute", interrupted_by(number))
+        code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
+    assert code == 1
+    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume goes on with it"
+    with monkeypatch.context() as patch:
+        patch.setattr("ggufmill.runtime.load_model", interrupted_by(number))
+        code, _, err = mill("generate", DEMO, "-p", "x")
+    assert code == 1
+    assert err.splitlines()[-1] == "ggufmill: interrupted"
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_help_of_quantize_lists_the_types(mill):
+    _, out, _ = mill("quantize", "--help")
+    assert {"q6_K", "iq4_k_r4", "bf16"} <= set(out.partition("Types:")[2].split())
 
 
 def test_recipes_list_and_show(mill):
@@ -190,7 +287,7 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     job = ("quantize", DEMO, tmp_path / "calm.gguf", "iq5_k", "-t", 1)
     subprocess.run(command(*job), check=True, capture_output=True)
     job = ("quantize", DEMO, tmp_path / "killed.gguf", "iq5_k", "-t", 1, "--resume")
-    part, kills = tmp_path / "killed.gguf.part", 0
+    part, journal, kills = tmp_path / "killed.gguf.part", tmp_path / "killed.gguf.journal", 0
     for delay in (0.0, 0.15, 0.3, 0.45):
         process = subprocess.Popen(command(*job), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         while not part.exists() and process.poll() is None:
@@ -203,8 +300,10 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
             break
     assert kills >= 1
     if not (tmp_path / "killed.gguf").exists():
+        finished = [line for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
         done = subprocess.run(command(*job), check=True, capture_output=True, text=True)
-        assert "were there from the interrupted job" in done.stderr or part.exists() is False
+        assert (f"{len(finished)} of " in done.stderr) == (len(finished) > 0), done.stderr
+        assert ("were there from the interrupted job" in done.stderr) == (len(finished) > 0)
     assert (tmp_path / "killed.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
 
 

@@ -38,9 +38,15 @@ def test_commas_and_equal_signs_inside_a_regex():
     assert pairs(text) == [(r"blk\.\d{1,2}\.ffn(?=_up)_up", "iq4_k"), (r"x(?!=y)", "q8_0")]
 
 
+def test_a_comma_inside_brackets_ends_no_rule():
+    assert pairs("(?=attn_k,x)b=q8_0,c=q6_K") == [("(?=attn_k,x)b", "q8_0"), ("c", "q6_K")]
+    assert pairs("c=q6_K,(?!x=y,)[=q8_0,]b=q8_0") == [("c", "q6_K"), ("(?!x=y,)[=q8_0,]b", "q8_0")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("a(b=q8_0,c=q6_K", r"line 1, column 2: 'a\(b' is not a regular expression"),
         ("a=q8_0\nffn_down=iq4_kk", r"recipe, line 2, column 10: there is no tensor type 'iq4_kk'; near it are iq4_k"),
         ("a=q8_0,b", r"line 1, column 8: 'b' is not `regex=type`"),
         ("a(b=q8_0", r"line 1, column 2: 'a\(b' is not a regular expression"),
@@ -73,6 +79,55 @@ def test_toml(tmp_path):
     recipe = load_recipe(path)
     assert [str(r) for r in recipe.rules] == ["ffn=iq4_k"]
     assert recipe.stages["source"] == {"model": "x"}
+    assert recipe.type is not None
+    assert recipe.type.name == "q8_0"
+    assert recipe.split_max_size is None
+
+
+@pytest.mark.parametrize(("written", "size"), [("'5M'", 5_000_000), ("5000000", 5_000_000), ("'1GiB'", 1 << 30)])
+def test_toml_sizes_are_text_or_bytes(tmp_path, written, size):
+    path = tmp_path / "r.toml"
+    path.write_text(f"[quantize]\nsplit_max_size = {written}\n")
+    assert load_recipe(path).split_max_size == size
+
+
+WRONG_VALUES = [
+    ("source", "model", "5", "text"),
+    ("source", "model", "''", "text"),
+    ("convert", "mla_layout", "'sideways'", "ik, mainline or legacy"),
+    ("imatrix", "text", "5", "text"),
+    ("imatrix", "file", "5", "text"),
+    ("imatrix", "ctx", "'abc'", "a whole number, at least 4"),
+    ("imatrix", "ctx", "-5", "a whole number, at least 4"),
+    ("imatrix", "chunks", "'x'", "a whole number, at least 1"),
+    ("imatrix", "chunks", "1.5", "a whole number, at least 1"),
+    ("imatrix", "chunks", "true", "a whole number, at least 1"),
+    ("quantize", "type", "3", "text"),
+    ("quantize", "rules", "5", "text"),
+    ("quantize", "split_max_size", "0", "a size"),
+    ("quantize", "split_max_size", "1.5", "a size"),
+    ("quantize", "split_max_size", "'5Q'", "a size"),
+    ("validate", "ctx", "3", "a whole number, at least 4"),
+    ("validate", "chunks", "-1", "a whole number, at least 1"),
+    ("validate", "baseline", "16", "text"),
+    ("validate", "prompt", "5", "text"),
+    ("validate", "n", "'x'", "a whole number, at least 1"),
+    ("validate", "max_ppl_ratio", "'a'", "a number above 0"),
+    ("validate", "max_ppl_ratio", "nan", "a number above 0"),
+    ("validate", "max_kld", "inf", "a number, at least 0"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "value", "allowed"), WRONG_VALUES)
+def test_toml_values_are_checked(tmp_path, table, key, value, allowed):
+    path = tmp_path / "r.toml"
+    path.write_text(f"[{table}]\n{key} = {value}\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path)
+    said = str(error.value)
+    assert said.startswith(f"{path}: [{table}] {key} = ")
+    assert allowed in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(
@@ -81,6 +136,14 @@ def test_toml(tmp_path):
         ("[quantise]\nrules=''", r"\[quantise\] is not a stage"),
         ("[quantize]\nrule=''", r"\[quantize\] has no key 'rule'; it may have"),
         ("rules = 3", "is not a stage"),
+        ("[convert]\nouttype='f16'", r"\[convert\] has no key 'outtype'; it may have mla_layout"),
+        ("[source]\nrevision='x'", r"\[source\] has no key 'revision'; it may have model"),
+        ("[quantize]\ntype='q4_kk'", r"\[quantize\] type: there is no tensor type 'q4_kk'; near it are q4_K"),
+        ("[validate]\ntext='t'\nbaseline='nope'", r"\[validate\] baseline: there is no tensor type 'nope'"),
+        ("[validate]\nmax_kld=0.1", r"\[validate\] max_kld needs text"),
+        ("[validate]\nprompt='a'", r"\[validate\] prompt needs text"),
+        ("[imatrix]\nchunks=3", r"\[imatrix\] chunks needs text"),
+        ("[imatrix]\nfile='a'\ntext='b'", r"\[imatrix\] has both text and file"),
         ("[quantize", "r.toml: "),
         ("[quantize]\nrules='ffn=q99'", r"\[quantize\] rules, line 1, column 5"),
     ],
