@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import platform
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import get_host_cpu_features
 from numba.core import event
+
+from .errors import MillError
 
 ROOT = Path(__file__).parent.parent
 _PACKAGE = __name__.rpartition(".formats")[0]
@@ -27,12 +31,20 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     """`numba.njit(nogil=True)` with our disk cache; options as for njit (fastmath=..., inline=...)."""
     if function is None:
         return lambda f: kernel(f, **options)
+    _check_processor()
     before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
     numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+@cache
+def _check_processor() -> None:
+    """Half-precision numbers are converted by the processor: without F16C (x86 before 2012) LLVM would abort the process."""
+    if platform.machine().lower() in ("x86_64", "amd64") and not get_host_cpu_features().get("f16c", False):
+        raise MillError("this processor lacks F16C (every x86 processor since 2013 has it); ggufmill cannot run here")
 
 
 def cache_home() -> Path:
