@@ -44,10 +44,8 @@ JOB = textwrap.dedent("""
 
 def test_compiling_is_said_once_and_not_done_twice(tmp_path):
     environment = {"GGUFMILL_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    runs = [
-        subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=environment)
-        for _ in range(2)
-    ]
+    options = {"capture_output": True, "text": True, "check": True, "env": environment}
+    runs = [subprocess.run([sys.executable, "-c", JOB], **options) for _ in range(2)]
     assert [run.stdout for run in runs] == ["[1.0, -2.0]\n"] * 2
     assert runs[0].stderr.count("compiling kernels") == 1
     assert runs[1].stderr == ""
