@@ -69,10 +69,11 @@ def f16_to_f32(halves: np.ndarray) -> np.ndarray:
 def _narrow_bf16(bits, out):
     for i in range(bits.size):
         b = bits[i]
-        if b & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):  # NaN: keep the sign and payload, make it quiet
-            out[i] = np.uint16((b >> np.uint32(16)) | np.uint32(64))
-        else:
-            out[i] = np.uint16((b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+        high = np.uint32(b >> np.uint32(16))
+        rounded = np.uint32(np.uint32(b + np.uint32(0x7FFF)) + np.uint32(high & np.uint32(1))) >> np.uint32(16)
+        is_nan = np.uint32(b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        quiet = np.uint32(high | np.uint32(64))  # of NaN keep the sign and payload
+        out[i] = np.uint16(quiet if is_nan else rounded)
 
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
@@ -111,8 +112,12 @@ def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: i
     return out
 
 
-# float type -> (words as they are stored, the bits of infinity: whatever is not smaller without its sign is not finite)
-_INFINITY = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
+# float type -> (words as they are stored, all bits but the sign, the bits of infinity: what is not smaller is not finite)
+_INFINITY = {
+    "f32": (np.uint32, np.uint32(0x7FFFFFFF), 0x7F800000),
+    "f16": (np.uint16, np.uint16(0x7FFF), 0x7C00),
+    "bf16": (np.uint16, np.uint16(0x7FFF), 0x7F80),
+}
 
 
 @kernel
@@ -125,6 +130,6 @@ def _largest_magnitude(words, magnitude):
 
 def all_finite(stored: np.ndarray, kind: str) -> bool:
     """Whether no number among these bytes, C-contiguous of type f32, f16 or bf16, is NaN or infinite."""
-    word, infinity = _INFINITY[kind]
+    word, magnitude, infinity = _INFINITY[kind]
     words = stored.reshape(-1).view(word)
-    return not words.size or int(_largest_magnitude(words, word(np.iinfo(word).max >> 1))) < infinity
+    return not words.size or _largest_magnitude(words, magnitude) < infinity

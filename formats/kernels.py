@@ -28,9 +28,14 @@ _PACKAGE = __name__.rpartition(".formats")[0]
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
-    """`numba.njit(nogil=True)` with our disk cache; options as for njit (fastmath=..., inline=...)."""
+    """`numba.njit(nogil=True)` with our disk cache; options as for njit (fastmath=..., inline=...).
+
+    Numbers are divided by the rules of IEEE, integers without a check: with checks for zero, numba counts references to every
+    array at every call of another kernel, and that can take as long as the work.
+    """
     if function is None:
         return lambda f: kernel(f, **options)
+    options.setdefault("error_model", "numpy")
     _check_processor()
     before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
     numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from ..formats.floats import all_finite
 from ..repack import pack, unpack
 from .importance import guarded
 
+_LINE = 64  # bytes
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -20,11 +24,32 @@ class Codec:
 
     Importance is None, float32 [n] for all rows alike, or [rows, n]. Both take and give C-contiguous arrays; encode sees finite
     values and at least one row. An interleaved type with a base needs no codec: `pack` makes it from its base. One without
-    (q8_k_r8) has its own, which is given whole groups of rows.
+    (q8_k_r8), or for which that would take longer than encoding (q8_KV_r8), has its own, which is given whole groups of rows.
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
+
+
+def new_rows(rows: int, n: int) -> np.ndarray:
+    """float32 [rows, n] with any contents, from the start of a cache line on: vector stores across two lines are slow."""
+    whole = np.empty(rows * n + _LINE // 4, np.float32)
+    start = -whole.ctypes.data % _LINE // 4
+    return whole[start : start + rows * n].reshape(rows, n)
+
+
+def decoder(run: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
+    """`decode` of a codec whose kernel takes all bytes of the rows and fills in all elements: run(q, *arguments, out), with q
+    uint8 [bytes], read-only so that the kernel has a single signature, and out float32 [elements]."""
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        bytes_ = q.reshape(-1).view()
+        bytes_.flags.writeable = False
+        out = new_rows(len(q), n)
+        run(bytes_, *arguments, out.reshape(-1))
+        return out
+
+    return decode
 
 
 # type name in lower case -> the module of its family, which has a dict CODECS of the same names
@@ -36,7 +61,7 @@ _FAMILIES = {
     "kquants": ("q3_k", "q6_k"),
     "kquants_offset": ("q2_k", "q4_k", "q5_k"),
     "mxfp4": ("mxfp4",),
-    "q8_rows": ("q8_kv", "q8_k_r8"),
+    "q8_rows": ("q8_kv", "q8_kv_r8", "q8_k_r8"),
     "ternary": ("iq1_bn", "iq2_bn"),
     "one_bit": ("q1_0_g128",),
     "iq1": ("iq1_s", "iq1_m", "iq1_s_r4", "iq1_m_r4"),
@@ -70,11 +95,12 @@ def can_encode(kind: TensorType) -> bool:
     return (kind.base or kind.name).lower() in _FAMILY_OF
 
 
-def _codec(kind: TensorType) -> Codec:
-    family = _FAMILY_OF.get(kind.name.lower())
+@cache
+def _codec(name: str) -> Codec:
+    family = _FAMILY_OF.get(name.lower())
     if family is None:
-        raise PlanError(f"tensor type {kind.name} cannot be encoded or decoded yet")
-    return import_module(f".{family}", __package__).CODECS[kind.name.lower()]
+        raise PlanError(f"tensor type {name} cannot be encoded or decoded yet")
+    return import_module(f".{family}", __package__).CODECS[name.lower()]
 
 
 def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
@@ -99,16 +125,16 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
-        if not (np.isfinite(importance).all() and importance.min(initial=0) >= 0):
+        if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
-    base = TYPES[kind.base or kind.name]
-    codec = _codec(base)
+    base = _with_codec(kind)
+    codec = _codec(base.name)
     if x.size == 0:
         return np.empty((rows, kind.row_bytes(n)), np.uint8)
     if importance is not None and kind.name.lower() in _GUARD_OF:
         importance = guarded(x, importance, _GUARD_OF[kind.name.lower()])
     q = codec.encode(x, importance)
-    return q if kind.base is None else pack(q, kind.name, n)[0]
+    return q if base is kind else pack(q, kind.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
@@ -119,10 +145,15 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     if q.size == 0:
         return np.empty((len(q), n), np.float32)
     q = np.ascontiguousarray(q)
-    if kind.base is not None:
-        q, base = unpack(q, kind.name, n)
-        kind = TYPES[base]
-    return _codec(kind).decode(q, n)
+    base = _with_codec(kind)
+    if base is not kind:
+        q, _ = unpack(q, kind.name, n)
+    return _codec(base.name).decode(q, n)
+
+
+def _with_codec(kind: TensorType) -> TensorType:
+    """The type itself if it has a codec or is plain, else the plain type whose bits it permutes."""
+    return kind if kind.base is None or kind.name.lower() in _FAMILY_OF else TYPES[kind.base]
 
 
 def _lookup(name: str) -> TensorType:

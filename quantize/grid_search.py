@@ -9,9 +9,7 @@ What differs from the reference (spec D.3): levels are what the decoder makes of
 are weighted by w where it takes sqrt(w), and points are searched again once the scales are rounded, at the scales that the
 decoder will use. So scales need no correcting factor, and two or three rounds do better than its twenty.
 
-Kernels are made for a group size and a block size, so that their loops have fixed lengths. Those that divide numbers do so by
-the rules of IEEE (error_model="numpy"): with checks for zero, numba counts references to every array at every call, and that
-takes as long as the search.
+Kernels are made for a group size and a block size, so that their loops have fixed lengths.
 """
 
 from __future__ import annotations
@@ -116,7 +114,7 @@ def values_of_fours(codes, h, table):
     return values_of_nibbles(first, second, load(table, 0))
 
 
-@kernel(error_model="numpy")
+@kernel
 def best_of_lanes(sxq, sqq, scratch):
     """sxq / sqq of the lane of best score sxq^2 / sqq."""
     fitted = sxq / sqq
@@ -125,7 +123,7 @@ def best_of_lanes(sxq, sqq, scratch):
     return scratch[first_lane(score == highest_lane(score))]
 
 
-@kernel(error_model="numpy")
+@kernel
 def common_scale(scales, weights, first, step, top, tries, scratch):
     """d such that every scale is near d * (first + step * code), code 0 ... top: the best of sixteen trials, refitted.
 
@@ -154,7 +152,7 @@ def weighted_square(wx, x):
     return sum_of_lanes(total)
 
 
-@kernel(error_model="numpy")
+@kernel
 def unshrunk(num, den, square, share):
     """The scale of a unit from num = sum(w x q), den = sum(w q q), square = sum(w x x), over all its elements.
 
@@ -194,7 +192,7 @@ def make_search(size: int, block: int) -> Any:
         inner = fma_lanes(clamp(nearest(y - 1, spread(0.5)), 0, 6), spread(2), spread(1))
         return select(y > bounds[2], spread(levels[7]), inner)
 
-    @kernel(error_model="numpy")
+    @kernel
     def start(x, w, at, largest, steps, shapes, bounds, scratch):
         """The scale of least error of a block if all vectors of levels were points: the best of sixteen trials, refitted."""
         over = 1 / (load(steps, 0) * largest)
@@ -206,7 +204,7 @@ def make_search(size: int, block: int) -> Any:
             sqq = fma_lanes(wq, q, sqq)
         return best_of_lanes(sxq, sqq, scratch)
 
-    @kernel(error_model="numpy")
+    @kernel
     def map_block(x, w, wx, at, scale, ranks, index, near, shapes, bounds, a, b, levels, words, scratch, codes):
         """Maps all groups of the block at element `at`; codes: uint16 [groups]. Returns sum(w x q), sum(w q q)."""
         over = spread(np.float32(1) / scale)
@@ -225,7 +223,7 @@ def make_search(size: int, block: int) -> Any:
             sqq = fma_lanes(load(w, at + LANES * h) * q, q, sqq)
         return sum_of_lanes(sxq), sum_of_lanes(sqq)
 
-    @kernel(error_model="numpy")
+    @kernel
     def search_grid(x, w, share, steps, trials, tries, ranks, index, near, shapes, bounds, codes, scale_codes):
         """Finds the scales and points of a super-block; returns d, 0 if all is zero.
 

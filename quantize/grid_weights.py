@@ -29,7 +29,7 @@ def peak_of(x):
     return highest_lane(peak)
 
 
-@kernel(error_model="numpy")
+@kernel
 def inverse_of_greatest(importance, start, n, count):
     """1 / the greatest importance of elements start ... start + count - 1 of a matrix with rows of n; 0 if they have none."""
     greatest = np.float32(0)
@@ -38,7 +38,7 @@ def inverse_of_greatest(importance, start, n, count):
     return np.float32(1) / greatest if greatest > _NO_IMPORTANCE else np.float32(0)
 
 
-@kernel(error_model="numpy")
+@kernel
 def take_weights(x, over, importance, inverse, start, n, count, factor, w):
     """Weights of the errors of elements start ... start + count - 1 of x, float32 [rows * n], to w[0 ...]; none is negative.
 

@@ -16,22 +16,22 @@ import numpy as np
 from ..formats import TYPES
 from ..formats.kernels import kernel
 from .codebooks import codebook
-from .codec import Codec
+from .codec import Codec, new_rows
 from .grid_lanes import lanes_of_bits
 from .grid_search import SUPER, patterns, values_of_eights
 from .grid_weights import NOTHING, inverse_of_greatest, peak_of, take_weights
 from .importance import as_rows
+from .iq1_decode import BOOK, decode_iq1_m, decode_iq1_s, level_tables
 from .iq1_search import SHIFT, ZERO, make_search
 from .lanes import LANES, load, select, spread, store, store_half
 
-_BOOK = "iq1s"
 _ROWS = 4  # of a group of the interleaved types
 
 
 def _make_encoder(block: int, shared: int) -> Any:
     search_levels = make_search(block, shared)
 
-    @kernel(error_model="numpy")
+    @kernel
     def encode_units(
         x, importance, unit, span, factor, share, steps, tries, base, step, top, ranks, index, near, plus, minus,
         points, signs, scales, d,
@@ -153,23 +153,12 @@ def _write_iq1_s(parts: _Parts) -> np.ndarray:
     )
 
 
-def _read_iq1_s(q: np.ndarray, n: int) -> _Parts:
-    return _from_shift_words(q[:, 2:34], _words(q[:, 34:]), _words(q[:, :2])[:, 0])
-
-
 def _write_iq1_m(parts: _Parts) -> np.ndarray:
     nibbles = _as_nibbles(parts)
     scales = (parts.scales.reshape(-1, 4, 4).astype(np.uint16) << _TRIPLES).sum(axis=2, dtype=np.uint16)
     scales |= (parts.d[:, None] >> _FOURS & 15) << 12
     low = (parts.points & 255).astype(np.uint8)
     return np.concatenate([low, nibbles[:, 0::2] | nibbles[:, 1::2] << 4, _as_bytes(scales)], axis=1)
-
-
-def _read_iq1_m(q: np.ndarray, n: int) -> _Parts:
-    words = _words(q[:, 48:])
-    d = ((words >> 12) << _FOURS).sum(axis=1, dtype=np.uint16)
-    scales = (words[..., None] >> _TRIPLES & 7).reshape(len(q), -1).astype(np.uint8)
-    return _from_nibbles(q[:, :32], _halves(q[:, 32:48]), scales, d)
 
 
 def _interleaved(a: np.ndarray, each: int) -> np.ndarray:
@@ -224,6 +213,19 @@ def _read_iq1_m_r4(q: np.ndarray, n: int) -> _Parts:
     return _from_nibbles(_rows(low), _rows(nibbles), _rows(scales), d)
 
 
+def _by_parts(read: Callable[[np.ndarray, int], _Parts], base: int, step: int) -> Callable[[np.ndarray, int], np.ndarray]:
+    """The decoder of rows with scales d * (base + step * code)."""
+
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        parts = read(q, n)
+        scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (base + step * parts.scales.astype(np.float32))
+        out = new_rows(len(q), n)
+        _decode_units(parts.points, np.ascontiguousarray(parts.signs), scales, *level_tables(), out)
+        return out
+
+    return decode
+
+
 # Trial scales of a block whose largest magnitude is 1.
 _STEPS = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
 
@@ -231,8 +233,8 @@ _STEPS = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
 @dataclass(frozen=True)
 class _Type:
     """block: elements with a scale code; encode_units: the kernel for those; factor, span: of the weights; share: as in
-    unshrunk; base, step, top: scales are d * (base + step * code), code 0 ... top; write, read: between parts and rows of
-    bytes."""
+    unshrunk; base, step, top: scales are d * (base + step * code), code 0 ... top; write: from parts to rows of bytes;
+    decode: as of a codec."""
 
     name: str
     block: int
@@ -244,14 +246,14 @@ class _Type:
     step: int
     top: int
     write: Callable[[_Parts], np.ndarray]
-    read: Callable[[np.ndarray, int], _Parts]
+    decode: Callable[[np.ndarray, int], np.ndarray]
 
     @property
     def by_row(self) -> bool:
         return TYPES[self.name].row_meta > 0
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        book = codebook(_BOOK)
+        book = codebook(BOOK)
         unit = x.shape[1] if self.by_row else SUPER
         units = x.size // unit
         points, signs = np.empty((units, unit // 8), np.uint16), np.empty((units, unit // 8), np.uint8)
@@ -265,22 +267,13 @@ class _Type:
         )  # fmt: skip
         return self.write(_Parts(points, signs, scales, d[:units])).reshape(len(x), -1)
 
-    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
-        if not self.by_row:
-            q = q.reshape(-1, TYPES[self.name].block_bytes)
-        parts, book = self.read(q, n), codebook(_BOOK)
-        scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (
-            self.base + self.step * parts.scales.astype(np.float32)
-        )
-        out = np.empty((len(parts.d), n if self.by_row else SUPER), np.float32)
-        _decode_units(parts.points, np.ascontiguousarray(parts.signs), scales, book.points, patterns(book), out)
-        return out.reshape(-1, n)
-
 
 _ALL = (
-    _Type("iq1_s", 32, _shift_of_32, 2.0, 256, 1.0, 1, 2, 7, _write_iq1_s, _read_iq1_s),
-    _Type("iq1_m", 16, _shift_of_8, 1.5, 32, 1.0, 1, 2, 7, _write_iq1_m, _read_iq1_m),
-    _Type("iq1_s_r4", 32, _shift_of_32, 1.5, 32, 0.8, 1, 2, 7, _write_iq1_s_r4, _read_iq1_s_r4),
-    _Type("iq1_m_r4", 16, _shift_of_8, 1.5, 32, 0.7, 0, 1, 15, _write_iq1_m_r4, _read_iq1_m_r4),
-)
+    _Type("iq1_s", 32, _shift_of_32, 2.0, 256, 1.0, 1, 2, 7, _write_iq1_s, decode_iq1_s),
+    _Type("iq1_m", 16, _shift_of_8, 1.5, 32, 1.0, 1, 2, 7, _write_iq1_m, decode_iq1_m),
+    _Type("iq1_s_r4", 32, _shift_of_32, 1.5, 32, 0.8, 1, 2, 7, _write_iq1_s_r4,
+          _by_parts(_read_iq1_s_r4, 1, 2)),
+    _Type("iq1_m_r4", 16, _shift_of_8, 1.5, 32, 0.7, 0, 1, 15, _write_iq1_m_r4,
+          _by_parts(_read_iq1_m_r4, 0, 1)),
+)  # fmt: skip
 CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _ALL}

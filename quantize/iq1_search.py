@@ -43,7 +43,7 @@ def make_search(block: int, shared: int) -> Any:
     """search_levels for blocks of `block` elements with a scale, and `shared` elements, 8 or 32, with a shift."""
     groups, together = block // 8, shared // 8
 
-    @kernel(error_model="numpy")
+    @kernel
     def start(x, w, at, largest, steps, scratch):
         """The scale of least error of a block if all vectors of levels were points: the best of sixteen trials, refitted."""
         scale = load(steps, 0) * largest
@@ -66,7 +66,7 @@ def make_search(block: int, shared: int) -> Any:
             sqq = sqq + select(better, qq2, qq1)
         return best_of_lanes(sxq, sqq, scratch)
 
-    @kernel(error_model="numpy")
+    @kernel
     def map_block(x, w, wx, at, scale, ranks, near, plus, minus, a, b, levels, words, scratch, codes, signs):
         """Maps all groups of the block at element `at`; codes: uint16 [groups], signs: uint8 [groups], 1 where the shift is
         negative. Returns sum(w x q), sum(w q q)."""
@@ -104,7 +104,7 @@ def make_search(block: int, shared: int) -> Any:
             sqq = fma_lanes(load(w, at + LANES * h) * q, q, sqq)
         return sum_of_lanes(sxq), sum_of_lanes(sqq)
 
-    @kernel(error_model="numpy")
+    @kernel
     def search_levels(x, w, share, steps, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
         """Finds the scales and points of a unit; returns d, 0 if all is zero.
 

@@ -7,16 +7,17 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import half_at, load_bytes, nibbles_of, pairs_of, permute, signed, unsigned, word16_at, word32_at
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import LANES, any_lane, clamp, fma_lanes, load, look_up, nearest, select, spread, store, store_half
-from .legacy import half_scales
 from .scale_search import largest, move_codes
 from .tiles import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 
 BLOCK, SUPER = 32, 256
 ENTRIES = 16
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_BYTES = VALUES.astype(np.int8)
 _LOWEST, _HIGHEST = VALUES[0], VALUES[-1]
 
 # The line from -128 to 128 is cut into 32 bins of 8, of which none holds more than one midpoint between entries. Per bin: that
@@ -156,12 +157,18 @@ def _encode(x, importance, out):
 
 
 @kernel
-def _decode(q, scales, out):
-    for b in range(q.shape[0]):
-        block, row, d = q[b], out[b], scales[b]
-        for j in range(16):
-            row[j] = d * VALUES[block[2 + j] & 15]
-            row[j + 16] = d * VALUES[block[2 + j] >> 4]
+def _decode(q, out):
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    table = load_bytes(_BYTES, 0)
+    for b in range(out.size // BLOCK):
+        _look_up_block(q, 18 * b + 2, table, half_at(q, 18 * b), out, BLOCK * b)
+
+
+@kernel
+def _look_up_block(q, at, table, scale, out, to):
+    nibbles = load_bytes(q, at)
+    store(out, to, signed(permute(table, nibbles & 15)) * scale)
+    store(out, to + LANES, signed(permute(table, nibbles >> 4)) * scale)
 
 
 @kernel
@@ -209,16 +216,14 @@ def _pack_xs(half, packed, codes, lane, out):
 
 
 @kernel
-def _decode_xs(q, scales, out):
-    for s in range(q.shape[0]):
-        block, row, d = q[s], out[s], scales[s]
+def _decode_xs(q, out):
+    table, scales = load_bytes(_BYTES, 0), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPER):
+        at = 136 * s
+        codes = nibbles_of(word32_at(q, at + 4)) | pairs_of(word16_at(q, at + 2)) << 4
+        store(scales, 0, (unsigned(codes) - 32) * half_at(q, at))
         for c in range(8):
-            high = (block[2 + c // 4] >> (2 * (c % 4))) & 3
-            scale = d * np.float32(np.int32(((block[4 + c // 2] >> (4 * (c % 2))) & 15) | high << 4) - 32)
-            for j in range(16):
-                byte = block[8 + 16 * c + j]
-                row[32 * c + j] = scale * VALUES[byte & 15]
-                row[32 * c + 16 + j] = scale * VALUES[byte >> 4]
+            _look_up_block(q, at + 8 + 16 * c, table, scales[c], out, SUPER * s + BLOCK * c)
 
 
 def _codec(name: str, run, undo) -> Codec:
@@ -230,13 +235,7 @@ def _codec(name: str, run, undo) -> Codec:
         run(x, as_rows(importance), out.reshape(-1, kind.block_bytes))
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks = q.reshape(-1, kind.block_bytes)
-        out = np.empty((len(blocks), kind.block), np.float32)
-        undo(blocks, half_scales(blocks), out)
-        return out.reshape(-1, n)
-
-    return Codec(encode, decode)
+    return Codec(encode, decoder(undo))
 
 
 CODECS: dict[str, Codec] = {

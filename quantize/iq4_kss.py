@@ -34,6 +34,7 @@ _LOWEST = int(V4[0, 0])
 _CODE_OF = np.zeros(int(V4[0, -1]) - _LOWEST + 1, np.uint8)
 _CODE_OF[(V4[0] - _LOWEST).astype(int)] = np.arange(16)
 _SHIFT = int(V4[1, 0]) - _LOWEST
+_FLAT = V4.reshape(-1)
 
 
 @kernel
@@ -131,9 +132,8 @@ def _decode(words, d, blocks_per_row, out):
             codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
             codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
         scale = d[b // blocks_per_row] * np.float32((byte & 254) - _HIGHEST)
-        table = V4[byte & 1]
-        store(out[b], 0, pick16(table, codes, 0) * scale)
-        store(out[b], LANES, pick16(table, codes, LANES) * scale)
+        store(out[b], 0, pick16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
+        store(out[b], LANES, pick16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 
 from ..formats import TYPES
-from .codec import Codec
+from .codec import Codec, new_rows
 from .importance import guarded
 from .iqk_fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
 from .iqk_headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
-from .iqk_planes import N32, N64, P1, P2, decode_blocks, pack_codes
+from .iqk_planes import N32, N64, P1, P2, decode_rows, pack_codes, planes_to_read
 from .iqk_range import as_half, normalised, tamed
 from .iqk_search import trial_steps
 from .iqk_segments import sorting_network
@@ -124,21 +124,21 @@ class _Type:
         scale = (d.astype("<f4") if kind.row_meta == 4 else as_half(d))[:, None].view(np.uint8)
         return np.concatenate([scale, blocks.reshape(rows, -1)], axis=1)
 
-    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
+    @cached_property
+    def _layout(self) -> tuple:
+        """What `decode_rows` takes between the rows and the output."""
         kind = TYPES[self.name]
-        rows = len(q)
-        blocks = q[:, kind.row_meta :].reshape(-1, kind.block_bytes)
-        levels, flags = self.header.read(blocks)
-        if self.by_row:
-            d = q[:, : kind.row_meta].copy().view(f"<f{kind.row_meta}").astype(np.float32)
-            d = np.repeat(d, n // _SUPERBLOCK, axis=0)
-        else:
-            d = blocks[:, :2].copy().view("<f2").astype(np.float32)
-        out = np.empty((len(blocks), _SUPERBLOCK), np.float32)
-        scales = (d * levels).astype(np.float32)
-        values = self.padded if self.decoded is None else self.decoded
-        decode_blocks(np.ascontiguousarray(blocks), self.two_planes, scales, np.ascontiguousarray(flags), values, out)
-        return out.reshape(rows, n)
+        smooth = self.padded if self.decoded is None else self.decoded
+        table = np.zeros(smooth.size + 16, np.int8)  # sixteen more, because two registers of it are read at a time
+        if self.decoded is None:
+            table[:-16] = smooth.reshape(-1)
+        places = kind.block_bytes, self.header.number, planes_to_read(self.two_planes), self.block.bit_length() - 1
+        return kind.row_meta, *places, smooth.shape[1], table, smooth.reshape(-1)
+
+    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
+        out = new_rows(len(q), n)
+        decode_rows(q, *self._layout, out)
+        return out
 
 
 _TYPES = (

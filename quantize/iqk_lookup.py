@@ -16,7 +16,7 @@ from numba.core.codegen import get_host_cpu_features
 from .arithmetic import operation
 from .lanes import F32, LANES
 
-_I8, _I32 = ir.IntType(8), ir.IntType(32)
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS, _BYTES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), _I32, _I8))
 
 
@@ -36,12 +36,10 @@ def _pointer(context, builder, array_type, array, index, vector):
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
-def _registers(context, builder, array_type, array, entries):
-    """A table as vectors of sixteen floats."""
-    return [
-        builder.load(_pointer(context, builder, array_type, array, ir.Constant(ir.IntType(64), i), _FLOATS), align=4)
-        for i in range(0, entries, LANES)
-    ]
+def _registers(context, builder, array_type, array, entries, start=None):
+    """A table that begins at array[start], as vectors of sixteen floats."""
+    places = [_I64(i) if start is None else builder.add(start, _I64(i)) for i in range(0, entries, LANES)]
+    return [builder.load(_pointer(context, builder, array_type, array, place, _FLOATS), align=4) for place in places]
 
 
 def _through_memory(builder, tables, places):
@@ -91,15 +89,15 @@ def _count_at_most(builder, numbers, y, entries):
 
 def _make(entries):
     @operation
-    def pick(typingctx, table, codes, index):
-        """Lane l: table[codes[index + l]], codes being uint8."""
+    def pick(typingctx, table, start, codes, index):
+        """Lane l: table[start + codes[index + l]], codes being uint8."""
 
         def generate(context, builder, signature, args):
-            place = _pointer(context, builder, signature.args[1], args[1], args[2], _BYTES)
+            place = _pointer(context, builder, signature.args[2], args[2], args[3], _BYTES)
             places = builder.zext(builder.load(place, align=1), _WORDS)
-            return _look_up(builder, _registers(context, builder, signature.args[0], args[0], entries), places)
+            return _look_up(builder, _registers(context, builder, signature.args[0], args[0], entries, args[1]), places)
 
-        return F32(table, codes, types.intp), generate
+        return F32(table, types.intp, codes, types.intp), generate
 
     @operation
     def quantise(typingctx, y, midpoints, table, codes, index):

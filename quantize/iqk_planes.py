@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats.kernels import kernel
-from .iqk_lookup import pick16, pick32, pick64
+from .byte_lanes import choose, float_at, half_at, is_set, load_bytes, permute, signed, store_bytes, word64_at
+from .iqk_headers import read_header
+from .iqk_lookup import pick64
 from .lanes import LANES, store
 
 # (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes.
@@ -18,71 +20,6 @@ _CODES = 256
 
 
 # Strides, shifts and masks are spelled out below: with numbers in their place the loops become vector code.
-
-
-@kernel
-def _add_pairs(data, unit, codes):
-    """Adds unit * the two bits of plane P2 to 256 codes."""
-    three = np.uint8(3)
-    for half in range(2):
-        for j in range(32):
-            b, to = data[32 * half + j], 128 * half + j
-            codes[to] += (b & three) * unit
-            codes[to + 32] += ((b >> 2) & three) * unit
-            codes[to + 64] += ((b >> 4) & three) * unit
-            codes[to + 96] += (b >> 6) * unit
-
-
-@kernel
-def _add_bits(data, unit, codes):
-    """Adds unit * the bit of plane P1 to 256 codes."""
-    for j in range(32):
-        b = data[j]
-        codes[j] += unit if b & 1 else 0
-        codes[j + 32] += unit if b & 2 else 0
-        codes[j + 64] += unit if b & 4 else 0
-        codes[j + 96] += unit if b & 8 else 0
-        codes[j + 128] += unit if b & 16 else 0
-        codes[j + 160] += unit if b & 32 else 0
-        codes[j + 192] += unit if b & 64 else 0
-        codes[j + 224] += unit if b & 128 else 0
-
-
-@kernel
-def _put_wide_nibbles(data, codes):
-    """Codes from plane N64."""
-    for run in range(4):
-        for j in range(32):
-            b = data[32 * run + j]
-            codes[64 * run + j], codes[64 * run + j + 32] = b & np.uint8(15), b >> np.uint8(4)
-
-
-@kernel
-def _put_narrow_nibbles(data, codes):
-    """Codes from plane N32."""
-    for run in range(8):
-        for j in range(16):
-            b = data[16 * run + j]
-            codes[32 * run + j], codes[32 * run + j + 16] = b & np.uint8(15), b >> np.uint8(4)
-
-
-@kernel
-def _put_plane(data, bits, stride, codes):
-    if bits == 2:
-        codes[:] = 0
-        _add_pairs(data, np.uint8(1), codes)
-    elif stride == 32:
-        _put_wide_nibbles(data, codes)
-    else:
-        _put_narrow_nibbles(data, codes)
-
-
-@kernel
-def _add_plane(data, bits, unit, codes):
-    if bits == 1:
-        _add_bits(data, unit, codes)
-    elif bits == 2:
-        _add_pairs(data, unit, codes)
 
 
 @kernel
@@ -144,7 +81,8 @@ def _without_low_bits(codes, bits, out):
 
 @kernel
 def pack_codes(codes, planes, blocks):
-    """Writes the planes of uint8 codes [units, 256] into uint8 blocks [units, bytes]; planes as for decode_blocks."""
+    """Writes the planes of uint8 codes [units, 256] into uint8 blocks [units, bytes]; planes: (plane, offset in a
+    block) of the low bits, then of the rest (bits 0: none)."""
     (low, low_at), (high, high_at) = planes
     rest = np.empty(_CODES, np.uint8)
     for u in range(codes.shape[0]):
@@ -155,26 +93,56 @@ def pack_codes(codes, planes, blocks):
 
 
 @kernel
-def decode_blocks(blocks, planes, scales, flags, table, out):
-    """out[u, e] = scales[u, b] * table[flags[u, b], code e] for super-blocks u, e in block b.
+def _pick(low, high, codes):
+    """Entries, as float32 lanes, of a table of 32 bytes: its first and last sixteen."""
+    return signed(choose(is_set(codes & 16), permute(high, codes & 15), permute(low, codes & 15)))
 
-    blocks: uint8 [units, bytes]; planes: (plane, offset in a block) of the codes' low bits, then of the rest (bits 0: none);
-    scales: float32, flags: uint8, both [units, blocks per unit]; table: float32 [2, 16, 32 or 64]; out: float32 [units, 256].
+
+@kernel
+def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, out):
+    """out[r, e] = d * level of its block * table[flag of its block, code e] for rows q, uint8 [rows, row_bytes].
+
+    meta: bytes of the row's float32 or float16 scale d before its super-blocks; 0: each of these begins with its own float16.
+    size: bytes of a super-block; header: a number for read_header; planes: int64 [2, 4] as from `planes_to_read`; shift: binary
+    logarithm of the elements of a block; entries: how many of them a table has, 16 or 32 in the int8 row `table`, or 64 in the
+    float32 row `smooth`; out: float32 [rows, n].
+
+    Only intrinsics are given arrays, for the counting of references to them would take longer than the decoding.
     """
-    (low, low_at), (high, high_at) = planes
-    codes = np.empty(_CODES, np.uint8)
-    per_block = _CODES // scales.shape[1]
-    entries = table.shape[1]
-    for u in range(blocks.shape[0]):
-        _put_plane(blocks[u, low_at:], low[0], low[1], codes)
-        _add_plane(blocks[u, high_at:], high[0], np.uint8(1 << low[0]), codes)
-        for b in range(scales.shape[1]):
-            values, scale = table[flags[u, b]], scales[u, b]
-            for j in range(b * per_block, (b + 1) * per_block, LANES):
-                if entries == 16:
-                    y = pick16(values, codes, j)
-                elif entries == 32:
-                    y = pick32(values, codes, j)
+    codes, levels = np.empty(_CODES, np.uint8), np.empty(LANES, np.float32)
+    bytes_, flat = q.reshape(-1), out.reshape(-1)
+    for r in range(q.shape[0]):
+        start = q.shape[1] * r
+        d = float_at(bytes_, start) if meta == 4 else half_at(bytes_, start)
+        for s in range(out.shape[1] // _CODES):
+            at, to = start + meta + size * s, out.shape[1] * r + _CODES * s
+            if meta == 0:
+                d = half_at(bytes_, at)
+            a, b, c = word64_at(bytes_, at), word64_at(bytes_, at + 8), word64_at(bytes_, at + 16)
+            flags, found = read_header(header, a, b, c)
+            store(levels, 0, found * d)
+            codes[:] = 0
+            for p in range(2):
+                bits, stride, place, unit = planes[p]
+                run = 0
+                for i in range(0, 32 * bits, stride):
+                    for j in range(0, stride, LANES):
+                        part = load_bytes(bytes_, at + place + i + j)
+                        for k in range(run + j, run + 8 // bits * stride, stride):
+                            store_bytes(codes, k, load_bytes(codes, k) | (part & ((1 << bits) - 1)) << unit)
+                            part = part >> bits
+                    run += 8 // bits * stride
+            for j in range(0, _CODES, LANES):
+                block = j >> shift
+                from_ = (flags >> block & 1) * entries
+                if entries == 64:
+                    y = pick64(smooth, from_, codes, j)
                 else:
-                    y = pick64(values, codes, j)
-                store(out[u], j, y * scale)
+                    y = _pick(load_bytes(table, from_), load_bytes(table, from_ + LANES), load_bytes(codes, j))
+                store(flat, to + j, y * levels[block])
+
+
+def planes_to_read(planes) -> np.ndarray:
+    """What decode_rows takes for planes as pack_codes takes them: their bits, strides, offsets and place in a code."""
+    (low, low_at), (high, high_at) = planes
+    return np.array([[*low, low_at, 0], [high[0], max(high[1], LANES), high_at, low[0]]])

@@ -61,7 +61,7 @@ def _take_signs(x, over, w, even, magnitudes, signs):
 def _make_encoder(size: int, block: int) -> Any:
     search_grid = make_search(size, block)
 
-    @kernel(error_model="numpy")
+    @kernel
     def encode_blocks(
         x, importance, factor, even, share, steps, trials, tries, ranks, index, near, shapes, bounds, points, signs, scales, d
     ):

@@ -6,10 +6,10 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import half_at, join_words, load_bytes, signed, unsigned, word32_at, word64_at
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import LANES, clamp, load, narrow_half, nearest, select, smaller, spread, store, store_half
-from .legacy import half_scales
 from .scale_search import largest, signed_scale, swept_scale
 from .tiles import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 
@@ -77,17 +77,22 @@ def _pack_q6_K(half, scale_codes, codes, lane, out):
 
 
 @kernel
-def _decode_q6_K(q, scales, out):
-    for s in range(q.shape[0]):
-        block, row, d = q[s], out[s], scales[s]
+def _decode_q6_K(q, out):
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    scales = np.empty(_BLOCKS, np.float32)
+    for s in range(out.size // SUPER):
+        at = 210 * s
+        store(scales, 0, signed(load_bytes(q, at + 192)) * half_at(q, at + 208))
         for h in range(2):
             for b in range(2):
-                for k in range(4):
-                    block_scale = d * np.float32(np.int8(block[192 + 8 * h + 2 * k + b]))
-                    for j in range(16):
-                        byte = block[64 * h + 32 * (k % 2) + 16 * b + j] >> (4 * (k // 2))
-                        high = (block[128 + 32 * h + 16 * b + j] >> (2 * k)) & 3
-                        row[128 * h + 32 * k + 16 * b + j] = block_scale * np.float32(np.int32((byte & 15) | high << 4) - 32)
+                from_, to, scale = at + 64 * h + 16 * b, SUPER * s + 128 * h + 16 * b, 8 * h + b
+                pairs = load_bytes(q, at + 128 + 32 * h + 16 * b)
+                for k in range(2):
+                    nibbles = load_bytes(q, from_ + 32 * k)
+                    low, high = (nibbles & 15) | (pairs & 3) << 4, (nibbles >> 4) | (pairs & 48)
+                    store(out, to + 32 * k, (unsigned(low) - 32) * scales[scale + 2 * k])
+                    store(out, to + 32 * k + 64, (unsigned(high) - 32) * scales[scale + 2 * k + 4])
+                    pairs = pairs >> 2
 
 
 @kernel
@@ -159,20 +164,24 @@ def _pack_q3_K(half, packed, codes, lane, out):
 
 
 @kernel
-def _decode_q3_K(q, scales, out):
-    for s in range(q.shape[0]):
-        block, row, d = q[s], out[s], scales[s]
-        for b in range(_BLOCKS):
-            low = (block[96 + b % 8] >> (4 * (b // 8))) & 15
-            high = (block[104 + b % 4] >> (2 * (b // 4))) & 3
-            scale = d * np.float32(np.int32(low | high << 4) - 32)
-            c, start = b // 2, 16 * (b % 2)
-            for j in range(start, start + 16):
-                code = ((block[32 + 32 * (c // 4) + j] >> (2 * (c % 4))) & 3) | ((block[j] >> c) & 1) << 2
-                row[32 * c + j] = scale * np.float32(np.int32(code) - 4)
+def _decode_q3_K(q, out):
+    scales = np.empty(_BLOCKS, np.float32)
+    for s in range(out.size // SUPER):
+        at = 110 * s
+        low, high = word64_at(q, at + 96), word32_at(q, at + 104)
+        low = join_words(low, low >> 4) & 15
+        high = join_words(high | high >> 2 << 32, high >> 4 | high >> 6 << 32) & 3
+        store(scales, 0, (unsigned(low | high << 4) - 32) * half_at(q, at + 108))
+        for h in range(2):
+            for b in range(2):
+                pairs, bits = load_bytes(q, at + 32 + 32 * h + 16 * b), load_bytes(q, at + 16 * b) >> (4 * h)
+                for k in range(4):
+                    code = (pairs & 3) | (bits & 1) << 2
+                    store(out, SUPER * s + 128 * h + 32 * k + 16 * b, (unsigned(code) - 4) * scales[8 * h + 2 * k + b])
+                    pairs, bits = pairs >> 2, bits >> 1
 
 
-def _codec(name: str, scale_at: int, run, undo) -> Codec:
+def _codec(name: str, run, undo) -> Codec:
     size = TYPES[name].block_bytes
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -181,16 +190,10 @@ def _codec(name: str, scale_at: int, run, undo) -> Codec:
         run(x, as_rows(importance), out.reshape(-1, size))
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks = q.reshape(-1, size)
-        out = np.empty((len(blocks), SUPER), np.float32)
-        undo(blocks, half_scales(blocks, scale_at), out)
-        return out.reshape(-1, n)
-
-    return Codec(encode, decode)
+    return Codec(encode, decoder(undo))
 
 
 CODECS: dict[str, Codec] = {
-    "q3_k": _codec("q3_K", 108, _encode_q3_K, _decode_q3_K),
-    "q6_k": _codec("q6_K", 208, _encode_q6_K, _decode_q6_K),
+    "q3_k": _codec("q3_K", _encode_q3_K, _decode_q3_K),
+    "q6_k": _codec("q6_K", _encode_q6_K, _decode_q6_K),
 }

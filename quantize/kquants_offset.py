@@ -14,7 +14,8 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import half_at, join_words, load_bytes, unsigned, word32_at
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import (
     LANES,
@@ -31,7 +32,6 @@ from .lanes import (
     store,
     store_half,
 )
-from .legacy import half_scales
 from .scale_search import largest, offset_scale, offset_scale_weighted, unsigned_scale
 from .tiles import sum_of_squares, take_blocks, take_importance, weigh_lanes
 
@@ -259,41 +259,50 @@ def _pack_codes(codes, lane, nmax, out):
 
 
 @kernel
-def _decode_q2_K(q, scales, lows, out):
-    for s in range(q.shape[0]):
-        block, row, d, dmin = q[s], out[s], scales[s], lows[s]
-        for b in range(16):
-            scale, low = d * np.float32(block[b] & 15), dmin * np.float32(block[b] >> 4)
-            c, start = b // 2, 16 * (b % 2)
-            for j in range(start, start + 16):
-                row[32 * c + j] = scale * np.float32((block[16 + 32 * (c // 4) + j] >> (2 * (c % 4))) & 3) - low
+def _decode_q2_K(q, out):
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    scales, lows = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPER):
+        at = 84 * s
+        codes = load_bytes(q, at)
+        store(scales, 0, unsigned(codes & 15) * half_at(q, at + 80))
+        store(lows, 0, unsigned(codes >> 4) * half_at(q, at + 82))
+        for h in range(2):
+            for b in range(2):
+                pairs = load_bytes(q, at + 16 + 32 * h + 16 * b)
+                for k in range(4):
+                    c = 8 * h + 2 * k + b
+                    store(out, SUPER * s + LANES * c, unsigned(pairs & 3) * scales[c] - lows[c])
+                    pairs = pairs >> 2
 
 
 @kernel
-def _decode_packed(q, scales, lows, out):
-    """q4_K and q5_K, told apart by the size of a super-block."""
-    five = q.shape[1] == 176
-    nibbles = 48 if five else 16
-    for s in range(q.shape[0]):
-        block, row, d, dmin = q[s], out[s], scales[s], lows[s]
-        S = block[4:16]
-        for c in range(8):
-            if c < 4:
-                scale_code, low_code = S[c] & 63, S[c + 4] & 63
-            else:
-                scale_code, low_code = (S[c + 4] & 15) | (S[c - 4] >> 6) << 4, (S[c + 4] >> 4) | (S[c] >> 6) << 4
-            scale, low = d * np.float32(scale_code), dmin * np.float32(low_code)
-            at = nibbles + 32 * (c // 2)
-            if five:
-                for j in range(32):
-                    code = ((block[at + j] >> (4 * (c % 2))) & 15) | ((block[16 + j] >> c) & 1) << 4
-                    row[32 * c + j] = scale * np.float32(code) - low
-            else:
-                for j in range(32):
-                    row[32 * c + j] = scale * np.float32((block[at + j] >> (4 * (c % 2))) & 15) - low
+def _decode_packed(q, nmax, out):
+    """q4_K (nmax 15) and q5_K (31)."""
+    head, size = (16, 144) if nmax == 15 else (48, 176)
+    scales, lows = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPER):
+        at = size * s
+        # Six bits each: of the first four scales and minima in a and b; the others' low bits in c, high bits on top of a and b.
+        a, b, c = word32_at(q, at + 4), word32_at(q, at + 8), word32_at(q, at + 12)
+        first = (a & 0x3F3F3F3F) | ((c & 0x0F0F0F0F) | (a >> 2 & 0x30303030)) << 32
+        second = (b & 0x3F3F3F3F) | ((c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030)) << 32
+        codes = unsigned(join_words(first, second))
+        store(scales, 0, codes * half_at(q, at))
+        store(lows, 0, codes * half_at(q, at + 2))
+        for h in range(2):
+            bits = load_bytes(q, at + 16 + 16 * h)
+            for k in range(4):
+                nibbles, to = load_bytes(q, at + head + 32 * k + 16 * h), SUPER * s + 64 * k + 16 * h
+                low, high = nibbles & 15, nibbles >> 4
+                if nmax == 31:
+                    low, high = low | (bits & 1) << 4, high | (bits & 2) << 3
+                    bits = bits >> 2
+                store(out, to, unsigned(low) * scales[2 * k] - lows[8 + 2 * k])
+                store(out, to + 32, unsigned(high) * scales[2 * k + 1] - lows[9 + 2 * k])
 
 
-def _codec(name: str, scales_at: int, undo) -> Codec:
+def _codec(name: str, decode) -> Codec:
     size = TYPES[name].block_bytes
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -302,17 +311,11 @@ def _codec(name: str, scales_at: int, undo) -> Codec:
         _encode(x, as_rows(importance), _SEARCHES[name], out.reshape(-1, size))
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks = q.reshape(-1, size)
-        out = np.empty((len(blocks), SUPER), np.float32)
-        undo(blocks, half_scales(blocks, scales_at), half_scales(blocks, scales_at + 2), out)
-        return out.reshape(-1, n)
-
     return Codec(encode, decode)
 
 
 CODECS: dict[str, Codec] = {
-    "q2_k": _codec("q2_K", 80, _decode_q2_K),
-    "q4_k": _codec("q4_K", 0, _decode_packed),
-    "q5_k": _codec("q5_K", 0, _decode_packed),
+    "q2_k": _codec("q2_K", decoder(_decode_q2_K)),
+    "q4_k": _codec("q4_K", decoder(_decode_packed, 15)),
+    "q5_k": _codec("q5_K", decoder(_decode_packed, 31)),
 }

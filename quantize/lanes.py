@@ -24,7 +24,7 @@ LANES = 16
 
 
 class LanesType(types.Type):
-    """numba type of sixteen float32, float64 or booleans."""
+    """numba type of sixteen float32, float64, booleans or uint8."""
 
     def __init__(self, element: str):
         self.element = element
@@ -33,27 +33,27 @@ class LanesType(types.Type):
 
 F32, F64, MASK = LanesType("float32"), LanesType("float64"), LanesType("bool")
 _SCALAR = {F32: types.float32, F64: types.float64}
-_ELEMENT_IR = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1)}
+_ELEMENT_IR = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1), "uint8": ir.IntType(8)}
 
 
-def _vector(kind: LanesType) -> ir.VectorType:
+def vector_of(kind: LanesType) -> ir.VectorType:
     return ir.VectorType(_ELEMENT_IR[kind.element], LANES)
 
 
 @register_model(LanesType)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, _vector(fe_type))
+        super().__init__(dmm, fe_type, vector_of(fe_type))
 
 
 def _splat(builder, value, kind):
-    vector = _vector(kind)
+    vector = vector_of(kind)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _operator(name, generate, result=None, kinds=_SCALAR):
+def define_operator(name, generate, result=None, kinds=_SCALAR):  # kinds: lanes type -> type of the number
     """Types and lowers operator.<name> for lanes with lanes, and for lanes with a number on either side."""
     function = getattr(operator, name)
 
@@ -74,7 +74,7 @@ def _operator(name, generate, result=None, kinds=_SCALAR):
                 return generate(builder, a, b)
 
 
-def _instruction(name):
+def instruction(name):
     return lambda builder, a, b: getattr(builder, name)(a, b)
 
 
@@ -83,12 +83,12 @@ def _comparison(sign):
 
 
 for _name, _generate in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
-    _operator(_name, _instruction(_generate))
-    _operator("i" + _name, _instruction(_generate))
+    define_operator(_name, instruction(_generate))
+    define_operator("i" + _name, instruction(_generate))
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
-    _operator(_name, _comparison(_sign), MASK)
+    define_operator(_name, _comparison(_sign), MASK)
 for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("iand", "and_"), ("ior", "or_")):
-    _operator(_name, _instruction(_generate), kinds={MASK: types.boolean})
+    define_operator(_name, instruction(_generate), kinds={MASK: types.boolean})
 
 
 def _unary(function, generate, kind):
@@ -116,13 +116,13 @@ for _kind in _SCALAR:
     _unary(abs, lambda builder, a: _call_llvm(builder, "fabs", a), _kind)
 
 
-def _place(context, builder, array_type, array, index, element):
+def place_of(context, builder, array_type, array, index, element):
     """Pointer to sixteen elements of the IR type from array[index] on."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), ir.VectorType(element, LANES).as_pointer())
 
 
-def _is_row_of(array, *kinds):
+def is_row_of(array, *kinds):
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in kinds
 
 
@@ -139,15 +139,15 @@ def spread(typingctx, value):
 @operation
 def load(typingctx, array, index):
     """Sixteen consecutive elements of a row: of float32 or uint8 as float32 lanes, of float64 as float64 lanes."""
-    if not _is_row_of(array, types.float32, types.float64, types.uint8):
+    if not is_row_of(array, types.float32, types.float64, types.uint8):
         return None
     result = F64 if array.dtype == types.float64 else F32
 
     def generate(context, builder, sig, args):
         element = context.get_data_type(sig.args[0].dtype)
-        place = _place(context, builder, sig.args[0], args[0], args[1], element)
+        place = place_of(context, builder, sig.args[0], args[0], args[1], element)
         value = builder.load(place, align=sig.args[0].dtype.bitwidth // 8)
-        return builder.uitofp(value, _vector(F32)) if sig.args[0].dtype == types.uint8 else value
+        return builder.uitofp(value, vector_of(F32)) if sig.args[0].dtype == types.uint8 else value
 
     return result(array, types.intp), generate
 
@@ -156,7 +156,7 @@ def load(typingctx, array, index):
 def store(typingctx, array, index, value):
     """Writes lanes to sixteen consecutive elements of a row: float32 and float64 lanes as they are; to a uint8 row
     float32 lanes cut to whole numbers, of which the low eight bits are kept."""
-    if not _is_row_of(array, types.float32, types.float64, types.uint8):
+    if not is_row_of(array, types.float32, types.float64, types.uint8):
         return None
     kind = F64 if array.dtype == types.float64 else F32
 
@@ -167,7 +167,7 @@ def store(typingctx, array, index, value):
         if array_type.dtype == types.uint8:
             wide = builder.fptosi(value, ir.VectorType(ir.IntType(32), LANES))
             value = builder.trunc(wide, ir.VectorType(element, LANES))
-        place = _place(context, builder, array_type, args[0], args[1], element)
+        place = place_of(context, builder, array_type, args[0], args[1], element)
         builder.store(value, place, align=array_type.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -189,17 +189,17 @@ def select(typingctx, mask, yes, no):
 @operation
 def look_up(typingctx, table, index):
     """Per lane table[index]: table a float32 row of 32 entries or more, index float32 lanes of whole numbers 0 to 31."""
-    if not _is_row_of(table, types.float32):
+    if not is_row_of(table, types.float32):
         return None
 
     def generate(context, builder, sig, args):
-        vector, numbers = _vector(F32), ir.VectorType(ir.IntType(32), LANES)
+        vector, numbers = vector_of(F32), ir.VectorType(ir.IntType(32), LANES)
         where = builder.fptosi(args[1], numbers)
         zero = ir.Constant(context.get_value_type(types.intp), 0)
         if "+avx512f" in context.codegen().magic_tuple()[2]:  # the features that numba compiles for
-            low = builder.load(_place(context, builder, sig.args[0], args[0], zero, ir.FloatType()), align=4)
+            low = builder.load(place_of(context, builder, sig.args[0], args[0], zero, ir.FloatType()), align=4)
             sixteen = ir.Constant(zero.type, LANES)
-            high = builder.load(_place(context, builder, sig.args[0], args[0], sixteen, ir.FloatType()), align=4)
+            high = builder.load(place_of(context, builder, sig.args[0], args[0], sixteen, ir.FloatType()), align=4)
             kind = ir.FunctionType(vector, [vector, numbers, vector])
             permute = get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpermi2var.ps.512")
             return builder.call(permute, [low, where, high])
@@ -307,7 +307,7 @@ def widen(typingctx, a):
     """float32 lanes as float64 lanes."""
 
     def generate(context, builder, sig, args):
-        return builder.fpext(args[0], _vector(F64))
+        return builder.fpext(args[0], vector_of(F64))
 
     return F64(F32), generate
 
@@ -317,7 +317,7 @@ def narrow(typingctx, a):
     """float64 lanes rounded to float32 lanes."""
 
     def generate(context, builder, sig, args):
-        return builder.fptrunc(args[0], _vector(F32))
+        return builder.fptrunc(args[0], vector_of(F32))
 
     return F32(F64), generate
 
@@ -327,7 +327,7 @@ def _half(typingctx, a):
     """float32 lanes rounded to float16 (ties to even), as float32 lanes again."""
 
     def generate(context, builder, sig, args):
-        return builder.fpext(builder.fptrunc(args[0], ir.VectorType(ir.HalfType(), LANES)), _vector(F32))
+        return builder.fpext(builder.fptrunc(args[0], ir.VectorType(ir.HalfType(), LANES)), vector_of(F32))
 
     return F32(F32), generate
 
@@ -335,13 +335,13 @@ def _half(typingctx, a):
 @operation
 def load_half(typingctx, words, index):
     """Sixteen float16 of a uint16 row, as float32 lanes."""
-    if not _is_row_of(words, types.uint16):
+    if not is_row_of(words, types.uint16):
         return None
 
     def generate(context, builder, sig, args):
         half = ir.VectorType(ir.HalfType(), LANES)
-        value = builder.load(_place(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
-        return builder.fpext(builder.bitcast(value, half), _vector(F32))
+        value = builder.load(place_of(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        return builder.fpext(builder.bitcast(value, half), vector_of(F32))
 
     return F32(words, types.intp), generate
 
@@ -349,13 +349,13 @@ def load_half(typingctx, words, index):
 @operation
 def _store_half(typingctx, array, index, value):
     """Writes float32 lanes, rounded to float16, as sixteen consecutive words of a uint16 row."""
-    if not _is_row_of(array, types.uint16):
+    if not is_row_of(array, types.uint16):
         return None
 
     def generate(context, builder, sig, args):
         half = builder.fptrunc(args[2], ir.VectorType(ir.HalfType(), LANES))
         words = builder.bitcast(half, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(words, _place(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        builder.store(words, place_of(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, F32), generate

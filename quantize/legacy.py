@@ -6,7 +6,8 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import bits_of, half_at, join_words, load_bytes, signed, unsigned, word32_at, word64_at
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import LANES, highest_lane, larger, load, select, spread, store, store_half
 from .legacy_rounded import encode_rounded
@@ -64,22 +65,22 @@ def _pack(half, codes, lane, nmax, out):
 
 
 @kernel
-def _decode_searched(q, scales, nmax, out):
-    """q: uint8 [blocks, bytes], scales float32 [blocks]; out: float32 [blocks, 32]."""
-    nibbles = q.shape[1] - 16
-    for b in range(q.shape[0]):
-        block, row, d = q[b], out[b], scales[b]
-        for j in range(16):
-            high0 = high1 = 0
-            if nmax == 16:
-                high0 = (block[2 + j // 8] >> (j % 8)) & 1
-                high1 = (block[4 + j // 8] >> (j % 8)) & 1
-            elif nmax == 32:
-                pair = block[2 + j % 8] >> (4 * (j // 8))
-                high0, high1 = pair & 3, (pair >> 2) & 3
-            byte = block[nibbles + j]
-            row[j] = d * np.float32(np.int32((byte & 15) | high0 << 4) - nmax)
-            row[j + 16] = d * np.float32(np.int32((byte >> 4) | high1 << 4) - nmax)
+def _decode_searched(q, nmax, out):
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    size = 18 if nmax == 8 else 22 if nmax == 16 else 26
+    for b in range(out.size // BLOCK):
+        at, to = size * b, BLOCK * b
+        d, nibbles = half_at(q, at), load_bytes(q, at + size - 16)
+        first, second = nibbles & 15, nibbles >> 4
+        if nmax == 16:
+            bits = word32_at(q, at + 2)
+            first, second = first | bits_of(bits) << 4, second | bits_of(bits >> 16) << 4
+        elif nmax == 32:  # pairs of elements 0 to 7, of 16 to 23, of 8 to 15, of 24 to 31 in each byte
+            pairs = word64_at(q, at + 2)
+            pairs = join_words(pairs, pairs >> 4)
+            first, second = first | (pairs & 3) << 4, second | (pairs & 12) << 2
+        store(out, to, (unsigned(first) - nmax) * d)
+        store(out, to + LANES, (unsigned(second) - nmax) * d)
 
 
 @kernel
@@ -110,11 +111,12 @@ def _half_away(y):
 
 
 @kernel
-def _decode_q8_0(q, scales, out):
-    for b in range(q.shape[0]):
-        block, row, d = q[b], out[b], scales[b]
-        for i in range(BLOCK):
-            row[i] = d * np.float32(np.int8(block[2 + i]))
+def _decode_q8_0(q, out):
+    for b in range(out.size // BLOCK):
+        at, to = (BLOCK + 2) * b, BLOCK * b
+        d = half_at(q, at)
+        store(out, to, signed(load_bytes(q, at + 2)) * d)
+        store(out, to + LANES, signed(load_bytes(q, at + 2 + LANES)) * d)
 
 
 def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
@@ -133,13 +135,6 @@ def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def decode_q8_0(q: np.ndarray, n: int) -> np.ndarray:
-    blocks = _blocks(q, "q8_0")
-    out = np.empty((len(blocks), BLOCK), np.float32)
-    _decode_q8_0(blocks, half_scales(blocks), out)
-    return out.reshape(-1, n)
-
-
 def _searched(name: str, nmax: int) -> Codec:
     """A type of codes 0 ... 2 nmax - 1, offset by nmax."""
 
@@ -155,17 +150,11 @@ def _searched(name: str, nmax: int) -> Codec:
         _encode_searched(x, as_rows(importance), mean_squares, nmax, _blocks(out, name))
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks = _blocks(q, name)
-        out = np.empty((len(blocks), BLOCK), np.float32)
-        _decode_searched(blocks, half_scales(blocks), nmax, out)
-        return out.reshape(-1, n)
-
-    return Codec(encode, decode)
+    return Codec(encode, decoder(_decode_searched, nmax))
 
 
 CODECS: dict[str, Codec] = {
-    "q8_0": Codec(encode_q8_0, decode_q8_0),
+    "q8_0": Codec(encode_q8_0, decoder(_decode_q8_0)),
     "q6_0": _searched("q6_0", 32),
     "q5_0": _searched("q5_0", 16),
     "q4_0": _searched("q4_0", 8),

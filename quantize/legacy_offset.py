@@ -6,10 +6,10 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import bits_of, half_at, load_bytes, unsigned, word32_at
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import LANES, load, store, store_half
-from .legacy import half_scales
 from .legacy_rounded import encode_rounded
 from .scale_search import offset_scale_weighted
 from .tiles import row_mean_squares, take_blocks, take_importance, weigh_lanes
@@ -57,19 +57,18 @@ def _pack(halves, codes, lane, nmax, out):
 
 
 @kernel
-def _decode(q, scales, lows, out):
-    """q: uint8 [blocks, 20 or 24], scales and lows float32 [blocks]; out: float32 [blocks, 32]."""
-    nibbles = q.shape[1] - 16
-    for b in range(q.shape[0]):
-        block, row, d, low = q[b], out[b], scales[b], lows[b]
-        for j in range(16):
-            high0 = high1 = 0
-            if nibbles == 8:
-                high0 = (block[4 + j // 8] >> (j % 8)) & 1
-                high1 = (block[6 + j // 8] >> (j % 8)) & 1
-            byte = block[nibbles + j]
-            row[j] = d * np.float32((byte & 15) | high0 << 4) + low
-            row[j + 16] = d * np.float32((byte >> 4) | high1 << 4) + low
+def _decode(q, nmax, out):
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    size = 20 if nmax == 15 else 24
+    for b in range(out.size // BLOCK):
+        at, to = size * b, BLOCK * b
+        d, low, nibbles = half_at(q, at), half_at(q, at + 2), load_bytes(q, at + size - 16)
+        first, second = nibbles & 15, nibbles >> 4
+        if nmax == 31:
+            bits = word32_at(q, at + 4)
+            first, second = first | bits_of(bits) << 4, second | bits_of(bits >> 16) << 4
+        store(out, to, unsigned(first) * d + low)
+        store(out, to + LANES, unsigned(second) * d + low)
 
 
 def _codec(name: str, nmax: int) -> Codec:
@@ -86,13 +85,7 @@ def _codec(name: str, nmax: int) -> Codec:
         _encode(x, as_rows(importance), mean_squares, nmax, out.reshape(-1, kind.block_bytes))
         return out
 
-    def decode(q: np.ndarray, n: int) -> np.ndarray:
-        blocks = q.reshape(-1, kind.block_bytes)
-        out = np.empty((len(blocks), BLOCK), np.float32)
-        _decode(blocks, half_scales(blocks), half_scales(blocks, 2), out)
-        return out.reshape(-1, n)
-
-    return Codec(encode, decode)
+    return Codec(encode, decoder(_decode, nmax))
 
 
 CODECS: dict[str, Codec] = {"q4_1": _codec("q4_1", 15), "q5_1": _codec("q5_1", 31)}

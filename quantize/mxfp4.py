@@ -11,7 +11,8 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import load_bytes, permute, signed
+from .codec import Codec, decoder
 from .importance import as_rows
 from .lanes import LANES, fma_lanes, highest_lane, larger, load, nearest, select, smaller, spread, store, sum_lanes
 
@@ -20,6 +21,7 @@ _BYTES = TYPES["mxfp4"].block_bytes
 
 # Twice the values of E2M1, so that all are whole numbers; a code's upper bit is its sign.
 VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+_VALUE_BYTES = VALUES.astype(np.int8)
 
 # Half of 2^(E - 127) for each exponent byte E: the unit of VALUES.
 _UNITS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
@@ -80,12 +82,12 @@ def _encode(x, importance, units, inverses, out):
 
 @kernel
 def _decode(q, units, out):
-    """q: uint8 [blocks, 17]; out: float32 [blocks, 32]."""
-    for b in range(q.shape[0]):
-        block, row, unit = q[b], out[b], units[q[b, 0]]
-        for j in range(16):
-            row[j] = unit * VALUES[block[1 + j] & 15]
-            row[j + 16] = unit * VALUES[block[1 + j] >> 4]
+    """q: uint8 [bytes]; out: float32 [elements]."""
+    table = load_bytes(_VALUE_BYTES, 0)
+    for b in range(out.size // BLOCK):
+        unit, nibbles = units[q[_BYTES * b]], load_bytes(q, _BYTES * b + 1)
+        store(out, BLOCK * b, signed(permute(table, nibbles & 15)) * unit)
+        store(out, BLOCK * b + LANES, signed(permute(table, nibbles >> 4)) * unit)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -95,11 +97,4 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def decode(q: np.ndarray, n: int) -> np.ndarray:
-    blocks = q.reshape(-1, _BYTES)
-    out = np.empty((len(blocks), BLOCK), np.float32)
-    _decode(blocks, _UNITS, out)
-    return out.reshape(-1, n)
-
-
-CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, decode)}
+CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, decoder(_decode, _UNITS))}

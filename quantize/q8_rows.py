@@ -1,7 +1,9 @@
-"""Eight bits and wide scales: q8_KV, one scale for a row, and q8_k_r8, one for 256 elements of each of eight interleaved rows.
+"""Eight bits and wide scales: q8_KV, one scale for a row, its interleaved form q8_KV_r8, and q8_k_r8, one scale for 256
+elements of each of eight interleaved rows.
 
-q8_k_r8 is an encoding of its own, not a permutation of another type: its codec works on whole groups of eight rows in their
-interleaved layout (spec C.2, C.3, D.8). Neither type uses importance.
+q8_k_r8 is an encoding of its own, not a permutation of another type; q8_KV_r8 is one, but quantising costs so little that it is
+worth writing its bytes where they belong at once. Codecs of both work on whole groups of eight rows in their interleaved layout
+(spec C.2, C.3, D.8). None of the types uses importance.
 """
 
 from __future__ import annotations
@@ -10,119 +12,178 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
-from .lanes import LANES, highest_lane, larger, load, nearest, spread, store, store_half
+from .arithmetic import ROUNDER
+from .byte_lanes import float_at, half_at, load_apart, load_bytes, low_bytes, signed, store_apart, store_bytes
+from .codec import Codec, new_rows
+from .lanes import LANES, highest_lane, larger, load, spread, store, store_half
 
 _META = TYPES["q8_KV"].row_meta
 SUPER, GROUP = 256, 8
-_HEAD = 2 * GROUP  # bytes of float16 scales before the codes of an interleaved block
+_HEAD = 2 * GROUP  # bytes of float16 scales before the codes of a block of q8_k_r8
+_SCALES = 4 * GROUP  # bytes of float32 scales before the codes of a group of q8_KV_r8
 
 
 @kernel
-def _largest(x):
-    """The largest magnitude of a row of a multiple of 32 elements."""
-    one = two = spread(0)
-    for i in range(0, x.size, 2 * LANES):
+def _largest(x, start, size):
+    """The largest magnitude of x[start : start + size], a multiple of 32 elements."""
+    one = two = three = four = spread(0)
+    end = start + size - size % (4 * LANES)
+    for i in range(start, end, 4 * LANES):
         one, two = larger(abs(load(x, i)), one), larger(abs(load(x, i + LANES)), two)
-    return highest_lane(larger(one, two))
+        three, four = larger(abs(load(x, i + 2 * LANES)), three), larger(abs(load(x, i + 3 * LANES)), four)
+    if end < start + size:
+        one, two = larger(abs(load(x, end)), one), larger(abs(load(x, end + LANES)), two)
+    return highest_lane(larger(larger(one, two), larger(three, four)))
 
 
 @kernel
-def _encode_rows(x, scales, sums, out):
-    """scales: float32 [rows], sums: int32 [rows], both written; out: uint8 [rows, row_bytes], of which the codes are."""
+def _scale_of(top):
+    """The scale of a row and its inverse, by its largest magnitude; both 0 where the inverse would be infinite."""
+    d = top / np.float32(127)
+    live = d > np.float32(3e-39)
+    return (d, np.float32(1) / d) if live else (np.float32(0), np.float32(0))
+
+
+@kernel
+def _encode_rows(x, out, scales, sums):
+    """out: uint8 [rows, row_bytes]; scales, sums: the same memory as float32 and int32."""
     totals = np.empty(LANES, np.float32)
-    for r in range(x.shape[0]):
-        row, to = x[r], out[r]
-        d = _largest(row) / np.float32(127)
-        live = d > np.float32(3e-39)  # the inverse of less is infinite
-        inverse = np.float32(1) / d if live else np.float32(0)
-        scales[r] = d if live else np.float32(0)
-        total = spread(0)  # exact: below 2^24 for rows of up to two million elements
-        for i in range(0, row.size, LANES):
-            q = nearest(load(row, i) * inverse, spread(1))
-            store(to, _META + i, q)
-            total = total + q
-        store(totals, 0, total)
-        sums[r] = 0
+    rows, n = x.shape
+    flat, to = x.reshape(-1), out.reshape(-1)
+    for r in range(rows):
+        scales[r, 0], inverse = _scale_of(_largest(flat, n * r, n))
+        one, two = spread(0), spread(0)  # exact: below 2^24 for rows of up to two million elements
+        for i in range(0, n, 2 * LANES):
+            at, from_ = out.shape[1] * r + _META + i, n * r + i
+            p, q = load(flat, from_) * inverse + ROUNDER, load(flat, from_ + LANES) * inverse + ROUNDER
+            store_bytes(to, at, low_bytes(p))
+            store_bytes(to, at + LANES, low_bytes(q))
+            one, two = one + (p - ROUNDER), two + (q - ROUNDER)
+        store(totals, 0, one + two)
+        total = 0
         for lane in range(LANES):
-            sums[r] += np.int32(totals[lane])
+            total += np.int32(totals[lane])
+        sums[r, 1] = total
 
 
 @kernel
-def _decode_rows(q, scales, out):
+def _decode_rows(q, out):
+    """q: uint8 [rows, row_bytes]; out: float32 [rows, n]."""
+    n = out.shape[1]
+    bytes_, to = q.reshape(-1), out.reshape(-1)
     for r in range(q.shape[0]):
-        row, to, d = q[r], out[r], scales[r]
-        for i in range(to.size):
-            to[i] = d * np.float32(np.int8(row[_META + i]))
+        at = q.shape[1] * r
+        d = float_at(bytes_, at)
+        for i in range(0, n, LANES):
+            store(to, n * r + i, signed(load_bytes(bytes_, at + _META + i)) * d)
 
 
 @kernel
-def _encode_groups(x, out):
-    """x: float32 [8 * groups, n]; out: uint8 [groups * n / 256, 2064]."""
-    tops, halves = np.zeros(LANES, np.float32), np.empty(LANES, np.uint16)
-    codes = np.empty(SUPER, np.uint8)
-    words = codes.view(np.uint32)
-    columns = x.shape[1] // SUPER
-    for b in range(out.shape[0]):
-        to = out[b].view(np.uint32)
-        group, column = b // columns, b % columns
+def _encode_row_groups(x, out, scales):
+    """x: float32 [8 * groups, n]; out: uint8 [groups * (32 + 8 * n)]; scales: the same memory as float32."""
+    rows, n = x.shape
+    flat = x.reshape(-1)
+    for r in range(rows):
+        at = (_SCALES + GROUP * n) * (r // GROUP)
+        scales[at // 4 + r % GROUP], inverse = _scale_of(_largest(flat, n * r, n))
+        for i in range(0, n, LANES):
+            y = load(flat, n * r + i) * inverse + ROUNDER
+            store_apart(out, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP, low_bytes(y))
+
+
+@kernel
+def _decode_row_groups(q, out):
+    """q: uint8 [groups * (32 + 8 * n)]; out: float32 [8 * groups, n]."""
+    rows, n = out.shape
+    to = out.reshape(-1)
+    for r in range(rows):
+        at = (_SCALES + GROUP * n) * (r // GROUP)
+        d = float_at(q, at + 4 * (r % GROUP))
+        for i in range(0, n, LANES):
+            store(to, n * r + i, signed(load_apart(q, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP)) * d)
+
+
+@kernel
+def _encode_groups(x, out, halves):
+    """x: float32 [8 * groups, n]; out: uint8 [groups * n / 256 * 2064]; halves: the same memory as uint16."""
+    tops = np.zeros(LANES, np.float32)
+    words = np.empty(LANES, np.uint16)
+    rows, n = x.shape
+    flat = x.reshape(-1)
+    columns = n // SUPER
+    for b in range(rows // GROUP * columns):
+        at = (_HEAD + GROUP * SUPER) * b
         for k in range(GROUP):
-            block = x[GROUP * group + k, SUPER * column : SUPER * (column + 1)]
-            top = _largest(block)
+            start = n * (b // columns * GROUP + k) + b % columns * SUPER
+            top = _largest(flat, start, SUPER)
             tops[k] = top
             inverse = np.float32(127) / top if top > np.float32(1e-36) else np.float32(0)
             for i in range(0, SUPER, LANES):
-                store(codes, i, nearest(load(block, i) * inverse, spread(1)))
-            for w in range(SUPER // 4):
-                to[_HEAD // 4 + GROUP * w + k] = words[w]
-        store_half(halves, 0, load(tops, 0) / 127)
+                y = load(flat, start + i) * inverse + ROUNDER
+                store_apart(out, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP, low_bytes(y))
+        store_half(words, 0, load(tops, 0) / 127)
         for k in range(GROUP):
-            out[b, 2 * k], out[b, 2 * k + 1] = halves[k] & 255, halves[k] >> 8
+            halves[at // 2 + k] = words[k]
 
 
 @kernel
-def _decode_groups(q, scales, out):
-    """q: uint8 [groups * n / 256, 2064], scales: float32 [that, 8]; out: float32 [8 * groups, n]."""
-    columns = out.shape[1] // SUPER
-    for b in range(q.shape[0]):
-        block = q[b]
-        group, column = b // columns, b % columns
+def _decode_groups(q, out):
+    """q: uint8 [groups * n / 256 * 2064]; out: float32 [8 * groups, n]."""
+    rows, n = out.shape
+    to = out.reshape(-1)
+    columns = n // SUPER
+    for b in range(rows // GROUP * columns):
+        at = (_HEAD + GROUP * SUPER) * b
         for k in range(GROUP):
-            to, d = out[GROUP * group + k, SUPER * column : SUPER * (column + 1)], scales[b, k]
-            for w in range(SUPER // 4):
-                for i in range(4):
-                    to[4 * w + i] = d * np.float32(np.int8(block[_HEAD + 4 * (GROUP * w + k) + i]))
+            start, d = n * (b // columns * GROUP + k) + b % columns * SUPER, half_at(q, at + 2 * k)
+            for i in range(0, SUPER, LANES):
+                store(to, start + i, signed(load_apart(q, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP)) * d)
+
+
+def _empty(name: str, x: np.ndarray) -> np.ndarray:
+    return np.empty((len(x), TYPES[name].row_bytes(x.shape[1])), np.uint8)
 
 
 def encode_rows(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    rows, n = x.shape
-    out = np.empty((rows, TYPES["q8_KV"].row_bytes(n)), np.uint8)
-    scales, sums = np.empty(rows, np.float32), np.empty(rows, np.int32)
-    _encode_rows(x, scales, sums, out)
-    out[:, :4] = scales[:, None].view(np.uint8)
-    out[:, 4:_META] = sums[:, None].view(np.uint8)
+    out = _empty("q8_KV", x)
+    _encode_rows(x, out, out.view(np.float32), out.view(np.int32))
     return out
 
 
 def decode_rows(q: np.ndarray, n: int) -> np.ndarray:
-    out = np.empty((len(q), n), np.float32)
-    _decode_rows(q, q[:, :4].copy().view(np.float32)[:, 0], out)
+    out = new_rows(len(q), n)
+    _decode_rows(q, out)
+    return out
+
+
+def encode_row_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    out = _empty("q8_KV_r8", x)
+    flat = out.reshape(-1)
+    _encode_row_groups(x, flat, flat.view(np.float32))
+    return out
+
+
+def decode_row_groups(q: np.ndarray, n: int) -> np.ndarray:
+    out = new_rows(len(q), n)
+    _decode_row_groups(q.reshape(-1), out)
     return out
 
 
 def encode_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    rows, n = x.shape
-    kind = TYPES["q8_k_r8"]
-    out = np.empty((rows, kind.row_bytes(n)), np.uint8)
-    _encode_groups(x, out.reshape(-1, GROUP * kind.block_bytes))
+    out = _empty("q8_k_r8", x)
+    flat = out.reshape(-1)
+    _encode_groups(x, flat, flat.view(np.uint16))
     return out
 
 
 def decode_groups(q: np.ndarray, n: int) -> np.ndarray:
-    blocks = q.reshape(-1, GROUP * TYPES["q8_k_r8"].block_bytes)
-    out = np.empty((len(q), n), np.float32)
-    _decode_groups(blocks, blocks[:, :_HEAD].copy().view(np.float16).astype(np.float32), out)
+    out = new_rows(len(q), n)
+    _decode_groups(q.reshape(-1), out)
     return out
 
 
-CODECS: dict[str, Codec] = {"q8_kv": Codec(encode_rows, decode_rows), "q8_k_r8": Codec(encode_groups, decode_groups)}
+CODECS: dict[str, Codec] = {
+    "q8_kv": Codec(encode_rows, decode_rows),
+    "q8_kv_r8": Codec(encode_row_groups, decode_row_groups),
+    "q8_k_r8": Codec(encode_groups, decode_groups),
+}

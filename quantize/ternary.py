@@ -10,7 +10,8 @@ import numpy as np
 
 from ..formats import TYPES
 from ..formats.kernels import kernel
-from .codec import Codec
+from .byte_lanes import load_bytes, unsigned
+from .codec import Codec, new_rows
 from .lanes import LANES, highest_lane, larger, load, select, spread, store
 
 BLOCK = 64
@@ -71,13 +72,14 @@ def _encode_iq1_bn(x, halves, meta, byte_of, out):
 
 @kernel
 def _decode_iq2_bn(q, scales, meta, out):
+    bytes_ = q.reshape(-1)
     for r in range(q.shape[0]):
-        to, d = out[r], scales[r]
-        blocks = q[r, meta:]
+        to, d, at = out[r], scales[r], q.shape[1] * r + meta
         for b in range(to.size // BLOCK):
-            for p in range(4):
-                for j in range(16):
-                    to[BLOCK * b + 16 * p + j] = d * np.float32(np.int32((blocks[16 * b + j] >> (2 * p)) & 3) - 1)
+            pairs = load_bytes(bytes_, at + 16 * b)
+            for i in range(BLOCK * b, BLOCK * b + BLOCK, LANES):
+                store(to, i, (unsigned(pairs & 3) - 1) * d)
+                pairs = pairs >> 2
 
 
 @kernel
@@ -110,7 +112,7 @@ def _codec(name: str, scale: type, run, undo, *tables) -> Codec:
         return out
 
     def decode(q: np.ndarray, n: int) -> np.ndarray:
-        out = np.empty((len(q), n), np.float32)
+        out = new_rows(len(q), n)
         scales = q[:, : kind.row_meta].copy().view(scale)[:, 0].astype(np.float32)
         undo(q, scales, kind.row_meta, *tables[1:], out)
         return out

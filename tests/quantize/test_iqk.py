@@ -14,6 +14,7 @@ from ggufmill.quantize import iqk_lookup
 from ggufmill.quantize import iqk_tables as tables
 from ggufmill.quantize.importance import guarded
 from ggufmill.quantize.iqk import _TYPES, CODECS
+from ggufmill.quantize.iqk_headers import read_header
 from ggufmill.quantize.iqk_search import search_of_three, search_of_two
 from ggufmill.quantize.iqk_segments import search_segments, sorting_network
 from ggufmill.quantize.lanes import load, store
@@ -71,11 +72,22 @@ def test_iq2_ks_beats_the_reference(golden, key):
     assert ours < 0.98 * theirs
 
 
+@numba.njit
+def read_headers(number, blocks, levels, bits):
+    for i in range(len(blocks)):
+        words = blocks[i, :24].copy().view(np.int64)
+        bits[i, 0], found = read_header(number, words[0], words[1], words[2])
+        store(levels[i], 0, found)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_headers_and_planes_invert(name):
     kind, spec = TYPES[name], SPECS[name]
     blocks = np.random.default_rng(1).integers(0, 256, (5, kind.block_bytes), dtype=np.uint8)
-    levels, flags = spec.header.read(blocks)
+    levels, bits = np.empty((5, 16), np.float32), np.empty((5, 1), np.int64)
+    read_headers(spec.header.number, blocks, levels, bits)
+    count = 256 // spec.block
+    levels, flags = levels[:, :count], (bits >> np.arange(count) & 1).astype(np.uint8)
     again = np.zeros_like(blocks)
     spec.header.write(again, levels, flags)
     start = min(at for _, at in spec.planes)
@@ -165,7 +177,7 @@ def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
         @numba.njit
         def both(y, codes, values, picked, pick=pick, quantise=quantise):
             store(values, 0, quantise(load(y, 0), midpoints, table, codes, 0))
-            store(picked, 0, pick(table, codes, 0))
+            store(picked, 0, pick(table, 0, codes, 0))
 
         codes, values, picked = np.zeros(16, np.uint8), np.zeros(16, np.float32), np.zeros(16, np.float32)
         both(y, codes, values, picked)

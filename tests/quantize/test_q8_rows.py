@@ -35,6 +35,14 @@ def test_the_second_row_scale_is_the_sum_of_the_codes():
     assert np.array_equal(pack(q, "q8_KV", 1024)[0], encode(X, "q8_KV_r8"))
 
 
+@pytest.mark.parametrize("n", [32, 96, 1024])
+def test_q8_kv_r8_is_q8_kv_interleaved(n):
+    x = np.random.default_rng(n).standard_normal((16, n)).astype(np.float32)
+    plain, packed = encode(x, "q8_KV"), encode(x, "q8_KV_r8")
+    assert np.array_equal(packed, pack(plain, "q8_KV_r8", n)[0])
+    assert np.array_equal(decode(packed, "q8_KV_r8", n), decode(plain, "q8_KV", n))
+
+
 def test_decode_q8_k_r8_by_its_description():
     """Block by block: eight float16, then runs of four elements of each row in turn."""
     rng = np.random.default_rng(2)
