@@ -79,6 +79,7 @@ def race(contenders: dict[str, Callable[[], np.ndarray]], repeat: int) -> tuple[
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeat):
         for name, run in contenders.items():
+            run()  # the one before has left its own data in the caches
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)

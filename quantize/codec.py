@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Codec:
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
+    looks: bool = False  # encode may be given what is not finite and calls `refuse_nonfinite` itself: it looks at x once less
 
 
 def new_rows(rows: int, n: int) -> np.ndarray:
@@ -103,6 +104,12 @@ def _codec(name: str) -> Codec:
     return import_module(f".{family}", __package__).CODECS[name.lower()]
 
 
+def refuse_nonfinite(x: np.ndarray) -> NoReturn:
+    """Raises NonFiniteError for the first number of [rows, columns] that is NaN or infinite; there has to be one."""
+    row, column = map(int, np.argwhere(~np.isfinite(x))[0])
+    raise NonFiniteError(row, column, float(x[row, column]))
+
+
 def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [rows, n] -> uint8 [rows, row_bytes] of the named type, repacked types included.
 
@@ -118,9 +125,6 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     kind.row_bytes(n)
     if rows % kind.rows:
         raise PlanError(f"{kind.name} interleaves {kind.rows} rows; {rows} rows are no multiple of it")
-    if not all_finite(x, "f32"):
-        row, column = map(int, np.argwhere(~np.isfinite(x))[0])
-        raise NonFiniteError(row, column, float(x[row, column]))
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
@@ -129,6 +133,8 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
     base = _with_codec(kind)
     codec = _codec(base.name)
+    if not codec.looks and not all_finite(x, "f32"):
+        refuse_nonfinite(x)
     if x.size == 0:
         return np.empty((rows, kind.row_bytes(n)), np.uint8)
     if importance is not None and kind.name.lower() in _GUARD_OF:

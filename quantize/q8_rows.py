@@ -14,44 +14,55 @@ from ..formats import TYPES
 from ..formats.kernels import kernel
 from .arithmetic import ROUNDER
 from .byte_lanes import float_at, half_at, load_apart, load_bytes, low_bytes, signed, store_apart, store_bytes
-from .codec import Codec, new_rows
-from .lanes import LANES, highest_lane, larger, load, spread, store, store_half
+from .codec import Codec, new_rows, refuse_nonfinite
+from .lanes import LANES, highest_lane, larger, load, spread, store, store_half, sum_lanes
 
 _META = TYPES["q8_KV"].row_meta
 SUPER, GROUP = 256, 8
 _HEAD = 2 * GROUP  # bytes of float16 scales before the codes of a block of q8_k_r8
+_LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times this is finite
 _SCALES = 4 * GROUP  # bytes of float32 scales before the codes of a group of q8_KV_r8
 
 
 @kernel
 def _largest(x, start, size):
-    """The largest magnitude of x[start : start + size], a multiple of 32 elements."""
-    one = two = three = four = spread(0)
+    """The largest magnitude of x[start : start + size], a multiple of 32 elements; NaN if one is NaN or infinite.
+
+    Zero times a finite number is nothing, so the products add up to NaN exactly if there is another.
+    """
+    one = two = three = four = trace = spread(0)
     end = start + size - size % (4 * LANES)
     for i in range(start, end, 4 * LANES):
-        one, two = larger(abs(load(x, i)), one), larger(abs(load(x, i + LANES)), two)
-        three, four = larger(abs(load(x, i + 2 * LANES)), three), larger(abs(load(x, i + 3 * LANES)), four)
+        a, b, c, d = load(x, i), load(x, i + LANES), load(x, i + 2 * LANES), load(x, i + 3 * LANES)
+        one, two = larger(abs(a), one), larger(abs(b), two)
+        three, four = larger(abs(c), three), larger(abs(d), four)
+        trace = trace + (a * 0 + b * 0) + (c * 0 + d * 0)
     if end < start + size:
-        one, two = larger(abs(load(x, end)), one), larger(abs(load(x, end + LANES)), two)
-    return highest_lane(larger(larger(one, two), larger(three, four)))
+        a, b = load(x, end), load(x, end + LANES)
+        one, two = larger(abs(a), one), larger(abs(b), two)
+        trace = trace + (a * 0 + b * 0)
+    return highest_lane(larger(larger(one, two), larger(three, four))) + sum_lanes(trace)
 
 
 @kernel
 def _scale_of(top):
     """The scale of a row and its inverse, by its largest magnitude; both 0 where the inverse would be infinite."""
-    d = top / np.float32(127)
+    d = min(top / np.float32(127), _LARGEST_SCALE)
     live = d > np.float32(3e-39)
     return (d, np.float32(1) / d) if live else (np.float32(0), np.float32(0))
 
 
 @kernel
 def _encode_rows(x, out, scales, sums):
-    """out: uint8 [rows, row_bytes]; scales, sums: the same memory as float32 and int32."""
+    """out: uint8 [rows, row_bytes]; scales, sums: the same memory as float32 and int32. Returns whether all of x is finite."""
+    finite = True
     totals = np.empty(LANES, np.float32)
     rows, n = x.shape
     flat, to = x.reshape(-1), out.reshape(-1)
     for r in range(rows):
-        scales[r, 0], inverse = _scale_of(_largest(flat, n * r, n))
+        top = _largest(flat, n * r, n)
+        finite &= top == top
+        scales[r, 0], inverse = _scale_of(top)
         one, two = spread(0), spread(0)  # exact: below 2^24 for rows of up to two million elements
         for i in range(0, n, 2 * LANES):
             at, from_ = out.shape[1] * r + _META + i, n * r + i
@@ -64,6 +75,7 @@ def _encode_rows(x, out, scales, sums):
         for lane in range(LANES):
             total += np.int32(totals[lane])
         sums[r, 1] = total
+    return finite
 
 
 @kernel
@@ -80,15 +92,22 @@ def _decode_rows(q, out):
 
 @kernel
 def _encode_row_groups(x, out, scales):
-    """x: float32 [8 * groups, n]; out: uint8 [groups * (32 + 8 * n)]; scales: the same memory as float32."""
+    """x: float32 [8 * groups, n]; out: uint8 [groups * (32 + 8 * n)]; scales: the same memory as float32.
+
+    Returns whether all of x is finite.
+    """
+    finite = True
     rows, n = x.shape
     flat = x.reshape(-1)
     for r in range(rows):
         at = (_SCALES + GROUP * n) * (r // GROUP)
-        scales[at // 4 + r % GROUP], inverse = _scale_of(_largest(flat, n * r, n))
+        top = _largest(flat, n * r, n)
+        finite &= top == top
+        scales[at // 4 + r % GROUP], inverse = _scale_of(top)
         for i in range(0, n, LANES):
             y = load(flat, n * r + i) * inverse + ROUNDER
             store_apart(out, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP, low_bytes(y))
+    return finite
 
 
 @kernel
@@ -105,7 +124,11 @@ def _decode_row_groups(q, out):
 
 @kernel
 def _encode_groups(x, out, halves):
-    """x: float32 [8 * groups, n]; out: uint8 [groups * n / 256 * 2064]; halves: the same memory as uint16."""
+    """x: float32 [8 * groups, n]; out: uint8 [groups * n / 256 * 2064]; halves: the same memory as uint16.
+
+    Returns whether all of x is finite.
+    """
+    finite = True
     tops = np.zeros(LANES, np.float32)
     words = np.empty(LANES, np.uint16)
     rows, n = x.shape
@@ -117,6 +140,7 @@ def _encode_groups(x, out, halves):
             start = n * (b // columns * GROUP + k) + b % columns * SUPER
             top = _largest(flat, start, SUPER)
             tops[k] = top
+            finite &= top == top
             inverse = np.float32(127) / top if top > np.float32(1e-36) else np.float32(0)
             for i in range(0, SUPER, LANES):
                 y = load(flat, start + i) * inverse + ROUNDER
@@ -124,6 +148,7 @@ def _encode_groups(x, out, halves):
         store_half(words, 0, load(tops, 0) / 127)
         for k in range(GROUP):
             halves[at // 2 + k] = words[k]
+    return finite
 
 
 @kernel
@@ -146,7 +171,8 @@ def _empty(name: str, x: np.ndarray) -> np.ndarray:
 
 def encode_rows(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     out = _empty("q8_KV", x)
-    _encode_rows(x, out, out.view(np.float32), out.view(np.int32))
+    if not _encode_rows(x, out, out.view(np.float32), out.view(np.int32)):
+        refuse_nonfinite(x)
     return out
 
 
@@ -159,7 +185,8 @@ def decode_rows(q: np.ndarray, n: int) -> np.ndarray:
 def encode_row_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     out = _empty("q8_KV_r8", x)
     flat = out.reshape(-1)
-    _encode_row_groups(x, flat, flat.view(np.float32))
+    if not _encode_row_groups(x, flat, flat.view(np.float32)):
+        refuse_nonfinite(x)
     return out
 
 
@@ -172,7 +199,8 @@ def decode_row_groups(q: np.ndarray, n: int) -> np.ndarray:
 def encode_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     out = _empty("q8_k_r8", x)
     flat = out.reshape(-1)
-    _encode_groups(x, flat, flat.view(np.uint16))
+    if not _encode_groups(x, flat, flat.view(np.uint16)):
+        refuse_nonfinite(x)
     return out
 
 
@@ -183,7 +211,7 @@ def decode_groups(q: np.ndarray, n: int) -> np.ndarray:
 
 
 CODECS: dict[str, Codec] = {
-    "q8_kv": Codec(encode_rows, decode_rows),
-    "q8_kv_r8": Codec(encode_row_groups, decode_row_groups),
-    "q8_k_r8": Codec(encode_groups, decode_groups),
+    "q8_kv": Codec(encode_rows, decode_rows, looks=True),
+    "q8_kv_r8": Codec(encode_row_groups, decode_row_groups, looks=True),
+    "q8_k_r8": Codec(encode_groups, decode_groups, looks=True),
 }

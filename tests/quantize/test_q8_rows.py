@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, PlanError
 from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.quantize.codec import NonFiniteError
 from ggufmill.repack import pack, unpack
 
 DATA = Path(__file__).parent.parent / "data"
@@ -89,3 +90,16 @@ def test_odd_rows_give_finite_rows_that_do_not_depend_on_each_other(name, magnit
     assert np.array_equal(encode(x[8:], name), q[8:])
     ordinary = [1e-3 <= m <= 1e5 for m in magnitudes]
     assert np.abs(y - x)[ordinary].max(initial=0) < 0.005
+
+
+@pytest.mark.parametrize("kind", ["q8_KV", "q8_KV_r8", "q8_k_r8"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [(0, 0), (3, 17), (7, 255), (5, 256), (15, 511)])
+def test_what_is_not_finite_is_found_on_the_way(kind, value, place):
+    x = np.random.default_rng(2).standard_normal((16, 512)).astype(np.float32)
+    x[place] = value
+    with pytest.raises(NonFiniteError) as found:
+        encode(x, kind)
+    assert (found.value.row, found.value.column) == place
+    x[place] = np.finfo(np.float32).max
+    assert np.isfinite(decode(encode(x, kind), kind, 512)).all()
