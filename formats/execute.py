@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 import numpy as np
@@ -58,6 +59,8 @@ class _Files:
     journal_path: Path
     journal: IO[str] | None = None
     handles: list[int] = field(default_factory=list)
+    # One writer at a time: a file system takes them one by one anyway, and two that meet in the kernel cost ten times as much.
+    writing: Lock = field(default_factory=Lock)
 
     def part(self, index: int) -> Path:
         path = self.plan.files[index].path
@@ -292,7 +295,7 @@ def _write_tensors(
                 collect(2 * workers - 1)
                 if failures:
                     break
-                pending[pool.submit(_write_chunk, files.handles[place.file], output, place, start, stop)] = tensor
+                pending[pool.submit(_write_chunk, files, output, place, start, stop)] = tensor
             if failures:
                 break
         collect(0)
@@ -300,16 +303,17 @@ def _write_tensors(
         raise failures[0]
 
 
-def _write_chunk(handle: int, output: Output, place: Place, start: int, stop: int) -> int:
+def _write_chunk(files: _Files, output: Output, place: Place, start: int, stop: int) -> int:
     encoded = output.produce(start, stop)
     row_bytes = output.type.row_bytes(output.shape[0])
     if encoded.shape != (stop - start, row_bytes):
         raise FormatError(f"{output.name}: {encoded.shape} bytes came for rows {start} to {stop} of {row_bytes} bytes each")
     view = memoryview(np.ascontiguousarray(encoded).reshape(-1).data)
     at = place.offset + start * row_bytes
-    while view:
-        written = os.pwrite(handle, view, at)
-        view, at = view[written:], at + written
+    with files.writing:
+        while view:
+            written = os.pwrite(files.handles[place.file], view, at)
+            view, at = view[written:], at + written
     return (stop - start) * row_bytes
 
 
