@@ -11,7 +11,7 @@ from ggufmill.formats import TensorType
 
 
 class _Traits(c.Structure):
-    """What ggml knows about a type. Only the first fields are of interest; the rest is room for what follows them."""
+    """What ggml knows about a type. Only the first fields are read, the same in both; `rest` is room for the others."""
 
     _fields_ = (
         ("name", c.c_char_p),
@@ -93,24 +93,12 @@ class Library:
         return out
 
 
-class _MainlineTraits(c.Structure):
-    _fields_ = (
-        ("name", c.c_char_p),
-        ("block", c.c_int64),
-        ("interleave", c.c_int64),
-        ("block_bytes", c.c_size_t),
-        ("is_quantized", c.c_bool),
-        ("to_float", c.c_void_p),
-        ("from_float", c.c_void_p),
-    )
-
-
 class Mainline(Library):
     """llama.cpp's libggml-base.so, which llama-cpp-python brings along."""
 
     def __init__(self, path: Path):
         self._ggml = ggml = c.CDLL(str(path))
-        ggml.ggml_get_type_traits.restype = c.POINTER(_MainlineTraits)
+        ggml.ggml_get_type_traits.restype = c.POINTER(_Traits)
         ggml.ggml_get_type_traits.argtypes = (c.c_int,)
         ggml.ggml_quantize_init.argtypes = (c.c_int,)
         ggml.ggml_quantize_requires_imatrix.restype = c.c_bool
@@ -121,7 +109,7 @@ class Mainline(Library):
         ggml.ggml_init.argtypes = (_InitParams,)
         ggml.ggml_init(_InitParams(1 << 20, None, False))
 
-    def _traits(self, kind: TensorType) -> _MainlineTraits:
+    def _traits(self, kind: TensorType) -> _Traits:
         return self._ggml.ggml_get_type_traits(kind.id).contents
 
     def has(self, kind: TensorType) -> bool:
