@@ -7,7 +7,7 @@ import click
 import numpy as np
 
 from ..formats import GGUFFile, MillError, TensorInfo, open_gguf
-from ..formats.execute import HASH_BYTES
+from ..formats.span import span_checksum
 from . import flags
 from .console import byte_progress, emit, gib, table
 
@@ -32,7 +32,7 @@ def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
         with byte_progress(total, "inspect") as progress:
             for info, entry in zip(opened.tensors.values(), described, strict=True):
                 if checksums:
-                    entry["xxh3"] = _checksum(info)
+                    entry["xxh3"] = span_checksum(info.path, info.offset, info.nbytes)
                 if check:
                     entry["nonfinite"] = _nonfinite(info)
                 progress(info.nbytes, _printable(info.name))
@@ -59,15 +59,6 @@ def _describe(info: TensorInfo) -> dict[str, Any]:
         "offset": info.offset,
         "nbytes": info.nbytes,
     }
-
-
-def _checksum(info: TensorInfo) -> str:
-    import xxhash
-
-    digest, flat = xxhash.xxh3_64(), info.data.reshape(-1)
-    for start in range(0, info.nbytes, HASH_BYTES):
-        digest.update(flat[start : start + HASH_BYTES].data)
-    return digest.hexdigest()
 
 
 def _nonfinite(info: TensorInfo) -> int | None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 import numpy as np
-import xxhash
 
 from .. import __version__
 from ..convert import open_source
 from ..formats import TYPES, MillError, PlanError, SourceTensor, dims
-from ..formats.execute import HASH_BYTES, execute, journal_path, preflight
+from ..formats.execute import execute, journal_path, preflight
 from ..formats.plan import Plan
+from ..formats.span import span_checksum
 from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
@@ -371,12 +371,10 @@ def _key(*parts: object) -> str:
 
 def _made(path: Path) -> Made:
     """The file as it is now, with its checksum. Large files are read with a bar."""
-    before, digest = path.stat(), xxhash.xxh3_64()
-    with path.open("rb") as file, byte_progress(before.st_size, "checksum", quiet=before.st_size < 1 << 30) as progress:
-        while block := file.read(HASH_BYTES):
-            digest.update(block)
-            progress(len(block), "")
-    return Made(path.name, before.st_size, before.st_mtime_ns, digest.hexdigest())
+    before = path.stat()
+    with byte_progress(before.st_size, "checksum", quiet=before.st_size < 1 << 30) as progress:
+        xxh3 = span_checksum(path, 0, before.st_size, progress)
+    return Made(path.name, before.st_size, before.st_mtime_ns, xxh3)
 
 
 def _read_state(path: Path) -> dict[str, Done]:

@@ -20,14 +20,13 @@ from threading import Lock
 from typing import IO
 
 import numpy as np
-import xxhash
 
 from .errors import FormatError, MillError, PlanError
 from .plan import Output, Place, Plan
+from .span import span_checksum
 from .types import dims
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB, about 20 chunks of memory per worker at the worst
-HASH_BYTES = 1 << 24
 
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
 
@@ -236,16 +235,9 @@ def _verified(files: _Files, recorded: list[dict[str, str]]) -> dict[str, str]:
         if record["tensor"] not in where:
             continue
         output, place = where[record["tensor"]]
-        if _checksum(files.handles[place.file], place.offset, output.nbytes) == record["xxh3"]:
+        if span_checksum(files.part(place.file), place.offset, output.nbytes) == record["xxh3"]:
             done[output.name] = record["xxh3"]
     return done
-
-
-def _checksum(handle: int, offset: int, size: int) -> str:
-    digest = xxhash.xxh3_64()
-    for start in range(offset, offset + size, HASH_BYTES):
-        digest.update(os.pread(handle, min(HASH_BYTES, offset + size - start), start))
-    return digest.hexdigest()
 
 
 def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
@@ -319,7 +311,7 @@ def _write_chunk(files: _Files, output: Output, place: Place, start: int, stop: 
 
 def _record(files: _Files, tensor: _Tensor, done: dict[str, str]) -> None:
     name = tensor.output.name
-    done[name] = _checksum(files.handles[tensor.place.file], tensor.place.offset, tensor.output.nbytes)
+    done[name] = span_checksum(files.part(tensor.place.file), tensor.place.offset, tensor.output.nbytes)
     files.write_line({"tensor": name, "xxh3": done[name]})
 
 

@@ -1,4 +1,4 @@
-"""Reading a run of bytes of a file into memory of our own.
+"""Runs of bytes of a file: read into memory of our own, or hashed.
 
 Jobs that walk through a whole model read so rather than through the mapping: mapped pages count as memory of the process
 until the system takes them back, and a job's peak would grow with the model.
@@ -7,11 +7,15 @@ until the system takes them back, and a job's peak would grow with the model.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from .errors import FormatError
+
+HASH_BYTES = 1 << 24
 
 
 def read_span(path: Path, offset: int, nbytes: int) -> np.ndarray:
@@ -31,3 +35,17 @@ def read_span(path: Path, offset: int, nbytes: int) -> np.ndarray:
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     return out
+
+
+def span_checksum(path: Path, offset: int, nbytes: int, progress: Callable[[int, str], None] | None = None) -> str:
+    """xxh3-64 in hex of nbytes from that byte on, read block by block. progress(bytes, '') is called after each block.
+
+    Raises FormatError as `read_span` does.
+    """
+    digest = xxhash.xxh3_64()
+    for start in range(offset, offset + nbytes, HASH_BYTES):
+        block = read_span(path, start, min(HASH_BYTES, offset + nbytes - start))
+        digest.update(block.data)
+        if progress is not None:
+            progress(len(block), "")
+    return digest.hexdigest()
