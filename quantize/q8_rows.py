@@ -8,6 +8,8 @@ worth writing its bytes where they belong at once. Codecs of both work on whole 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..formats import TYPES
@@ -182,36 +184,26 @@ def decode_rows(q: np.ndarray, n: int) -> np.ndarray:
     return out
 
 
-def encode_row_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    out = _empty("q8_KV_r8", x)
-    flat = out.reshape(-1)
-    if not _encode_row_groups(x, flat, flat.view(np.float32)):
-        refuse_nonfinite(x)
-    return out
+def _of_groups(name: str, encode_kernel: Callable, decode_kernel: Callable, scale: type[np.generic]) -> Codec:
+    """A codec of whole groups of rows; scale: the type in which the encoder sees the bytes to write its scales."""
 
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        out = _empty(name, x)
+        flat = out.reshape(-1)
+        if not encode_kernel(x, flat, flat.view(scale)):
+            refuse_nonfinite(x)
+        return out
 
-def decode_row_groups(q: np.ndarray, n: int) -> np.ndarray:
-    out = new_rows(len(q), n)
-    _decode_row_groups(q.reshape(-1), out)
-    return out
+    def decode(q: np.ndarray, n: int) -> np.ndarray:
+        out = new_rows(len(q), n)
+        decode_kernel(q.reshape(-1), out)
+        return out
 
-
-def encode_groups(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    out = _empty("q8_k_r8", x)
-    flat = out.reshape(-1)
-    if not _encode_groups(x, flat, flat.view(np.uint16)):
-        refuse_nonfinite(x)
-    return out
-
-
-def decode_groups(q: np.ndarray, n: int) -> np.ndarray:
-    out = new_rows(len(q), n)
-    _decode_groups(q.reshape(-1), out)
-    return out
+    return Codec(encode, decode, looks=True)
 
 
 CODECS: dict[str, Codec] = {
     "q8_kv": Codec(encode_rows, decode_rows, looks=True),
-    "q8_kv_r8": Codec(encode_row_groups, decode_row_groups, looks=True),
-    "q8_k_r8": Codec(encode_groups, decode_groups, looks=True),
+    "q8_kv_r8": _of_groups("q8_KV_r8", _encode_row_groups, _decode_row_groups, np.float32),
+    "q8_k_r8": _of_groups("q8_k_r8", _encode_groups, _decode_groups, np.uint16),
 }
