@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .attention import Span, causal_attention
 from .cache import KVCache
 from .norms import RMSNorm
 from .rope import Rope
-from .threads import one_blas_thread
+from .threads import Workers, one_blas_thread
 from .weights import Linear, WeightStore
 
 
@@ -45,6 +46,8 @@ class Step:
 
     segments: list[tuple[KVCache, slice]]
     positions: np.ndarray
+    workers: Workers
+    scores_bytes: int
     _tables: dict[int, np.ndarray] = field(default_factory=dict)
 
     def table(self, rope: Rope) -> np.ndarray:
@@ -53,6 +56,21 @@ class Step:
         if key not in self._tables:
             self._tables[key] = rope.table(self.positions)
         return self._tables[key]
+
+    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, span: Span) -> np.ndarray:
+        """Appends k and v to the caches of `layer` and lets every query see its own sequence.
+
+        q float32 [n, heads, width], k [n, kv heads, width], v [n, kv heads, value width] -> [n, heads * value width].
+        """
+        n_kv, v_width = v.shape[1:]
+        q *= np.float32(span.scale)
+        mixed = np.empty((len(q), q.shape[1] * v_width), np.float32)
+        for cache, rows in self.segments:
+            keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
+            queries = q[rows].reshape(-1, n_kv, q.shape[1] // n_kv, q.shape[2]).transpose(1, 2, 0, 3)
+            result = causal_attention(queries, keys, values, self.scores_bytes, self.workers, span)
+            mixed[rows] = result.transpose(2, 0, 1, 3).reshape(-1, mixed.shape[1])
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,7 @@ class Decoder:
     head: Linear
     n_context: int
     new_cache: Callable[[int], KVCache]
+    settings: Settings
 
     @property
     def n_vocab(self) -> int:
@@ -92,7 +111,7 @@ class Decoder:
             segments.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))
             row += count
-        step = Step(segments, np.concatenate(positions))
+        step = Step(segments, np.concatenate(positions), self.store.workers, self.settings.scores_bytes)
         # NaN and infinity are looked for in the results, not reported by the hardware.
         with one_blas_thread(), np.errstate(all="ignore"):
             x = self.embedding.lookup(tokens)

@@ -237,4 +237,4 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         return KVCache(len(blocks), {"kv": (1, shape.rank + shape.rope)}, limit)
 
     norm = RMSNorm(store, "output_norm.weight", shape.n_embd, epsilon)
-    return Decoder(store, embedding, blocks, norm, head, hyper.int("context_length"), new_cache)
+    return Decoder(store, embedding, blocks, norm, head, hyper.int("context_length"), new_cache, settings)

@@ -1,0 +1,83 @@
+"""Grouped-query attention: what every architecture without latent attention uses, its variants being options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .attention import Span
+from .decoder import Step
+from .norms import RMSNorm
+from .rope import Rope
+from .weights import WeightStore
+
+
+@dataclass(frozen=True)
+class Heads:
+    """n queries that share n_kv keys and values; widths are elements per head."""
+
+    n: int
+    n_kv: int
+    k_width: int
+    v_width: int
+
+
+class GroupedAttention:
+    """One layer's attention, from the tensors PREFIX{q,k,v,output}.
+
+    PREFIX{q,k,v,output}.bias, PREFIX{q,k}_norm and PREFIX{sinks} are used where the model has them.
+
+    rope              None: no rotation in this layer
+    span              what a query sees of the past, and how its scores are treated
+    norm_after_rope   q and k are normalised after their rotation instead of before
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        layer: int,
+        n_embd: int,
+        heads: Heads,
+        rope: Rope | None,
+        span: Span,
+        epsilon: float,
+        norm_after_rope: bool = False,
+    ):
+        prefix = f"blk.{layer}.attn_"
+        outputs = {"q": heads.n * heads.k_width, "k": heads.n_kv * heads.k_width, "v": heads.n_kv * heads.v_width}
+        self.linear = {part: store.linear(f"{prefix}{part}.weight", n_embd, rows) for part, rows in outputs.items()}
+        self.output = store.linear(f"{prefix}output.weight", heads.n * heads.v_width, n_embd)
+        outputs["output"] = n_embd
+        names = {part: f"{prefix}{part}.bias" for part in outputs}
+        self.bias = {part: store.vector(names[part], rows) for part, rows in outputs.items() if names[part] in store}
+        names = {part: f"{prefix}{part}_norm.weight" for part in ("q", "k")}
+        self.norm = {part: RMSNorm(store, name, heads.k_width, epsilon) for part, name in names.items() if name in store}
+        self.layer, self.heads, self.rope, self.span, self.norm_after_rope = layer, heads, rope, span, norm_after_rope
+
+    def _project(self, part: str, x: np.ndarray, heads: int, width: int) -> np.ndarray:
+        out = self.linear[part].matmul(x)
+        if part in self.bias:
+            out += self.bias[part]
+        return out.reshape(len(x), heads, width)
+
+    def _rotated(self, part: str, x: np.ndarray, heads: int, step: Step) -> np.ndarray:
+        out = self._project(part, x, heads, self.heads.k_width)
+        if part in self.norm and not self.norm_after_rope:
+            out = self.norm[part](out)
+        if self.rope is not None:
+            self.rope.rotate(out, step.table(self.rope))
+        if part in self.norm and self.norm_after_rope:
+            out = self.norm[part](out)
+        return out
+
+    def __call__(self, x: np.ndarray, step: Step) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_embd]."""
+        heads = self.heads
+        q = self._rotated("q", x, heads.n, step)
+        k = self._rotated("k", x, heads.n_kv, step)
+        v = self._project("v", x, heads.n_kv, heads.v_width)
+        out = self.output.matmul(step.attend(self.layer, q, k, v, self.span))
+        if "output" in self.bias:
+            out += self.bias["output"]
+        return out
