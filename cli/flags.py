@@ -47,6 +47,23 @@ class TypeName(click.ParamType):
 TYPE = TypeName()
 
 
+class FileTypeName(click.ParamType):
+    """A file type or a tensor type in any letter case; see `parse_default`."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType | str:
+        from ..quantize.recipe import RecipeError, parse_default
+
+        try:
+            return parse_default(value, "as a type")
+        except RecipeError as error:
+            self.fail(str(error), param, ctx)
+
+
+FILE_TYPE = FileTypeName()
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """'KEY=TYPE:VALUE', TYPE one of int, float, bool, str, as llama-quantize has it. Raises click.BadParameter."""
     key, _, rest = text.partition("=")
@@ -64,10 +81,13 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 class ListsTypes(click.Command):
-    """A command whose help ends with the names of the types that tensors can be quantised to."""
+    """A command whose help ends with the names of the file types and of the types that tensors can be quantised to."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from ..quantize import can_encode
+        from ..quantize.mixes import default_type, file_types
 
-        with formatter.section("Types"):
+        with formatter.section("File types (a mix of types, as llama-quantize makes it)"):
+            formatter.write_text(" ".join(name for name in file_types() if can_encode(default_type(name))))
+        with formatter.section("Tensor types (in rules, in options, and with --pure)"):
             formatter.write_text(" ".join(name for name in TYPES if can_encode(TYPES[name])))

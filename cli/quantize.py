@@ -1,20 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import __version__
-from ..formats import TensorType
+from ..formats import PlanError, TensorType
+from ..quantize.choosing import ROLES
 from . import flags
 from .writing import finish
+
+
+def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--attn-q-type and so on: a type for all tensors of a role that no rule takes."""
+    for role, part in reversed(ROLES):
+        flag = f"--{role.replace('_', '-')}-type"
+        command = click.option(flag, type=flags.TYPE, help=f"Type of tensors with {part} in their name; rules beat it.")(
+            command
+        )
+    return command
 
 
 @click.command(cls=flags.ListsTypes, short_help="Quantise a GGUF or a checkpoint by recipe")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.argument("type", type=flags.TYPE, required=False)
+@click.argument("type", type=flags.FILE_TYPE, required=False)
 @click.option(
     "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."
 )
@@ -26,8 +38,13 @@ from .writing import finish
 )
 @click.option("--token-embedding-type", type=flags.TYPE, help="Type of token_embd.weight; beats the rules.")
 @click.option("--output-tensor-type", type=flags.TYPE, help="Type of output.weight; beats the rules.")
-@click.option("--pure", is_flag=True, help="Every weight becomes TYPE; rules are left aside.")
+@click.option("--ffn-gate-inp-type", type=flags.TYPE, help="Type of the routers ffn_gate_inp, which else stay f32.")
+@_role_options
+@click.option("--pure", is_flag=True, help="Every weight becomes TYPE; mix and rules are left aside.")
 @click.option("--leave-output-tensor", is_flag=True, help="Copy output.weight as it is.")
+@click.option("--extra-output-tensor", type=flags.TYPE, help="Write a copy of the output matrix of this type beside it.")
+@click.option("--include-weights", multiple=True, metavar="TEXT", help="Use imatrix entries with TEXT in their name only.")
+@click.option("--exclude-weights", multiple=True, metavar="TEXT", help="Leave imatrix entries with TEXT in their name aside.")
 @click.option("--allow-requantize", is_flag=True, help="Allow quantising what is quantised already.")
 @click.option("--ignore-imatrix-rules", is_flag=True, help="Allow types that should not be made without an imatrix.")
 @click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
@@ -45,10 +62,17 @@ from .writing import finish
 def command(
     source: Path,
     out: Path,
-    type: TensorType | None,
+    type: TensorType | str | None,
     recipe: str | None,
     custom_q: tuple[str, ...],
     imatrix: Path | None,
+    token_embedding_type: TensorType | None,
+    output_tensor_type: TensorType | None,
+    ffn_gate_inp_type: TensorType | None,
+    leave_output_tensor: bool,
+    extra_output_tensor: TensorType | None,
+    include_weights: tuple[str, ...],
+    exclude_weights: tuple[str, ...],
     override_kv: tuple[str, ...],
     mla_layout: str | None,
     allow_nonfinite: bool,
@@ -62,17 +86,19 @@ def command(
 ) -> None:
     """Quantise SOURCE (a GGUF, or a Hugging Face folder: fp8 and bf16 are decoded on the fly) to OUT.
 
-    TYPE is for tensors that no rule takes. The first matching rule wins; a rule is searched for anywhere in the name.
-    What a TOML recipe says under [quantize] and [convert] counts where the command line does not say otherwise.
+    TYPE is for tensors that no rule takes: a file type such as Q4_K_M or IQ4_K, which gives some tensors a finer type as
+    llama-quantize does, or with --pure a type for all. The first matching rule wins; a rule is searched for anywhere in
+    the name. What a TOML recipe says under [quantize] and [convert] counts where the command line does not say otherwise.
 
     \b
     Examples:
-      ggufmill quantize model-bf16.gguf out.gguf q6_K
+      ggufmill quantize model-bf16.gguf out.gguf Q4_K_M
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --imatrix v3.imatrix --dry-run
       ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
     """
     from ..convert import open_source
     from ..formats.plan import parse_size
+    from ..quantize.choosing import Flags
     from ..quantize.planning import plan_quantize
     from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
@@ -84,6 +110,17 @@ def command(
     if custom_q:
         rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
         text = "\n".join([*custom_q, text]).strip()
+    if include_weights and exclude_weights:
+        raise PlanError("--include-weights and --exclude-weights exclude each other")
+    roles = {role: options.pop(f"{role}_type") for role, _ in ROLES}
+    chosen = Flags(
+        token_embedding_type,
+        output_tensor_type,
+        ffn_gate_inp_type,
+        {role: kind for role, kind in roles.items() if kind is not None},
+        leave_output_tensor,
+        extra_output_tensor,
+    )
     opened = open_source(source, mla_layout=mla_layout or loaded.stages.get("convert", {}).get("mla_layout", "ik"))
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
@@ -92,7 +129,10 @@ def command(
         type=type or loaded.type,
         rules=rules,
         recipe_text=text,
-        importance=load_importance(imatrix, opened, quiet=as_json) if imatrix else None,
+        flags=chosen,
+        importance=load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
+        if imatrix
+        else None,
         override_kv=dict(map(flags.parse_override, override_kv)),
         split_max_size=parse_size(split_max_size) if split_max_size else loaded.split_max_size,
         nonfinite=replaced,

@@ -18,6 +18,7 @@ from typing import Any
 from ..formats import TYPES, MillError, PlanError, TensorType
 from ..formats.plan import parse_size
 from .codec import can_encode
+from .mixes import default_type, file_type_name, file_types
 
 
 class RecipeError(MillError):
@@ -41,7 +42,7 @@ class Rule:
 class Recipe:
     """rules in order; text as read; stages: the tables of a TOML recipe, every value checked ({} for a text recipe).
 
-    type            for tensors that no rule takes, [quantize] type; None: not said
+    type            for tensors that no rule takes, [quantize] type: a file type's name or a type; None: not said
     split_max_size  bytes per file, [quantize] split_max_size; None: one file
     """
 
@@ -49,7 +50,7 @@ class Recipe:
     rules: list[Rule]
     text: str
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
-    type: TensorType | None = None
+    type: TensorType | str | None = None
     split_max_size: int | None = None
 
 
@@ -162,6 +163,20 @@ def parse_type(name: str, where: str) -> TensorType:
     return TYPES[name]
 
 
+def parse_default(name: str, where: str) -> TensorType | str:
+    """What tensors become that no rule takes: a file type ('q4_k_m' -> 'Q4_K_M', as llama-quantize reads it), else a type.
+
+    Where both have the name (IQ4_K) it is the file type, whose mix `--pure` leaves away. Raises RecipeError.
+    """
+    mix = file_type_name(name)
+    if mix is not None and can_encode(default_type(mix)):
+        return mix
+    if name not in TYPES:
+        near = get_close_matches(name.upper(), file_types(), 3, 0.5)
+        raise RecipeError(f"{where}: there is no file type {name!r}" + (f"; near it are {', '.join(near)}" if near else ""))
+    return parse_type(name, where)
+
+
 def load_recipe(path: str | Path) -> Recipe:
     """Reads a text or (by its suffix) TOML recipe. Raises RecipeError for what is missing or not understood."""
     path = Path(path)
@@ -183,7 +198,7 @@ def load_recipe(path: str | Path) -> Recipe:
         parse_rules(wanted.get("rules", ""), f"{path}, [quantize] rules"),
         text,
         stages,
-        parse_type(wanted["type"], f"{path}: [quantize] type") if "type" in wanted else None,
+        parse_default(wanted["type"], f"{path}: [quantize] type") if "type" in wanted else None,
         parse_size(size) if isinstance(size, str) else size,
     )
 

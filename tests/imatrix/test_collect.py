@@ -5,7 +5,7 @@ from ggufmill.convert import open_source
 from ggufmill.formats import MillError
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import Collector, collect
-from ggufmill.quantize.planning import quantisable
+from ggufmill.quantize.choosing import quantisable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.perplexity import perplexity

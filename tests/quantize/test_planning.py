@@ -4,6 +4,7 @@ import pytest
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
 from ggufmill.formats.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
+from ggufmill.quantize.choosing import Flags
 from ggufmill.quantize.planning import Importance, plan_quantize
 from ggufmill.quantize.recipe import load_recipe, parse_rules
 from ggufmill.recipes import find
@@ -141,14 +142,37 @@ def test_loud_recipes(v3, tmp_path):
 
 def test_flags_beat_rules_and_pure_beats_both(v3, tmp_path):
     rules = parse_rules(".*=q8_0")
-    flags = {"token_embedding_type": TYPES["q6_K"], "output_tensor_type": TYPES["iq5_k"]}
-    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules, **flags)
+    flags = Flags(token_embedding=TYPES["q6_K"], output=TYPES["iq5_k"])
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules, flags=flags)
     by_name = {o.name: o.type.name for o in plan.outputs}
     assert (by_name["token_embd.weight"], by_name["output.weight"]) == ("q6_K", "iq5_k")
     plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], rules=rules, pure=True)
     assert {o.type.name for o in plan.outputs} == {"q4_K", "f32", "q5_0"}
-    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], leave_output_tensor=True)
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], flags=Flags(leave_output=True))
     assert next(o for o in plan.outputs if o.name == "output.weight").type.name == "bf16"
+
+
+def test_a_role_flag_beats_the_mix_and_rules_beat_it(v3, tmp_path):
+    flags = Flags(roles={"ffn_down": TYPES["q5_K"]}, router=TYPES["q8_0"])
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", rules=parse_rules("blk.3.ffn_down_shexp=q8_0"), flags=flags)
+    by_name = {o.name: o for o in plan.outputs}
+    assert by_name["blk.3.ffn_down_exps.weight"].type.name == "q5_K"
+    assert by_name["blk.3.ffn_down_exps.weight"].rule == "--ffn-down-type"
+    assert by_name["blk.3.ffn_down_shexp.weight"].type.name == "q8_0"
+    assert by_name["blk.3.ffn_gate_inp.weight"].type.name == "q8_0"
+    assert by_name["output.weight"].type.name == "q6_K"
+    with pytest.raises(PlanError, match="--pure"):
+        plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", flags=flags, pure=True)
+    idle = plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", flags=Flags(roles={"attn_qkv": TYPES["q8_0"]}))
+    assert any("--attn-qkv-type applies to no tensor" in w for w in idle.warnings)
+
+
+def test_an_extra_output_is_a_smaller_copy(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q8_0"], flags=Flags(extra_output=TYPES["q4_0"]))
+    extra = plan.outputs[-1]
+    assert (extra.name, extra.type.name) == ("output_extra.weight", "q4_0")
+    with pytest.raises(PlanError, match="no smaller"):
+        plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_0"], flags=Flags(extra_output=TYPES["q8_0"]))
 
 
 SMALL = [("blk.0.ffn_up.weight", (256, 16)), ("blk.0.ffn_gate_exps.weight", (256, 8, 3)), ("blk.0.attn_norm.weight", (256,))]
@@ -249,10 +273,11 @@ def test_a_copied_weight_is_looked_at_too(tmp_path, kind):
 
 def test_a_tied_output_follows_the_output_flag(tmp_path):
     source = source_of([("token_embd.weight", (256, 64)), *SMALL])
-    options = {"type": TYPES["iq4_k"], "output_tensor_type": TYPES["q6_K"]}
+    options = {"type": TYPES["iq4_k"], "flags": Flags(output=TYPES["q6_K"])}
     plan = plan_quantize(source, tmp_path / "o.gguf", **options)
     assert plan.outputs[0].type.name == "q6_K"
-    plan = plan_quantize(source, tmp_path / "o.gguf", token_embedding_type=TYPES["q8_0"], **options)
+    options["flags"] = Flags(token_embedding=TYPES["q8_0"], output=TYPES["q6_K"])
+    plan = plan_quantize(source, tmp_path / "o.gguf", **options)
     assert plan.outputs[0].type.name == "q8_0"
-    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"], leave_output_tensor=True)
+    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"], flags=Flags(leave_output=True))
     assert any("no output.weight" in w for w in plan.warnings)

@@ -79,8 +79,7 @@ def test_toml(tmp_path):
     recipe = load_recipe(path)
     assert [str(r) for r in recipe.rules] == ["ffn=iq4_k"]
     assert recipe.stages["source"] == {"model": "x"}
-    assert recipe.type is not None
-    assert recipe.type.name == "q8_0"
+    assert recipe.type == "Q8_0"
     assert recipe.split_max_size is None
 
 
@@ -138,7 +137,7 @@ def test_toml_values_are_checked(tmp_path, table, key, value, allowed):
         ("rules = 3", "is not a stage"),
         ("[convert]\nouttype='f16'", r"\[convert\] has no key 'outtype'; it may have mla_layout"),
         ("[source]\nrevision='x'", r"\[source\] has no key 'revision'; it may have model"),
-        ("[quantize]\ntype='q4_kk'", r"\[quantize\] type: there is no tensor type 'q4_kk'; near it are q4_K"),
+        ("[quantize]\ntype='q4_kk'", r"\[quantize\] type: there is no file type 'q4_kk'; near it are"),
         ("[validate]\ntext='t'\nbaseline='nope'", r"\[validate\] baseline: there is no tensor type 'nope'"),
         ("[validate]\nmax_kld=0.1", r"\[validate\] max_kld needs text"),
         ("[validate]\nprompt='a'", r"\[validate\] prompt needs text"),
