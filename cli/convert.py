@@ -6,9 +6,10 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..formats import TYPES
 from . import flags
 from .writing import finish
+
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype, which takes long to import
 
 
 @click.command(short_help="Hugging Face checkpoint to GGUF")
@@ -16,10 +17,10 @@ from .writing import finish
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--outtype",
-    type=click.Choice(["f32", "f16", "bf16", "q8_0", "auto"]),
+    type=click.Choice(OUTTYPES),
     default="auto",
     show_default=True,
-    help="auto: f16 for an f16 checkpoint, else bf16.",
+    help="auto: f16 for an f16 checkpoint, else bf16, and experts that are stored in mxfp4 stay in it; mxfp4: all experts do.",
 )
 @click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
 @flags.allow_nonfinite
@@ -44,26 +45,28 @@ def command(
 ) -> None:
     """Convert the Hugging Face checkpoint in folder MODEL to the GGUF file OUT.
 
-    fp8 is decoded on the fly. Norms, routers and biases are written as f32.
+    fp8 is decoded on the fly, mxfp4 is kept or decoded. Norms, routers and biases are written as f32.
 
     \b
     Examples:
       ggufmill convert DeepSeek-V3/ v3-bf16.gguf --split-max-size 50G
       ggufmill convert Llama-3.2-1B/ llama.gguf --outtype q8_0 --dry-run
+      ggufmill convert gpt-oss-20b/ gpt-oss.gguf --outtype mxfp4
     """
     from ..convert import open_source
+    from ..convert.outtype import out_type
     from ..formats.plan import parse_size
     from ..quantize.planning import plan_quantize
 
     source = open_source(model, mla_layout=mla_layout)
-    if outtype == "auto":
-        weights = [t.source_type for t in source.tensors.values() if len(t.shape) > 1]
-        outtype = "f16" if weights and all(t == "f16" for t in weights) else "bf16"
+    weights, rules = out_type(source, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         source,
         out,
-        type=TYPES[outtype],
+        type=weights,
+        rules=rules,
+        allow_requantize=True,
         override_kv=dict(map(flags.parse_override, override_kv)),
         split_max_size=parse_size(split_max_size) if split_max_size else None,
         split_max_tensors=split_max_tensors,

@@ -13,8 +13,9 @@ from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
 from ..formats.source import stamp
 from .config import Config, read_config
-from .decode import Weight, find_scale, scale_block
+from .decode import BLOCKS, SCALES, Weight, find_scale, scale_block
 from .edits import Edit, plain
+from .mxfp4 import Mxfp4Weight
 
 # Ends of names that hold nothing of the model: tables computed again by every runtime, scales of activations and KV cache.
 IGNORED = (
@@ -58,6 +59,7 @@ class Description:
     """What an architecture's module says of a checkpoint.
 
     left_out  beginning of names that have no place in the GGUF -> what they are, for people to read
+    renamed   beginning of names -> what to read it as, before all else: text models inside of multi-modal ones
     """
 
     architecture: str
@@ -66,6 +68,7 @@ class Description:
     n_vocab: int
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
     No tensor data is read. Raises FormatError if a tensor is missing, is there but has no place in the GGUF, or has another
     shape, type or scale than it should: named, with how many others there are.
     """
-    stored, block = checkpoint.stored, scale_block(checkpoint.config)
+    stored, block = _renamed(checkpoint.stored, description.renamed), scale_block(checkpoint.config)
     missing: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
@@ -119,11 +122,14 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
                 missing.append(name)
                 continue
             used.add(name)
-            scale = find_scale(name, stored) if tensor.dtype.startswith("F8_") else None
+            is_packed = name.endswith(BLOCKS)
+            scale = find_scale(name, stored) if is_packed or tensor.dtype.startswith("F8_") else None
             if scale is not None:
                 used.add(scale.name)
-            if tensor.shape == wanted.shape:
-                weights.append(Weight(tensor, scale, block))
+            if is_packed and scale is None:
+                missing.append(name.removesuffix(BLOCKS) + SCALES)
+            elif tensor.shape == wanted.shape:
+                weights.append(Mxfp4Weight(tensor, scale) if is_packed and scale else Weight(tensor, scale, block))
             else:
                 misshapen.append(f"{name} is {list(tensor.shape)}, not {list(wanted.shape)}")
         ready.append((wanted, weights))
@@ -136,6 +142,20 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
     if any(problems):
         raise FormatError(f"{checkpoint.folder}: {'; '.join(p for p in problems if p)}")
     return {wanted.name: wanted.edit(wanted.name, weights) for wanted, weights in ready}, left_out
+
+
+def _renamed(stored: Mapping[str, StoredTensor], renamed: dict[str, str]) -> Mapping[str, StoredTensor]:
+    """The same by the names that the description has. Raises FormatError if two tensors then have one name."""
+    if not renamed:
+        return stored
+    out: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        beginning = next((b for b in renamed if name.startswith(b)), "")
+        own = renamed.get(beginning, "") + name.removeprefix(beginning)
+        if own in out:
+            raise FormatError(f"{tensor.path}: {name} and {out[own].name} are the same tensor to this architecture")
+        out[own] = tensor
+    return out
 
 
 def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str, str]) -> tuple[list[str], list[str]]:

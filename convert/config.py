@@ -51,6 +51,18 @@ class Config:
             raise self.fail(f"{key} is {value!r:.60}; {wanted} that fits float32 is needed")
         return float(value)
 
+    def over(self, defaults: dict[str, Any]) -> Config:
+        """The same keys, those that are absent or null taken from `defaults`."""
+        present = {key: value for key, value in self.values.items() if value is not None}
+        return Config(self.path, defaults | present, self.n_stored)
+
+    def section(self, key: str) -> Config:
+        """The object under a key as a config of its own, such as text_config. Raises FormatError if it is none."""
+        values = self._value(key, None)
+        if not isinstance(values, dict):
+            raise self.fail(f"{key} is {values!r:.60}; an object is needed")
+        return Config(self.path, values, self.n_stored)
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         """true or false. Raises FormatError; without a default also if the key is absent."""
         value = self._value(key, default)

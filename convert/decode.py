@@ -7,6 +7,8 @@ its name); others hold `weight_scale`, one factor per row or one for the whole m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from .config import Config
 Rows = slice | np.ndarray  # of a matrix: a run (start and stop given), or the numbers of single rows in any order
 
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # beside the `weight` that they scale
+BLOCKS, SCALES = "_blocks", "_scales"  # ends of the names of mxfp4 weights and of what scales them
 _FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("F32", "F16", "BF16", "F8_E8M0")
@@ -28,6 +31,7 @@ _METHODS: dict[str, tuple[str, tuple[object, ...]]] = {
     "fbgemm_fp8": ("quant_method", ("fbgemm_fp8",)),
     "compressed-tensors": ("format", ("float-quantized", "naive-quantized")),
     "modelopt": ("quant_algo", ("FP8",)),
+    "mxfp4": ("quant_method", ("mxfp4",)),  # of experts' stacks, whose names say so: see mxfp4.py
 }
 
 
@@ -70,20 +74,21 @@ def _group_block(config: Config, settings: dict) -> object:
 
 
 class Weight:
-    """A matrix of the checkpoint, or a vector as a matrix of one row.
+    """A matrix of the checkpoint, a vector as a matrix of one row, or a stack of matrices one below the other.
 
-    rows, columns  its shape
+    rows, columns  its shape; of a stack, all rows together
     source_type    what is stored, such as 'bf16' or 'f8_e4m3'
     kind           the ggml type of the stored bytes where they are one as they lie, else None
     """
 
-    __slots__ = ("_block", "_scale", "columns", "kind", "rows", "source_type", "stored")
+    __slots__ = ("_block", "_matrix", "_scale", "columns", "kind", "rows", "source_type", "stored")
 
     def __init__(self, stored: StoredTensor, scale: StoredTensor | None = None, block: tuple[int, int] | None = None):
         """scale and block (rows, columns that share a factor) only for fp8. Raises FormatError if they do not fit."""
         shape = stored.shape
         self.stored = stored
-        self.rows, self.columns = (1, shape[0]) if len(shape) == 1 else shape
+        self.rows, self.columns = prod(shape[:-1]), shape[-1]
+        self._matrix = replace(stored, shape=(self.rows, self.columns))
         self.source_type = stored.source_type
         self.kind: TensorType | None = None
         self._scale, self._block = scale, (self.rows, self.columns)
@@ -114,28 +119,30 @@ class Weight:
 
     def read(self, rows: Rows) -> np.ndarray:
         """float32 [number of rows, columns], exact but for the product of an fp8 value with its scale."""
-        words = self._words(rows)
+        words = self.words(rows)
+        if self.stored.dtype in _FP8:
+            return fp8_to_f32(words, self.source_type, self._factors(rows), self._block[1])
+        return self.widened(words)
+
+    def widened(self, words: np.ndarray) -> np.ndarray:
+        """Stored words [rows, columns] of a float type, C-contiguous -> float32 of that shape."""
         match self.stored.dtype:
             case "BF16":
                 return bf16_to_f32(words)
             case "F16":
                 return f16_to_f32(words)
-            case "F32" | "F64":
-                return words.astype(np.float32, copy=False)
-        return fp8_to_f32(words, self.source_type, self._factors(rows), self._block[1])
+        return words.astype(np.float32, copy=False)
 
     def raw(self, rows: Rows) -> np.ndarray:
         """uint8 [number of rows, bytes of a row] as stored; only where `kind` is given."""
-        return self._words(rows).view(np.uint8)
+        return self.words(rows).view(np.uint8)
 
-    def _words(self, rows: Rows) -> np.ndarray:
+    def words(self, rows: Rows) -> np.ndarray:
         """[number of rows, columns] as stored, C-contiguous. For single rows the run that holds them all is read."""
-        if len(self.stored.shape) == 1:
-            return self.stored.rows(0, self.columns).reshape(1, -1)[rows]
         if isinstance(rows, slice):
-            return self.stored.rows(rows.start, rows.stop)
+            return self._matrix.rows(rows.start, rows.stop)
         first = int(rows.min())
-        return self.stored.rows(first, int(rows.max()) + 1)[rows - first]
+        return self._matrix.rows(first, int(rows.max()) + 1)[rows - first]
 
     def _factors(self, rows: Rows) -> np.ndarray:
         """float32 [number of rows, blocks along a row]."""
@@ -149,5 +156,7 @@ class Weight:
 
 def find_scale(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor | None:
     """The tensor that scales the weight of this name, or None."""
+    if name.endswith(BLOCKS):
+        return stored.get(name.removesuffix(BLOCKS) + SCALES)
     stem = name.removesuffix("weight")
     return next((stored[stem + s] for s in SCALE_NAMES if stem + s in stored), None)

@@ -35,7 +35,7 @@ class Attention:
     value: int
 
 
-def describe(config: Config, mla_layout: str) -> Description:
+def deepseek2(config: Config, mla_layout: str) -> Description:
     """Hyper-parameters and tensors. Raises FormatError for what config.json says that cannot be converted."""
     notes: list[str] = []
     for key, supported, what in (

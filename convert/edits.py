@@ -107,6 +107,77 @@ def key_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> E
     return edit
 
 
+def plus_one(name: str, weights: list[Weight]) -> SourceTensor:
+    """A vector with 1 added: Gemma's norms multiply by 1 + weight, GGUF's by the weight."""
+    weight = weights[0]
+    return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
+
+
+def flattened(name: str, weights: list[Weight]) -> SourceTensor:
+    """A matrix of one row as a vector."""
+    weight = weights[0]
+    return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
+
+
+def stack_rows(first: int = 0, step: int = 1) -> Edit:
+    """Of a stack [matrices, rows, columns] every step-th row of each matrix -> ne (columns, rows / step, matrices)."""
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        matrices = weight.stored.shape[0]
+        rows = weight.rows // matrices
+        kept = rows // step
+
+        def order(start: int, stop: int) -> Rows:
+            if step == 1:
+                return slice(start, stop)
+            matrix, at = np.divmod(np.arange(start, stop), kept)
+            return matrix * rows + first + step * at
+
+        return _by_rows(name, (weight.columns, kept, matrices), weight, order)
+
+    return edit
+
+
+def stack_columns(first: int = 0, step: int = 1) -> Edit:
+    """As `stack_rows`, of a stack whose matrices are stored the other way round: [matrices, columns, rows]."""
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        matrices = weight.stored.shape[0]
+        columns, kept = weight.rows // matrices, weight.columns // step
+
+        def words(start: int, stop: int) -> np.ndarray:
+            matrix, at = divmod(start, kept)
+            whole = weight.words(slice(matrix * columns, (matrix + 1) * columns))
+            return np.ascontiguousarray(whole[:, first::step][:, at : at + stop - start].T)
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return weight.widened(words(start, stop))
+
+        def raw(start: int, stop: int) -> np.ndarray:
+            return words(start, stop).view(np.uint8)
+
+        shape = (columns, kept, matrices)
+        return SourceTensor(name, shape, weight.source_type, read, raw if weight.kind else None, weight.kind)
+
+    return edit
+
+
+def every(first: int, step: int) -> Edit:
+    """Of a matrix [rows, columns] every step-th column -> ne (columns / step, rows)."""
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return np.ascontiguousarray(weight.read(slice(start, stop))[:, first::step])
+
+        return SourceTensor(name, (weight.columns // step, weight.rows), weight.source_type, read)
+
+    return edit
+
+
 def constant(make: Callable[[], np.ndarray]) -> Edit:
     """A vector float32 [n] that the checkpoint does not hold; made when the sizes have been found to be right."""
 

@@ -28,10 +28,19 @@ DEFAULT_THETA = 10000.0
 ROPE_KINDS = ("default", "linear", "yarn", "llama3", "dynamic")
 
 
-def common(architecture: str, config: Config, rope: Rope) -> dict[str, Any]:
-    """The keys that every architecture has. Raises FormatError if config.json lacks one."""
-    keys: dict[str, Any] = {f"{architecture}.{key}": np.uint32(config.integer(source)) for key, source in COMMON.items()}
-    keys[f"{architecture}.attention.layer_norm_rms_epsilon"] = np.float32(config.real("rms_norm_eps", positive=True))
+RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # key in the GGUF, key in config.json
+
+
+def common(
+    architecture: str, config: Config, rope: Rope, other: Mapping[str, str] | None = None, norm: tuple[str, str] = RMS_NORM
+) -> dict[str, Any]:
+    """The keys that every architecture has. Raises FormatError if config.json lacks one.
+
+    other: keys beside COMMON's, or other sources for them; norm: those of the epsilon.
+    """
+    sources = COMMON | dict(other or {})
+    keys: dict[str, Any] = {f"{architecture}.{key}": np.uint32(config.integer(source)) for key, source in sources.items()}
+    keys[f"{architecture}.{norm[0]}"] = np.float32(config.real(norm[1], positive=True))
     keys[f"{architecture}.rope.freq_base"] = np.float32(rope.theta)
     return keys
 
@@ -42,11 +51,13 @@ def counts(architecture: str, values: Mapping[str, int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding: base, kind of scaling (of ROPE_KINDS; 'default' is none) and the scaling's own settings."""
+    """Rotary embedding: base, kind of scaling (of ROPE_KINDS; 'default' is none), the scaling's own settings, and the part of
+    a head that is rotated (partial_rotary_factor; 1: all)."""
 
     theta: float
     kind: str
     settings: Config
+    part: float = 1.0
 
     @property
     def factor(self) -> float:
@@ -66,7 +77,10 @@ def read_rope(config: Config) -> Rope:
         raise config.fail(f"rotary scaling of type {kind!r} cannot be converted; known are {', '.join(ROPE_KINDS)}")
     settings = Config(config.path, scaling)
     theta = settings.real("rope_theta", config.real("rope_theta", DEFAULT_THETA, positive=True), positive=True)
-    return Rope(theta, kind, settings)
+    part = settings.real("partial_rotary_factor", config.real("partial_rotary_factor", 1.0, positive=True), positive=True)
+    if part > 1:
+        raise config.fail(f"partial_rotary_factor is {part}; at most 1 is possible")
+    return Rope(theta, kind, settings, part)
 
 
 def rope_scaling(architecture: str, rope: Rope, notes: list[str]) -> dict[str, Any]:
@@ -83,6 +97,12 @@ def rope_scaling(architecture: str, rope: Rope, notes: list[str]) -> dict[str, A
             value = rope.settings.real(name, usual, positive=True)
             if value != usual:
                 keys[f"{prefix}.yarn_{name}"] = np.float32(value)
+        attention = rope.settings.get("attention_factor")
+        if attention is not None:
+            # Readers multiply their own factor, 1 + 0.1 ln(factor), by this one; the model's code has this one alone.
+            own = 1.0 + 0.1 * np.log(rope.factor) if rope.factor > 1 else 1.0
+            factor = rope.settings.real("attention_factor", positive=True) / own
+            keys[f"{prefix}.attn_factor"] = np.float32(factor)
         mscale, everywhere = (rope.settings.real(k, 0.0) for k in ("mscale", "mscale_all_dim"))
         if everywhere:
             # GGUF readers add multiplier * ln(factor) to 1, where the model's own code has 0.1 * mscale_all_dim * ln(factor).
@@ -136,7 +156,7 @@ def size_label(shapes: Mapping[str, tuple[int, ...]]) -> str:
     twice = (".attn_k_b.", ".attn_v_b.") if any(".attn_kv_b." in name for name in shapes) else ()
     experts = _total(s for n, s in shapes.items() if "_exps." in n)
     rest = _total(s for n, s in shapes.items() if "_exps." not in n and not any(t in n for t in twice))
-    count = max((s[2] for n, s in shapes.items() if "_exps." in n), default=0)
+    count = max((s[-1] for n, s in shapes.items() if "_exps." in n), default=0)
     return f"{count}x{_rounded(rest + experts // count)}" if count else _rounded(rest)
 
 

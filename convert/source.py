@@ -13,12 +13,27 @@ from .config import Config
 from .metadata import general, size_label
 from .vocabulary import read_vocabulary
 
-# name in config.json's `architectures` -> module here with `describe(config, mla_layout) -> Description`
+# name in config.json's `architectures` -> MODULE.FUNCTION here, called as function(config, mla_layout) -> Description
 ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "DeepseekV2ForCausalLM": "deepseek",
-    "DeepseekV3ForCausalLM": "deepseek",
+    "LlamaForCausalLM": "llama.llama",
+    "MistralForCausalLM": "llama.mistral",
+    "MixtralForCausalLM": "llama.mixtral",
+    "Qwen2ForCausalLM": "qwen.qwen2",
+    "Qwen2MoeForCausalLM": "qwen.qwen2moe",
+    "Qwen3ForCausalLM": "qwen.qwen3",
+    "Qwen3MoeForCausalLM": "qwen.qwen3moe",
+    "Gemma2ForCausalLM": "gemma.gemma2",
+    "Gemma3ForCausalLM": "gemma.gemma3",
+    "Gemma3ForConditionalGeneration": "gemma.gemma3",
+    "DeepseekV2ForCausalLM": "deepseek.deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek.deepseek2",
+    "Glm4MoeForCausalLM": "glm4.glm4moe",
+    "GptOssForCausalLM": "gpt_oss.gpt_oss",
+    "Ernie4_5ForCausalLM": "ernie.ernie",
+    "Ernie4_5_ForCausalLM": "ernie.ernie",
+    "Ernie4_5_MoeForCausalLM": "ernie.ernie_moe",
+    "HunYuanDenseV1ForCausalLM": "hunyuan.hunyuan_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan.hunyuan_moe",
 }
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
@@ -60,4 +75,5 @@ def _describer(config: Config) -> Callable[[Config, str], Description]:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         said = f"the architecture {name}" if name else "no architecture"
         raise config.fail(f"{said} is named; known are {', '.join(ARCHITECTURES)}")
-    return import_module(f".{ARCHITECTURES[name]}", __package__).describe
+    module, function = ARCHITECTURES[name].split(".")
+    return getattr(import_module(f".{module}", __package__), function)

@@ -37,6 +37,8 @@ class SourceTensor:
                  crosses from one matrix (shape[1] rows) into the next.
     raw          (start, stop) -> the stored bytes uint8 [stop - start, row_bytes], when the source holds `stored` as it is
     stored       the ggml type of those bytes, else None
+    mapped       all of those bytes where they lie, in a mapped file or in memory: uint8 [n_rows, row_bytes], not to be written;
+                 None if there is no such place
     """
 
     name: str
@@ -45,6 +47,7 @@ class SourceTensor:
     read: Callable[[int, int], np.ndarray] = field(repr=False, compare=False)
     raw: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
     stored: TensorType | None = None
+    mapped: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:

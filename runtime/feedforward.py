@@ -1,38 +1,129 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward block: down(activation(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
 import numpy as np
 
-from .weights import Linear, WeightStore
+from .kernels import products
+from .kernels.small import CLAMPED_SWISH, GELU, RUN, SILU, gate_part, gated
+from .threads import Workers
+from .weights import Linear, Tokens, WeightStore
+
+LIMIT = 7.0  # of gpt-oss's activations
 
 
-def silu_times(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """gate * sigmoid(gate) * up, element by element; overwrites gate."""
-    denominator = np.negative(gate)
-    np.exp(denominator, out=denominator)  # overflows to infinity for very negative gates, which gives the right limit: 0
-    denominator += np.float32(1)
-    gate /= denominator
-    gate *= up
-    return gate
+@dataclass(frozen=True)
+class Activation:
+    """activation(gate) * up, element by element; kind is one of kernels.small."""
+
+    kind: int
+
+    def __call__(self, gate: np.ndarray, up: np.ndarray, workers: Workers | None = None) -> np.ndarray:
+        """Two contiguous float32 [n, size] -> the first, overwritten. workers: whom it may be shared out to."""
+        team = workers.ready() if workers is not None and gate.size > RUN else 0
+        gated(team, gate_part.address, self.kind, gate, up, LIMIT)
+        return gate
+
+
+silu_times = Activation(SILU)
+gelu_times = Activation(GELU)  # in the form with tanh (arXiv:1606.08415, section 2)
+clamped_swish_times = Activation(CLAMPED_SWISH)
+
+
+_NO_BIAS = np.zeros((0, 0), np.float32)
+
+
+@cache
+def _parts() -> np.ndarray:
+    return np.array([products.quantise_part.address, products.gate_part.address], np.int64)
+
+
+@lru_cache(1 << 12)
+def _one_matrix(matrix: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Jobs and matrices (see kernels.products) of n tokens that all use the same ones."""
+    return np.array([[[matrix, 0, n, 0]]] * 2, np.int64), np.full(n, matrix, np.int64)
 
 
 class GatedFeedForward:
-    """One dense block, or, with `matrix`, one expert of a stack."""
+    """One dense block, or, with `matrix`, one expert of a stack.
 
-    def __init__(self, gate: Linear, up: Linear, down: Linear):
+    bias: of gate, up and down, those that there are, float32 [matrices, size]
+    """
+
+    def __init__(
+        self,
+        gate: Linear,
+        up: Linear,
+        down: Linear,
+        activation: Activation = silu_times,
+        bias: dict[str, np.ndarray] | None = None,
+    ):
         self.gate, self.up, self.down = gate, up, down
+        self.activation, self.bias = activation, bias or {}
 
     @classmethod
-    def load(cls, store: WeightStore, prefix: str, suffix: str, n_embd: int, n_ff: int, *stack: int) -> GatedFeedForward:
-        """The tensors PREFIXffn_{gate,up,down}SUFFIX.weight; stack = (number of experts,) for an expert stack."""
+    def load(
+        cls,
+        store: WeightStore,
+        prefix: str,
+        suffix: str,
+        n_embd: int,
+        n_ff: int,
+        *stack: int,
+        activation: Activation = silu_times,
+    ) -> GatedFeedForward:
+        """The tensors PREFIXffn_{gate,up,down}SUFFIX.weight, and their .bias where a model has them.
+
+        stack = (number of experts,) for an expert stack.
+        """
+        names = {part: f"{prefix}ffn_{part}{suffix}" for part in ("gate", "up", "down")}
+        sizes = {"gate": n_ff, "up": n_ff, "down": n_embd}
+        present = {part: f"{name}.bias" for part, name in names.items() if f"{name}.bias" in store}
         return cls(
-            store.linear(f"{prefix}ffn_gate{suffix}.weight", n_embd, n_ff, *stack),
-            store.linear(f"{prefix}ffn_up{suffix}.weight", n_embd, n_ff, *stack),
-            store.linear(f"{prefix}ffn_down{suffix}.weight", n_ff, n_embd, *stack),
+            store.linear(f"{names['gate']}.weight", n_embd, n_ff, *stack),
+            store.linear(f"{names['up']}.weight", n_embd, n_ff, *stack),
+            store.linear(f"{names['down']}.weight", n_ff, n_embd, *stack),
+            activation,
+            {part: store.vectors(name, sizes[part], *stack) for part, name in present.items()},
         )
+
+    @cached_property
+    def _plans(self) -> np.ndarray | None:
+        plans = [plan for linear in (self.gate, self.up, self.down) if (plan := linear.plan) is not None]
+        return np.concatenate(plans) if len(plans) == 3 else None
+
+    def for_few(self, x: np.ndarray, jobs: np.ndarray, matrices: np.ndarray) -> np.ndarray | None:
+        """All products of a few tokens at once, or None where that cannot be (or somebody wants to see what is in between).
+
+        x float32 [n, n_embd]; jobs, matrices: as for kernels.products.feed_forward. Returns float32 [len(matrices), n_embd].
+        """
+        store = self.gate.store
+        if self._plans is None or store.observer is not None or store.watch:
+            return None
+        out = np.empty((len(matrices), self.down.rows), np.float32)
+        gate, up = self.bias.get("gate", _NO_BIAS), self.bias.get("up", _NO_BIAS)
+        x, kind = np.ascontiguousarray(x, np.float32), self.activation.kind
+        products.feed_forward(store.workers.ready(), _parts(), self._plans, jobs, matrices, kind, LIMIT, gate, up, x, out)
+        if "down" in self.bias:
+            out += self.bias["down"][matrices]
+        return out
 
     def __call__(self, x: np.ndarray, matrix: int = 0) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_embd]."""
-        hidden = silu_times(self.gate.matmul(x, matrix), self.up.matmul(x, matrix))
-        return self.down.matmul(hidden, matrix)
+        if len(x) <= products.FEW:
+            out = self.for_few(x, *_one_matrix(matrix, len(x)))
+            if out is not None:
+                return out
+        tokens = Tokens(x)
+        gate, up = self.gate.matmul(tokens, matrix), self.up.matmul(tokens, matrix)
+        if "gate" in self.bias:
+            gate += self.bias["gate"][matrix]
+        if "up" in self.bias:
+            up += self.bias["up"][matrix]
+        out = self.down.matmul(self.activation(gate, up, self.gate.store.workers), matrix)
+        if "down" in self.bias:
+            out += self.bias["down"][matrix]
+        return out

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .attention import Span
-from .decoder import Step
+from .cache import Part, part_of
+from .decoder import Settings, Step
 from .norms import RMSNorm
 from .rope import Rope
-from .weights import WeightStore
+from .weights import Together, WeightStore
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Heads:
     n_kv: int
     k_width: int
     v_width: int
+
+
+def cached_parts(heads: Heads, settings: Settings) -> dict[str, Part]:
+    """What a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
+    k, v = settings.cache_types
+    keys, values = (
+        part_of("keys", "-ctk", heads.n_kv, heads.k_width, k),
+        part_of("values", "-ctv", heads.n_kv, heads.v_width, v),
+    )
+    return {"k": keys, "v": values}
 
 
 class GroupedAttention:
@@ -46,7 +57,7 @@ class GroupedAttention:
     ):
         prefix = f"blk.{layer}.attn_"
         outputs = {"q": heads.n * heads.k_width, "k": heads.n_kv * heads.k_width, "v": heads.n_kv * heads.v_width}
-        self.linear = {part: store.linear(f"{prefix}{part}.weight", n_embd, rows) for part, rows in outputs.items()}
+        self.input = Together([store.linear(f"{prefix}{part}.weight", n_embd, rows) for part, rows in outputs.items()])
         self.output = store.linear(f"{prefix}output.weight", heads.n * heads.v_width, n_embd)
         outputs["output"] = n_embd
         names = {part: f"{prefix}{part}.bias" for part in outputs}
@@ -55,18 +66,17 @@ class GroupedAttention:
         self.norm = {part: RMSNorm(store, name, heads.k_width, epsilon) for part, name in names.items() if name in store}
         self.layer, self.heads, self.rope, self.span, self.norm_after_rope = layer, heads, rope, span, norm_after_rope
 
-    def _project(self, part: str, x: np.ndarray, heads: int, width: int) -> np.ndarray:
-        out = self.linear[part].matmul(x)
+    def _with_bias(self, part: str, out: np.ndarray, heads: int, width: int) -> np.ndarray:
         if part in self.bias:
             out += self.bias[part]
-        return out.reshape(len(x), heads, width)
+        return out.reshape(len(out), heads, width)
 
-    def _rotated(self, part: str, x: np.ndarray, heads: int, step: Step) -> np.ndarray:
-        out = self._project(part, x, heads, self.heads.k_width)
+    def _rotated(self, part: str, out: np.ndarray, heads: int, step: Step) -> np.ndarray:
+        out = self._with_bias(part, out, heads, self.heads.k_width)
         if part in self.norm and not self.norm_after_rope:
             out = self.norm[part](out)
         if self.rope is not None:
-            self.rope.rotate(out, step.table(self.rope))
+            self.rope.rotate(out, step.table(self.rope), step.workers)
         if part in self.norm and self.norm_after_rope:
             out = self.norm[part](out)
         return out
@@ -74,9 +84,10 @@ class GroupedAttention:
     def __call__(self, x: np.ndarray, step: Step) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_embd]."""
         heads = self.heads
-        q = self._rotated("q", x, heads.n, step)
-        k = self._rotated("k", x, heads.n_kv, step)
-        v = self._project("v", x, heads.n_kv, heads.v_width)
+        q, k, v = self.input.matmul(x)
+        q = self._rotated("q", q, heads.n, step)
+        k = self._rotated("k", k, heads.n_kv, step)
+        v = self._with_bias("v", v, heads.n_kv, heads.v_width)
         out = self.output.matmul(step.attend(self.layer, q, k, v, self.span))
         if "output" in self.bias:
             out += self.bias["output"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..formats import FormatError
 
 _MISSING: Any = object()
@@ -16,6 +18,10 @@ class Hyper:
     def __init__(self, metadata: Mapping[str, Any], where: str):
         self.metadata, self.where = metadata, where
         self.architecture = str(metadata.get("general.architecture", ""))
+
+    def over(self, defaults: Mapping[str, Any]) -> Hyper:
+        """The same, with values for keys that the metadata lacks."""
+        return Hyper({f"{self.architecture}.{key}": value for key, value in defaults.items()} | dict(self.metadata), self.where)
 
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.metadata
@@ -44,6 +50,18 @@ class Hyper:
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self._get(key, default))
+
+    def flags(self, key: str, n: int) -> list[bool] | None:
+        """n truth values, from a list of them or from a period (all but every period-th are true); None without the key."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if np.ndim(value) == 0:
+            period = self.int(key)
+            return [period == 0 or (i + 1) % period != 0 for i in range(n)]
+        if len(value) < n:
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} has {len(value)} values, not {n}")
+        return [bool(v) for v in value[:n]]
 
     def text(self, key: str, default: str = "") -> str:
         return str(self._get(key, default))

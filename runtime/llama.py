@@ -1,58 +1,162 @@
-"""Graph of the `llama` architecture: grouped-query attention with rotary positions, dense or expert feed-forward."""
+"""Graphs of Llama and of the many architectures built like it: grouped-query attention, gated feed-forward or experts.
+
+What a model has, its tensors say: biases, norms of each head, norms behind a block, experts, a shared expert and its gate are
+used where they are there. Sizes, windows, scales and soft caps are in the metadata. The rest is known by the architecture's
+name and stands in VARIATIONS: a new architecture of this kind is a line there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from .attention import Span
+from .blocks import feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
-from .feedforward import GatedFeedForward
-from .grouped import GroupedAttention, Heads
+from .feedforward import Activation, clamped_swish_times, gelu_times, silu_times
+from .grouped import GroupedAttention, Heads, cached_parts
 from .hyper import Hyper
-from .moe import MixtureOfExperts, Router
-from .norms import RMSNorm
-from .rope import rope_from
+from .moe import SIGMOID
+from .norms import Norm, norm_from
+from .rope import Rope, rope_from
 from .weights import WeightStore
 
 
-def _feed_forward(store: WeightStore, hyper: Hyper, layer: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Dense, or Mixtral's experts: softmax over all, the best few, their weights made to sum to one."""
-    prefix, n_embd, n_ff = f"blk.{layer}.", hyper.int("embedding_length"), hyper.int("feed_forward_length")
-    if f"{prefix}ffn_gate_inp.weight" not in store:
-        return GatedFeedForward.load(store, prefix, "", n_embd, n_ff)
-    n_expert = hyper.int("expert_count")
-    linear = store.linear(f"{prefix}ffn_gate_inp.weight", n_embd, n_expert)
-    router = Router(linear, hyper.int("expert_used_count"), normalise=True)
-    return MixtureOfExperts(router, GatedFeedForward.load(store, prefix, "_exps", n_embd, n_ff, n_expert))
+def _published_scale(layers: int) -> Callable[[Hyper, int], float]:
+    """Gemma's biggest models divide scores by the root of n_embd / n_head, not of a head's size; only their depth says so."""
+
+    def scale(hyper: Hyper, width: int) -> float:
+        is_biggest = hyper.int("block_count") == layers
+        return (hyper.int("embedding_length") / hyper.int("attention.head_count") if is_biggest else width) ** -0.5
+
+    return scale
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What readers of an architecture take for granted.
+
+    pairs         rotary embedding turns neighbouring elements (0, 1), (2, 3), ...; else (0, d/2), (1, d/2 + 1), ...
+    keys          values of metadata keys where a file lacks them
+    local_rope    layers with a window rotate by rope.freq_base_swa, without scaling
+    activation    of a gate, and its product with what it lets through
+    embedding     n_embd -> factor of the embeddings
+    scale         width of a head -> factor of the attention's scores, where the metadata does not say
+    ffn_norm      name of the norm in front of the feed-forward block; post_attention_norm is behind the attention otherwise
+    late_norms    queries and keys are normalised after their rotation instead of before
+    """
+
+    pairs: bool = False
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    local_rope: bool = False
+    activation: Activation = silu_times
+    embedding: Callable[[int], float] = lambda n_embd: 1.0
+    scale: Callable[[Hyper, int], float] = lambda hyper, width: width**-0.5
+    ffn_norm: str = "ffn_norm"
+    late_norms: bool = False
+
+
+NORMALISED = {"expert_weights_norm": True}
+GEMMA2 = {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 2}
+GEMMA2 |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+GEMMA3 = {"attention.sliding_window_pattern": 6, "rope.freq_base_swa": 10000.0}
+GPT_OSS = NORMALISED | {"attention.sliding_window_pattern": 2, "rope.scaling.yarn_truncate": False}
+
+# general.architecture -> how it differs
+VARIATIONS = {
+    "llama": Variation(pairs=True, keys=NORMALISED),
+    "qwen2": Variation(),
+    "qwen2moe": Variation(),
+    "qwen3": Variation(),
+    "qwen3moe": Variation(keys=NORMALISED),
+    "gemma2": Variation(keys=GEMMA2, activation=gelu_times, embedding=math.sqrt, scale=_published_scale(46)),
+    "gemma3": Variation(keys=GEMMA3, activation=gelu_times, embedding=math.sqrt, scale=_published_scale(62), local_rope=True),
+    "glm4moe": Variation(keys={"expert_gating_func": SIGMOID}, ffn_norm="post_attention_norm"),
+    "gpt-oss": Variation(keys=GPT_OSS, activation=clamped_swish_times, ffn_norm="post_attention_norm"),
+    "ernie4_5": Variation(pairs=True),
+    "ernie4_5-moe": Variation(pairs=True, keys=NORMALISED),
+    "hunyuan-dense": Variation(late_norms=True),
+    "hunyuan-moe": Variation(late_norms=True, keys=NORMALISED),
+}
 
 
 def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape."""
+    variation = VARIATIONS[hyper.architecture]
+    hyper = hyper.over(variation.keys)
     n_embd, n_head = hyper.int("embedding_length"), hyper.int("attention.head_count")
-    n_kv, epsilon = hyper.int("attention.head_count_kv", n_head), hyper.float("attention.layer_norm_rms_epsilon")
+    n_kv = hyper.int("attention.head_count_kv", n_head)
+    epsilon = hyper.float(f"attention.layer_norm_{'' if 'attention.layer_norm_epsilon' in hyper else 'rms_'}epsilon")
     k_width = hyper.int("attention.key_length", n_embd // n_head)
     v_width = hyper.int("attention.value_length", n_embd // n_head)
     heads = Heads(n_head, n_kv, k_width, v_width)
-    span = Span(hyper.float("attention.scale", k_width**-0.5))
-    dims = hyper.int("rope.dimension_count", k_width)
-    factors = store.vector("rope_freqs.weight", dims // 2) if "rope_freqs.weight" in store else None
-    rope = rope_from(hyper, dims, True, factors)
+    everywhere, local = _ropes(store, hyper, variation, k_width)
+    spans = _spans(store, hyper, variation, heads)
+
+    def needed(name: str) -> Norm:
+        return norm_from(store, hyper, name, n_embd)
+
+    def norm(name: str) -> Norm | None:
+        return needed(name) if f"{name}.weight" in store else None
+
     blocks = [
         Block(
-            RMSNorm(store, f"blk.{i}.attn_norm.weight", n_embd, epsilon),
-            GroupedAttention(store, i, n_embd, heads, rope, span, epsilon),
-            RMSNorm(store, f"blk.{i}.ffn_norm.weight", n_embd, epsilon),
-            _feed_forward(store, hyper, i),
+            needed(f"blk.{i}.attn_norm"),
+            GroupedAttention(
+                store, i, n_embd, heads, local if span.window else everywhere, span, epsilon, variation.late_norms
+            ),
+            needed(f"blk.{i}.{variation.ffn_norm}"),
+            feed_forward(store, hyper, i, variation.activation),
+            None if variation.ffn_norm == "post_attention_norm" else norm(f"blk.{i}.post_attention_norm"),
+            norm(f"blk.{i}.post_ffw_norm"),
+            scale=hyper.float("residual_scale", 0.0) or 1.0,
         )
-        for i in range(hyper.int("block_count"))
+        for i, span in enumerate(spans)
     ]
     embedding, head = embedding_and_head(store, n_embd)
 
-    def new_cache(limit: int) -> KVCache:
-        return KVCache(len(blocks), {"k": (n_kv, k_width), "v": (n_kv, v_width)}, limit)
+    parts = cached_parts(heads, settings)
 
-    norm = RMSNorm(store, "output_norm.weight", n_embd, epsilon)
-    return Decoder(store, embedding, blocks, norm, head, hyper.int("context_length"), new_cache, settings)
+    def new_cache(limit: int) -> KVCache:
+        return KVCache(len(blocks), parts, limit)
+
+    return Decoder(
+        store,
+        embedding,
+        blocks,
+        needed("output_norm"),
+        head,
+        hyper.int("context_length"),
+        new_cache,
+        settings,
+        embedding_scale=hyper.float("embedding_scale", 0.0) or variation.embedding(n_embd),
+        logit_scale=hyper.float("logit_scale", 0.0) or 1.0,
+        logit_softcap=hyper.float("final_logit_softcapping", 0.0),
+    )
+
+
+def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int) -> tuple[Rope, Rope]:
+    """Of layers that see everything, and of those with a window."""
+    dims = hyper.int("rope.dimension_count", k_width)
+    factors = store.vector("rope_freqs.weight", dims // 2) if "rope_freqs.weight" in store else None
+    everywhere = rope_from(hyper, dims, variation.pairs, factors)
+    if not variation.local_rope:
+        return everywhere, everywhere
+    return everywhere, Rope.plain(hyper.float("rope.freq_base_swa"), dims, variation.pairs)
+
+
+def _spans(store: WeightStore, hyper: Hyper, variation: Variation, heads: Heads) -> list[Span]:
+    """What each layer sees. Layers behind these, for the prediction of several tokens at once, are not run."""
+    layers = hyper.int("block_count") - hyper.int("nextn_predict_layers", 0)
+    window = hyper.int("attention.sliding_window", 0)
+    is_local = hyper.flags("attention.sliding_window_pattern", layers) or [True] * layers
+    scale = hyper.float("attention.scale", 0.0) or variation.scale(hyper, heads.k_width)
+    softcap = hyper.float("attn_logit_softcapping", 0.0)
+    sinks = [f"blk.{i}.attn_sinks.weight" for i in range(layers)]
+    return [
+        Span(scale, window if local else 0, softcap, store.vector(name, heads.n) if name in store else None)
+        for local, name in zip(is_local, sinks, strict=True)
+    ]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from .hyper import Hyper
+from .kernels.small import RUN, normalise, normalise_part
 from .weights import WeightStore
+
+Norm = Callable[[np.ndarray], np.ndarray]
 
 
 class RMSNorm:
@@ -12,15 +18,38 @@ class RMSNorm:
 
     def __init__(self, store: WeightStore, name: str, size: int, epsilon: float):
         self.store, self.name = store, name
-        self.weight, self.epsilon = store.vector(name, size), np.float32(epsilon)
+        self.weight, self.epsilon = np.array(store.vector(name, size)), float(epsilon)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 [..., size] -> a new array of that shape."""
-        mean = np.einsum("...i,...i->...", x, x)
-        mean /= np.float32(x.shape[-1])
-        mean += self.epsilon
-        np.sqrt(mean, out=mean)
-        out = x / mean[..., None]
-        out *= self.weight
-        self.store.check(self.name, out)
+        size = x.shape[-1]
+        out = np.empty(x.shape, np.float32)
+        team = self.store.workers.ready() if x.size > RUN else 0
+        rows = np.ascontiguousarray(x).reshape(-1, size)
+        normalise(team, normalise_part.address, rows, self.weight, self.epsilon, out.reshape(-1, size))
+        if self.store.watch:
+            self.store.check(self.name, out)
         return out
+
+
+class LayerNorm:
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, along the last axis; the bias where a model has one."""
+
+    def __init__(self, store: WeightStore, stem: str, size: int, epsilon: float):
+        """stem: name of the tensors without .weight and .bias."""
+        self.rms = RMSNorm(store, f"{stem}.weight", size, epsilon)
+        self.bias = store.vector(f"{stem}.bias", size) if f"{stem}.bias" in store else None
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """float32 [..., size] -> a new array of that shape."""
+        out = self.rms(x - x.mean(axis=-1, keepdims=True))
+        if self.bias is not None:
+            out += self.bias
+        return out
+
+
+def norm_from(store: WeightStore, hyper: Hyper, stem: str, size: int) -> Norm:
+    """The norm STEM of the kind whose epsilon the metadata has. Raises FormatError for one that is missing."""
+    if "attention.layer_norm_epsilon" in hyper:
+        return LayerNorm(store, stem, size, hyper.float("attention.layer_norm_epsilon"))
+    return RMSNorm(store, f"{stem}.weight", size, hyper.float("attention.layer_norm_rms_epsilon"))

@@ -13,6 +13,8 @@ import numpy as np
 
 from ..formats import PlanError
 from .hyper import Hyper
+from .kernels.small import RUN, rotate, rotate_part
+from .threads import Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,11 @@ class Rope:
     magnitude: float
     interleaved: bool
 
+    @classmethod
+    def plain(cls, base: float, dims: int, interleaved: bool) -> Rope:
+        """Pair i turns by base ** (-2 i / dims) per position."""
+        return cls(base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims), 1.0, interleaved)
+
     @property
     def dims(self) -> int:
         return 2 * len(self.frequencies)
@@ -37,16 +44,10 @@ class Rope:
         angles = positions[:, None] * self.frequencies
         return (self.magnitude * (np.cos(angles) + 1j * np.sin(angles))).astype(np.complex64)
 
-    def rotate(self, x: np.ndarray, table: np.ndarray) -> None:
-        """Rotates x float32 [n, heads, size >= dims] in place; the last axis has to be contiguous."""
-        turn = table[:, None, :]
-        if self.interleaved:
-            pairs = x[..., : self.dims].view(np.complex64)
-            pairs *= turn
-            return
-        half = self.dims // 2
-        pairs = (x[..., :half] + 1j * x[..., half : self.dims]) * turn
-        x[..., :half], x[..., half : self.dims] = pairs.real, pairs.imag
+    def rotate(self, x: np.ndarray, table: np.ndarray, workers: Workers | None = None) -> None:
+        """Rotates x float32 [n, heads, size >= dims] in place; the last axis has to be contiguous. workers: who may help."""
+        team = workers.ready() if workers is not None and x.size > RUN else 0
+        rotate(team, rotate_part.address, x, table, self.interleaved)
 
 
 def yarn_mscale(factor: float, multiplier: float) -> float:
@@ -58,10 +59,11 @@ def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | 
     """The rotation that a model's `rope.*` metadata describes.
 
     dims: rotated elements per head; factors: float32 [dims / 2] of the tensor rope_freqs.weight, which divide the frequencies.
+    YaRN's ramp begins and ends at a whole pair, unless the metadata says otherwise (rope.scaling.yarn_truncate is false).
     Raises PlanError for a kind of scaling that is not known.
     """
     base = hyper.float("rope.freq_base", 10000.0)
-    frequencies = base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
+    frequencies = Rope.plain(base, dims, interleaved).frequencies
     if factors is not None:
         frequencies = frequencies / factors
     kind = hyper.text("rope.scaling.type", "linear" if "rope.scale_linear" in hyper else "none")
@@ -85,8 +87,10 @@ def _yarn(hyper: Hyper, frequencies: np.ndarray, base: float, interleaved: bool)
         """The pair (a real number) that turns so many times within the trained context."""
         return dims * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_of(hyper.float("rope.scaling.yarn_beta_fast", 32.0))), 0)
-    high = min(math.ceil(pair_of(hyper.float("rope.scaling.yarn_beta_slow", 1.0))), dims - 1)
+    low, high = (pair_of(hyper.float(f"rope.scaling.yarn_beta_{k}", v)) for k, v in (("fast", 32.0), ("slow", 1.0)))
+    if hyper.flag("rope.scaling.yarn_truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0, 1)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
     # With a log multiplier the temperature acts on the scores instead (DeepSeek: mscale = mscale_all_dim, which cancel here).

@@ -14,6 +14,7 @@ DTYPES = {
     "float8_e8m0fnu": "F8_E8M0",
     "float64": "F64",
     "int8": "I8",
+    "uint8": "U8",
 }
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 

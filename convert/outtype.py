@@ -1,0 +1,28 @@
+"""What the weights of a checkpoint become when it is converted and no recipe is given."""
+
+from __future__ import annotations
+
+import re
+
+from ..formats import TYPES, TensorSource, TensorType
+from ..quantize.recipe import Rule, parse_rules
+
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")
+EXPERTS = r"_exps\.weight$"
+
+
+def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
+    """A name of OUTTYPES -> the type of all weights, and rules for those that are to have another.
+
+    auto: f16 for a checkpoint in f16, else bf16; what is stored in a quantised type (gpt-oss's experts in mxfp4) stays so.
+    mxfp4: as auto, with all experts in that type, those that are stored in it bit by bit. Others: every weight in that type.
+    """
+    if name not in ("auto", "mxfp4"):
+        return TYPES[name], []
+    weights = [t for t in source.tensors.values() if len(t.shape) > 1]
+    quantised = [t for t in weights if t.stored is not None and not t.stored.is_float]
+    floats = {t.source_type for t in weights if t not in quantised}
+    lines = [f"^{re.escape(t.name)}$={t.stored.name}" for t in quantised if t.stored is not None]
+    if name == "mxfp4":
+        lines = [f"{EXPERTS}={name}"]
+    return TYPES["f16" if floats == {"f16"} else "bf16"], parse_rules("\n".join(lines), f"--outtype {name}")

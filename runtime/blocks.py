@@ -1,0 +1,59 @@
+"""A layer's feed-forward block as its tensors say: dense, or experts with a router, beside a shared expert or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..formats import PlanError
+from .feedforward import Activation, GatedFeedForward, silu_times
+from .hyper import Hyper
+from .moe import SIGMOID, SOFTMAX, GatedShare, MixtureOfExperts, Router
+from .weights import WeightStore
+
+FeedForward = Callable[[np.ndarray], np.ndarray]
+
+
+def feed_forward(store: WeightStore, hyper: Hyper, layer: int, activation: Activation = silu_times) -> FeedForward:
+    """Experts where the layer has a router (ffn_gate_inp). Raises FormatError for missing keys and tensors of a wrong shape."""
+    prefix, n_embd = f"blk.{layer}.", hyper.int("embedding_length")
+    if f"{prefix}ffn_gate_inp.weight" not in store:
+        return GatedFeedForward.load(store, prefix, "", n_embd, hyper.int("feed_forward_length"), activation=activation)
+    n_expert = hyper.int("expert_count")
+    n_ff = hyper.int("expert_feed_forward_length", hyper.int("feed_forward_length", 0))
+    experts = GatedFeedForward.load(store, prefix, "_exps", n_embd, n_ff, n_expert, activation=activation)
+    return MixtureOfExperts(_router(store, hyper, prefix), experts, _shared(store, prefix, n_embd, activation))
+
+
+def _router(store: WeightStore, hyper: Hyper, prefix: str) -> Router:
+    n_expert, gating = hyper.int("expert_count"), hyper.int("expert_gating_func", 0) or SOFTMAX
+    if gating not in (SOFTMAX, SIGMOID):
+        raise PlanError(f"{hyper.where}: expert gating function {gating} is not supported (1 softmax, 2 sigmoid)")
+
+    def vector(*names: str) -> np.ndarray | None:
+        """The first of these that there is."""
+        return next((store.vector(prefix + name, n_expert) for name in names if prefix + name in store), None)
+
+    return Router(
+        store.linear(f"{prefix}ffn_gate_inp.weight", hyper.int("embedding_length"), n_expert),
+        used=hyper.int("expert_used_count"),
+        gating=gating,
+        # The first files left the suffix away.
+        bias=vector("exp_probs_b.bias", "exp_probs_b"),
+        groups=hyper.int("expert_group_count", 0) or 1,
+        groups_used=hyper.int("expert_group_used_count", 0) or 1,
+        normalise=hyper.flag("expert_weights_norm"),
+        scale=hyper.float("expert_weights_scale", 0.0) or 1.0,
+        offset=vector("ffn_gate_inp.bias"),
+    )
+
+
+def _shared(store: WeightStore, prefix: str, n_embd: int, activation: Activation) -> FeedForward | None:
+    """The expert that every token goes to, if there is one; of the width that its tensors have."""
+    if f"{prefix}ffn_up_shexp.weight" not in store:
+        return None
+    n_ff = store.tensor(f"{prefix}ffn_up_shexp.weight").shape[1]
+    shared = GatedFeedForward.load(store, prefix, "_shexp", n_embd, n_ff, activation=activation)
+    gate = f"{prefix}ffn_gate_inp_shexp.weight"
+    return GatedShare(store.vector(gate, n_embd), shared) if gate in store else shared
