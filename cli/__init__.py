@@ -21,7 +21,12 @@ VERBS = {
     "quantize": "Quantise a GGUF or a checkpoint by recipe",
     "repack": "Interleave rows (_R4, _R8) or undo it",
     "perplexity": "Perplexity and KL divergence on a text",
+    "compare": "Errors of layers and weights between two models",
+    "bench": "Speed of prompts and of generation",
+    "sweep-bench": "Speed over the depth of the context",
     "generate": "Continue a prompt",
+    "chat": "Talk with a model in the terminal",
+    "serve": "OpenAI-compatible server and a page to chat",
     "inspect": "Show what a model file holds",
     "recipes": "List and show the recipes that come along",
     "run": "Every stage a recipe names, ending in a report",
@@ -33,7 +38,7 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return import_module(f".{cmd_name}", __package__).command if cmd_name in VERBS else None
+        return import_module(f".{cmd_name.replace('-', '_')}", __package__).command if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):  # from the table: --help need not import every verb

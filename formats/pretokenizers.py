@@ -52,7 +52,13 @@ class PreTokenizer:
 
 
 _GPT2_WORDS = PreTokenizer((_GPT2,))
+_LLAMA3_WORDS = PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True)
+_LLAMA3_MERGED = PreTokenizer((_LLAMA3,))
+_QWEN2_WORDS = PreTokenizer((_QWEN2,))
+_GPT4O_WORDS = PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),))
 _DIGITS_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DEEPSEEK3 = PreTokenizer(
     (
         r"\p{N}{1,3}",
@@ -62,21 +68,23 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 
+# Rules that several names share, with all of their names.
+_SHARED: dict[PreTokenizer, str] = {
+    _GPT2_WORDS: "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum modern-bert exaone4 "
+    "jina-es jina-de jina-v2-es jina-v2-de",
+    _LLAMA3_WORDS: "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    _LLAMA3_MERGED: "dbrx smaug-bpe glm4 chatglm-bpe",
+    _QWEN2_WORDS: "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open grok-2 megrez kormo openpangu",
+    _GPT4O_WORDS: "gpt-4o llama4 kanana2 minimax-m2",
+    _DEEPSEEK3: "deepseek-v3 hunyuan-dense joyai-llm",
+    _DIGITS_THEN_GPT2: "starcoder refact command-r cohere2_moe smollm codeshell exaone minerva-7b mellum2",
+    PreTokenizer((_BLOOM,)): "bloom poro-chat gpt3-finnish",
+    PreTokenizer((_BAILING,)): "bailingmoe bailingmoe2 llada-moe",
+}
+
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    **{name: rule for rule, names in _SHARED.items() for name in names.split()},
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2": _GPT2_WORDS,
-    "phi-2": _GPT2_WORDS,
-    "mpt": _GPT2_WORDS,
-    "olmo": _GPT2_WORDS,
-    "llama-bpe": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
-    "llama3": PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True),
-    "dbrx": PreTokenizer((_LLAMA3,)),
-    "smaug-bpe": PreTokenizer((_LLAMA3,)),
-    "glm4": PreTokenizer((_LLAMA3,)),
-    "chatglm-bpe": PreTokenizer((_LLAMA3,)),
-    "qwen2": PreTokenizer((_QWEN2,)),
-    "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
-    "stablelm2": PreTokenizer((_QWEN2,)),
     "qwen35": PreTokenizer(
         (
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
@@ -90,8 +98,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "tekken": PreTokenizer((_CASED % ("", "", ""),), whole_words=True, add_bos=True),
-    "gpt-4o": PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),)),
-    "llama4": PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),)),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _CASED % (_SHORT, _SHORT, "{1,3}"))),
     "kimi-k2": PreTokenizer(
         (
             r"[\p{Han}]+"
@@ -100,8 +107,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         )
     ),
-    "deepseek-v3": _DEEPSEEK3,
-    "hunyuan-dense": _DEEPSEEK3,
     "deepseek-llm": PreTokenizer(
         (
             r"[\r\n]",
@@ -114,9 +119,18 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _any_of(_CJK) + "+", r"\p{N}")),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    "starcoder": _DIGITS_THEN_GPT2,
-    "refact": _DIGITS_THEN_GPT2,
-    "command-r": _DIGITS_THEN_GPT2,
-    "smollm": _DIGITS_THEN_GPT2,
-    "codeshell": _DIGITS_THEN_GPT2,
+    "viking": PreTokenizer((_BLOOM, r"\p{N}")),
+    "exaone-moe": PreTokenizer(
+        (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+    "jais-2": PreTokenizer(
+        (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+            + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4))
+            + r"\s{1,2}(?!\S)|\s{1}",
+        )
+    ),
 }

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import PlanError
+from ..formats import MillError, PlanError
 from .model import Model, Session
-from .sampling import Sampler, Sampling
+from .sampling import Drawn, Sampler, Sampling
+
+_PROMPT_STEP = 512  # tokens of a prompt that are read between two looks at whether to go on
 
 
 @dataclass
 class Timings:
-    """Tokens and seconds of reading the prompt and of generating."""
+    """Tokens and seconds of reading the prompt and of generating; cached_tokens: of the prompt, known from before."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     prompt_seconds: float = 0.0
     generated_tokens: int = 0
     generated_seconds: float = 0.0
@@ -39,13 +42,15 @@ def generate(
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
     session: Session | None = None,
+    n_probs: int | None = None,
     **sampling: Any,
 ) -> Generation:
     """Text that follows a prompt; iterate over the result to get it piece by piece.
 
     prompt: text (control tokens spelled out in it are recognised) or token ids; n_predict: at most so many tokens, -1: until
     the model ends or the context is full; stop: texts that end the generation and are not given out; session: one to go on
-    with (what it shares with the prompt's beginning is not computed again); sampling: fields of `Sampling` by name.
+    with (what it shares with the prompt's beginning is not computed again); n_probs: note each token's log probability and
+    those of so many most probable ones in `drawn`; sampling: fields of `Sampling` by name.
     Raises PlanError for an empty prompt or sampling settings that make no sense, MillError when the prompt does not fit.
     """
     try:
@@ -55,14 +60,15 @@ def generate(
     ids = model.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else [int(i) for i in prompt]
     if not ids:
         raise PlanError("the prompt is empty and the model has no token to begin a text with")
-    return Generation(model, session or model.session(), ids, n_predict, tuple(stop), ignore_eos, Sampler(settings))
+    return Generation(model, session or model.session(), ids, n_predict, tuple(stop), ignore_eos, Sampler(settings), n_probs)
 
 
 class Generation:
     """A running generation: an iterator over text pieces (whole characters only, never empty).
 
     tokens   generated so far, without the one that ended it
-    reason   why it ended: 'eos', 'length' (n_predict), 'context' (full) or 'stop' (a stop text); '' while it runs
+    drawn    the same with their probabilities, if they were asked for
+    reason   why it ended: 'eos', 'length' (n_predict), 'context' (full), 'stop' (a stop text) or 'cancelled'; '' while it runs
     timings  grows as it runs
     """
 
@@ -75,11 +81,15 @@ class Generation:
         stop: tuple[str, ...],
         ignore_eos: bool,
         sampler: Sampler,
+        n_probs: int | None = None,
     ):
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
+        self.n_probs = n_probs
         self.tokens: list[int] = []
+        self.drawn: list[Drawn] = []
         self.reason = ""
+        self._cancelled = False
         self.timings = Timings()
         self._pieces = self._run()
 
@@ -89,6 +99,10 @@ class Generation:
     def text(self) -> str:
         """Everything that is still to come, in one string."""
         return "".join(self._pieces)
+
+    def cancel(self) -> None:
+        """Ends it after the step under way; may be called from another thread or a signal handler."""
+        self._cancelled = True
 
     def _run(self) -> Iterator[str]:
         stream, held = self.model.tokenizer.stream(), ""
@@ -116,8 +130,14 @@ class Generation:
         began = time.perf_counter()
         logits = self._read_prompt()
         self.timings.prompt_seconds = time.perf_counter() - began
+        if logits is None:
+            self.reason = "cancelled"
+            return
         endings = frozenset() if self.ignore_eos else self.model.tokenizer.endings
         while self.n_predict < 0 or len(self.tokens) < self.n_predict:
+            if self._cancelled:
+                self.reason = "cancelled"
+                return
             began = time.perf_counter()
             if self.tokens:
                 if len(self.session.tokens) >= self.session.n_ctx:
@@ -130,20 +150,36 @@ class Generation:
                 self.reason = "eos"
                 return
             self.tokens.append(token)
+            if self.n_probs is not None:
+                self.drawn.append(Drawn.of(token, logits, self.n_probs))
             self.timings.generated_tokens += 1
             yield token
         self.reason = "length"
 
-    def _read_prompt(self) -> np.ndarray:
-        """Logits after the prompt. The last token is always computed anew: its logits are needed."""
-        known, most = 0, min(len(self.session.tokens), len(self.prompt) - 1)
-        while known < most and self.session.tokens[known] == self.prompt[known]:
-            known += 1
+    def _read_prompt(self) -> np.ndarray | None:
+        """Logits after the prompt, None if cancelled. The last token is always computed anew: its logits are needed."""
+        if len(self.prompt) > self.session.n_ctx:
+            raise MillError(
+                f"the context is full: the prompt has {len(self.prompt)} tokens, {self.session.n_ctx} fit (set n_ctx higher)"
+            )
+        known = common_prefix(self.session.tokens, self.prompt[:-1])
         self.session.rewind(known)
-        self.timings.prompt_tokens = len(self.prompt) - known
-        return self._checked(self.session.feed(self.prompt[known:]))
+        self.timings.cached_tokens = known
+        logits = None
+        for start in range(known, len(self.prompt), _PROMPT_STEP):
+            if self._cancelled:
+                return None
+            logits = self._checked(self.session.feed(self.prompt[start : start + _PROMPT_STEP]))
+            self.timings.prompt_tokens = len(self.session.tokens) - known
+        return logits
 
     def _checked(self, logits: np.ndarray) -> np.ndarray:
         if not np.isfinite(logits).all():
             raise self.model.explain_nonfinite(self.session.tokens)
         return logits
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    most = min(len(a), len(b))
+    return next((i for i in range(most) if a[i] != b[i]), most)

@@ -27,13 +27,17 @@ class Tokenizer:
     def __init__(self, metadata: Mapping[str, Any]):
         """Raises PlanError for a vocabulary that is absent or of an unsupported kind, FormatError for a contradictory one."""
         self.vocabulary = Vocabulary(metadata)
-        pre = PreTokenizer(()) if self.vocabulary.kind == "llama" else _pre_tokenizer(self.vocabulary)
-        build = _sentencepiece if self.vocabulary.kind == "llama" else _byte_level
-        self._merger = build(self.vocabulary, pre)
+        kind = self.vocabulary.kind
+        pre = _pre_tokenizer(self.vocabulary) if kind == "gpt2" else PreTokenizer((), add_bos=True)
+        self._merger = _MERGERS[kind](self.vocabulary, pre)
+        self._prefix = "▁" if kind == "llama" and self.vocabulary.space_prefix else ""
         self.bos, self.eos, self.endings = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.endings
-        default = self.vocabulary.kind == "llama" or pre.add_bos
-        self.add_bos = bool(self.vocabulary.get("add_bos_token", default)) and self.bos is not None
+        self.add_bos = bool(self.vocabulary.get("add_bos_token", pre.add_bos)) and self.bos is not None
         self.add_eos = bool(self.vocabulary.get("add_eos_token", False)) and self.eos is not None
+        add_separator = bool(self.vocabulary.get("add_sep_token", kind == "bert"))
+        self._last = [self.eos] if self.add_eos and self.eos is not None else []
+        if add_separator and self.vocabulary.separator is not None:
+            self._last = [self.vocabulary.separator]
 
     @property
     def n_vocab(self) -> int:
@@ -42,20 +46,18 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        add_special: begin with BOS and end with EOS if the model's metadata says so; parse_special: control tokens that are
-        spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters. Bytes that are no UTF-8, as
-        Python reads them from a command line (surrogateescape), become the tokens of these bytes, or U+FFFD if there are none.
+        add_special: begin with BOS and end with EOS (or BERT's separator) if the model's metadata says so; parse_special:
+        control tokens that are spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters.
+        Bytes that are no UTF-8, as Python reads them from a command line (surrogateescape), become the tokens of these bytes,
+        or U+FFFD if there are none.
         """
         ids: list[int] = [self.bos] if add_special and self.add_bos and self.bos is not None else []
-        prefix = "▁" if self.vocabulary.space_prefix and self.vocabulary.kind == "llama" else ""
         for fragment in self._cut_special(text, parse_special):
             if isinstance(fragment, int):
                 ids.append(fragment)
             elif fragment:
-                ids += self._merge(prefix + fragment)
-        if add_special and self.add_eos and self.eos is not None:
-            ids.append(self.eos)
-        return ids
+                ids += self._merge(self._prefix + fragment)
+        return ids + self._last if add_special else ids
 
     def _merge(self, text: str) -> list[int]:
         """Token ids of a text without special tokens."""
@@ -71,6 +73,8 @@ class Tokenizer:
     def _byte_tokens(self) -> dict[str, int]:
         """Surrogate that stands for a byte -> the byte's own token, where the vocabulary has one."""
         ids, characters = self.vocabulary.ids, byte_characters()
+        if self.vocabulary.kind == "bert":
+            return {}
         names = {b: f"<0x{b:02X}>" if self.vocabulary.kind == "llama" else characters[b] for b in range(0x80, 0x100)}
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
@@ -113,7 +117,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, begins_text: bool = True):
         self._vocabulary, self._skip = tokenizer.vocabulary, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = begins_text and self._vocabulary.space_prefix and self._vocabulary.kind == "llama"
+        self._strip = begins_text and self._vocabulary.space_prefix
 
     def feed(self, token: int) -> str:
         if self._vocabulary.is_control(token):
@@ -171,6 +175,19 @@ def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     return merger
 
 
+def _word_pieces(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
+    """BERT's scheme: words without case and accents, each cut into the longest pieces from its beginning on."""
+    ids: dict[str, int] = {}
+    for i, token in enumerate(vocabulary.tokens):
+        plain = vocabulary.kinds[i] not in (NORMAL, UNUSED)
+        ids.setdefault(token if plain else token[1:] if token.startswith("▁") else f"##{token}", i)
+    unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else "[UNK]"
+    merger = Merger(models.WordPiece(vocab=ids, unk_token=unknown))
+    merger.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
+    merger.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    return merger
+
+
 def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
     """All ways to make a token of two others, best score of the result first."""
     ids = vocabulary.ids
@@ -180,3 +197,6 @@ def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[st
             token = vocabulary.tokens[i]
             merges += [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ids and token[k:] in ids]
     return merges
+
+
+_MERGERS = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_pieces}  # by tokenizer.ggml.model

@@ -18,9 +18,18 @@ _ENDINGS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
         *("<EOT>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<|return|>", "<|call|>", "[EOS]", "<|eot|>"),
+        *("_<EOT>", "[EOT]", "<end_of_utterance>"),
     )
 )
+# Where a vocabulary has these, <|end|> only ends a channel (gpt-oss thinks in one and answers in the next).
+_CHANNELS = frozenset(("<|return|>", "<|call|>"))
 
+# tokenizer.ggml.model -> special tokens where the metadata does not name them; the misspelling is GGUF's
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "gpt2": {},
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102},
+}
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -33,7 +42,10 @@ def byte_characters() -> dict[int, str]:
 
 
 class Vocabulary:
-    """tokens: text of every id; kinds: int array [n]; kind: 'gpt2' (byte-level BPE) or 'llama' (SentencePiece with scores)."""
+    """tokens: text of every id; kinds: int array [n].
+
+    kind: 'gpt2' (byte-level BPE), 'llama' (SentencePiece with scores) or 'bert' (WordPiece, words begin with U+2581).
+    """
 
     def __init__(self, metadata: Mapping[str, Any]):
         """Raises PlanError when there is no vocabulary or its kind is not supported, FormatError when it contradicts itself."""
@@ -41,22 +53,25 @@ class Vocabulary:
         self.kind = str(self.get("model", ""))
         if "tokenizer.ggml.tokens" not in metadata or not self.kind:
             raise PlanError("the model's metadata has no vocabulary (tokenizer.ggml.model and tokenizer.ggml.tokens)")
-        if self.kind not in ("gpt2", "llama"):
-            raise PlanError(f"a vocabulary of kind {self.kind!r} is not supported (tokenizer.ggml.model is gpt2 or llama)")
+        if self.kind not in _DEFAULT_IDS:
+            known = ", ".join(_DEFAULT_IDS)
+            raise PlanError(f"a vocabulary of kind {self.kind!r} is not supported (tokenizer.ggml.model is one of {known})")
         self.tokens: list[str] = list(self.get("tokens", []))
         self.kinds = np.asarray(self.get("token_type", np.full(len(self.tokens), NORMAL)), np.int64)
         if len(self.kinds) != len(self.tokens):
             raise FormatError(f"tokenizer.ggml.token_type has {len(self.kinds)} values for {len(self.tokens)} tokens")
-        byte_level = self.kind == "gpt2"
-        self.bos = self._special("bos", None if byte_level else 1)
-        self.eos = self._special("eos", None if byte_level else 2)
-        self.unknown = self._special("unknown", None if byte_level else 0)
-        self.space_prefix = bool(self.get("add_space_prefix", not byte_level))
+        default = _DEFAULT_IDS[self.kind]
+        self.bos = self.special("bos", self.special("cls", default.get("bos")))
+        self.eos = self.special("eos", default.get("eos"))
+        self.unknown = self.special("unknown", default.get("unknown"))
+        self.separator = self.special("seperator", default.get("seperator"))
+        self.space_prefix = self.kind == "bert" or (self.kind == "llama" and bool(self.get("add_space_prefix", True)))
 
     def get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
-    def _special(self, name: str, default: int | None) -> int | None:
+    def special(self, name: str, default: int | None = None) -> int | None:
+        """Id of the token that the metadata calls NAME_token_id, None if it is not a token. Raises FormatError if no number."""
         value = self.get(f"{name}_token_id", default)
         if value is not None and not isinstance(value, (int, np.integer)):
             raise FormatError(f"tokenizer.ggml.{name}_token_id is {value!r}; it has to be the number of a token")
@@ -74,9 +89,10 @@ class Vocabulary:
     @cached_property
     def endings(self) -> frozenset[int]:
         """Ids after which a model has finished: eos, end of turn or message, and tokens known to mean that."""
-        named = (self._special(name, None) for name in ("eos", "eot", "eom"))
+        named = (self.special(name) for name in ("eos", "eot", "eom"))
         special = {UNKNOWN, CONTROL, USER_DEFINED}
-        texts = (self.ids[text] for text in _ENDINGS if text in self.ids and self.kinds[self.ids[text]] in special)
+        known = _ENDINGS - {"<|end|>"} if self.ids.keys() >= _CHANNELS else _ENDINGS
+        texts = (self.ids[text] for text in known if text in self.ids and self.kinds[self.ids[text]] in special)
         return frozenset([i for i in named if i is not None] + list(texts))
 
     @cached_property
@@ -101,7 +117,7 @@ class Vocabulary:
         text, kind = self.tokens[token], self.kinds[token]
         if kind in (UNKNOWN, CONTROL, USER_DEFINED):
             return text.encode("utf-8", "surrogateescape")
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             if kind == BYTE and _BYTE_TOKEN.fullmatch(text):
                 return bytes([int(text[3:-1], 16)])
             return text.replace("▁", " ").encode("utf-8", "surrogateescape")

@@ -170,3 +170,108 @@ def test_the_repeat_penalty_looks_at_the_last_tokens():
     assert drawn(1, logits, past=[0, 2, 2], repeat_last_n=2, **greedy)[0] == 1
     negative = np.array([-1.0, -1.2, -9.0], np.float32)
     assert drawn(1, negative, past=[0], **greedy)[1] == 1  # a negative logit is made more negative
+
+
+def test_presence_and_frequency_penalties():
+    logits = np.array([2.0, 1.9, 1.5], np.float32)
+    assert drawn(1, logits, past=[0], temp=0, presence_penalty=0.2)[1] == 1
+    assert drawn(1, logits, past=[0, 1], temp=0, presence_penalty=0.2)[0] == 1
+    assert drawn(1, logits, past=[0, 0, 1], temp=0, frequency_penalty=0.15)[1] == 1  # 1.7, 1.75, 1.5
+    assert drawn(1, logits, past=[0, 0, 0, 1, 1], temp=0, frequency_penalty=0.25)[2] == 1
+    assert drawn(1, logits, past=[0, *[2] * 80], temp=0, repeat_last_n=-1, presence_penalty=0.2)[1] == 1
+
+
+def kept_by_definition(logits, top_k, top_p, min_p):
+    """llama.cpp's filters one after the other over the whole sorted vocabulary."""
+    ids = np.lexsort((np.arange(len(logits)), -logits))
+    ids = ids[: top_k or None]
+    p = np.exp(logits[ids] - logits[ids[0]])
+    if top_p < 1:
+        share, keep = 0.0, 0
+        while keep < len(ids) and share < top_p * p.sum():
+            share += p[keep]
+            keep += 1
+        ids, p = ids[:keep], p[:keep]
+    return set(ids[p >= min_p].tolist())
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 2.0, 8.0])
+def test_the_fast_filters_keep_what_the_definition_keeps(scale):
+    random = np.random.default_rng(3)
+    logits = (scale * random.standard_normal(3000)).round(2)  # rounded: many ties
+    for top_k in (0, 1, 40, 2999, 5000):
+        for top_p in (1.0, 0.95, 0.5, 1e-6):
+            for min_p in (0.0, 0.05, 1.0):
+                sampler = Sampler(Sampling(top_k=top_k, top_p=top_p, min_p=min_p))
+                assert set(sampler._candidates(logits).tolist()) == kept_by_definition(logits, top_k, top_p, min_p)
+
+
+def test_equal_logits_are_cut_at_the_lower_ids():
+    logits = np.zeros(600, np.float32)
+    assert set(np.flatnonzero(drawn(500, logits, top_k=3))) == {0, 1, 2}
+    assert drawn(2000, logits, top_p=0.5).nonzero()[0].max() < 300
+
+
+def test_a_large_vocabulary_is_not_sorted_as_a_whole(monkeypatch):
+    """Sorting is what is slow: only what can be kept may be."""
+    sizes, argsort = [], np.argsort
+    monkeypatch.setattr(np, "argsort", lambda x, **options: sizes.append(len(x)) or argsort(x, **options))
+    logits = np.random.default_rng(0).standard_normal(150_000).astype(np.float32) * 5
+    for settings in ({}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0, "top_p": 1.0}):
+        Sampler(Sampling(seed=1, **settings)).pick(logits, [])
+    assert sum(sizes) < 10_000
+
+
+def test_probabilities_of_what_was_drawn(model):
+    running = generate(model, [0, 5, 6], n_predict=4, temp=0, ignore_eos=True, n_probs=3)
+    running.text()
+    assert [drawn.token for drawn in running.drawn] == running.tokens
+    logits = model.logits([0, 5, 6, *running.tokens])[2:-1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for row, drawn_token in zip(expected, running.drawn, strict=True):
+        assert drawn_token.logprob == pytest.approx(row[drawn_token.token], abs=1e-5)
+        assert [i for i, _ in drawn_token.top] == np.argsort(-row, kind="stable")[:3].tolist()
+        assert [p for _, p in drawn_token.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-5)
+    assert generate(model, [0], n_predict=1, temp=0).drawn == []
+
+
+def test_it_can_be_cancelled_between_tokens_and_within_a_prompt(model, monkeypatch):
+    session = model.session()
+    running = generate(model, [0, 5], n_predict=-1, temp=0, ignore_eos=True, session=session)
+    pieces = iter(running)
+    next(pieces)
+    running.cancel()
+    list(pieces)
+    assert running.reason == "cancelled"
+    assert len(running.tokens) < 10
+    assert session.tokens == [0, 5, *running.tokens[:-1]]
+    monkeypatch.setitem(generate.__globals__, "_PROMPT_STEP", 4)
+    running = generate(model, list(range(2, 30)), session=session)
+    feed = session.feed
+    monkeypatch.setattr(session, "feed", lambda tokens: (running.cancel(), feed(tokens))[1])
+    assert running.text() == ""
+    assert running.reason == "cancelled"
+    assert session.tokens == [2, 3, 4, 5]
+
+
+def test_a_prompt_read_in_steps_says_the_same(model, monkeypatch):
+    prompt = [int(i) for i in np.random.default_rng(1).integers(2, 250, 40)]
+    whole = generate(model, prompt, n_predict=5, temp=0, ignore_eos=True)
+    whole.text()
+    monkeypatch.setitem(generate.__globals__, "_PROMPT_STEP", 7)
+    session = model.session()
+    steps = generate(model, prompt, n_predict=5, temp=0, ignore_eos=True, session=session)
+    steps.text()
+    assert steps.tokens == whole.tokens
+    assert (steps.timings.prompt_tokens, steps.timings.cached_tokens) == (40, 0)
+    again = generate(model, prompt, n_predict=5, temp=0, ignore_eos=True, session=session)
+    again.text()
+    assert (again.timings.prompt_tokens, again.timings.cached_tokens) == (1, 39)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temp": float("nan")}, {"top_p": 0}, {"min_p": 2}, {"repeat_last_n": -2}, {"temp": float("inf")}]
+)
+def test_settings_out_of_range(wrong):
+    with pytest.raises(PlanError, match=next(iter(wrong))):
+        Sampling(**wrong)

@@ -1,9 +1,14 @@
 import json
 import os
+import unicodedata
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
 
@@ -30,6 +35,24 @@ def test_published_vocabularies(name):
     expected = [[int(i) for i in line.split()] for line in path.with_suffix(".gguf.out").read_text().split("\n")]
     assert len(texts) == len(expected) > 40
     for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+@cache
+def golden_sample():
+    """The same texts and ids with vocabularies cut down to the tokens that can take part in them."""
+    with np.load(Path(__file__).parents[1] / "data" / "golden_vocabularies.npz") as arrays:
+        return json.loads(arrays["json"].tobytes())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_sample_of_published_vocabularies(name):
+    sample = golden_sample()["vocabularies"][name]
+    tokenizer = Tokenizer({f"tokenizer.ggml.{key}": value for key, value in sample["metadata"].items()})
+    texts = golden_sample()["texts"]
+    assert len(texts) == len(sample["ids"]) > 40
+    for text, ids in zip(texts, sample["ids"], strict=True):
         assert tokenizer.encode(text, add_special=False) == ids, text
         assert tokenizer.decode(ids) == text
 
@@ -166,6 +189,99 @@ def test_sentencepiece_without_a_leading_space(sentencepiece):
     tokenizer = Tokenizer(sentencepiece | {"tokenizer.ggml.add_space_prefix": False})
     assert [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode("ab", add_special=False)] == ["ab"]
     assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
+
+
+def best_pair_first(vocabulary, text):
+    """SentencePiece's definition, step by step: join the neighbours whose joint token scores best, the first of equals."""
+    scores, parts = dict(zip(vocabulary["tokens"], vocabulary["scores"], strict=True)), list(text)
+    while True:
+        joint = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
+        if not joint:
+            return parts
+        i = min(joint)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("abc", min_size=2, max_size=4), unique=True, max_size=20), st.text("abc", max_size=30), st.randoms())
+def test_sentencepiece_follows_its_definition(pieces, text, random):
+    tokens = ["a", "b", "c", *pieces]
+    vocabulary = {"tokens": tokens, "scores": [-99.0] * 3 + [-float(x) for x in random.sample(range(50), len(pieces))]}
+    tokenizer = Tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.add_space_prefix": False,
+            **{f"tokenizer.ggml.{key}": value for key, value in vocabulary.items()},
+        }
+    )
+    assert [tokens[i] for i in tokenizer.encode(text, add_special=False)] == best_pair_first(vocabulary, text)
+
+
+WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "▁un",
+    "▁unaff",
+    "affable",
+    "able",
+    "▁u",
+    "▁café",
+    "▁cafe",
+    "s",
+    "▁!",
+    "▁中",
+    "▁a",
+    "b",
+)
+
+
+@pytest.fixture
+def word_pieces():
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": list(WORDS),
+        "tokenizer.ggml.token_type": np.array([3] * 4 + [1] * (len(WORDS) - 4), np.int32),
+        "tokenizer.ggml.bos_token_id": np.uint32(2),
+        "tokenizer.ggml.seperator_token_id": np.uint32(3),
+        "tokenizer.ggml.unknown_token_id": np.uint32(1),
+    }
+
+
+def longest_first(text):
+    """BERT's definition: words without accents and case, punctuation and Chinese characters alone, longest pieces first."""
+    plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+    apart = "".join(f" {c} " if unicodedata.category(c)[0] == "P" or "\u4e00" <= c <= "\u9fff" else c for c in plain)
+    found = []
+    for word in apart.split():
+        rest, pieces = "▁" + word, []
+        while rest:
+            cut = next((k for k in range(len(rest), 0, -1) if rest[:k] in WORDS), 0)
+            pieces.append(rest[:cut])
+            rest = rest[cut:] if cut else ""
+        found += ["[UNK]"] if "" in pieces else pieces
+    return found
+
+
+def test_word_pieces(word_pieces):
+    tokenizer = Tokenizer(word_pieces)
+    for text in ("Unaffable!", "cafés  UNable", "a中ab!!", "x", "", "ab abx unb\n!"):
+        ids = tokenizer.encode(text, add_special=False)
+        assert [WORDS[i] for i in ids] == longest_first(text), text
+        assert tokenizer.encode(text) == [2, *ids, 3]
+    assert tokenizer.decode(tokenizer.encode("unable ab!")) == "unable ab !"
+    assert tokenizer.encode("[SEP]", parse_special=True) == [2, 3, 3]
+    assert Tokenizer(word_pieces | {"tokenizer.ggml.add_sep_token": False}).encode("a") == [2, WORDS.index("▁a")]
+
+
+def test_a_channels_end_is_no_answers_end(trained):
+    metadata = trained[1]
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens[2:4] = ["<|end|>", "<|return|>"]
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {1, 2, 3}
+    tokens[0] = "<|call|>"
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {0, 1, 3}
 
 
 def test_what_ends_a_generation(trained):

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .sampling import sampling_options, template_option
+from .settings import run_options
+
+if TYPE_CHECKING:
+    from ..runtime.chat import Conversation
+
+_HELP = """\
+/help    this list
+/reset   forget the conversation, keep the system message
+/exit    end (so does Ctrl-D)
+A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
+
+
+@click.command(short_help="Talk with a model in the terminal")
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.option("--system", metavar="TEXT", help="System message: what the model is told before everything else.")
+@template_option
+@click.option(
+    "-n", "--n-predict", type=click.IntRange(-1), default=-1, show_default=True, help="Tokens per answer; -1: no limit."
+)
+@click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
+@sampling_options
+@run_options()
+def command(
+    model: Path,
+    system: str | None,
+    template: str | None,
+    n_predict: int,
+    timings: bool,
+    sampling: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
+
+    Messages are written by the model's own chat template. What has been read once is kept: a new message only costs its own
+    tokens. Messages are lines of the standard input, so that a conversation can come from a file.
+
+    \b
+    Examples:
+      ggufmill chat model-iq4_k.gguf
+      ggufmill chat model.gguf --system "Answer in French." --temp 0
+      echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
+    """
+    from ..convert import open_source
+    from ..runtime import load_model
+    from ..runtime.chat import Conversation, find_template
+
+    loaded = load_model(open_source(model), **settings)
+    conversation = Conversation(loaded, find_template(loaded.metadata, template), system, n_predict, **sampling)
+    if sys.stdin.isatty():
+        click.echo(f"{loaded.metadata.get('general.name') or model.name}. /help shows the commands.", err=True)
+    with _termination_ends():
+        for text in _messages():
+            if text in ("/exit", "/quit"):
+                break
+            elif text == "/reset":
+                conversation.reset()
+            elif text.startswith("/"):
+                unknown = "" if text == "/help" else f"there is no command {text.split()[0]}\n"
+                click.echo(unknown + _HELP, err=True)
+            else:
+                _answer(conversation, text, timings)
+
+
+def _messages() -> Iterator[str]:
+    """What the user types, without blank lines, until the input ends. Ctrl-C drops the line."""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives input() a history and editing)
+    lines: list[str] = []
+    while True:
+        try:
+            line = input(". " if lines and prompt else prompt)
+        except EOFError:
+            if prompt:
+                click.echo()
+            line = ""
+            if not lines:
+                return
+        except KeyboardInterrupt:
+            click.echo("\n/exit or Ctrl-D ends the conversation", err=True)
+            lines = []
+            continue
+        if line.endswith("\\"):
+            lines.append(line[:-1])
+            continue
+        text = "\n".join([*lines, line]).strip()
+        lines = []
+        if text:
+            yield text
+
+
+def _answer(conversation: Conversation, text: str, timings: bool) -> None:
+    from ..formats import MillError
+
+    forgotten = conversation.forgotten
+    try:
+        with _interrupt_cancels(conversation):
+            for piece in conversation.answer(text):
+                click.echo(printable(piece), nl=False)
+    except MillError as error:
+        click.echo(f"ggufmill: {error}", err=True)
+        return
+    click.echo()
+    if conversation.forgotten > forgotten:
+        click.echo(f"(the context is full: the oldest {conversation.forgotten} messages are forgotten)", err=True)
+    running = conversation.running
+    if running is not None and running.reason in ("length", "context", "cancelled"):
+        why = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}[running.reason]
+        click.echo(f"({why})", err=True)
+    if running is not None and timings:
+        t = running.timings
+        click.echo(
+            f"({t.prompt_tokens} prompt tokens, {t.prompt_per_second:.1f} per second, {t.cached_tokens} known; "
+            f"{t.generated_tokens} generated, {t.generated_per_second:.1f} per second)",
+            err=True,
+        )
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a terminal would obey: a model may have learned any."""
+    return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
+
+
+@contextmanager
+def _interrupt_cancels(conversation: Conversation) -> Iterator[None]:
+    """Within this, Ctrl-C ends the answer under way; a second one before it has ended is an interrupt as usual."""
+
+    def once(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        conversation.cancel()
+
+    before = signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _termination_ends() -> Iterator[None]:
+    """SIGTERM is not Ctrl-C here: it ends the program."""
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,81 @@
+"""What model is being served: for /props, /v1/models and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...formats import TYPES, FormatError, PlanError
+from ..model import Model
+
+Json = dict[str, Any]
+
+_LONGEST = 4000  # characters of a metadata text that are shown
+
+# Metadata that tells where a file comes from and how it was made.
+_TOLD = {
+    "general.description": "description",
+    "general.author": "author",
+    "general.organization": "organization",
+    "general.license": "license",
+    "general.size_label": "size_label",
+    "general.quantized_by": "quantized_by",
+    "ggufmill.recipe": "recipe",
+    "ggufmill.version": "made_with",
+    "quantize.imatrix.file": "imatrix",
+    "quantize.imatrix.dataset": "imatrix_text",
+    "quantize.imatrix.entries_count": "imatrix_entries",
+    "quantize.imatrix.chunks_count": "imatrix_chunks",
+}
+
+
+def model_name(model: Model) -> str:
+    """general.name, or the file's name without its ending."""
+    name = model.metadata.get("general.name")
+    return name if isinstance(name, str) and name.strip() else Path(model.source.path).stem or "model"
+
+
+def describe(model: Model) -> Json:
+    """Name, file (without its folder), architecture, sizes, types (largest first), context lengths and the file's own story."""
+    types: dict[str, list[int]] = {}
+    for tensor in model.source.tensors.values():
+        entry = types.setdefault(tensor.source_type, [0, 0, 0])
+        for i, count in enumerate((1, tensor.n_elements, _nbytes(tensor.source_type, tensor.shape))):
+            entry[i] += count
+    n_elements, n_bytes = (sum(entry[i] for entry in types.values()) for i in (1, 2))
+    largest_first = sorted(types.items(), key=lambda item: -item[1][2])
+    metadata = model.metadata
+    return {
+        "name": model_name(model),
+        "file": Path(model.source.path).name,
+        "architecture": model.source.architecture,
+        "parameters": n_elements,
+        "bytes": n_bytes,
+        "bits_per_weight": round(8 * n_bytes / n_elements, 3) if n_elements else 0.0,
+        "types": [{"type": name, "tensors": e[0], "parameters": e[1], "bytes": e[2]} for name, e in largest_first],
+        "layers": len(model.graph.blocks),
+        "vocabulary": model.n_vocab,
+        "n_ctx": model.n_ctx,
+        "n_ctx_train": model.graph.n_context,
+        "about": {name: _plain(metadata[key]) for key, name in _TOLD.items() if key in metadata},
+    }
+
+
+def _nbytes(type_name: str, shape: tuple[int, ...]) -> int:
+    """Bytes in the file; for types that only checkpoints have, by the bits that their name ends with or else 16."""
+    n_rows = int(np.prod(shape[1:], dtype=np.int64))
+    try:
+        return TYPES[type_name].row_bytes(shape[0]) * n_rows
+    except (KeyError, PlanError, FormatError):
+        bits = next((bits for bits in (8, 32, 64, 4) if f"f{bits}" in type_name or f"i{bits}" in type_name), 16)
+        return shape[0] * n_rows * bits // 8
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else value[:_LONGEST] + " ..."
+    return value if isinstance(value, int | float | bool) else str(value)[:_LONGEST]

@@ -1,0 +1,158 @@
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ggufmill.cli import main
+from ggufmill.cli.chat import printable
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import Sampler
+
+DEMO = FOLDER / "demo"
+GREEDY = ("--temp", "0", "-n", "8")
+
+
+@pytest.fixture
+def chat(capsys, monkeypatch):
+    """Talks with the demo model: chat(lines, *options) -> (exit code, stdout, stderr)."""
+
+    def run(text, *options, model=DEMO):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        with pytest.raises(SystemExit) as ended:
+            main(["chat", str(model), *options])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_lines_are_answered(chat):
+    code, out, err = chat("The list is\n\n   \nThe name is\n", *GREEDY, "--timings")
+    assert code == 0
+    assert len(out.strip().splitlines()) >= 2
+    first, second = (line for line in err.splitlines() if "prompt tokens" in line)
+    assert "0 known; 8 generated" in first
+    assert "0 known" not in second
+    assert err.count("(-n tokens are reached)") == 2
+
+
+def test_a_reset_begins_anew(chat):
+    once = chat("The list is\n", *GREEDY)[1]
+    _, out, _ = chat("The list is\n/reset\nThe list is\n", *GREEDY)
+    assert out == 2 * once
+    _, out, _ = chat("The list is\nThe list is\n", *GREEDY)
+    assert out != 2 * once
+
+
+def test_commands(chat):
+    code, out, err = chat("/help\n/nonsense now\n/exit\nnever asked\n", *GREEDY)
+    assert (code, out) == (0, "")
+    assert err.count("/reset   forget the conversation") == 2
+    assert "there is no command /nonsense" in err
+
+
+def test_a_line_can_go_on_in_the_next(chat, monkeypatch):
+    asked = []
+
+    def answer(self, text):
+        asked.append(text)
+        yield "yes"
+
+    monkeypatch.setattr("ggufmill.runtime.chat.Conversation.answer", answer)
+    assert chat("one \\\ntwo\nthree\\", *GREEDY)[1] == "yes\nyes\n"
+    assert asked == ["one \ntwo", "three"]
+
+
+def test_the_system_message_counts(chat):
+    plain, told = (chat("The list is\n", *GREEDY, *more)[1] for more in ((), ("--system", "Return the name of the path")))
+    assert plain != told
+
+
+def test_templates(chat, tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ raise_exception('not today') }}")
+    code, out, err = chat("Hello\nAgain\n", "--template", str(path))
+    assert (code, out) == (0, "")
+    assert err.count("ggufmill: the chat template cannot write these messages: not today") == 2
+    code, _, err = chat("Hello\n", "--template", "klingon")
+    assert code == 1
+    assert err == (
+        "ggufmill: there is no chat template 'klingon' "
+        "(known: alpaca, chatml, deepseek, gemma, glm4, llama3, mistral, phi3, vicuna, zephyr)\n"
+    )
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_program(chat, monkeypatch):
+    picked = []
+
+    def pick(self, logits, past):
+        picked.append(1)
+        if len(picked) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return 300
+
+    monkeypatch.setattr(Sampler, "pick", pick)
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    code, out, err = chat("Hello\nAgain\n", "-n", "7")
+    assert code == 0
+    assert len(picked) == 5 + 7
+    assert err.splitlines() == ["(interrupted)", "(-n tokens are reached)"]
+    assert len(out.splitlines()) >= 2
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_message_that_does_not_fit_is_refused(chat):
+    code, _, err = chat("word " * 200 + "\nThe list is\n", "-c", "64", *GREEDY)
+    assert code == 0
+    assert "the message does not fit" in err
+    assert "(-n tokens are reached)" in err
+
+
+def test_what_a_terminal_would_obey_is_left_out():
+    assert printable("a\x1b[31mb\x07\tc\nd\x9b\x7f é👨‍👩‍👧") == "a[31mb\tc\nd é👨‍👩‍👧"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo terminals")
+def test_in_a_terminal():
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ggufmill", "chat", str(DEMO), *GREEDY],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    seen = ""
+
+    def wait_for(text):
+        nonlocal seen
+        until = time.monotonic() + 90
+        while text not in seen:
+            assert time.monotonic() < until, seen
+            if select.select([ours], [], [], 1)[0]:
+                seen += os.read(ours, 4096).decode("utf-8", "replace")
+        seen = seen.split(text, 1)[1]
+
+    try:
+        wait_for("> ")
+        os.write(ours, b"half a li\x03")
+        wait_for("/exit or Ctrl-D ends the conversation")
+        wait_for("> ")
+        os.write(ours, b"The list is\n")
+        wait_for("(-n tokens are reached)")
+        wait_for("> ")
+        os.write(ours, b"\x04")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

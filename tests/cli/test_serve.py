@@ -1,0 +1,112 @@
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from ggufmill.cli import main
+from ggufmill.recipes import FOLDER
+
+DEMO = FOLDER / "demo"
+
+
+@pytest.fixture
+def start():
+    """start(*options, **environment) -> (process, its URL)"""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    started = []
+
+    def run(*options, **environment):
+        command = [sys.executable, "-m", "ggufmill", "serve", str(DEMO), "--port", "0", *options]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+        )
+        started.append(process)
+        line = process.stderr.readline()
+        found = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
+        assert found, line + process.stderr.read()
+        return process, found[1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def post(url, body, key=None):
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=90) as response:
+        return json.load(response)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_and_ends_in_good_order(start, number):
+    process, url = start("--temp", "0", "--alias", "mine", "-n", "5", GGUFMILL_API_KEY="open-sesame")
+    ask = {"messages": [{"role": "user", "content": "The list"}]}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(f"{url}/v1/chat/completions", ask)
+    assert refused.value.code == 401
+    replies = [post(f"{url}/v1/chat/completions", ask, "open-sesame") for _ in range(2)]
+    texts = {reply["choices"][0]["message"]["content"] for reply in replies}
+    assert len(texts) == 1
+    assert replies[0]["model"] == "mine"
+    assert replies[0]["usage"]["completion_tokens"] <= 5
+    # While an answer runs that would take long: it is ended, not waited for.
+    long = {"prompt": "The", "stream": True, "ignore_eos": True, "max_tokens": -1}
+    headers = {"Authorization": "Bearer open-sesame"}
+    stream = urllib.request.urlopen(
+        urllib.request.Request(f"{url}/v1/completions", json.dumps(long).encode(), headers), timeout=60
+    )
+    assert stream.readline().startswith(b"data: ")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert out == ""
+    assert "5 generated" in err or "ended by eos" in err
+    assert err.endswith("ended\n")
+    assert "Traceback" not in err
+    assert "open-sesame" not in err
+    assert b"shutting down" in stream.read()
+
+
+def test_a_taken_port(capsys):
+    pytest.importorskip("uvicorn")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", str(DEMO), "--port", str(port)])
+    assert ended.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"ggufmill: cannot listen on 127.0.0.1, port {port}: Address already in use")
+    assert message.count("\n") == 1
+
+
+def test_a_bad_template_and_host(capsys):
+    pytest.importorskip("uvicorn")
+    for options, said in (
+        (("--template", "klingon"), "no chat template 'klingon'"),
+        (("--host", "no.such.host.invalid"), "cannot listen"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", str(DEMO), "--port", "0", *options])
+        assert ended.value.code == 1
+        assert said in capsys.readouterr().err
+
+
+def test_without_the_extra_it_is_told_what_to_install(capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("ggufmill.runtime.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(DEMO)])
+    assert ended.value.code == 2
+    assert "pip install 'ggufmill[serve]'" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""A model that recites, and servers for it."""
+
+import dataclasses
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ggufmill.runtime import load_model
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ m.role[0] + ':' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def reciting(tiny):
+    """reciting(text, end=True, n_ctx=512): a model that after ':' recites a text (no byte twice), then ends or goes round."""
+
+    def build(text, end=True, **settings):
+        ids = [2 + ord(":"), *[2 + b for b in text.encode()]]
+        ids.append(1 if end else ids[1])
+        n = tiny.tensors["token_embd.weight"].n_rows
+        directions = np.random.default_rng(0).standard_normal((n, 32)).astype(np.float32)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        head = np.zeros((n, 32), np.float32)
+        for token, following in pairwise(ids):
+            head[following] += 50 * directions[token]
+        arrays = {
+            "token_embd.weight": directions,
+            "output.weight": head,
+            "blk.0.attn_output.weight": np.zeros((32, 32), np.float32),
+            "blk.0.ffn_down.weight": np.zeros((32, 48), np.float32),
+        }
+        tensors = {
+            name: dataclasses.replace(tiny.tensors[name], read=lambda start, stop, array=array: array[start:stop])
+            for name, array in arrays.items()
+        }
+        metadata = tiny.metadata | {
+            "general.name": "Reciter <b>",
+            "llama.context_length": 4096,
+            "tokenizer.chat_template": TEMPLATE,
+            "ggufmill.recipe": "attn=q8_0\nffn=q4_K",
+        }
+        source = dataclasses.replace(tiny, metadata=metadata, tensors=tiny.tensors | tensors)
+        return load_model(source, **({"n_ctx": 512} | settings))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def served():
+    """served(model, **arguments of serve) -> URL of a server that runs in a thread until the tests end."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    from ggufmill.runtime.serve import serve
+
+    stops = []
+
+    def start(model, **arguments):
+        ready, stop, url = threading.Event(), threading.Event(), []
+        arguments = {"port": 0, "options": {"temp": 0}, "stop": stop} | arguments
+        arguments["on_ready"] = lambda address: (url.append(address), ready.set())
+        thread = threading.Thread(target=serve, args=(model,), kwargs=arguments)
+        thread.start()
+        stops.append((arguments["stop"], thread))
+        assert ready.wait(20)
+        return url[0]
+
+    yield start
+    for stop, _ in stops:
+        stop.set()
+    for _, thread in stops:
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,285 @@
+"""Edges of the HTTP interface, without a socket."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import MillError, PlanError
+from ggufmill.runtime import load_model
+
+pytest.importorskip("starlette")
+from starlette.testclient import TestClient
+
+from ggufmill.runtime.serve import Engine, make_app
+from ggufmill.runtime.serve.engine import Busy, End, Job
+
+ANSWER = "Hi <b>you!"
+ASK = {"messages": [{"role": "user", "content": "Hello"}]}
+HERE = "http://127.0.0.1:8080"
+
+
+@pytest.fixture(scope="module")
+def model(reciting):
+    return reciting(ANSWER)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with TestClient(make_app(model, options={"temp": 0}, max_body=20_000), base_url=HERE) as client:
+        yield client
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    return body
+
+
+def test_what_is_no_json_object(client):
+    for content in (b"", b"{", b"\xff", b"[" * 9000):
+        assert error(client.post("/v1/chat/completions", content=content))["code"] == "invalid_json"
+    assert "JSON object" in error(client.post("/v1/completions", json=[1]))["message"]
+
+
+def test_what_is_too_large(client):
+    for content in (b" " * 20_001, (b" " * 1000 for _ in range(21))):
+        assert error(client.post("/v1/chat/completions", content=content), 413)["code"] == "too_large"
+    assert client.post("/v1/chat/completions", content=b" " * 19_000 + json.dumps(ASK).encode()).status_code == 200
+
+
+def test_places_that_are_not_there(client):
+    assert error(client.get("/v1/embeddings"), 404)["type"] == "not_found_error"
+    assert "GET is not possible" in error(client.get("/v1/completions"), 405)["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "1"),
+        ("temperature", -1),
+        ("temperature", [1]),
+        ("top_p", 1.5),
+        ("top_k", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", 1e9),
+        ("seed", "x"),
+        ("stop", {"a": 1}),
+        ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("stream", "yes"),
+        ("model", 3),
+        ("logprobs", 2),
+        ("messages", "Hello"),
+        ("chat_template_kwargs", [1]),
+        ("chat_template_kwargs", {"messages": []}),
+        ("stream_options", 1),
+        ("reasoning_effort", 1),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 1}),
+    ],
+)
+def test_wrong_types_are_named(client, field, value):
+    body = error(client.post("/v1/chat/completions", json=ASK | {field: value}))
+    assert field in body["message"]
+    assert body["param"] == field
+
+
+def test_wrong_messages_are_named(client):
+    for message, where in (
+        ("x", "messages[1]"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "user", "content": 5}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0]"),
+        ({"content": "x"}, "messages[1].role"),
+    ):
+        body = error(client.post("/v1/chat/completions", json={"messages": [*ASK["messages"], message]}))
+        assert body["param"] == where
+
+
+def test_wrong_prompts_are_named(client):
+    for prompt in (None, 5, ["a", "b"], [1.5], [True], {}, [5000], [-1]):
+        assert error(client.post("/v1/completions", json={"prompt": prompt}))["param"] == "prompt"
+    assert client.post("/v1/completions", json={"prompt": ["a:"], "max_tokens": 1}).json()["choices"][0]["text"] == "H"
+    assert client.post("/v1/completions", json={"prompt": "", "max_tokens": 1}).status_code == 200  # begins with BOS
+    assert error(client.post("/v1/completions", json={"prompt": []}))["code"] == "context_length_exceeded"
+
+
+def test_fields_without_effect_are_told(client):
+    response = client.post("/v1/chat/completions", json=ASK | {"cache_prompt": True, "tempreture": 1, "a\nb": 1, "user": "me"})
+    assert response.headers["x-ignored-fields"] == "cache_prompt, tempreture"
+    neutral = {"n": 1, "tools": [], "logit_bias": {}, "response_format": {"type": "text"}, "stop": None, "seed": -1}
+    response = client.post("/v1/chat/completions", json=ASK | neutral)
+    assert response.status_code == 200
+    assert "x-ignored-fields" not in response.headers
+
+
+def test_messages_in_parts_and_developers(client):
+    parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
+    messages = [
+        {"role": "developer", "content": "D"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+    ]
+    assert client.post("/apply-template", json={"messages": messages}).json() == {"prompt": "<s>s:D\nu:Hello\na:\na:"}
+
+
+def test_events_of_a_stream(client):
+    response = client.post("/v1/chat/completions", json=ASK | {"stream": True, "max_tokens": 2})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert [c["choices"][0]["delta"].get("content") for c in chunks] == ["", "H", "i", None]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    timings = chunks[-1]["timings"]
+    assert set(timings) == {"cache_n"} | {
+        f"{part}_{name}" for part in ("prompt", "predicted") for name in ("n", "ms", "per_token_ms", "per_second")
+    }
+    assert timings["predicted_n"] == 2
+
+
+def test_tokens(client):
+    ids = client.post("/tokenize", json={"content": "<s>é"}).json()["tokens"]
+    assert ids == [0, 2 + 0xC3, 2 + 0xA9]
+    assert client.post("/tokenize", json={"content": "<", "add_special": True}).json()["tokens"] == [0, 2 + ord("<")]
+    assert len(client.post("/tokenize", json={"content": "<s>", "parse_special": False}).json()["tokens"]) == 3
+    assert client.post("/detokenize", json={"tokens": ids}).json() == {"content": "<s>é"}
+    assert error(client.post("/tokenize", json={}))["param"] == "content"
+    assert error(client.post("/detokenize", json={"tokens": [258]}))["param"] == "tokens"
+    assert error(client.post("/detokenize", json={"tokens": "x"}))["param"] == "tokens"
+
+
+def test_props_tell_what_is_loaded(client, model):
+    props = client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temp"] == 0
+    assert (props["bos_token"], props["eos_token"], props["total_slots"]) == ("<s>", "</s>", 1)
+    assert "m.content" in props["chat_template"]
+    about = props["model"]
+    elements = sum(t.n_elements for t in model.source.tensors.values())
+    assert (about["name"], about["architecture"], about["parameters"]) == ("Reciter <b>", "llama", elements)
+    assert (about["bytes"], about["bits_per_weight"]) == (4 * elements, 32)
+    assert about["types"] == [{"type": "f32", "tensors": 12, "parameters": elements, "bytes": 4 * elements}]
+    assert (about["n_ctx"], about["n_ctx_train"], about["layers"], about["vocabulary"]) == (512, 4096, 1, 258)
+    assert about["about"] == {"recipe": "attn=q8_0\nffn=q4_K"}
+
+
+def test_health(client):
+    assert client.get("/health").json() == {"status": "ok", "slots_processing": 0, "slots_idle": 1, "waiting": 0}
+
+
+def test_the_page_runs_its_own_script_only(client):
+    response = client.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    for tag in ("script", "style"):
+        (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
+        assert policy[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'"
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|\bon[a-z]+=", response.text)
+    assert response.headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil.example"])
+def test_other_host_names_are_refused_on_the_loopback_address(client, host):
+    for path in ("/", "/props", "/health"):
+        assert error(client.get(path, headers={"host": host}), 403)["code"] == "forbidden_host"
+
+
+def test_names_of_this_machine_are_accepted(client, model):
+    for host in ("localhost", "localhost:9", "127.0.0.1", "127.1.2.3:80", "[::1]:8080"):
+        assert client.get("/health", headers={"host": host}).status_code == 200
+    with TestClient(make_app(model, host="0.0.0.0"), base_url="http://my-server.example") as open_to_all:
+        assert open_to_all.get("/health").status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(client):
+    for origin in ("https://evil.example", "null", "http://localhost:8080", "http://127.0.0.1:9999"):
+        response = client.post("/v1/chat/completions", json=ASK, headers={"origin": origin})
+        assert error(response, 403)["code"] == "forbidden_origin"
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    assert client.post("/v1/chat/completions", json=ASK, headers={"origin": HERE}).status_code == 200
+    assert client.options("/v1/chat/completions", headers={"origin": "https://evil.example"}).status_code in (403, 405)
+
+
+def test_a_key_guards_all_but_the_page_and_health(model):
+    with TestClient(make_app(model, api_key="clé"), base_url=HERE) as client:
+        for path in ("/props", "/v1/models", "/v1/nothing"):
+            response = client.get(path)
+            assert error(response, 401)["type"] == "authentication_error"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert error(client.post("/v1/completions", json={"prompt": "a"}), 401)["code"] == "invalid_api_key"
+        for value in ("Bearer ", "Bearer cl", "Basic clé", "clé", "Bearer clé x"):
+            assert client.get("/props", headers={"authorization": value.encode()}).status_code == 401
+        assert client.get("/props", headers={"authorization": "bearer clé".encode()}).status_code == 200
+        assert client.get("/").status_code == client.get("/health").status_code == 200
+        # With a key, requests that come through another site's page need the key as well: origins do not matter.
+        headers = {"authorization": "Bearer clé".encode(), "origin": b"https://my-frontend.example"}
+        assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_model_without_template_completes(reciting):
+    model = reciting(ANSWER)
+    del model.source.metadata["tokenizer.chat_template"]
+    with TestClient(make_app(model, options={"temp": 0}), base_url=HERE) as client:
+        body = error(client.post("/v1/chat/completions", json=ASK))
+        assert body["code"] == "no_chat_template"
+        assert "--template" in body["message"]
+        assert client.get("/props").json()["chat_template"] is None
+        assert client.post("/v1/completions", json={"prompt": "a:"}).json()["choices"][0]["text"] == ANSWER
+    with TestClient(make_app(model, template="chatml"), base_url=HERE) as client:
+        assert client.post("/apply-template", json=ASK).json()["prompt"].startswith("<|im_start|>user\nHello")
+    with pytest.raises(PlanError, match="no chat template 'nope'"):
+        make_app(model, template="nope")
+    with pytest.raises(PlanError, match="temp"):
+        make_app(model, options={"temp": -1})
+
+
+def test_broken_weights_are_told_and_the_server_goes_on(reciting, tiny):
+    good = reciting(ANSWER)
+    broken = np.full((48, 32), np.nan, np.float32)
+    tensor = dataclasses.replace(tiny.tensors["blk.0.ffn_gate.weight"], read=lambda start, stop: broken[start:stop])
+    tensors = good.source.tensors | {"blk.0.ffn_gate.weight": tensor}
+    model = load_model(dataclasses.replace(good.source, tensors=tensors), n_ctx=64)
+    with TestClient(make_app(model), base_url=HERE) as client:
+        for _ in range(2):
+            assert "blk.0.ffn_gate.weight" in error(client.post("/v1/chat/completions", json=ASK), 500)["message"]
+        stream = client.post("/v1/chat/completions", json=ASK | {"stream": True})
+        last = json.loads(stream.text.split("\n\n")[-3].removeprefix("data: "))
+        assert last["error"]["type"] == "server_error"
+        assert client.get("/health").json()["slots_processing"] == 0
+
+
+def test_the_engine_survives_its_listeners(model):
+    ends = []
+    engine = Engine(model, on_end=ends.append)
+
+    def fails(event):
+        raise RuntimeError("nobody listens any more")
+
+    try:
+        engine.submit(Job([0, 2 + ord(":")], {"temp": 0}, fails))
+        done = []
+        engine.submit(Job([0, 2 + ord(":")], {"temp": 0}, done.append))
+        engine.submit(Job([0], {"heat": 1}, done.append))
+    finally:
+        until = time.monotonic() + 10
+        while len(ends) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        engine.close()
+    assert [end.reason for end in ends[:2]] == ["cancelled", "eos"]
+    assert "".join(event.text for event in done[:-2]) == ANSWER
+    assert isinstance(done[-1], End)
+    assert isinstance(done[-1].error, MillError)
+    with pytest.raises(Busy, match="shutting down"):
+        engine.submit(Job([0], {}, fails))
