@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from . import flags
+from .settings import load, run_options
 
 
 @click.command(short_help="Continue a prompt")
@@ -18,11 +19,11 @@ from . import flags
 @click.option("--min-p", type=float, default=0.05, show_default=True, help="0: off.")
 @click.option("--repeat-penalty", type=float, default=1.0, show_default=True, help="1: off.")
 @click.option("-s", "--seed", type=int, help="The same seed gives the same text.")
-@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(4), help="Context, tokens. [default: the model's]")
+@run_options()
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @flags.as_json
 def command(
-    model: Path, prompt: str, n_predict: int, n_ctx: int | None, ignore_eos: bool, as_json: bool, **sampling: Any
+    model: Path, prompt: str, n_predict: int, ignore_eos: bool, as_json: bool, settings: dict[str, Any], **sampling: Any
 ) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
@@ -31,12 +32,10 @@ def command(
     import json
 
     from ..convert import open_source
-    from ..runtime import load_model
     from ..runtime.generate import generate
 
-    loaded = load_model(open_source(model))
-    session = loaded.session(n_ctx)
-    running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, session=session, **sampling)
+    loaded = load(open_source(model), settings)
+    running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, **sampling)
     pieces = []
     if not as_json:
         click.echo(prompt.encode("utf-8", "surrogateescape"), nl=False)  # its bytes as they were given

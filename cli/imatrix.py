@@ -9,6 +9,7 @@ import numpy as np
 
 from . import flags
 from .console import chunk_progress, emit, table, warn
+from .settings import load, run_options
 from .writing import protect
 
 
@@ -39,7 +40,7 @@ def command() -> None:
 @click.option(
     "-o", "--output", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".dat: legacy format."
 )
-@flags.ctx
+@run_options(n_ctx=512)
 @flags.chunks
 @click.option("--process-output", is_flag=True, help="Collect data for output.weight too.")
 @click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also save after every N windows.")
@@ -49,12 +50,12 @@ def compute(
     model: Path,
     text: Path,
     out: Path,
-    n_ctx: int,
     chunks: int | None,
     process_output: bool,
     save_frequency: int,
     force: bool,
     as_json: bool,
+    settings: dict[str, Any],
 ) -> None:
     """Run a calibration text through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
 
@@ -63,20 +64,19 @@ def compute(
     from ..convert import open_source
     from ..formats import PlanError
     from ..imatrix.collect import collect
-    from ..runtime import load_model
 
     source = open_source(model)
     protect([out], [*source.files, text])
     if out.exists() and not force:
         raise PlanError(f"{out} exists; use --force to replace it")
-    loaded = load_model(source)
+    loaded = load(source, settings)
     tokens = loaded.tokenizer.encode(text.read_text("utf-8", "replace"))
     with chunk_progress("imatrix", quiet=as_json) as progress:
         imatrix, result = collect(
             loaded,
             tokens,
             dataset=text.name,
-            n_ctx=n_ctx,
+            n_ctx=settings["n_ctx"],
             chunks=chunks,
             process_output=process_output,
             save_frequency=save_frequency,

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from .errors import MillError
 
 ROOT = Path(__file__).parent.parent
 _PACKAGE = __name__.rpartition(".formats")[0]
+_choosing_folder = threading.RLock()
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
@@ -36,13 +38,27 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     if function is None:
         return lambda f: kernel(f, **options)
     options.setdefault("error_model", "numpy")
+    return _with_cache(numba.njit(nogil=True, cache=True, **options), function)
+
+
+def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
+    """The function compiled at once, for one signature of plain numbers, to be called by its `.address` (as `numba.cfunc`).
+
+    It may call kernels, and nothing may be raised in it.
+    """
+    options.setdefault("error_model", "numpy")
+    return _with_cache(numba.cfunc(signature, cache=True, **options), function)
+
+
+def _with_cache(decorate: Callable[[Callable], Any], function: Callable) -> Any:
     _check_processor()
-    before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
-    numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]
-    try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
+    with _choosing_folder:
+        before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
+        numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]
+        try:
+            return decorate(function)
+        finally:
+            numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
 @cache

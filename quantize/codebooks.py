@@ -48,14 +48,26 @@ class Codebook:
     near: np.ndarray
 
 
+def _stored(name: str) -> tuple[np.ndarray, int, int]:
+    """Packed points of a codebook, their elements, bits of a level."""
+    with np.load(Path(__file__).with_name("codebooks.npz")) as file:
+        points = file[name]
+    return points, *((8, 2) if len(_LEVELS[name]) == 3 else (4, 4))
+
+
+def vectors_of(name: str) -> np.ndarray:
+    """What the points of a codebook stand for, float32 [points, elements of a point]."""
+    points, size, bits = _stored(name)
+    levels = points[:, None] >> bits * np.arange(size, dtype=np.uint16) & ((1 << bits) - 1)
+    return np.array(_LEVELS[name], np.float32)[levels]
+
+
 @cache
 def codebook(name: str) -> Codebook:
     """The codebook of that name, its near points worked out (some tenths of a second)."""
     levels = _LEVELS[name]
-    with np.load(Path(__file__).with_name("codebooks.npz")) as file:
-        points = file[name]
+    points, size, bits = _stored(name)
     count = len(levels)
-    size, bits = (8, 2) if count == 3 else (4, 4)
     shifts = bits * np.arange(size, dtype=np.uint16)
     digits = count ** np.arange(size)
     ranks = np.zeros((2, 256), np.uint16)

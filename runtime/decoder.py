@@ -8,45 +8,75 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .attention import Span, causal_attention
-from .cache import KVCache
-from .norms import RMSNorm
+from .cache import KVCache, Rows, Task
+from .flash import Segment, attend, run_tasks
+from .norms import Norm
 from .rope import Rope
 from .threads import Workers, one_blas_thread
 from .weights import Linear, WeightStore
+
+SCORES_BYTES = 2 << 20  # scores that a thread has in hand: about what its own cache holds
 
 
 @dataclass(frozen=True)
 class Settings:
     """How a model is run; every field can be given to `load_model` by name.
 
-    n_ctx         tokens a session may hold; None: the context length that the model was trained for
-    cache_bytes   decoded float32 weights kept in memory
-    threads       cores used; None: all that the process may use
-    batch         tokens per pass: more use big matrices better, fewer take less memory for activations
-    scores_bytes  attention scores that a thread computes at a time
-    mla           latent attention: 'expand' keys and values from the latents, 'absorb' their matrices into query and output,
-                  or 'auto': whichever multiplies less for the tokens at hand. The same numbers up to rounding.
+    n_ctx             tokens a session may hold; None: the context length that the model was trained for
+    cache_bytes       decoded float32 weights kept in memory
+    threads           cores used; None: all that the process may use
+    batch             tokens of several sequences taken on together
+    ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
+    parallel          sequences that a server works on at once, each with n_ctx tokens of its own
+    cache_k, cache_v  types of the cached keys and values; None: f16, or f32 with `exact`. With mla 2 and 3 only cache_k counts.
+    flash             attention that never stores its scores; without it they are, within `attention_bytes`
+    attention_bytes   most that attention takes for scores, or for keys and values that it expands from latents
+    mla               latent attention: 0 caches each head's keys and values; 1 caches the latents for keys and for values apart
+                      and absorbs the matrices of both into query and output; 2 caches the latents once and expands keys and
+                      values from them; 3 caches them once and does whichever multiplies less for the tokens at hand. The same
+                      numbers up to rounding.
+    repack            weights are interleaved (as `repack` does for files) when they are loaded
+    expert_reduction  (n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least
+                      share times the strongest
+    exact             weights multiply as float32, without rounding the activations to eight bits first
     """
 
     n_ctx: int | None = None
     cache_bytes: int = 4 << 30
     threads: int | None = None
     batch: int = 2048
-    scores_bytes: int = 2 << 20
-    mla: str = "auto"
+    ubatch: int = 2048
+    parallel: int = 1
+    cache_k: str | None = None
+    cache_v: str | None = None
+    flash: bool = True
+    attention_bytes: int = 512 << 20
+    mla: int = 3
+    repack: bool = False
+    expert_reduction: tuple[int, float] | None = None
+    exact: bool = False
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """Of keys and of values."""
+        usual = "f32" if self.exact else "f16"
+        return self.cache_k or usual, self.cache_v or usual
 
 
 @dataclass
 class Step:
     """One pass: the tokens of several sequences, concatenated.
 
-    segments   the cache of each sequence and the rows that are its tokens
-    positions  int64 [n], each token's place in its own sequence
+    segments      the cache of each sequence and the rows that are its tokens
+    positions     int64 [n], each token's place in its own sequence
+    flash         attention whose scores are never stored
+    scores_bytes  without flash: for the scores that a thread has in hand
     """
 
     segments: list[tuple[KVCache, slice]]
     positions: np.ndarray
     workers: Workers
+    flash: bool
     scores_bytes: int
     _tables: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -62,39 +92,138 @@ class Step:
 
         q float32 [n, heads, width], k [n, kv heads, width], v [n, kv heads, value width] -> [n, heads * value width].
         """
-        n_kv, v_width = v.shape[1:]
-        q *= np.float32(span.scale)
-        mixed = np.empty((len(q), q.shape[1] * v_width), np.float32)
-        for cache, rows in self.segments:
-            keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
-            queries = q[rows].reshape(-1, n_kv, q.shape[1] // n_kv, q.shape[2]).transpose(1, 2, 0, 3)
-            result = causal_attention(queries, keys, values, self.scores_bytes, self.workers, span)
-            mixed[rows] = result.transpose(2, 0, 1, 3).reshape(-1, mixed.shape[1])
-        return mixed
+        before = self._put(layer, {"k": k, "v": v})
+        return self._look(layer, q, ("k", "v"), v.shape[1:], span, self.segments, before)
+
+    def put(self, layer: int, rows: dict[str, np.ndarray]) -> None:
+        """Appends to the caches of `layer`: name -> float32 [n, heads, width]."""
+        run_tasks(self._put(layer, rows), self.workers)
+
+    def look(
+        self,
+        layer: int,
+        q: np.ndarray,
+        names: tuple[str, str],
+        v_shape: tuple[int, ...],
+        span: Span,
+        segments: list[tuple[KVCache, slice]],
+    ) -> np.ndarray:
+        """Attention of q [n, heads, width] over what is cached under two names as keys and values (their first elements).
+
+        v_shape: heads and width of the values. Returns [n, heads * value width]; rows of other segments are left as they are.
+        """
+        return self._look(layer, q, names, v_shape, span, segments, [])
+
+    def _put(self, layer: int, rows: dict[str, np.ndarray]) -> list[Task]:
+        tasks = [cache.put(layer, name, new[at]) for cache, at in self.segments for name, new in rows.items()]
+        return [task for task in tasks if task is not None]
+
+    def _look(
+        self,
+        layer: int,
+        q: np.ndarray,
+        names: tuple[str, str],
+        v_shape: tuple[int, ...],
+        span: Span,
+        segments: list[tuple[KVCache, slice]],
+        before: list[Task],
+    ) -> np.ndarray:
+        (n_kv, v_width), (k_name, v_name) = v_shape, names
+        out = np.empty((len(q), q.shape[1], v_width), np.float32)
+        if self.flash:
+            parts = []
+            for cache, at in segments:
+                new = at.stop - at.start
+                keys, values = cache.rows(layer, k_name, new), cache.rows(layer, v_name, new)
+                parts.append(Segment(np.ascontiguousarray(q[at]), keys, values, cache.length, out[at]))
+            attend(parts, n_kv, span, self.workers, before)
+            return out.reshape(len(q), -1)
+        run_tasks(before, self.workers)
+        for cache, at in segments:
+            new = at.stop - at.start
+            keys, values = cache.read(layer, k_name, new), cache.read(layer, v_name, new)[..., :v_width]
+            self._plain(q[at], keys, values, out[at], span)
+        return out.reshape(len(q), -1)
+
+    def over(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, span: Span, workers: Workers) -> None:
+        """Attention of q [n, heads, width] over k [heads, m, width] and v [heads, m, value width], rows filled up to a multiple
+        of sixteen numbers with zeros, into out [n, heads, value width]: float32, C-contiguous, m >= n."""
+        if self.flash:
+            attend([Segment(q, Rows.of(k), Rows.of(v), k.shape[1] - len(q), out)], len(k), span, workers)
+        else:
+            self._plain(q, k[..., : q.shape[2]], v[..., : out.shape[2]], out, span)
+
+    def _plain(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray, span: Span) -> None:
+        n, heads, width = q.shape
+        queries = (q * np.float32(span.scale)).reshape(n, len(keys), heads // len(keys), width).transpose(1, 2, 0, 3)
+        result = causal_attention(queries, keys, values, self.scores_bytes, self.workers, span)
+        out[...] = result.transpose(2, 0, 1, 3).reshape(out.shape)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: x += attention(attn_norm(x)); x += feed_forward(ffn_norm(x))."""
+    """One layer: x += attention(attn_norm(x)); x += feed_forward(ffn_norm(x)).
 
-    attn_norm: RMSNorm
+    attn_norm, ffn_norm  None: the block sees x as it is
+    attn_post, ffn_post  norms of what is added, where a model has them
+    scale                factor of what is added
+    parallel             both blocks see the same x, instead of the second what the first has added
+    """
+
+    attn_norm: Norm | None
     attention: Callable[[np.ndarray, Step], np.ndarray]
-    ffn_norm: RMSNorm
+    ffn_norm: Norm | None
     feed_forward: Callable[[np.ndarray], np.ndarray]
+    attn_post: Norm | None = None
+    ffn_post: Norm | None = None
+    scale: float = 1.0
+    parallel: bool = False
+
+    def attended(self, x: np.ndarray, step: Step) -> np.ndarray:
+        """What the attention adds to x."""
+        out = self.attention(self.attn_norm(x) if self.attn_norm is not None else x, step)
+        return self._added(out, self.attn_post)
+
+    def fed_forward(self, x: np.ndarray) -> np.ndarray:
+        """What the feed-forward block adds to x."""
+        out = self.feed_forward(self.ffn_norm(x) if self.ffn_norm is not None else x)
+        return self._added(out, self.ffn_post)
+
+    def _added(self, out: np.ndarray, post: Norm | None) -> np.ndarray:
+        if post is not None:
+            out = post(out)
+        if self.scale != 1:
+            out *= np.float32(self.scale)
+        return out
+
+
+OnLayer = Callable[[int, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A whole graph. n_context: the length it was trained for; new_cache: (tokens at most) -> what a sequence keeps."""
+    """A whole graph.
+
+    n_context        the length it was trained for
+    new_cache        (tokens at most) -> what a sequence keeps
+    embedding_scale  factor of the embeddings
+    logit_scale      factor of the logits
+    logit_softcap    logits become softcap * tanh(logit / softcap); 0: not
+    on_layer         each is called as (layer, its output float32 [n, n_embd], to be read only) in every pass
+    """
 
     store: WeightStore
     embedding: Linear
     blocks: list[Block]
-    norm: RMSNorm
+    norm: Norm
     head: Linear
     n_context: int
     new_cache: Callable[[int], KVCache]
     settings: Settings
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    on_layer: list[OnLayer] = field(default_factory=list)
 
     @property
     def n_vocab(self) -> int:
@@ -111,16 +240,24 @@ class Decoder:
             segments.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))
             row += count
-        step = Step(segments, np.concatenate(positions), self.store.workers, self.settings.scores_bytes)
+        settings = self.settings
+        scores_bytes = min(settings.attention_bytes, SCORES_BYTES)
+        step = Step(segments, np.concatenate(positions), self.store.workers, settings.flash, scores_bytes)
         # NaN and infinity are looked for in the results, not reported by the hardware.
         with one_blas_thread(), np.errstate(all="ignore"):
             x = self.embedding.lookup(tokens)
             self.store.check(self.embedding.name, x)
+            if self.embedding_scale != 1:
+                x *= np.float32(self.embedding_scale)
             for number, block in enumerate(self.blocks):
-                x += block.attention(block.attn_norm(x), step)
+                attended = block.attended(x, step)
+                fed_forward = block.fed_forward(x) if block.parallel else None
+                x += attended
                 self.store.check(f"the attention of layer {number}", x)
-                x += block.feed_forward(block.ffn_norm(x))
+                x += block.fed_forward(x) if fed_forward is None else fed_forward
                 self.store.check(f"layer {number}", x)
+                for told in self.on_layer:
+                    told(number, x)
             x = self.norm(x)
         for cache, count in caches:
             cache.commit(count)
@@ -129,7 +266,14 @@ class Decoder:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""
         with one_blas_thread(), np.errstate(all="ignore"):
-            return self.head.matmul(hidden)
+            logits = self.head.matmul(hidden)
+            if self.logit_scale != 1:
+                logits *= np.float32(self.logit_scale)
+            if self.logit_softcap:
+                logits /= np.float32(self.logit_softcap)
+                np.tanh(logits, out=logits)
+                logits *= np.float32(self.logit_softcap)
+            return logits
 
 
 def embedding_and_head(store: WeightStore, n_embd: int) -> tuple[Linear, Linear]:

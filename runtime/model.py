@@ -16,14 +16,19 @@ from . import deepseek2, llama
 from .cache import KVCache
 from .decoder import Decoder, Settings
 from .hyper import Hyper
-from .threads import cores
+from .moe import MixtureOfExperts
+from .repacked import repacked
+from .threads import Workers, cores
 from .tokenizer import Tokenizer
 from .weights import Observer, WeightStore
+
+_PLAIN_TYPES = ("f32", "f16", "bf16")
+_PLAIN = "f32, f16 and bf16"
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {
     "deepseek2": deepseek2.build,
-    "llama": llama.build,
+    **dict.fromkeys(llama.VARIATIONS, llama.build),
 }
 
 
@@ -38,24 +43,49 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         if name not in known:
             raise PlanError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
     chosen = Settings(**settings)
-    for name in ("batch", "n_ctx", "threads", "scores_bytes"):
+    for name in ("batch", "ubatch", "parallel", "n_ctx", "threads", "attention_bytes"):
         value = getattr(chosen, name)
         if value is not None and value < 1:
             raise PlanError(f"setting {name} has to be positive, not {value}")
+    if chosen.mla not in range(4):
+        raise PlanError(f"setting mla is one of 0, 1, 2, 3, not {chosen.mla!r}")
+    if not chosen.flash and chosen.cache_v not in (None, *_PLAIN_TYPES):
+        raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {_PLAIN} work")
     source = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
     build = GRAPHS.get(source.architecture)
     if build is None:
         known_names = ", ".join(sorted(GRAPHS))
         raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {known_names})")
-    store = WeightStore(source, chosen.cache_bytes, chosen.threads or cores())
-    return Model(source, build(store, Hyper(source.metadata, source.path), chosen), chosen)
+    packed_bytes = 0
+    if chosen.repack:
+        source, packed_bytes = repacked(source, Workers(chosen.threads or cores()))
+    store = WeightStore(source, chosen.cache_bytes, chosen.threads or cores(), chosen.exact)
+    graph = build(store, Hyper(source.metadata, source.path), chosen)
+    if chosen.expert_reduction is not None:
+        _reduce_experts(graph, *chosen.expert_reduction)
+    return Model(source, graph, chosen, packed_bytes)
+
+
+def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
+    if least < 1 or not 0 < share <= 1:
+        raise PlanError(f"-ser {least},{share}: at least 1 expert, and a share above 0 and not above 1")
+    mixtures = [block.feed_forward for block in graph.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
+    if not mixtures:
+        raise PlanError(f"-ser {least},{share} has nothing to act on: {graph.store.source.path} has no experts")
+    for mixture in mixtures:
+        mixture.reduction = (least, share)
 
 
 class Model:
-    """A model that is ready to run. `graph` is its architecture's; `settings` are those it was loaded with."""
+    """A model that is ready to run.
 
-    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings):
-        self.source, self.graph, self.settings = source, graph, settings
+    graph         its architecture's
+    settings      those it was loaded with
+    packed_bytes  memory taken by weights that were interleaved when it was loaded
+    """
+
+    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings, packed_bytes: int = 0):
+        self.source, self.graph, self.settings, self.packed_bytes = source, graph, settings, packed_bytes
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -96,6 +126,11 @@ class Model:
         """
         return self.head(self.hidden([(self.new_cache(len(tokens)), tokens)])[0])
 
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """What a token takes in a sequence's cache."""
+        return self.graph.new_cache(1).token_bytes
+
     def new_cache(self, limit: int) -> KVCache:
         """An empty cache for a sequence of at most `limit` tokens."""
         return self.graph.new_cache(limit)
@@ -105,7 +140,7 @@ class Model:
         return Session(self, n_ctx or self.n_ctx)
 
     def hidden(self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
-        """Runs the next tokens of several sequences together, `settings.batch` tokens per pass.
+        """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full.
@@ -116,7 +151,7 @@ class Model:
         out: list[list[np.ndarray]] = [[] for _ in batch]
         done = [0] * len(batch)
         while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
-            room, parts = self.settings.batch, []
+            room, parts = self.settings.ubatch, []
             for i, tokens in enumerate(arrays):
                 take = min(room, len(tokens) - done[i])
                 if take:
@@ -170,6 +205,13 @@ class Session:
         hidden = self.model.hidden([(self.cache, tokens)])[0]
         self.tokens += [int(token) for token in tokens]
         return self.model.head(hidden[-1:])[0]
+
+    def fork(self, length: int | None = None) -> Session:
+        """A session of its own that begins with the first `length` tokens of this one (all if None)."""
+        other = Session(self.model, self.n_ctx)
+        other.cache = self.cache.fork(length)
+        other.tokens = self.tokens[: other.cache.length]
+        return other
 
     def rewind(self, length: int) -> None:
         """Forgets everything from position `length` on, to go on differently from there."""

@@ -1,21 +1,24 @@
 """Perplexity of a text, and how far a model's predictions are from those of a baseline.
 
 As llama-perplexity computes it: the text is cut into windows of n_ctx tokens, each begun with BOS if the model adds one, and
-the tokens of a window's second half are scored, so that every prediction has at least n_ctx / 2 tokens of context.
+the tokens of a window's second half are scored, so that every prediction has at least n_ctx / 2 tokens of context. The baseline
+runs in the same process, window by window: no file of logits lies in between, and nothing of its predictions is rounded.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ..formats import PlanError
+from .divergence import score
 from .model import Model
+from .tally import Tally
 
 OnChunk = Callable[["Perplexity", int], None]
 
@@ -24,12 +27,17 @@ OnChunk = Callable[["Perplexity", int], None]
 class Perplexity:
     """perplexity and its standard error over `tokens_scored` predictions of `chunks` windows; the rest only with a baseline.
 
-    notes           what makes the figures doubtful, for people to read
-    error, *_error  None where a single prediction was scored
-    kld_*           Kullback-Leibler divergence of the model from the baseline, in nats per token: mean and its standard
-                    error, median, 99th percentile, maximum
-    top1_agreement  percent of predictions whose most probable token is the baseline's; top1_error its standard error
-    ratio           perplexity / baseline's perplexity, with its standard error
+    notes            what makes the figures doubtful, for people to read
+    tokens_xxh3      digest of the windows' token ids: two results with the same one scored the same predictions
+    window_losses    mean loss (nats per token) of each window: what a later result can be paired with; only in the last result
+    error, *_error   standard errors of the mean; None where a single prediction was scored
+    ratio            perplexity / baseline's perplexity; log_ratio its logarithm, difference: perplexity minus the baseline's
+    correlation      of the two models' losses, -1 to 1; None where one of them does not vary
+    kld_*            Kullback-Leibler divergence of the model from the baseline, in nats per token
+    top1_agreement   percent of predictions whose most probable token is the baseline's
+    delta_p_*        change of the probability of the token that came, in percentage points: mean, root mean square, extremes
+
+    The percentiles, minima and maxima are only in the last result, not in the running ones.
     """
 
     perplexity: float
@@ -38,16 +46,33 @@ class Perplexity:
     n_ctx: int
     tokens_scored: int
     tokens_per_second: float
+    baseline_perplexity: float | None = None
+    baseline_error: float | None = None
+    ratio: float | None = None
+    ratio_error: float | None = None
+    log_ratio: float | None = None
+    log_ratio_error: float | None = None
+    difference: float | None = None
+    difference_error: float | None = None
+    correlation: float | None = None
     kld_mean: float | None = None
     kld_error: float | None = None
+    kld_min: float | None = None
     kld_median: float | None = None
     kld_p99: float | None = None
     kld_max: float | None = None
+    kld_percentiles: dict[str, float] | None = None
     top1_agreement: float | None = None
     top1_error: float | None = None
-    baseline_perplexity: float | None = None
-    ratio: float | None = None
-    ratio_error: float | None = None
+    delta_p_mean: float | None = None
+    delta_p_error: float | None = None
+    delta_p_rms: float | None = None
+    delta_p_rms_error: float | None = None
+    delta_p_min: float | None = None
+    delta_p_max: float | None = None
+    delta_p_percentiles: dict[str, float] | None = None
+    tokens_xxh3: str = ""
+    window_losses: list[float] | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -63,38 +88,55 @@ def perplexity(
     on_chunk: OnChunk | None = None,
     baseline: Model | None = None,
 ) -> Perplexity:
-    """Scores the first `chunks` windows (all if None) of a text or of token ids.
+    """Scores the first `chunks` windows (all if None) of a text or of token ids; as many windows run together as fit into the
+    model's `batch`.
 
     on_chunk: called after each window with the result so far and the number of windows in all. baseline: a model with the same
     vocabulary to compare with. Raises PlanError when there is not one whole window or the vocabularies differ, MillError
-    naming the first tensor or layer at fault when a prediction is not finite.
+    naming the first tensor or layer at fault as soon as an output or prediction of either model is not finite.
     """
-    windows = _windows(model, tokens_or_text, n_ctx, chunks)
+    windows = windows_of(model, tokens_or_text, n_ctx, chunks)
     if baseline is not None and baseline.n_vocab != model.n_vocab:
         raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
-    tally = _Tally(n_ctx, _notes(model, baseline, n_ctx))
+    tally, first = Tally(), n_ctx // 2
+    about: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "tokens_xxh3": xxhash.xxh3_64_hexdigest(windows.tobytes()),
+        "notes": _notes(model, baseline, n_ctx),
+    }
     # An observer may want to stop and save between windows: it is then given one at a time.
     together = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
     for at in range(0, len(windows), together):
         group = windows[at : at + together]
         began = time.perf_counter()
-        predictions = _hidden(model, group)
-        busy = time.perf_counter() - began
-        bases = _hidden(baseline, group) if baseline is not None else []
-        for i, window in enumerate(group):
-            began = time.perf_counter()
-            scores = _log_probabilities(model, predictions[i], window)
-            loss = _losses(scores, window)
-            tally.seconds += time.perf_counter() - began + busy / len(group)
-            tally.losses.append(loss)
-            if baseline is not None:
-                tally.compare(scores, _log_probabilities(baseline, bases[i], window), window)
+        outputs = _hidden(model, group)
+        tally.seconds += time.perf_counter() - began
+        bases = _hidden(baseline, group) if baseline is not None else [None] * len(group)
+        for window, output, base in zip(group, outputs, bases, strict=True):
+            scored = score(model, output, window[first + 1 :], baseline, base)
+            if not np.isfinite(scored.losses).all():
+                raise model.explain_nonfinite(window)
+            if baseline is not None and not np.isfinite(scored.base_losses).all():
+                raise baseline.explain_nonfinite(window)
+            tally.add(scored)
             if on_chunk is not None:
-                on_chunk(tally.result(), len(windows))
-    return tally.result()
+                on_chunk(_result(tally, about), len(windows))
+    return _result(tally, about | {"window_losses": tally.window_losses} | tally.distribution())
 
 
-def _windows(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None) -> np.ndarray:
+def _result(tally: Tally, more: dict[str, Any]) -> Perplexity:
+    chunks = len(tally.window_losses)
+    return Perplexity(
+        chunks=chunks,
+        tokens_scored=tally.losses.count,
+        tokens_per_second=chunks * more["n_ctx"] / tally.seconds if tally.seconds else 0.0,
+        **tally.perplexity(),
+        **tally.comparison(),
+        **more,
+    )
+
+
+def windows_of(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None) -> np.ndarray:
     """int64 [windows, n_ctx]; the first token of each is BOS if the model adds one."""
     if n_ctx < 4:
         raise PlanError(f"n_ctx is {n_ctx}; a window needs at least 4 tokens")
@@ -128,75 +170,11 @@ def _bos(model: Model) -> int | None:
 
 
 def _hidden(model: Model, windows: np.ndarray) -> list[np.ndarray]:
-    """For each window the outputs that predict its scored tokens, float32 [scored, n_embd]."""
+    """For each window the outputs that predict its scored tokens, float32 [scored, n_embd]. Raises MillError when an output is
+    not finite, of the first half of a window too."""
     n_ctx = windows.shape[1]
     outputs = model.hidden([(model.new_cache(n_ctx), window) for window in windows])
+    for output, window in zip(outputs, windows, strict=True):
+        if not np.isfinite(output).all():
+            raise model.explain_nonfinite(window)
     return [output[n_ctx // 2 : n_ctx - 1] for output in outputs]
-
-
-def _log_probabilities(model: Model, hidden: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """float32 [scored, n_vocab]. Raises MillError when one is not finite."""
-    scores = model.head(hidden)
-    with np.errstate(invalid="ignore"):
-        scores -= scores.max(axis=1, keepdims=True)
-        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    if not np.isfinite(scores.sum(dtype=np.float64)):
-        raise model.explain_nonfinite(window)
-    return scores
-
-
-def _losses(scores: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """float64 [scored]: minus the log probability of each token that came."""
-    return -scores[np.arange(len(scores)), window[len(window) // 2 + 1 :]].astype(np.float64)
-
-
-class _Tally:
-    """What has been measured so far."""
-
-    def __init__(self, n_ctx: int, notes: list[str]):
-        self.n_ctx, self.notes, self.seconds = n_ctx, notes, 0.0
-        self.losses: list[np.ndarray] = []
-        self.base_losses: list[np.ndarray] = []
-        self.divergences: list[np.ndarray] = []
-        self.same_top: list[np.ndarray] = []
-
-    def compare(self, scores: np.ndarray, base: np.ndarray, window: np.ndarray) -> None:
-        self.base_losses.append(_losses(base, window))
-        self.same_top.append(scores.argmax(axis=1) == base.argmax(axis=1))
-        self.divergences.append((np.exp(base) * (base - scores)).sum(axis=1).astype(np.float64))
-
-    def result(self) -> Perplexity:
-        losses = np.concatenate(self.losses)
-        value = _exp(losses.mean())
-        speed = len(self.losses) * self.n_ctx / self.seconds if self.seconds else 0.0
-        plain = (value, _standard_error(losses, value), len(self.losses), self.n_ctx, len(losses), speed)
-        if not self.divergences:
-            return Perplexity(*plain, notes=self.notes)
-        divergence, same = np.concatenate(self.divergences), np.concatenate(self.same_top).astype(np.float64)
-        base = np.concatenate(self.base_losses)
-        ratio = _exp((losses - base).mean())
-        return Perplexity(
-            *plain,
-            kld_mean=float(divergence.mean()),
-            kld_error=_standard_error(divergence),
-            kld_median=float(np.median(divergence)),
-            kld_p99=float(np.percentile(divergence, 99)),
-            kld_max=float(divergence.max()),
-            top1_agreement=float(100 * same.mean()),
-            top1_error=_standard_error(same, 100.0),
-            baseline_perplexity=_exp(base.mean()),
-            ratio=ratio,
-            ratio_error=_standard_error(losses - base, ratio),
-            notes=self.notes,
-        )
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 709 else math.inf  # e^709 is near the end of float64
-
-
-def _standard_error(values: np.ndarray, scale: float = 1.0) -> float | None:
-    """Of the mean of independent values, times scale; None for one value, from which it cannot be told."""
-    if len(values) < 2:
-        return None
-    return scale * math.sqrt(max(float((values**2).mean() - values.mean() ** 2), 0.0) / (len(values) - 1))

@@ -8,17 +8,21 @@ tile by tile at every use, and memory stays bounded whatever the model's size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from ..formats import FormatError, MillError, SourceTensor, TensorSource
+from .kernels import gemm, products
+from .kernels.gemm import Tokens
 from .threads import WORTH_SHARING, Workers
 
 Observer = Callable[[str, int, np.ndarray], None]
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile: a few MB, so that one product per tile still is a big one
+PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
 GROUP = 16  # tiles begin at multiples of this many rows: the widest row interleave, so that no group is decoded twice
 
 
@@ -28,11 +32,12 @@ class WeightStore:
     workers   the threads that products are shared out to
     observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use, by one
               thread at a time
+    exact     weights multiply as float32, and activations are not rounded to fewer bits first
     watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
     """
 
-    def __init__(self, source: TensorSource, cache_bytes: int, threads: int = 1):
-        self.source, self.workers = source, Workers(threads)
+    def __init__(self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False):
+        self.source, self.workers, self.exact = source, Workers(threads), exact
         self.free = cache_bytes
         self.observer: Observer | None = None
         self.watch = False
@@ -59,6 +64,11 @@ class WeightStore:
         """A one-dimensional tensor, float32 [size]."""
         return self.tensor(name, (size,)).read(0, 1)[0]
 
+    def vectors(self, name: str, size: int, *stack: int) -> np.ndarray:
+        """The vectors that go with a stack of matrices, float32 [matrices, size]; without a stack the one of a matrix."""
+        tensor = self.tensor(name, (size, *stack))
+        return np.ascontiguousarray(tensor.read(0, tensor.n_rows))
+
     def rows(self, tensor: SourceTensor, matrix: int, start: int, stop: int) -> np.ndarray:
         """Decoded rows [stop - start, row length] of one matrix, kept if there is room."""
         key = (tensor.name, matrix, start)
@@ -75,6 +85,19 @@ class WeightStore:
             if key not in self._kept and decoded.nbytes <= self.free:
                 self.free -= decoded.nbytes
                 self._kept[key] = decoded
+
+    def held(self, tensor: SourceTensor) -> np.ndarray | None:
+        """The stored bytes of a tensor that lies nowhere in memory, read or made once and kept; None if there is no room."""
+        raw, stored = tensor.raw, tensor.stored
+        if raw is None or stored is None:
+            return None
+        nbytes = stored.nbytes(tensor.shape)
+        with self.lock:
+            if nbytes > self.free:
+                return None
+            self.free -= nbytes
+        per_matrix = tensor.shape[1]
+        return np.concatenate([raw(first, first + per_matrix) for first in range(0, tensor.n_rows, per_matrix)])
 
     def whole(self, tensor: SourceTensor) -> np.ndarray:
         """All rows of all matrices, float32 [rows in all, row length], kept if there is room."""
@@ -108,14 +131,62 @@ class Linear:
         self.matrices = prod(tensor.shape[2:])
         self._tile = max(GROUP, TILE_BYTES // (4 * self.columns) // GROUP * GROUP)
 
-    def matmul(self, x: np.ndarray, matrix: int = 0) -> np.ndarray:
-        """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer."""
-        self.observe(x, matrix)
-        workers, whole, step = self.store.workers, None, self._tile
+    @cached_property
+    def _packed(self) -> np.ndarray | None:
+        """The rows of all matrices as they are stored, uint8 [rows of all, row bytes], if products may be made from them."""
+        tensor, stored = self.tensor, self.tensor.stored
+        if stored is None or tensor.raw is None or not stored.is_known or (self.store.exact and not stored.is_float):
+            return None
+        return tensor.mapped if tensor.mapped is not None else self.store.held(tensor)
+
+    @cached_property
+    def plan(self) -> np.ndarray | None:
+        """What products of a few tokens straight from the packed rows need (see kernels.products), int64 [1, ...]; or None."""
+        packed, stored = self._packed, self.tensor.stored
+        if packed is None or stored is None:
+            return None
+        plan = products.plan(packed, stored, self.columns, self.matrices)  # it has the address of the bytes
+        return None if plan is None else plan[None]
+
+    @cached_property
+    def _from_packed(self) -> bool:
+        """Whether products of many tokens are made straight from the packed rows."""
+        stored = self.tensor.stored
+        return self._packed is not None and stored is not None and gemm.can_multiply(stored)
+
+    def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
+        """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
+
+        Several matrices that multiply the same x had better be given the same Tokens(x).
+        """
+        tokens = x if isinstance(x, Tokens) else Tokens(x)
+        self.observe(tokens.x, matrix)
+        if len(tokens) <= products.FEW and self.plan is not None:
+            out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
+        else:
+            out = np.empty((len(tokens), self.rows), np.float32)
+            (self._multiply_packed if self._from_packed else self._multiply_decoded)(tokens, matrix, out)
+        return self._checked(out, matrix)
+
+    def _multiply_packed(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        packed, stored = self._packed, self.tensor.stored
+        assert packed is not None
+        assert stored is not None
+        first, workers = matrix * self.rows, self.store.workers
+        share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
+        step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
+        gemm.prepare(stored, tokens)
+
+        def multiply(low: int) -> None:
+            gemm.multiply(packed[first + low : first + min(low + step, self.rows)], stored, tokens, out, low)
+
+        workers.map(multiply, range(0, self.rows, step), len(tokens) * self.rows * self.columns // PACKED_SPEED)
+
+    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        x, workers, whole, step = tokens.x, self.store.workers, None, self._tile
         if self.rows <= self._tile:
             whole = self.store.rows(self.tensor, matrix, 0, self.rows)
             step = self.rows if len(x) * whole.size < WORTH_SHARING else -(-self.rows // workers.count)
-        out = np.empty((len(x), self.rows), np.float32)
 
         def multiply(low: int) -> None:
             high = min(low + step, self.rows)
@@ -123,6 +194,8 @@ class Linear:
             np.matmul(x, weights.T, out=out[:, low:high])
 
         workers.map(multiply, range(0, self.rows, step))
+
+    def _checked(self, out: np.ndarray, matrix: int = 0) -> np.ndarray:
         if self.store.watch:
             self.store.check(self.name + (f" (matrix {matrix})" if self.matrices > 1 else ""), out)
         return out
@@ -138,6 +211,8 @@ class Linear:
         """Rows by number, float32 [len(ids), columns]: what an embedding does."""
         if self.rows <= self._tile:
             return self.store.rows(self.tensor, 0, 0, self.rows)[ids]
+        if len(ids) == 1:
+            return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
         wanted, where = np.unique(ids, return_inverse=True)
         found = np.empty((len(wanted), self.columns), np.float32)
         for i, row in enumerate(wanted.tolist()):
@@ -150,3 +225,39 @@ class Linear:
         For products along the rows instead of the columns. A 2D tensor and a 3D one with a matrix per head come out alike.
         """
         return self.store.whole(self.tensor).reshape(n, -1, self.columns)
+
+
+class Together:
+    """Matrices that multiply the same input: for a few tokens in one go."""
+
+    def __init__(self, linears: Sequence[Linear]):
+        self.linears = tuple(linears)
+
+    @cached_property
+    def _plans(self) -> np.ndarray | None:
+        plans = [plan for linear in self.linears if (plan := linear.plan) is not None]
+        return np.concatenate(plans) if len(plans) == len(self.linears) else None
+
+    def matmul(self, x: np.ndarray) -> list[np.ndarray]:
+        """x float32 [n, columns] -> each matrix's product, float32 [n, its rows]. Tells the observer."""
+        n, plans, store = len(x), self._plans, self.linears[0].store
+        if n > products.FEW or plans is None or store.watch:
+            tokens = Tokens(x)
+            return [linear.matmul(tokens) for linear in self.linears]
+        if store.observer is not None:
+            for linear in self.linears:
+                linear.observe(x)
+        out, results, at = _multiply(store.workers, plans, x, 0, sum(linear.rows for linear in self.linears)), [], 0
+        for linear in self.linears:
+            end = at + n * linear.rows
+            results.append(out[at:end].reshape(n, linear.rows))
+            at = end
+        return results
+
+
+def _multiply(workers: Workers, plans: np.ndarray, x: np.ndarray, matrix: int, rows: int) -> np.ndarray:
+    """All products, one plan's after the other's: float32 [n * rows], rows: of all plans."""
+    out = np.empty(len(x) * rows, np.float32)
+    x = np.ascontiguousarray(x, np.float32)
+    products.multiply(workers.ready(), products.quantise_part.address, plans, matrix, x, out)
+    return out

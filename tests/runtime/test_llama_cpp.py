@@ -67,7 +67,7 @@ def test_llama_cpp_loads_it_and_agrees(checkpoint, tmp_path, open_peer, kind, no
         main(["quantize", str(checkpoint), str(path), "--custom-q", f".*={kind}"])
     assert ended.value.code == 0
     peer = open_peer(path, logits_all=True)
-    ours = load_model(path)
+    ours = load_model(path, exact=True)
 
     tokens = ours.tokenizer.encode(TEXT)
     assert peer.tokenize(TEXT.encode(), add_bos=True) == tokens

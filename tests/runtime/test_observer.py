@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ggufmill.formats import PlanError
 from ggufmill.runtime import load_model
 
 
@@ -27,12 +28,12 @@ def weights(source, name):
     return np.concatenate(parts).reshape(*tensor.shape[::-1])
 
 
-@pytest.mark.parametrize("mla", ["expand", "absorb"])
+@pytest.mark.parametrize("mla", [1, 2])
 @pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
 def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, mla):
     _, source = build("v3", layout)
     plain = load_model(source, mla=mla).logits(tokens)
-    logits, seen = observed(load_model(source, mla=mla, batch=64), tokens)
+    logits, seen = observed(load_model(source, mla=mla, ubatch=64), tokens)
     assert np.abs(logits - plain).max() < 1e-4
 
     n, heads, used, n_expert = len(tokens), 4, 3, 8
@@ -51,12 +52,12 @@ def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, ml
 
 
 @pytest.mark.parametrize("layout", ["ik", "mainline"])
-@pytest.mark.parametrize("mla", ["expand", "absorb"])
+@pytest.mark.parametrize("mla", [1, 2])
 def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
     """k_b takes what q_b gives (its part without rotation), and what v_b makes of its input goes into attn_output."""
     tokens = tokens[:50]
     _, source = build("v3", layout)
-    _, seen = observed(load_model(source, mla=mla), tokens)
+    _, seen = observed(load_model(source, mla=mla, exact=True), tokens)
     n, heads, nope, rope, rank, v = len(tokens), 4, 12, 8, 20, 10
     for layer in range(3):
         prefix = f"blk.{layer}.attn_"
@@ -77,10 +78,20 @@ def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
             assert np.abs(inputs("v_b", rank)[:, 0] - latents[0]).max() < 1e-5  # the first token only sees itself
 
 
+@pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
+def test_without_latents_in_the_cache_what_v_b_sees_is_refused(build, tokens, layout):
+    _, source = build("v3", layout)
+    if layout == "legacy":
+        assert ("blk.0.attn_kv_b.weight", 0) in observed(load_model(source, mla=0), tokens)[1]
+    else:
+        with pytest.raises(PlanError, match="with -mla 0 the inputs of attn_v_b are not computed"):
+            observed(load_model(source, mla=0), tokens)
+
+
 def test_cached_tokens_are_reported_once(build, tokens):
     _, source = build("v3")
     _, whole = observed(load_model(source), tokens)
-    _, parts = observed(load_model(source, batch=30), tokens)
+    _, parts = observed(load_model(source, ubatch=30), tokens)
     assert whole.keys() == parts.keys()
     for key, rows in whole.items():
         name, matrix = key

@@ -1,0 +1,156 @@
+"""Matrix-vector products on packed weights, from memory: bytes per second against what the machine reads at best.
+
+    python benchmarks/gemv.py [TYPE ...] [--threads 1 2] [--tokens 1] [--megabytes 512] [--json]
+
+Every type multiplies random packed rows, --megabytes of them, so that weights come from memory and not from a cache (mind the
+size of the last-level cache). `share` is bytes per second over those of a plain sum of the same bytes with as many threads,
+measured in turn with each product. `decode` is the time of decoding the same rows to float32 over that of the product: what a
+product by way of decoded rows costs at least. Times are processor time of the slowest thread, so that what else runs on the
+machine disturbs less (it still takes its share of the memory's speed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ggufmill.formats import TYPES
+from ggufmill.formats.kernels import kernel
+from ggufmill.quantize import decode
+from ggufmill.runtime.kernels.activations import quantise
+from ggufmill.runtime.kernels.gemv import FIELDS, JOBS, gemv, run_parts
+
+TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
+           "iq2_k", "iq2_k_r4")  # fmt: skip
+COLUMNS = 4096
+
+
+@kernel(fastmath=True)
+def total(words, start, stop):
+    result = np.int64(0)
+    for i in range(start, stop):
+        result += words[i]
+    return result
+
+
+def share_out(work: Callable[[int, int], object], parts: int, threads: int) -> float:
+    """Seconds that the slowest of some threads computes for its share of `parts` parts of work(first, stop)."""
+    cuts = [parts * i // threads for i in range(threads + 1)]
+    seconds = []
+
+    def timed(first: int, stop: int) -> None:
+        begin = time.thread_time()
+        work(first, stop)
+        seconds.append(time.thread_time() - begin)
+
+    team = [threading.Thread(target=timed, args=cut) for cut in pairwise(cuts)]
+    for member in team:
+        member.start()
+    for member in team:
+        member.join()
+    return max(seconds)
+
+
+class Product:
+    """One type's product with `memory` as its weights, in slices of 64 rows."""
+
+    def __init__(self, name: str, memory: np.ndarray, tokens: int, columns: int = COLUMNS):
+        kind, found = TYPES[name], gemv(name)
+        assert found is not None
+        self.name, self.product, self.columns = name, found, columns
+        row_bytes = kind.row_bytes(columns)
+        rows = len(memory) // row_bytes // 64 * 64
+        self.bytes, self.slices = rows * row_bytes, rows // 64
+        x = np.random.default_rng(1).standard_normal((tokens, columns)).astype(np.float32)
+        inputs = [x] if not found.activations else list(quantise(x, found.activations)[:3])
+        addresses = [a.ctypes.data for a in inputs] + [0, 0]
+        out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
+        self.table = np.zeros(FIELDS, np.int64)
+        self.table[:JOBS] = [
+            memory.ctypes.data,
+            0,
+            row_bytes,
+            rows,
+            columns,
+            self.slices,
+            *addresses[:3],
+            out.ctypes.data,
+            rows,
+        ]
+        self.table[JOBS] = jobs.ctypes.data
+        self.kept = (memory, inputs, out, jobs)
+        begin = time.perf_counter()
+        self.address = found.address
+        self.compile = time.perf_counter() - begin
+
+    def __call__(self, first: int, stop: int) -> None:
+        run_parts(self.address, self.table.ctypes.data, first, stop)
+
+    def decode_seconds_per_byte(self) -> float:
+        """Of decoding some megabytes of the rows to float32, on one thread."""
+        row_bytes = int(self.table[2])
+        rows = self.kept[0][: (8 << 20) // row_bytes // 16 * 16 * row_bytes].reshape(-1, row_bytes)
+        decode(rows, self.name, self.columns)
+        begin = time.thread_time()
+        decode(rows, self.name, self.columns)
+        return (time.thread_time() - begin) / rows.nbytes
+
+
+def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: int = 5) -> dict:
+    """Medians over `repeats` rounds, in each of which the product and the plain sum take turns."""
+    product = Product(name, memory, tokens)
+    words = memory[: product.bytes // 8 * 8].view(np.int64)
+
+    def read(first: int, stop: int) -> None:
+        total(words, len(words) * first // threads, len(words) * stop // threads)
+
+    product(0, 1), total(words, 0, 1)
+    rates, shares = [], []
+    for _ in range(repeats):
+        best = product.bytes / share_out(read, threads, threads) / 1e9
+        rates.append(product.bytes / share_out(product, product.slices, threads) / 1e9)
+        shares.append(rates[-1] / best)
+    rate, weights = float(np.median(rates)), product.bytes / product.table[2] * COLUMNS
+    return {
+        "type": name,
+        "threads": threads,
+        "tokens": tokens,
+        "gigabytes_per_second": round(rate, 2),
+        "share": round(float(np.median(shares)), 3),
+        "lowest_share": round(min(shares), 3),
+        "giga_products_per_second": round(rate * weights / product.bytes * tokens, 1),
+        "decode": round(product.decode_seconds_per_byte() * rate * 1e9 / threads, 1),
+        "compile_seconds": round(product.compile, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", default=TARGETS)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--tokens", type=int, default=1)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    # Small floats whatever they are read as: no time is lost on denormals or on NaN.
+    memory = np.tile(rng.integers(20, 60, 1 << 20, np.uint8), options.megabytes)
+    rows = [measure(name, memory, options.tokens, threads) for name in options.types for threads in options.threads]
+    if options.json:
+        json.dump({"columns": COLUMNS, "megabytes": options.megabytes, "rows": rows}, sys.stdout, indent=1)
+        return
+    print(" | ".join(["| type", *list(rows[0])[1:], ""]))
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()

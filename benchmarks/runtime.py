@@ -1,0 +1,255 @@
+"""Prompt and generation speed on whole models, side by side with a rival's llama-bench, on the same files and threads.
+
+\b
+    python benchmarks/runtime.py --rival path/to/llama-bench --out benchmarks/results
+    python benchmarks/runtime.py --types q4_K,q4_K_r4 --sizes dense --threads 2
+
+Models are those of models.py, made when they are not in --models. Contenders take turns: in each round the rival's llama-bench
+(a new process, its own warm-up included) runs both tests once, then ours does. Figures are medians of the rounds; the spread is
+the largest distance of a round from its median. The share of bandwidth is (bytes of weights that a token needs) x (tokens per
+second generated) / (bytes per second that as many threads read of a large array). After each model file the results are
+written; what is there already is not measured again unless --fresh is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import click
+import numpy as np
+from models import SIZES, TARGETS, make_model
+
+from ggufmill.formats import TYPES, open_gguf
+from ggufmill.formats.kernels import kernel
+from ggufmill.runtime import load_model
+from ggufmill.runtime.bench import Case, Runner
+from ggufmill.runtime.provenance import describe_program
+
+OURS, RIVAL = "ours", "rival"
+GOALS = {"pp": 0.8, "tg": 0.9}
+WORDS = {"pp": "prompt", "tg": "generation"}
+
+
+@kernel(fastmath=True)
+def _read(words: np.ndarray) -> int:
+    total = words[0]
+    for i in range(len(words)):
+        total += words[i]
+    return total
+
+
+def bandwidth(threads: int, nbytes: int = 1 << 29, repeat: int = 7) -> float:
+    """Bytes per second that so many threads read; the best of several runs."""
+    words = np.ones(nbytes // 8, np.int64)
+    parts = np.array_split(words, threads)
+    _read(words[:8])
+    with ThreadPoolExecutor(threads) as pool:
+        times = []
+        for _ in range(repeat):
+            began = time.perf_counter()
+            list(pool.map(_read, parts))
+            times.append(time.perf_counter() - began)
+    return nbytes / min(times)
+
+
+def bytes_per_token(path: Path) -> int:
+    """Weights that a generated token needs: all but the embeddings, and of the experts those that are used."""
+    opened = open_gguf(path)
+    used, experts = (int(opened.metadata.get(f"llama.expert{key}", 1)) for key in ("_used_count", "_count"))
+    return sum(
+        info.nbytes * used // experts if "_exps" in name else info.nbytes
+        for name, info in opened.tensors.items()
+        if name != "token_embd.weight"
+    )
+
+
+def run_rival(program: Path, model: Path, threads: int, prompt: int, generation: int) -> dict[str, float] | None:
+    """{'pp', 'tg'} in tokens per second; None if it cannot run the file."""
+    command = [str(program), "-m", str(model), "-p", str(prompt), "-n", str(generation), "-t", str(threads)]
+    done = subprocess.run([*command, "-r", "1", "-o", "json"], capture_output=True, text=True, timeout=300)
+    start, end = done.stdout.find("["), done.stdout.rfind("]")
+    if done.returncode or start < 0:
+        click.echo(f"  the rival failed on {model.name}: {(done.stderr.splitlines() or ['no reason given'])[-1]}", err=True)
+        return None
+    rows = json.loads(done.stdout[start : end + 1])
+    return {"pp" if row["n_prompt"] else "tg": row["avg_ts"] for row in rows}
+
+
+def measure(model: Path, rival: Path | None, threads: int, prompt: int, generation: int, rounds: int) -> dict[str, Any]:
+    """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}."""
+    runner = Runner(load_model(model, threads=threads))
+    tests = {"pp": Case(prompt, 0), "tg": Case(0, generation)}
+    for test in tests.values():
+        runner.warm_up(test)
+    samples: dict[str, dict[str, list[float]]] = {OURS: {key: [] for key in tests}}
+    for _ in range(rounds):
+        theirs = run_rival(rival, model, threads, prompt, generation) if rival is not None else None
+        for key, value in (theirs or {}).items():
+            samples.setdefault(RIVAL, {}).setdefault(key, []).append(value)
+        for key, test in tests.items():
+            samples[OURS][key].append(test.counted / runner.seconds(test))
+    return samples
+
+
+def summary(row: dict[str, Any], read_speed: float) -> dict[str, Any]:
+    """Medians, spreads, ratios and share of bandwidth of a measured row."""
+    out: dict[str, Any] = {}
+    for key in WORDS:
+        medians = {name: median(found[key]) for name, found in row["samples"].items() if found.get(key)}
+        spreads = [
+            max(abs(v / medians[name] - 1) for v in found[key]) for name, found in row["samples"].items() if found.get(key)
+        ]
+        out[key] = {**medians, "spread": max(spreads)}
+        if RIVAL in medians:
+            out[key]["ratio"] = medians[OURS] / medians[RIVAL]
+    out["bandwidth_share"] = row["bytes_per_token"] * out["tg"][OURS] / read_speed
+    return out
+
+
+def markdown(report: dict[str, Any]) -> str:
+    machine = report["program"]
+    speeds = ", ".join(f"{float(b) / 1e9:.1f} GB/s on {t}" for t, b in report["bandwidth"].items())
+    lines = [
+        f"pp{report['prompt']} and tg{report['generation']}, tokens per second, medians of {report['rounds']} interleaved "
+        f"rounds; {machine['cpu']}, ggufmill {machine['ggufmill']}, numba {machine['numba']}; bandwidth {speeds} threads.",
+        "",
+        "| model | type | threads | pp ours | pp rival | ratio | tg ours | tg rival | ratio | of bandwidth | spread |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in report["rows"]:
+        s, cells = row["summary"], [row["size"], row["type"], str(row["threads"])]
+        for key in WORDS:
+            cells += [
+                f"{s[key][OURS]:.1f}",
+                *(f"{s[key][k]:{form}}" if k in s[key] else "-" for k, form in ((RIVAL, ".1f"), ("ratio", ".2f"))),
+            ]
+        cells += [f"{s['bandwidth_share']:.0%}", f"{max(s[key]['spread'] for key in WORDS):.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    for key, word in WORDS.items():
+        ratios = [row["summary"][key]["ratio"] for row in report["rows"] if "ratio" in row["summary"][key]]
+        if ratios:
+            reached = sum(r >= GOALS[key] for r in ratios)
+            mean = geometric_mean(ratios)
+            lines += ["", f"{word}: geometric mean of the ratios {mean:.2f}; {reached} of {len(ratios)} reach {GOALS[key]}."]
+    return "\n".join(lines) + "\n"
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Ratios by type, for prompts and generation."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report["rows"] if "ratio" in row["summary"]["pp"] and "ratio" in row["summary"]["tg"]]
+    types = list(dict.fromkeys(row["type"] for row in rows))
+    series = list(dict.fromkeys((row["size"], row["threads"]) for row in rows))
+    if not rows:
+        return
+    figure = Figure(figsize=(max(8, 1.1 * len(types)), 8), layout="constrained")
+    for axes, key in zip(figure.subplots(2, 1, sharex=True), WORDS, strict=True):
+        for i, (size, threads) in enumerate(series):
+            there = {
+                row["type"]: row["summary"][key]["ratio"] for row in rows if (row["size"], row["threads"]) == (size, threads)
+            }
+            width = 0.8 / len(series)
+            places = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in there]
+            axes.bar(places, list(there.values()), 0.9 * width, label=f"{size}, {threads} thread{'s' if threads > 1 else ''}")
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.axhline(GOALS[key], color="tab:red", linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
+        axes.set(ylabel="times the rival's speed", title=WORDS[key])
+        axes.grid(axis="y", alpha=0.3)
+    axes.set_xticks(range(len(types)), types, rotation=30, ha="right")
+    figure.axes[0].legend(fontsize=8, ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def twins(names: list[str]) -> list[str]:
+    """Each type followed by its repacked twin."""
+    return [name for base in names for name in (base, TYPES[base].packed) if name]
+
+
+@click.command(help=__doc__)
+@click.option("--rival", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="llama-bench to compare with.")
+@click.option(
+    "--models", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("out/models"), show_default=True
+)
+@click.option("--tmp", is_flag=True, help="Delete each model file that was made here after its use.")
+@click.option("--types", help="Comma-separated; default: the targets and their repacked twins.")
+@click.option("--sizes", default=",".join(SIZES), show_default=True)
+@click.option("--threads", default="1,2", show_default=True)
+@click.option("-p", "--prompt", default=512, show_default=True)
+@click.option("-n", "--generation", default=64, show_default=True)
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--minutes", default=20.0, show_default=True, help="No new model file is begun after so long; run again to go on."
+)
+@click.option("--fresh", is_flag=True, help="Measure again what the results hold already.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results"), show_default=True)
+def main(
+    rival: Path | None,
+    folder: Path,
+    tmp: bool,
+    types: str | None,
+    sizes: str,
+    threads: str,
+    prompt: int,
+    generation: int,
+    rounds: int,
+    minutes: float,
+    fresh: bool,
+    out: Path,
+) -> None:
+    began, file = time.monotonic(), out / "runtime.json"
+    names, counts = types.split(",") if types else twins(list(TARGETS)), [int(t) for t in threads.split(",")]
+    settings = {"prompt": prompt, "generation": generation, "rounds": rounds}
+    old = json.loads(file.read_text()) if file.exists() and not fresh else {}
+    kept = old.get("rows", []) if all(old.get(k) == v for k, v in settings.items()) else []
+    done = {(r["size"], r["type"], r["threads"]): r for r in kept if rival is None or RIVAL in r["samples"]}
+    speeds = {t: bandwidth(t) for t in counts}
+    out.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def save() -> dict[str, Any]:
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        report = {**settings, "program": describe_program(), "load": load, "bandwidth": speeds, "rows": list(done.values())}
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(report, indent=1) + "\n")
+        part.replace(file)
+        (out / "runtime.md").write_text(markdown(report), "utf-8")
+        return report
+
+    for size in sizes.split(","):
+        for name in names:
+            missing = [t for t in counts if (size, TYPES[name].name, t) not in done]
+            if not missing:
+                continue
+            if time.monotonic() - began > 60 * minutes:
+                click.echo(f"the {minutes:g} minutes are over before {size} {name}; the same command goes on there", err=True)
+                break
+            there = (folder / f"{size}-{TYPES[name].name}.gguf").exists()
+            path = make_model(folder, size, name)
+            for t in missing:
+                row = {"size": size, "type": TYPES[name].name, "threads": t, "bytes_per_token": bytes_per_token(path)}
+                row["samples"] = measure(path, rival, t, prompt, generation, rounds)
+                row["summary"] = s = summary(row, speeds[t])
+                done[size, TYPES[name].name, t] = row
+                ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)
+                click.echo(f"{size} {name} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)
+            save()
+            if tmp and not there:
+                path.unlink()
+    report = save()
+    click.echo(markdown(report))
+    try:
+        plot(report, out / "runtime.png")
+    except ImportError:
+        click.echo("no picture without matplotlib", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Matrix products of a few tokens, as programs for a team of threads (see `team` and `gemv`): one call for several matrices of
+the same input, and one for a whole gated feed-forward block, of experts too.
+
+A *plan*, int64 [PLAN_WORDS], says what does not change from token to token: `plan` makes it from a matrix's packed bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...formats import TensorType
+from ...formats.kernels import kernel
+from . import gemv as g
+from .activations import RUN, quantise_run
+from .small import gate_run
+from .team import part, run, view
+
+FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK = range(8)
+PLAN_WORDS = 8
+FEW = 8  # tokens up to which products are made this way
+
+_SLICE_BYTES = 32 << 10  # of weights: a few microseconds; a stage ends with threads waiting for half a slice on average
+_CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
+
+
+def plan(packed: np.ndarray, kind: TensorType, columns: int, matrices: int = 1) -> np.ndarray | None:
+    """What products need to know of a matrix, or of a stack of them; None if there is no product for it.
+
+    packed: uint8 [rows of all matrices, row bytes], contiguous: it has to be kept as long as the plan is used.
+    """
+    found, rows = g.gemv(kind.name), len(packed) // matrices
+    if found is None or columns % found.columns or rows % found.rows or not packed.flags.c_contiguous:
+        return None
+    slices = max(1, min(rows // found.rows, -(-rows * packed.shape[1] // _SLICE_BYTES)))
+    start, size = packed.ctypes.data, packed.shape[1]
+    return np.array([found.address, start, rows * size, size, rows, columns, slices, found.activations], np.int64)
+
+
+@part
+def quantise_part(argument, number):
+    """Table: x, codes, scales, sums, block, elements."""
+    table = view(argument, 6, np.int64)
+    first, block = number * _CHUNK, table[4]
+    size = min(_CHUNK, table[5] - first)
+    quantise_run(
+        view(table[0] + 4 * first, size, np.float32),
+        block,
+        view(table[1] + first, size, np.uint8),
+        view(table[2] + 4 * (first // block), size // block, np.float32),
+        view(table[3] + 2 * (first // RUN), size // RUN, np.int16),
+    )
+
+
+@part
+def gate_part(argument, number):
+    """The activation of a feed-forward block, and its quantisation for the product that follows.
+
+    Table: gate, codes, scales, sums, block (0: not quantised), elements per row, up, kind, limit (float64), biases of gate and
+    of up (0: none), matrix of each row. Parts: rows x chunks.
+    """
+    table, limit = view(argument, 12, np.int64), np.float32(view(argument, 12, np.float64)[8])
+    columns, block = table[5], table[4]
+    chunks = -(-columns // _CHUNK)
+    row, start = number // chunks, number % chunks * _CHUNK
+    size, first = min(_CHUNK, columns - start), row * columns + start
+    gate, up = view(table[0] + 4 * first, size, np.float32), view(table[6] + 4 * first, size, np.float32)
+    matrix = view(table[11], row + 1, np.int64)[row]
+    if table[9]:
+        _add(gate, table[9] + 4 * (matrix * columns + start))
+    if table[10]:
+        _add(up, table[10] + 4 * (matrix * columns + start))
+    gate_run(table[7], gate, up, gate, limit)
+    if block:
+        codes, scales = view(table[1] + first, size, np.uint8), view(table[2] + 4 * (first // block), size // block, np.float32)
+        quantise_run(gate, block, codes, scales, view(table[3] + 2 * (first // RUN), size // RUN, np.int16))
+
+
+@kernel
+def _add(row, address):
+    values = view(address, row.size, np.float32)
+    for i in range(row.size):
+        row[i] += values[i]
+
+
+@kernel
+def _room(rows, columns):
+    """Memory for the quantised activations of so many rows."""
+    return np.empty(rows * columns * 2 + 256, np.uint8)  # a code takes 1 byte, its shares of scale and sum 1/4 at most
+
+
+@kernel
+def _activations(table, x, room, rows, columns, block):
+    """The first six words of a table for quantising x (an address) into `room`."""
+    table[0] = x
+    table[1] = (room.ctypes.data + 63) // 64 * 64
+    table[2] = table[1] + rows * columns
+    table[3] = table[2] + 4 * rows * (columns // max(block, 1)) * (block > 0)
+    table[4], table[5] = block, rows * columns
+
+
+@kernel
+def _task(program, row, stage, function, argument, parts):
+    program[row, 0], program[row, 1], program[row, 2], program[row, 3] = stage, function, argument, parts
+
+
+@kernel
+def _product(program, row, stage, plan, activations, out, jobs, table):
+    """The task of multiplying quantised activations (a table as above) with the matrices of a plan."""
+    table[g.WEIGHTS], table[g.MATRIX_BYTES], table[g.ROW_BYTES] = plan[WEIGHTS], plan[MATRIX_BYTES], plan[ROW_BYTES]
+    table[g.ROWS], table[g.COLUMNS], table[g.SLICES] = plan[ROWS], plan[COLUMNS], plan[SLICES]
+    table[g.CODES] = activations[1] if plan[BLOCK] else activations[0]
+    table[g.SCALES], table[g.SUMS] = activations[2], activations[3]
+    table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS] = out, plan[ROWS], jobs.ctypes.data
+    _task(program, row, stage, plan[FUNCTION], table.ctypes.data, len(jobs) * plan[SLICES])
+
+
+@kernel
+def multiply(team, quantise, plans, matrix, x, out):
+    """The products of x float32 [n, columns] with `matrix` of each of the plans [m, PLAN_WORDS], of the same columns.
+
+    out: float32 [n * rows of all], the result [n, rows] of one plan after the other. quantise: address of quantise_part.
+    """
+    n, columns = x.shape
+    m = len(plans)
+    program, tables, inputs = np.empty((2 * m, 4), np.int64), np.empty((m, g.FIELDS), np.int64), np.empty((m, 6), np.int64)
+    jobs = np.empty((1, 4), np.int64)
+    jobs[0, g.MATRIX], jobs[0, g.FIRST], jobs[0, g.TOKENS], jobs[0, g.TARGET] = matrix, 0, n, 0
+    room = _room(n * m, columns)
+    tasks, at = 0, 0
+    for i in range(m):
+        same = i
+        for j in range(i):
+            if plans[j, BLOCK] == plans[i, BLOCK]:
+                same = j
+        if same < i:
+            inputs[i] = inputs[same]
+            continue
+        part_of_room = room[i * (len(room) // m) :]
+        _activations(inputs[i], x.ctypes.data, part_of_room, n, columns, plans[i, BLOCK])
+        if plans[i, BLOCK]:
+            _task(program, tasks, 0, quantise, inputs[i].ctypes.data, -(-n * columns // _CHUNK))
+            tasks += 1
+    for i in range(m):
+        _product(program, tasks, 1, plans[i], inputs[i], out.ctypes.data + 4 * at, jobs, tables[i])
+        at += n * plans[i, ROWS]
+        tasks += 1
+    run(team, program[:tasks])
+
+
+@kernel
+def feed_forward(team, functions, plans, jobs, matrices, kind, limit, gate_bias, up_bias, x, out):
+    """down(activation(gate(x)) * up(x)) for a few tokens, each with its expert's matrices.
+
+    functions: addresses of quantise_part and gate_part; plans [3, PLAN_WORDS]: gate, up, down; jobs int64 [2, jobs, 4] as for a
+    Gemv, the first for gate and up with inputs from x, the second for down with inputs from the rows that the first ones made;
+    matrices int64 [rows]: the matrix of each of these rows; kind, limit: as for gate_run; biases float32 [matrices, n_ff] or
+    [0, 0]; x float32 [n, n_embd]; out float32 [rows, n_embd].
+    """
+    n, columns = x.shape
+    rows, hidden = len(matrices), plans[0, ROWS]
+    program, tables = np.empty((6, 4), np.int64), np.empty((3, g.FIELDS), np.int64)
+    inputs, gates = np.empty((2, 6), np.int64), np.empty(12, np.int64)
+    room_x, room_y = _room(2 * n, columns), _room(rows, hidden)
+    values = np.empty((2, rows, hidden), np.float32)
+    _activations(inputs[0], x.ctypes.data, room_x, n, columns, plans[0, BLOCK])
+    _activations(inputs[1], x.ctypes.data, room_x[len(room_x) // 2 :], n, columns, plans[1, BLOCK])
+    chunks = -(-n * columns // _CHUNK)
+    _task(program, 0, 0, functions[0], inputs[0].ctypes.data, chunks if plans[0, BLOCK] else 0)
+    differ = plans[1, BLOCK] != plans[0, BLOCK]
+    _task(program, 1, 0, functions[0], inputs[1].ctypes.data, chunks if differ and plans[1, BLOCK] else 0)
+    for i in range(2):
+        _product(program, 2 + i, 1, plans[i], inputs[i if differ else 0], values[i].ctypes.data, jobs[0], tables[i])
+    _activations(gates, values[0].ctypes.data, room_y, rows, hidden, plans[2, BLOCK])
+    gates[5], gates[6], gates[7] = hidden, values[1].ctypes.data, kind
+    gates.view(np.float64)[8] = limit
+    gates[9] = gate_bias.ctypes.data if gate_bias.size else 0
+    gates[10] = up_bias.ctypes.data if up_bias.size else 0
+    gates[11] = matrices.ctypes.data
+    _task(program, 4, 2, functions[1], gates.ctypes.data, rows * -(-hidden // _CHUNK))
+    _product(program, 5, 3, plans[2], gates, out.ctypes.data, jobs[1], tables[2])
+    run(team, program)

@@ -1,0 +1,50 @@
+"""Quantised models: with activations rounded on the way, and exactly."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode, encode
+from ggufmill.runtime import load_model
+from ggufmill.runtime.kernels import amx
+
+
+def stored_as(tensor, name):
+    columns = tensor.shape[0]
+    q = encode(tensor.read(0, tensor.n_rows), name)
+
+    def read(start, stop):
+        return decode(q[start:stop], name, columns)
+
+    def raw(start, stop):
+        return q[start:stop]
+
+    return dataclasses.replace(tensor, source_type=name, read=read, raw=raw, stored=TYPES[name], mapped=q)
+
+
+def as_type(source, name):
+    """The source with every matrix whose rows fit stored as a type."""
+    changed = {
+        key: stored_as(tensor, name) if len(tensor.shape) > 1 and TYPES[name].fits(tensor.shape[0]) else tensor
+        for key, tensor in source.tensors.items()
+    }
+    return dataclasses.replace(source, tensors=changed)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("q8_0", 0.02), ("q4_0", 0.02), ("bf16", 2e-4)])
+@pytest.mark.parametrize("tiles", [True, False])
+def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, bound, tiles):
+    """bound: of the differences' root mean square, as a share of that of the logits."""
+    if tiles and not amx.permitted():
+        pytest.skip("this processor has no bf16 tiles")
+    monkeypatch.setattr(amx, "permitted", lambda: tiles)
+    source = as_type(tiny, name)
+    tokens = np.random.default_rng(0).integers(0, 258, 40)
+    fast, exact = (load_model(source, exact=exact).logits(tokens) for exact in (False, True))
+    plain = dataclasses.replace(source, tensors={k: dataclasses.replace(t, raw=None) for k, t in source.tensors.items()})
+    decoded = load_model(plain).logits(tokens)
+    scale = np.sqrt(np.mean(decoded**2))
+    assert np.sqrt(np.mean((fast - decoded) ** 2)) < bound * scale
+    assert np.sqrt(np.mean((exact - decoded) ** 2)) < 2e-4 * scale

@@ -1,0 +1,289 @@
+"""Settings of `load_model` that choose what is kept in memory and how: cache types, latent attention, repacking, experts."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES, PlanError, SourceTensor, TensorSource
+from ggufmill.quantize import decode, encode
+from ggufmill.runtime import Settings, load_model
+from ggufmill.runtime.cache import CACHE_TYPES, KVCache
+from ggufmill.runtime.latent import cached_parts
+from ggufmill.runtime.moe import reduced
+
+ROUNDING = 1e-4
+EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}
+N_EMBD, N_HEAD, WIDTH, N_FF, N_VOCAB, RANK = 64, 4, 32, 96, 96, 64
+
+
+def source_of(metadata, shapes, type_name="f32"):
+    """Random weights in the given type; vectors are float32, near 1."""
+    rng = np.random.default_rng(11)
+    tensors = {}
+    for name, shape in shapes.items():
+        x = rng.standard_normal(shape[::-1], dtype=np.float32)
+        x = 1 + 0.2 * x if x.ndim == 1 else x / np.sqrt(shape[0])
+        kind = TYPES[type_name if x.ndim > 1 and "gate_inp" not in name else "f32"]
+        rows = np.ascontiguousarray(x.reshape(-1, shape[0]), np.float32)
+        tensors[name] = source_tensor(name, shape, kind, encode(rows, kind.name))
+    return TensorSource("test model", metadata, tensors, "test")
+
+
+def source_tensor(name, shape, kind, stored):
+    def read(start, stop):
+        return decode(stored[start:stop], kind.name, shape[0])
+
+    return SourceTensor(name, shape, kind.name, read, lambda start, stop: stored[start:stop], kind)
+
+
+def llama(type_name="f32", experts=0, n_kv=2, width=WIDTH):
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 2,
+        "llama.context_length": 512,
+        "llama.embedding_length": N_EMBD,
+        "llama.feed_forward_length": N_FF,
+        "llama.attention.head_count": N_HEAD,
+        "llama.attention.head_count_kv": n_kv,
+        "llama.attention.key_length": width,
+        "llama.attention.value_length": width,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": width,
+        "llama.expert_count": experts,
+        "llama.expert_used_count": 4,
+    }
+    shapes = {"token_embd.weight": (N_EMBD, N_VOCAB), "output_norm.weight": (N_EMBD,), "output.weight": (N_EMBD, N_VOCAB)}
+    stack, suffix = ((experts,), "_exps") if experts else ((), "")
+    for i in range(2):
+        shapes |= {
+            f"blk.{i}.attn_norm.weight": (N_EMBD,),
+            f"blk.{i}.attn_q.weight": (N_EMBD, N_HEAD * width),
+            f"blk.{i}.attn_k.weight": (N_EMBD, n_kv * width),
+            f"blk.{i}.attn_v.weight": (N_EMBD, n_kv * width),
+            f"blk.{i}.attn_output.weight": (N_HEAD * width, N_EMBD),
+            f"blk.{i}.ffn_norm.weight": (N_EMBD,),
+            f"blk.{i}.ffn_gate{suffix}.weight": (N_EMBD, N_FF, *stack),
+            f"blk.{i}.ffn_up{suffix}.weight": (N_EMBD, N_FF, *stack),
+            f"blk.{i}.ffn_down{suffix}.weight": (N_FF, N_EMBD, *stack),
+        }
+        if experts:
+            shapes[f"blk.{i}.ffn_gate_inp.weight"] = (N_EMBD, experts)
+    return source_of(metadata, shapes, type_name)
+
+
+def latent():
+    metadata = {
+        "general.architecture": "deepseek2",
+        "deepseek2.block_count": 2,
+        "deepseek2.context_length": 512,
+        "deepseek2.embedding_length": N_EMBD,
+        "deepseek2.feed_forward_length": N_FF,
+        "deepseek2.leading_dense_block_count": 2,
+        "deepseek2.attention.head_count": N_HEAD,
+        "deepseek2.attention.kv_lora_rank": RANK,
+        "deepseek2.attention.key_length": 2 * WIDTH,
+        "deepseek2.attention.value_length": WIDTH,
+        "deepseek2.rope.dimension_count": WIDTH,
+        "deepseek2.attention.layer_norm_rms_epsilon": 1e-5,
+        "deepseek2.expert_count": 2,
+    }
+    shapes = {"token_embd.weight": (N_EMBD, N_VOCAB), "output_norm.weight": (N_EMBD,), "output.weight": (N_EMBD, N_VOCAB)}
+    for i in range(2):
+        shapes |= {
+            f"blk.{i}.attn_norm.weight": (N_EMBD,),
+            f"blk.{i}.attn_q.weight": (N_EMBD, N_HEAD * 2 * WIDTH),
+            f"blk.{i}.attn_kv_a_mqa.weight": (N_EMBD, RANK + WIDTH),
+            f"blk.{i}.attn_kv_a_norm.weight": (RANK,),
+            f"blk.{i}.attn_kv_b.weight": (RANK, N_HEAD * 2 * WIDTH),
+            f"blk.{i}.attn_output.weight": (N_HEAD * WIDTH, N_EMBD),
+            f"blk.{i}.ffn_norm.weight": (N_EMBD,),
+            f"blk.{i}.ffn_gate.weight": (N_EMBD, N_FF),
+            f"blk.{i}.ffn_up.weight": (N_EMBD, N_FF),
+            f"blk.{i}.ffn_down.weight": (N_FF, N_EMBD),
+        }
+    return source_of(metadata, shapes)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return latent()
+
+
+# The largest change of a logit (their standard deviation is about 1) that a type of keys and values may make.
+BOUNDS = {"f32": ROUNDING, "f16": 0.01, "bf16": 0.06, "q8_0": 0.1, "q8_KV": 0.15, "q6_0": 0.5, "iq4_nl": 1.5, "q4_0": 2.0}
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_every_cache_type_stays_near_the_exact_logits(dense, tokens, type_name, flash):
+    expected = load_model(dense, **EXACT, flash=False).logits(tokens)
+    values = type_name if flash or TYPES[type_name].is_float else "f32"
+    logits = load_model(dense, exact=True, cache_k=type_name, cache_v=values, flash=flash).logits(tokens)
+    assert np.abs(logits - expected).max() < BOUNDS[type_name]
+
+
+@pytest.mark.parametrize("mla", range(4))
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_every_cache_type_works_with_every_kind_of_latent_attention(deep, tokens, type_name, mla):
+    expected = load_model(deep, **EXACT, flash=False, mla=2).logits(tokens)
+    settings = {"cache_k": type_name} | ({"cache_v": "f16"} if mla == 1 else {"cache_v": type_name})
+    model = load_model(deep, exact=True, mla=mla, **settings)
+    assert np.abs(model.logits(tokens) - expected).max() < 2 * BOUNDS[type_name] + BOUNDS["f16"]
+    session = model.session()
+    session.feed(tokens[:150])
+    session.rewind(100)
+    again = np.concatenate([session.feed(tokens[i : i + 1]) for i in range(100, 110)]).reshape(10, -1)
+    # A number that comes out a little different may be rounded to the next code of its type.
+    assert np.abs(again - model.logits(tokens[:110])[100:]).max() < max(20 * ROUNDING, BOUNDS[type_name] / 10)
+
+
+@pytest.mark.parametrize("mla", range(4))
+def test_buffers_threads_and_passes_do_not_change_latent_attention(deep, tokens, mla):
+    expected = load_model(deep, **EXACT, mla=2, flash=False, threads=1).logits(tokens)
+    changes = [{"attention_bytes": 1}, {"attention_bytes": 1 << 17}, {"threads": 3}, {"ubatch": 33}, {"flash": False}, {}]
+    for change in changes:
+        logits = load_model(deep, **EXACT, mla=mla, **change).logits(tokens)
+        assert np.abs(logits - expected).max() < ROUNDING, change
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("make", [llama, latent])
+def test_passes_threads_and_neighbours_do_not_change_the_logits(make, tokens, flash):
+    source = make()
+    expected = load_model(source, **EXACT, threads=1).logits(tokens)
+    for threads, ubatch in itertools.product((1, 2, 5), (7, 64, 2048)):
+        model = load_model(source, **EXACT, threads=threads, ubatch=ubatch, flash=flash)
+        parts = [tokens, tokens[:31], tokens[:1]]
+        together = model.hidden([(model.new_cache(200), part) for part in parts])
+        for part, hidden in zip(parts, together, strict=True):
+            assert np.abs(model.head(hidden) - expected[: len(part)]).max() < ROUNDING
+
+
+def test_a_forked_sequence_goes_on_by_itself(dense, tokens):
+    model = load_model(dense, cache_k="q8_0", cache_v="q8_0")
+    session = model.session()
+    session.feed(tokens[:60])
+    other = session.fork(50)
+    assert other.tokens == session.tokens[:50]
+    session.feed(tokens[60:70])
+    expected = model.logits(np.concatenate([tokens[:50], tokens[80:90]]))[-1]
+    assert np.abs(other.feed(tokens[80:90]) - expected).max() < BOUNDS["q8_0"] / 10
+    assert np.abs(session.feed(tokens[70:80]) - model.logits(tokens[:80])[-1]).max() < BOUNDS["q8_0"] / 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cache_k": "q5_1"}, "-ctk q5_1: no type for a cache; there are f32, f16, bf16, q8_0"),
+        ({"cache_v": "q8_0", "flash": False}, r"quantised values \(-ctv q8_0\) need flash attention"),
+        ({"mla": 4}, "mla is one of 0, 1, 2, 3"),
+        ({"expert_reduction": (2, 0.5)}, "-ser 2,0.5 has nothing to act on: test model has no experts"),
+        ({"expert_reduction": (0, 0.5)}, "at least 1 expert"),
+        ({"ubatch": 0}, "ubatch has to be positive"),
+    ],
+)
+def test_what_does_not_work_is_refused(dense, change, message):
+    with pytest.raises(PlanError, match=message):
+        load_model(dense, **change)
+
+
+def test_types_in_blocks_need_whole_blocks():
+    source = llama(width=40)
+    with pytest.raises(
+        PlanError, match="-ctk q8_0: keys of this model have 40 numbers, no multiple of the 32 .* f32, f16 and bf16"
+    ):
+        load_model(source, cache_k="q8_0")
+    with pytest.raises(PlanError, match="-ctv iq4_nl: values of this model"):
+        load_model(source, cache_v="IQ4_NL")
+    load_model(source, cache_k="bf16", cache_v="f16").logits([1, 2])
+
+
+def test_a_type_for_values_that_are_not_cached_is_refused(deep):
+    with pytest.raises(PlanError, match="-ctv q4_0 has nothing to act on: with -mla 3 only latents are cached, as q8_0"):
+        load_model(deep, cache_k="q8_0", cache_v="q4_0")
+    load_model(deep, cache_k="q8_0", cache_v="Q8_0")
+    load_model(deep, cache_k="q8_0", cache_v="q4_0", mla=1)
+
+
+def test_memory_of_a_session_is_what_the_settings_say(dense, deep, tokens):
+    for source, settings, per_token in (
+        (dense, {"cache_k": "q8_0", "cache_v": "f16"}, 2 * 2 * (34 + 64)),
+        (deep, {"cache_k": "q8_0", "mla": 3}, 2 * 3 * 34),
+        (deep, {"cache_k": "q8_0", "cache_v": "f16", "mla": 1}, 2 * (3 * 34 + 2 * 64)),
+        (deep, {"cache_k": "f16", "cache_v": "q4_0", "mla": 0}, 2 * 4 * (128 + 18)),
+    ):
+        model = load_model(source, **settings)
+        assert model.cache_bytes_per_token == per_token
+        session = model.session(150)
+        session.feed(tokens[:130])
+        assert 130 * per_token <= session.cache.nbytes <= 150 * per_token
+
+
+# Bytes per token of a model with 61 layers, 512 latent and 64 rotated numbers, logged for ik_llama.cpp.
+@pytest.mark.parametrize(
+    ("mla", "heads", "k", "v", "nbytes"),
+    [
+        (0, 16, "f16", "f16", 610 * 1024),
+        (0, 128, "f16", "f16", 4880 * 1024),
+        (0, 16, "q8_0", "q8_0", 331_840),
+        (0, 128, "q8_0", "f16", 3_591_680),
+        (1, 128, "f16", "f16", 132_736),
+        (1, 128, "q8_0", "f16", 99_796),
+        (2, 128, "f16", None, 70_272),
+        (3, 128, "f16", None, 70_272),
+        (3, 128, "q8_0", None, 37_332),
+    ],
+)
+def test_bytes_per_token_are_those_on_record(mla, heads, k, v, nbytes):
+    shape = SimpleNamespace(n_head=heads, nope=128, rope=64, v=128, rank=512)
+    cache = KVCache(61, cached_parts(shape, Settings(mla=mla, cache_k=k, cache_v=v)), 163_840)
+    assert cache.token_bytes == nbytes
+    if (mla, k) == (3, "q8_0"):  # the log: "KV self size = 5833.12 MiB" for 163840 tokens
+        assert round(cache.token_bytes * 163_840 / 2**20, 2) == 5833.12
+
+
+@pytest.mark.parametrize("type_name", ["q8_0", "q4_0", "iq4_nl", "bf16"])
+def test_weights_interleaved_at_load_give_the_same_logits(tokens, type_name):
+    source = llama(type_name, experts=6)
+    model, plain = load_model(source, repack=True, exact=True), load_model(source, exact=True)
+    packed = [t for t in model.source.tensors.values() if t.stored.base == type_name]
+    # All matrices but the embedding (read row by row) and the routers (float32).
+    assert len(packed) == len([t for t in source.tensors.values() if len(t.shape) > 1]) - 3
+    assert model.packed_bytes == sum(t.stored.nbytes(t.shape) for t in packed)
+    assert plain.packed_bytes == 0
+    assert np.abs(model.logits(tokens) - plain.logits(tokens)).max() < ROUNDING
+
+
+def test_experts_that_weigh_little_are_dropped():
+    weights = np.array([[0.5, 0.3, 0.15, 0.05], [0.3, 0.28, 0.22, 0.2]], np.float32)
+    experts = np.arange(8).reshape(2, 4)
+    kept = weights.copy()
+    assert reduced(experts, kept, 1, 0.5, True).tolist() == [[0, 1, -1, -1], [4, 5, 6, 7]]
+    assert np.allclose(kept[0], [0.625, 0.375, 0, 0])
+    assert np.allclose(kept[1], weights[1])
+    kept = weights.copy()
+    assert reduced(experts, kept, 3, 1.0, False).tolist() == [[0, 1, 2, -1], [4, 5, 6, -1]]
+    assert np.allclose(kept[0], [0.5, 0.3, 0.15, 0])
+
+
+def test_expert_reduction_uses_fewer_experts(tokens):
+    source = llama(experts=6)
+    everything = load_model(source, exact=True)
+    expected = everything.logits(tokens)
+    assert np.array_equal(load_model(source, exact=True, expert_reduction=(4, 1.0)).logits(tokens), expected)
+    two = llama(experts=6)
+    two.metadata["llama.expert_used_count"] = 2
+    reduced_model = load_model(source, exact=True, expert_reduction=(2, 1.0))
+    assert np.abs(reduced_model.logits(tokens) - load_model(two, exact=True).logits(tokens)).max() < ROUNDING
+    assert np.abs(reduced_model.logits(tokens) - expected).max() > 0.1
+    session = load_model(source, exact=True, expert_reduction=(2, 0.9)).session()
+    reduced_model = load_model(source, exact=True, expert_reduction=(2, 0.9))
+    for i in range(5):  # a token at a time takes another way through the experts
+        assert np.abs(session.feed(tokens[i : i + 1]) - reduced_model.logits(tokens[:5])[i]).max() < ROUNDING
