@@ -16,14 +16,14 @@ import numpy as np
 
 from .. import __version__
 from ..convert import open_source
-from ..formats import TYPES, MillError, PlanError, SourceTensor, dims
+from ..formats import TYPES, MillError, PlanError
 from ..formats.execute import execute, journal_path, preflight
 from ..formats.plan import Plan
 from ..formats.span import span_checksum
 from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
-from ..quantize.planning import Importance, plan_quantize
+from ..quantize.planning import Expected, Importance, plan_quantize
 from ..quantize.recipe import Recipe
 from ..quantize.source import rounded
 from ..runtime import Model, load_model
@@ -87,14 +87,6 @@ class Words:
     n_ctx: int
     chunks: int | None
     digest: str
-
-
-class _Expected(Importance):
-    """Stands for the imatrix that is still to be computed: data for all that the collector looks at, taking no memory."""
-
-    def of(self, tensor: SourceTensor) -> np.ndarray | None:
-        columns, _, matrices = dims(tensor.shape)
-        return np.broadcast_to(np.float32(1), (matrices, columns)) if tensor.name.startswith("blk.") else None
 
 
 class Run:
@@ -250,7 +242,7 @@ class Run:
         words = self.texts.get("imatrix")
         if words is None:
             return self._importance()
-        return _Expected({}, Imatrix({}, [words.path.name], 1, words.n_ctx).metadata(self.folder.imatrix.name))
+        return Expected({}, Imatrix({}, [words.path.name], 1, words.n_ctx).metadata(self.folder.imatrix.name))
 
     # -- quantize
 

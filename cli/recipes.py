@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
+from ..formats import PlanError, TensorType
+from ..formats.plan import Plan
 from ..recipes import find, names
-from .console import table
+from . import flags
+from .console import emit, gib, table
 
 
-@click.group(short_help="List and show the recipes that come along")
+@click.group(short_help="List, show, check and explain recipes")
 def command() -> None:
-    """The recipes that come along with ggufmill; `--recipe NAME` takes them by name.
+    """The recipes that come along with ggufmill (`--recipe NAME` takes them by name), and checks of any recipe.
 
     Example: ggufmill recipes show deepseek-v3-iq4_k_r4.txt
     """
@@ -38,3 +44,114 @@ def show(name: str) -> None:
     if not path.exists():
         raise click.BadParameter(f"there is no recipe {name!r}; `ggufmill recipes list` shows them")
     click.echo(path.read_text("utf-8"), nl=False)
+
+
+_default = click.option(
+    "--type", "type", type=flags.FILE_TYPE, help="File type for what no rule takes. [default: the recipe's]"
+)
+_imatrix = click.option("--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix.")
+
+
+@command.command()
+@click.argument("recipe")
+@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
+@_default
+@_imatrix
+@click.option("--strict", is_flag=True, help="Exit with 1 if there is anything to warn of.")
+@flags.as_json
+def lint(recipe: str, model: Path | None, as_json: bool, strict: bool, **options: Any) -> None:
+    """Check RECIPE by itself, and against MODEL (a GGUF or a Hugging Face folder) if one is given.
+
+    \b
+    Examples:
+      ggufmill recipes lint mine.txt
+      ggufmill recipes lint mine.txt DeepSeek-V3/ --imatrix v3.imatrix --strict
+    """
+    from ..quantize.lint import not_portable, suspicious, unreachable
+    from ..quantize.recipe import load_recipe
+
+    loaded = load_recipe(find(recipe))
+    if model is not None:
+        warnings = _plan(model, recipe, **options).warnings
+    else:
+        warnings = [*suspicious(loaded.rules), *unreachable(loaded.rules)]
+    notes = not_portable(loaded.rules)
+
+    def text() -> str:
+        lines = [f"warning: {warning}" for warning in warnings] + [f"note: {note}" for note in notes]
+        what = f"{len(loaded.rules)} rules, {len(warnings)} warnings, {len(notes)} notes"
+        return "\n".join([*lines, f"{recipe}: {what}"])
+
+    emit({"recipe": recipe, "rules": len(loaded.rules), "warnings": warnings, "notes": notes}, as_json, text)
+    if strict and warnings:
+        raise PlanError(f"--strict: {recipe} has {len(warnings)} warnings")
+
+
+@command.command()
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.option("--recipe", metavar="FILE", help="The recipe; left out, --type alone counts.")
+@_default
+@_imatrix
+@flags.as_json
+def explain(model: Path, recipe: str | None, as_json: bool, **options: Any) -> None:
+    """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
+
+    \b
+    Examples:
+      ggufmill recipes explain DeepSeek-V3/ --recipe deepseek-v3-iq4_k_r4.txt
+      ggufmill recipes explain model-bf16.gguf --type Q4_K_M
+    """
+    from ..quantize.lint import shares
+    from .writing import totals_text
+
+    if recipe is None and options["type"] is None:
+        raise click.UsageError("give --recipe FILE, --type TYPE or both")
+    plan = _plan(model, recipe, **options)
+    found = shares(plan)
+
+    def text() -> str:
+        columns = ("decided by", "types", "tensors", "size", "share", "bits", "first")
+        total = plan.total_bytes
+        rows = [
+            (
+                s.rule,
+                " ".join(s.types),
+                s.tensors,
+                gib(s.nbytes),
+                f"{s.nbytes / total:.1%}",
+                f"{s.bits_per_weight:.3f}",
+                s.first,
+            )
+            for s in found
+        ]
+        warnings = [f"warning: {warning}" for warning in plan.warnings]
+        return "\n\n".join(filter(None, [table(columns, rows), "\n".join(warnings), totals_text(plan)]))
+
+    summary = {"rules": [s.as_json() for s in found], "warnings": plan.warnings, "total_bytes": plan.total_bytes}
+    emit(summary | {"bits_per_weight": plan.bits_per_weight}, as_json, text)
+
+
+def _plan(model: Path, recipe: str | None, type: TensorType | str | None, imatrix: Path | None) -> Plan:
+    """What `quantize --dry-run` would plan, with importance data taken for granted where none is given."""
+    from ..convert import open_source
+    from ..quantize.lint import without_imatrix
+    from ..quantize.planning import Assumed, plan_quantize
+    from ..quantize.recipe import Recipe, load_recipe
+    from .importance import load_importance
+
+    loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
+    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout", "ik"))
+    importance = load_importance(imatrix, source, quiet=True) if imatrix is not None else Assumed({})
+    plan = plan_quantize(
+        source,
+        "out.gguf",
+        type=type or loaded.type,
+        rules=loaded.rules,
+        recipe_text=loaded.text,
+        importance=importance,
+        ignore_imatrix_rules=True,
+        allow_requantize=True,
+    )
+    if imatrix is None:
+        plan.warnings.extend(without_imatrix(plan))
+    return plan

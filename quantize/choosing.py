@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from .mixes import Mix, Model
-from .recipe import Rule, first_match
+from .recipe import Matcher, Rule
 
 # Tensors that llama-quantize never touches (FORMATS E.2): by ending, by part of the name.
 ROUTER = "ffn_gate_inp.weight"
@@ -88,7 +88,7 @@ class Chooser:
         has_imatrix: bool,
         pure: bool = False,
     ):
-        self.rules, self.flags = () if pure else rules, flags
+        self.matcher, self.flags = Matcher(() if pure else rules), flags
         self.tied = OUTPUT not in source.tensors
         self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *flags.roles], 0)
         self.kept: list[str] = []
@@ -103,7 +103,7 @@ class Chooser:
 
     def choose(self, tensor: SourceTensor) -> Choice:
         """Raises PlanError when the type that was asked for holds no such row, nor has a fallback that does."""
-        rule = first_match(self.rules, tensor.name)
+        rule = self.matcher.first(tensor.name)
         if rule is not None:
             self.hits[rule] += 1
         if not quantisable(tensor):

@@ -14,8 +14,9 @@ import numpy as np
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..formats.plan import Output, Plan, make_plan
 from .choosing import EMBEDDINGS, INTEGERS, OUTPUT, Choice, Chooser, Flags
+from .lint import suspicious
 from .mixes import file_type_id
-from .recipe import Rule, suspicious
+from .recipe import Matcher, Rule
 from .transform import producer
 
 # Where importance may come from when a tensor has no entry of its own (FORMATS E.5): (part of the name, what to put there).
@@ -57,6 +58,26 @@ class Importance:
                     f"{matrices} x {columns}: this imatrix was made from another model"
                 )
         return None
+
+
+class Expected(Importance):
+    """Stands for an imatrix that is still to be computed: data for all that is collected, taking no memory.
+
+    everywhere: for embeddings and output too, which no collector looks at unless asked.
+    """
+
+    everywhere = False
+
+    def of(self, tensor: SourceTensor) -> np.ndarray | None:
+        columns, _, matrices = dims(tensor.shape)
+        there = self.everywhere or tensor.name.startswith("blk.")
+        return np.broadcast_to(np.float32(1), (matrices, columns)) if there else None
+
+
+class Assumed(Expected):
+    """As Expected, for every tensor: to see what a recipe would do, whatever the imatrix."""
+
+    everywhere = True
 
 
 @dataclass
@@ -199,14 +220,14 @@ def _check_importance(
 
 def _warnings(report: _Report, chooser: Chooser, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
     warnings = [*report.warnings, *suspicious(rules)]
-    names = [o.name for o in outputs]
+    names, matcher = {o.name: None for o in outputs}, Matcher(rules)
     for rule in rules:
         if chooser.hits[rule]:
             continue
-        matched = [name for name in names if rule.regex.search(name)]
-        if matched:
-            taker = next(str(r) for r in rules if r.regex.search(matched[0]))
-            warnings.append(f"line {rule.line}: {rule} never applies; {taker} comes first and takes {matched[0]}")
+        matched = rule.matched(names)
+        if matched is not None:
+            taker = matcher.first(matched)
+            warnings.append(f"line {rule.line}: {rule} never applies; {taker} comes first and takes {matched}")
         else:
             warnings.append(f"line {rule.line}: {rule} matches no tensor")
     idle = [role for role in chooser.flags.roles if not chooser.hits[role]]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ class RecipeError(MillError):
     """A recipe cannot be understood; the text says where."""
 
 
+_WHOLE_NAME = re.compile(r"\^((?:[A-Za-z0-9_-]|\\\.)+)\$")
+
+
 @dataclass(frozen=True)
 class Rule:
     """pattern is searched for in tensor names; line counts from 1 in the text that was read."""
@@ -36,6 +40,18 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.pattern}={self.type.name}"
+
+    @cached_property
+    def whole(self) -> str | None:
+        """The one name that the rule can match, if it spells a whole one (`^blk\\.3\\.ffn_up\\.weight$`)."""
+        spelled = _WHOLE_NAME.fullmatch(self.pattern)
+        return spelled[1].replace("\\.", ".") if spelled else None
+
+    def matched(self, names: Collection[str]) -> str | None:
+        """The first of the names that the rule matches, whatever other rules there are."""
+        if self.whole is not None:
+            return self.whole if self.whole in names else None
+        return next((name for name in names if self.regex.search(name)), None)
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,24 @@ def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
     return rules
 
 
+_ASSIGNMENT = re.compile(r"""^[ \t]*\w+=(["'])(.*?)\1""", re.MULTILINE | re.DOTALL)
+
+
+def from_shell(text: str) -> str:
+    """The rules of a posted shell script, `custom="..."`, at the lines where they stood; any other text as it is.
+
+    People post the script that calls llama-quantize; what is not within the quotes of an assignment is no rule.
+    """
+    quoted = [match.span(2) for match in _ASSIGNMENT.finditer(text) if _END.search(match[2])]
+    if not quoted:
+        return text
+    kept, at = [], 0
+    for start, end in quoted:
+        kept += [re.sub(r"[^\n]", "", text[at:start]), text[start:end]]
+        at = end
+    return "".join(kept)
+
+
 def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
     """The rule that begins at a column of the line, and the column after it.
 
@@ -185,7 +219,7 @@ def load_recipe(path: str | Path) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}") from None
     if path.suffix != ".toml":
-        return Recipe(path.name, parse_rules(text, str(path)), text)
+        return Recipe(path.name, parse_rules(from_shell(text), str(path)), text)
     try:
         stages = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -226,21 +260,25 @@ def _check(stages: dict[str, Any], path: Path) -> None:
         parse_type(validate["baseline"], f"{path}: [validate] baseline")
 
 
-def first_match(rules: Sequence[Rule], name: str) -> Rule | None:
-    return next((rule for rule in rules if rule.regex.search(name)), None)
+class Matcher:
+    """Finds the first rule that matches a name. Rules that spell a whole name, of which people post thousands, are looked up
+    instead of tried."""
 
+    def __init__(self, rules: Sequence[Rule]):
+        self._whole: dict[str, int] = {}
+        self._tried: list[tuple[int, Rule]] = []
+        self._rules = rules
+        for i, rule in enumerate(rules):
+            if rule.whole is None:
+                self._tried.append((i, rule))
+            else:
+                self._whole.setdefault(rule.whole, i)
 
-_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-
-
-def suspicious(rules: Sequence[Rule]) -> list[str]:
-    """Character classes that look like numeric ranges: [0-10] matches only the digits 0 and 1."""
-    found = []
-    for rule in rules:
-        for low, high in _RANGE.findall(rule.pattern):
-            if len(low) > 1 or len(high) > 1:
-                found.append(
-                    f"line {rule.line}: [{low}-{high}] in {rule.pattern!r} is a set of single digits, not the numbers "
-                    f"{low} to {high}"
-                )
-    return found
+    def first(self, name: str) -> Rule | None:
+        known = self._whole.get(name, len(self._rules))
+        for i, rule in self._tried:
+            if i > known:
+                break
+            if rule.regex.search(name):
+                return rule
+        return self._rules[known] if known < len(self._rules) else None

@@ -1,6 +1,7 @@
 import pytest
 
-from ggufmill.quantize.recipe import RecipeError, first_match, load_recipe, parse_rules, suspicious
+from ggufmill.quantize.lint import suspicious
+from ggufmill.quantize.recipe import Matcher, RecipeError, load_recipe, parse_rules
 from ggufmill.recipes import find, names
 
 
@@ -61,9 +62,10 @@ def test_errors_say_where_and_what_is_near(text, message):
 
 def test_the_first_match_wins_and_search_is_not_anchored():
     rules = parse_rules("ffn_down=q6_K\nffn=q4_K")
-    assert first_match(rules, "blk.0.ffn_down.weight") is rules[0]
-    assert first_match(rules, "blk.0.ffn_up.weight") is rules[1]
-    assert first_match(rules, "output.weight") is None
+    matcher = Matcher(rules)
+    assert matcher.first("blk.0.ffn_down.weight") is rules[0]
+    assert matcher.first("blk.0.ffn_up.weight") is rules[1]
+    assert matcher.first("output.weight") is None
 
 
 def test_numeric_ranges_that_are_none():
