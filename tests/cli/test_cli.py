@@ -11,25 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from ggufmill.cli import VERBS, main
+from ggufmill.cli import VERBS
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix import Imatrix
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
-
-
-@pytest.fixture
-def mill(capsys):
-    """Runs the command line here; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -18,19 +18,6 @@ DEMO = FOLDER / "demo"
 TEXT = FOLDER / "demo" / "heldout.txt"
 
 
-@pytest.fixture
-def mill(capsys):
-    """Runs the command line here; returns (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The demo model as bf16 and as q4_0."""
