@@ -6,7 +6,8 @@ Every type multiplies random packed rows, --megabytes of them, so that weights c
 size of the last-level cache). `share` is bytes per second over those of a plain sum of the same bytes with as many threads,
 measured in turn with each product. `decode` is the time of decoding the same rows to float32 over that of the product: what a
 product by way of decoded rows costs at least. Times are processor time of the slowest thread, so that what else runs on the
-machine disturbs less (it still takes its share of the memory's speed).
+machine disturbs less; it still takes its share of the memory's speed, and threads that never run at the same time do not
+compete for it: measure several threads on an idle machine.
 """
 
 from __future__ import annotations

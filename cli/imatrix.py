@@ -1,16 +1,20 @@
 from __future__ import annotations
 
-from functools import reduce
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from . import flags
-from .console import chunk_progress, emit, table, warn
+from .console import chunk_progress, emit, warn
+from .coverage import coverage_json, coverage_text
+from .imatrix_show import convert, merge, show
 from .settings import load, run_options
 from .writing import protect
+
+if TYPE_CHECKING:
+    from ..imatrix import Imatrix
 
 
 class _ComputeByDefault(click.Group):
@@ -22,138 +26,183 @@ class _ComputeByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_ComputeByDefault, short_help="Compute, show and merge importance matrices")
+@click.group(cls=_ComputeByDefault, short_help="Compute, show, compare, merge and convert importance matrices")
 def command() -> None:
     """Importance matrices. `ggufmill imatrix MODEL ...` is short for `ggufmill imatrix compute MODEL ...`.
 
     \b
     Examples:
       ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix
-      ggufmill imatrix show model.imatrix
+      ggufmill imatrix show model.imatrix --layer-similarity
       ggufmill imatrix merge a.imatrix b.dat -o both.imatrix
+      ggufmill imatrix convert model.dat model.imatrix
     """
 
 
+for verb in (show, merge, convert):
+    command.add_command(verb)
+
+
 @command.command()
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("-f", "--file", "text", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
+@click.option(
+    "-f",
+    "--file",
+    "texts",
+    metavar="PATH[:WEIGHT]",
+    multiple=True,
+    help="Text, .jsonl or .parquet; may be given several times. A token of a:3 counts three times.",
+)
 @click.option(
     "-o", "--output", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".dat: legacy format."
 )
+@click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")
+@click.option("--template", metavar="NAME|FILE", help="Chat template for conversations. [default: the model's own]")
+@click.option(
+    "--in-file",
+    "in_files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Add what this imatrix holds; without -f that is all that is done.",
+)
 @run_options(n_ctx=512)
 @flags.chunks
-@click.option("--process-output", is_flag=True, help="Collect data for output.weight too.")
-@click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also save after every N windows.")
+@click.option("--from-chunk", "--chunk", type=click.IntRange(0), default=0, help="Leave out so many windows at the beginning.")
+@click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")
+@click.option("--process-embedding", is_flag=True, help="Data for token_embd.weight: its rows, as often as the text uses them.")
+@click.option("-ofreq", "--output-frequency", type=click.IntRange(0), default=10, show_default=True, help="Windows between saves of what --resume needs, to OUT.state; 0: never.")  # fmt: skip
+@click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also write OUT.at_N every so many windows.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the coverage to this file (PNG).")
+@flags.resume
 @flags.force
 @flags.as_json
 def compute(
-    model: Path,
-    text: Path,
+    model: Path | None,
+    texts: tuple[str, ...],
     out: Path,
+    column: str | None,
+    template: str | None,
+    in_files: tuple[Path, ...],
     chunks: int | None,
+    from_chunk: int,
     process_output: bool,
+    process_embedding: bool,
+    output_frequency: int,
     save_frequency: int,
+    plot: Path | None,
+    resume: bool,
     force: bool,
     as_json: bool,
     settings: dict[str, Any],
 ) -> None:
-    """Run a calibration text through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
+    """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
 
-    Example: ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --chunks 200
+    Killed? The same command with --resume goes on, and ends in the same bytes. Parts that were computed with --from-chunk
+    and --chunks, on several machines, become one with `imatrix merge`.
+
+    \b
+    Examples:
+      ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --chunks 200
+      ggufmill imatrix model.gguf -f prose.txt -f chats.jsonl:3 --process-output -o model.imatrix --plot coverage.png
+      ggufmill imatrix --in-file a.imatrix --in-file b.imatrix -o both.imatrix
     """
     from ..convert import open_source
     from ..formats import PlanError
-    from ..imatrix.collect import collect
+    from ..imatrix import load as load_imatrix
+    from ..imatrix.calibration import cut
+    from ..imatrix.collect import Extent, collect
+    from ..imatrix.state import load_state
+    from ..imatrix.texts import check_texts, parse_text, stretches
 
+    if not texts:
+        if not in_files:
+            raise click.UsageError("nothing to do: give a MODEL and -f TEXT, or --in-file")
+        refused = {"MODEL": model, "--plot": plot, "--resume": resume or None}
+        for name, value in refused.items():
+            if value is not None:
+                raise click.UsageError(f"{name} needs a text (-f) to compute from")
+        _join(list(map(load_imatrix, in_files)), out, in_files, force, as_json)
+        return
+    if model is None:
+        raise click.UsageError("a text (-f) needs a MODEL to run through")
+    given = [parse_text(text) for text in texts]
+    check_texts(given)
+    state_path = out.with_name(out.name + ".state")
     source = open_source(model)
-    protect([out], [*source.files, text])
-    if out.exists() and not force:
-        raise PlanError(f"{out} exists; use --force to replace it")
+    protect([out, state_path, *([plot] if plot else [])], [*source.files, *(text.path for text in given), *in_files])
+    state = load_state(state_path) if resume and state_path.exists() else None
+    if state is None and out.exists() and not force:
+        how = "there is nothing to resume; " if resume else ""
+        raise PlanError(f"{out} exists; {how}use --force to replace it")
+    if state_path.exists() and not (resume or force):
+        raise PlanError(f"{state_path} is left from an interrupted run; --resume goes on with it, --force starts afresh")
+    if plot is not None:
+        from .plots import need_matplotlib
+
+        need_matplotlib()
+    if not os.access(out.absolute().parent, os.W_OK) and out.absolute().parent.exists():
+        raise PlanError(f"{out.absolute().parent}: not a folder that can be written to")
+    before = [load_imatrix(path).fit(source, str(path)) for path in in_files]
+    extent = Extent(process_output, process_embedding)
     loaded = load(source, settings)
-    tokens = loaded.tokenizer.encode(text.read_text("utf-8", "replace"))
-    with chunk_progress("imatrix", quiet=as_json) as progress:
-        imatrix, result = collect(
-            loaded,
-            tokens,
-            dataset=text.name,
-            n_ctx=settings["n_ctx"],
-            chunks=chunks,
-            process_output=process_output,
-            save_frequency=save_frequency,
-            on_save=lambda partial: partial.save(out),
-            on_chunk=progress,
-        )
-    imatrix.save(out)
-    warn(result.notes)
-    starved = imatrix.starved()
-    summary = {
-        "path": str(out),
-        "entries": len(imatrix.entries),
-        "chunks": imatrix.chunk_count,
-        "starved_experts": starved,
-        **result.as_json(),
-    }
+    extent.check(loaded)
+    if not as_json:
+        click.echo(f"reading {', '.join(str(text.path) for text in given)}", err=True)
+    if template is not None and Path(template).is_file():
+        template = Path(template).read_text("utf-8", "replace")
+    n_ctx = settings["n_ctx"]
+    # Of several weights a whole window each may be left over.
+    enough = None if chunks is None else (from_chunk + chunks + len({text.weight for text in given})) * n_ctx
+    job = cut(
+        loaded,
+        stretches(loaded, given, column=column, template=template, enough=enough),
+        n_ctx,
+        chunks=chunks,
+        from_chunk=from_chunk,
+        datasets=[text.path.name for text in given],
+    )
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with chunk_progress("imatrix", quiet=as_json) as progress:
+            imatrix, result = collect(
+                loaded,
+                job,
+                extent=extent,
+                save_frequency=save_frequency,
+                on_save=lambda partial: partial.save(out.with_name(f"{out.stem}.at_{partial.chunk_count}{out.suffix}")),
+                state_frequency=output_frequency,
+                on_state=lambda now: now.save(state_path),
+                resume=state,
+                on_chunk=progress,
+            )
+    except KeyboardInterrupt:
+        if not state_path.exists():
+            raise
+        done = load_state(state_path).done
+        raise KeyboardInterrupt(f"{done} windows are kept in {state_path}; the same command with --resume goes on") from None
+    whole = imatrix.merge(*before)
+    whole.save(out)
+    state_path.unlink(missing_ok=True)
+    warn([*result.notes, *(f"{out} does not keep {lost}" for lost in whole.losses(out.suffix))])
+    found = coverage_json(whole, source)
+    if plot is not None:
+        from .imatrix_plots import plot_coverage
+
+        plot_coverage(whole, source, out.name, plot)
+    summary = {"path": str(out), "entries": len(whole.entries), "chunks": whole.chunk_count, "plot": str(plot) if plot else None}
+    summary |= {**found, **result.as_json(), "chunks": whole.chunk_count}
     emit(
         summary,
         as_json,
-        lambda: f"{out}: {len(imatrix.entries)} entries, {imatrix.chunk_count} chunks, perplexity {result.perplexity:.4f}",
-    )
-    if starved:
-        click.echo(f"warning: experts without a token: {starved}; a longer text helps", err=True)
-
-
-@command.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@flags.as_json
-def show(file: Path, as_json: bool) -> None:
-    """Entries of an imatrix file: columns, matrices, tokens seen, mean square and the share of the ten largest columns.
-
-    Example: ggufmill imatrix show model.imatrix
-    """
-    from ..imatrix import load
-
-    imatrix = load(file)
-    entries = [_statistics(name, sums, counts) for name, (sums, counts) in imatrix.entries.items()]
-    header = {"datasets": imatrix.datasets, "chunks": imatrix.chunk_count, "chunk_size": imatrix.chunk_size}
-    headings = ("name", "columns", "matrices", "fewest", "most", "mean_square", "top10_share")
-    emit(
-        header | {"entries": entries},
-        as_json,
         lambda: (
-            table(headings, [[e[h] for h in headings] for e in entries])
-            + f"\n\n{len(entries)} entries, {imatrix.chunk_count} chunks of {imatrix.chunk_size} tokens, "
-            + f"text: {', '.join(imatrix.datasets) or 'not recorded'}"
+            f"{coverage_text(whole, source)}\n\n"
+            f"{out}: {len(whole.entries)} entries, {whole.chunk_count} chunks, perplexity {result.perplexity:.4f}"
         ),
     )
+    warn(found["remarks"])
 
 
-def _statistics(name: str, sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
-    total = np.sort(sums.sum(axis=0, dtype=np.float64))[::-1]
-    return {
-        "name": name,
-        "columns": sums.shape[1],
-        "matrices": sums.shape[0],
-        "fewest": int(counts.min()),
-        "most": int(counts.max()),
-        "mean_square": float(total.sum() / max(int(counts.sum()), 1) / sums.shape[1]),
-        "top10_share": float(total[:10].sum() / total.sum()) if total.any() else 0.0,
-    }
+def _join(parts: list[Imatrix], out: Path, inputs: tuple[Path, ...], force: bool, as_json: bool) -> None:
+    from .imatrix_show import write_merged
 
-
-@command.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--output", "out", type=click.Path(dir_okay=False, path_type=Path), required=True)
-@flags.force
-def merge(files: tuple[Path, ...], out: Path, force: bool) -> None:
-    """Add up the sums and counts of several imatrix files of one model; formats may be mixed.
-
-    Example: ggufmill imatrix merge part1.imatrix part2.imatrix -o whole.imatrix
-    """
-    from ..formats import PlanError
-    from ..imatrix import load
-
-    if out.exists() and not force:
-        raise PlanError(f"{out} exists; use --force to replace it")
-    merged = reduce(lambda a, b: a.merge(b), map(load, files))
-    merged.save(out)
-    click.echo(f"{out}: {len(merged.entries)} entries, {merged.chunk_count} chunks")
+    write_merged(parts, out, inputs, force, as_json)

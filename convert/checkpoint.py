@@ -13,9 +13,9 @@ from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
 from ..formats.source import stamp
 from .config import Config, read_config
-from .decode import BLOCKS, SCALES, Weight, find_scale, scale_block
+from .decode import Found, Weight
 from .edits import Edit, plain
-from .mxfp4 import Mxfp4Weight
+from .methods import Finders, missing
 
 # Ends of names that hold nothing of the model: tables computed again by every runtime, scales of activations and KV cache.
 IGNORED = (
@@ -24,6 +24,9 @@ IGNORED = (
     ".attn.masked_bias",
     ".input_scale",
     ".input_scale_ub",
+    ".input_global_scale",
+    ".input_zero_point",
+    ".output_scale",
     ".k_scale",
     ".v_scale",
 )
@@ -45,6 +48,7 @@ class Wanted:
     shape    that each of the sources has to have, outermost first
     edit     makes it from them
     or_else  the name to take where the one source is absent: tied embeddings may be stored under either name
+    instead  the same tensor from other sources, where none of these is stored: experts one by one or in a stack
     """
 
     name: str
@@ -52,6 +56,7 @@ class Wanted:
     shape: tuple[int, ...]
     edit: Edit = plain
     or_else: str | None = None
+    instead: Wanted | None = None
 
 
 @dataclass(frozen=True)
@@ -107,41 +112,43 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
     No tensor data is read. Raises FormatError if a tensor is missing, is there but has no place in the GGUF, or has another
     shape, type or scale than it should: named, with how many others there are.
     """
-    stored, block = _renamed(checkpoint.stored, description.renamed), scale_block(checkpoint.config)
-    missing: list[str] = []
+    stored, find = _renamed(checkpoint.stored, description.renamed), Finders(checkpoint.config)
+    absent: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
     ready: list[tuple[Wanted, list[Weight]]] = []
     for wanted in description.wanted:
+        found = [_find(find, wanted, name, stored) for name in wanted.sources]
+        if wanted.instead and not any(found):
+            others = [_find(find, wanted.instead, name, stored) for name in wanted.instead.sources]
+            if any(others):
+                wanted, found = wanted.instead, others
         weights = []
-        for name in wanted.sources:
-            if name not in stored and wanted.or_else and wanted.or_else in stored:
-                name = wanted.or_else
-            tensor = stored.get(name)
-            if tensor is None:
-                missing.append(name)
+        for name, entry in zip(wanted.sources, found, strict=True):
+            if entry is None:
+                absent.append(missing(name, stored))
                 continue
-            used.add(name)
-            is_packed = name.endswith(BLOCKS)
-            scale = find_scale(name, stored) if is_packed or tensor.dtype.startswith("F8_") else None
-            if scale is not None:
-                used.add(scale.name)
-            if is_packed and scale is None:
-                missing.append(name.removesuffix(BLOCKS) + SCALES)
-            elif tensor.shape == wanted.shape:
-                weights.append(Mxfp4Weight(tensor, scale) if is_packed and scale else Weight(tensor, scale, block))
+            weight, tensors = entry
+            used.update(tensor.name for tensor in tensors)
+            if weight.shape == wanted.shape:
+                weights.append(weight)
             else:
-                misshapen.append(f"{name} is {list(tensor.shape)}, not {list(wanted.shape)}")
+                misshapen.append(f"{name} is {list(weight.shape)}, not {list(wanted.shape)}")
         ready.append((wanted, weights))
     left_out, unexpected = _rest(stored, used, description.left_out)
     problems = [
-        _count(missing, "tensors are missing"),
+        _count(absent, "tensors are missing"),
         _count(unexpected, "tensors are unknown to this architecture"),
         _count(misshapen, "tensors have another shape than config.json says"),
     ]
     if any(problems):
         raise FormatError(f"{checkpoint.folder}: {'; '.join(p for p in problems if p)}")
     return {wanted.name: wanted.edit(wanted.name, weights) for wanted, weights in ready}, left_out
+
+
+def _find(find: Finders, wanted: Wanted, name: str, stored: Mapping[str, StoredTensor]) -> Found | None:
+    found = find(name, stored, wanted.shape)
+    return find(wanted.or_else, stored, wanted.shape) if found is None and wanted.or_else else found
 
 
 def _renamed(stored: Mapping[str, StoredTensor], renamed: dict[str, str]) -> Mapping[str, StoredTensor]:
@@ -163,8 +170,8 @@ def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str
     counts = dict.fromkeys(left_out, 0)
     beginnings = sorted(left_out)  # none is the beginning of another, so a name's own is the last that is not after it
     unexpected = []
-    for name in stored:
-        if name in used or name.endswith(IGNORED):
+    for name, tensor in stored.items():
+        if tensor.name in used or name.endswith(IGNORED):
             continue
         at = bisect_right(beginnings, name)
         if at and name.startswith(beginnings[at - 1]):

@@ -1,7 +1,8 @@
 """The weights of a checkpoint as rows of float32, whatever they are stored as: f32, f16, bf16, or fp8 with scales.
 
 How fp8 is scaled: DeepSeek's `weight_scale_inv` holds the factor of each block of weight_block_size (a multiplier, despite
-its name); others hold `weight_scale`, one factor per row or one for the whole matrix. The shape of the scale tells which.
+its name); others hold `weight_scale`, one factor per row, per run of columns or for the whole matrix. The shape of the scale
+tells which. Weights of integers and of four bits are in modules of their own (see `methods`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 from ..formats import TYPES, FormatError, TensorType
 from ..formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, fp8_to_f32
 from ..formats.safetensors import StoredTensor
-from .config import Config
 
 Rows = slice | np.ndarray  # of a matrix: a run (start and stop given), or the numbers of single rows in any order
 
@@ -23,74 +23,23 @@ SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # beside the `weight` that t
 BLOCKS, SCALES = "_blocks", "_scales"  # ends of the names of mxfp4 weights and of what scales them
 _FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _FP8 = ("F8_E4M3", "F8_E5M2")
-_SCALES = ("F32", "F16", "BF16", "F8_E8M0")
-
-# quant_method of quantization_config -> where it says how it quantises, and the values of that which mean fp8 weights
-_METHODS: dict[str, tuple[str, tuple[object, ...]]] = {
-    "fp8": ("fmt", (None, "e4m3", "e5m2")),
-    "fbgemm_fp8": ("quant_method", ("fbgemm_fp8",)),
-    "compressed-tensors": ("format", ("float-quantized", "naive-quantized")),
-    "modelopt": ("quant_algo", ("FP8",)),
-    "mxfp4": ("quant_method", ("mxfp4",)),  # of experts' stacks, whose names say so: see mxfp4.py
-}
-
-
-def scale_block(config: Config) -> tuple[int, int] | None:
-    """Rows and columns that share one fp8 scale, as config.json says; None if it does not say.
-
-    Raises FormatError for a quantization that cannot be decoded, naming it.
-    """
-    settings = config.get("quantization_config") or config.get("compression_config")
-    if settings is None:
-        return None
-    if not isinstance(settings, dict):
-        raise config.fail("quantization_config is not an object")
-    method = settings.get("quant_method")
-    if not isinstance(method, str) or method not in _METHODS:
-        raise config.fail(f"quantization_config has quant_method {method!r}; known are {', '.join(_METHODS)}")
-    key, known = _METHODS[method]
-    if settings.get(key) not in known:
-        raise config.fail(f"quantization_config of quant_method {method} has {key} {settings.get(key)!r}; only fp8 is known")
-    block = settings.get("weight_block_size")
-    if method == "compressed-tensors":
-        block = _group_block(config, settings)
-    if block is None:
-        return None
-    if not isinstance(block, (list, tuple)) or len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
-        raise config.fail(f"weight_block_size is {block!r}; two whole numbers are needed")
-    return block[0], block[1]
-
-
-def _group_block(config: Config, settings: dict) -> object:
-    """The block_structure of compressed-tensors' config_groups: one for all groups, or None."""
-    try:
-        groups = settings["config_groups"].values()
-        structures = {tuple(s) for group in groups if (s := group["weights"].get("block_structure"))}
-    except (KeyError, TypeError, AttributeError):
-        raise config.fail("quantization_config of quant_method compressed-tensors lacks config_groups with weights") from None
-    if len(structures) > 1:
-        raise config.fail(f"quantization_config has several block structures: {sorted(map(str, structures))}")
-    return next(iter(structures), None)
+_SCALES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # the last: e8m0 where the type has no name yet
 
 
 class Weight:
     """A matrix of the checkpoint, a vector as a matrix of one row, or a stack of matrices one below the other.
 
-    rows, columns  its shape; of a stack, all rows together
+    shape          outermost first
+    rows, columns  the same as a matrix; of a stack, all rows together
     source_type    what is stored, such as 'bf16' or 'f8_e4m3'
     kind           the ggml type of the stored bytes where they are one as they lie, else None
     """
 
-    __slots__ = ("_block", "_matrix", "_scale", "columns", "kind", "rows", "source_type", "stored")
+    __slots__ = ("_block", "_flat", "_scale", "columns", "kind", "rows", "shape", "source_type", "stored")
 
     def __init__(self, stored: StoredTensor, scale: StoredTensor | None = None, block: tuple[int, int] | None = None):
         """scale and block (rows, columns that share a factor) only for fp8. Raises FormatError if they do not fit."""
-        shape = stored.shape
-        self.stored = stored
-        self.rows, self.columns = prod(shape[:-1]), shape[-1]
-        self._matrix = replace(stored, shape=(self.rows, self.columns))
-        self.source_type = stored.source_type
-        self.kind: TensorType | None = None
+        self._describe(stored, stored.shape, stored.source_type)
         self._scale, self._block = scale, (self.rows, self.columns)
         if stored.dtype in _FP8:
             if scale is None:
@@ -102,13 +51,27 @@ class Weight:
         elif stored.dtype != "F64":
             self.kind = TYPES[_FLOATS[stored.dtype]]
 
+    def _describe(self, stored: StoredTensor, shape: tuple[int, ...], source_type: str) -> None:
+        self.stored, self.shape, self.source_type = stored, shape, source_type
+        self.rows, self.columns = prod(shape[:-1]), shape[-1] if shape else 1
+        self.kind: TensorType | None = None
+        by_rows = stored.shape[:-1] == shape[:-1]
+        self._flat = replace(stored, shape=(self.rows, *stored.shape[-1:])) if by_rows else stored
+
     def _shape_of_block(self, scale: StoredTensor, block: tuple[int, int] | None) -> tuple[int, int]:
+        """Rows and columns that share a factor."""
         if scale.dtype not in _SCALES:
             raise FormatError(f"{scale.path}: {scale.name} is {scale.dtype}; scales can be {', '.join(_SCALES)}")
+        matrices, rows = prod(self.shape[:-2]), self.rows // max(1, prod(self.shape[:-2]))
         fitting = {(): (self.rows, self.columns), (1,): (self.rows, self.columns), (1, 1): (self.rows, self.columns)}
-        fitting |= {(self.rows,): (1, self.columns), (self.rows, 1): (1, self.columns)}
-        if block is not None:
-            fitting[-(-self.rows // block[0]), -(-self.columns // block[1])] = block
+        fitting |= {self.shape[:-1]: (1, self.columns), (*self.shape[:-1], 1): (1, self.columns)}
+        if matrices > 1:  # of a stack, one for each
+            fitting |= dict.fromkeys(((matrices,), (matrices, 1), (matrices, 1, 1)), (rows, self.columns))
+        last = scale.shape[-1] if scale.shape else 0
+        if scale.shape[:-1] == self.shape[:-1] and last and self.columns % last == 0:
+            fitting.setdefault(scale.shape, (1, self.columns // last))
+        if block is not None and (matrices <= 1 or rows % block[0] == 0):
+            fitting[*self.shape[:-2], -(-rows // block[0]), -(-self.columns // block[1])] = block
         if scale.shape not in fitting:
             blocks = f"blocks of {block[0]} x {block[1]}, " if block else ""
             raise FormatError(
@@ -140,18 +103,18 @@ class Weight:
     def words(self, rows: Rows) -> np.ndarray:
         """[number of rows, columns] as stored, C-contiguous. For single rows the run that holds them all is read."""
         if isinstance(rows, slice):
-            return self._matrix.rows(rows.start, rows.stop)
+            return self._flat.rows(rows.start, rows.stop)
         first = int(rows.min())
-        return self._matrix.rows(first, int(rows.max()) + 1)[rows - first]
+        return self._flat.rows(first, int(rows.max()) + 1)[rows - first]
 
     def _factors(self, rows: Rows) -> np.ndarray:
         """float32 [number of rows, blocks along a row]."""
         assert self._scale is not None
         data = self._scale.data
-        widen = {"BF16": bf16_to_f32, "F16": f16_to_f32, "F8_E8M0": e8m0_to_f32}.get(self._scale.dtype, np.asarray)
+        widen = {"BF16": bf16_to_f32, "F16": f16_to_f32, "F8_E8M0": e8m0_to_f32, "U8": e8m0_to_f32}
         grid = data.reshape(-(-self.rows // self._block[0]), -(-self.columns // self._block[1]))
         numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        return widen(grid[numbers // self._block[0]])
+        return widen.get(self._scale.dtype, np.asarray)(grid[numbers // self._block[0]])
 
 
 def find_scale(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor | None:
@@ -160,3 +123,23 @@ def find_scale(name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor | 
         return stored.get(name.removesuffix(BLOCKS) + SCALES)
     stem = name.removesuffix("weight")
     return next((stored[stem + s] for s in SCALE_NAMES if stem + s in stored), None)
+
+
+Found = tuple[Weight, list[StoredTensor]]  # a weight, and the tensors that it is made of
+
+
+def beside(
+    name: str, stored: Mapping[str, StoredTensor], needed: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, StoredTensor] | None:
+    """The tensors STEM.NEEDED and those of STEM.OPTIONAL that there are, by these endings; STEM.weight is `name`.
+
+    None if the first of them is not there. Raises FormatError if another that is needed is missing.
+    """
+    stem = name.removesuffix("weight")
+    if not name.endswith(".weight") or stem + needed[0] not in stored:
+        return None
+    for ending in needed:
+        if stem + ending not in stored:
+            first = stored[stem + needed[0]]
+            raise FormatError(f"{first.path}: {stem}{ending} is missing, which {first.name} needs")
+    return {ending: stored[stem + ending] for ending in (*needed, *optional) if stem + ending in stored}

@@ -20,7 +20,7 @@ Edit = Callable[[str, list[Weight]], SourceTensor]
 def plain(name: str, weights: list[Weight]) -> SourceTensor:
     """The one weight as it is: a vector stays one, [rows, columns] becomes ne (columns, rows)."""
     weight = weights[0]
-    shape = (weight.columns,) if len(weight.stored.shape) == 1 else (weight.columns, weight.rows)
+    shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
     return _by_rows(name, shape, weight, slice)
 
 
@@ -50,7 +50,7 @@ def interleaved(n_head: int) -> Edit:
 
     def edit(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        is_vector = len(weight.stored.shape) == 1
+        is_vector = len(weight.shape) == 1
         size = (weight.columns if is_vector else weight.rows) // n_head
 
         def order(start: int, stop: int) -> np.ndarray:
@@ -124,7 +124,7 @@ def stack_rows(first: int = 0, step: int = 1) -> Edit:
 
     def edit(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        matrices = weight.stored.shape[0]
+        matrices = weight.shape[0]
         rows = weight.rows // matrices
         kept = rows // step
 
@@ -144,19 +144,21 @@ def stack_columns(first: int = 0, step: int = 1) -> Edit:
 
     def edit(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        matrices = weight.stored.shape[0]
+        matrices = weight.shape[0]
         columns, kept = weight.rows // matrices, weight.columns // step
 
-        def words(start: int, stop: int) -> np.ndarray:
+        def turned(take: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
             matrix, at = divmod(start, kept)
-            whole = weight.words(slice(matrix * columns, (matrix + 1) * columns))
+            whole = take(slice(matrix * columns, (matrix + 1) * columns))
             return np.ascontiguousarray(whole[:, first::step][:, at : at + stop - start].T)
 
         def read(start: int, stop: int) -> np.ndarray:
-            return weight.widened(words(start, stop))
+            if weight.kind is None:
+                return turned(weight.read, start, stop)
+            return weight.widened(turned(weight.words, start, stop))
 
         def raw(start: int, stop: int) -> np.ndarray:
-            return words(start, stop).view(np.uint8)
+            return turned(weight.words, start, stop).view(np.uint8)
 
         shape = (columns, kept, matrices)
         return SourceTensor(name, shape, weight.source_type, read, raw if weight.kind else None, weight.kind)

@@ -42,6 +42,7 @@ class Mxfp4Weight(Weight):
     def __init__(self, blocks: StoredTensor, scales: StoredTensor):
         """Raises FormatError if the two are not of uint8 or do not fit together."""
         self.stored, self.source_type, self.kind = blocks, _TYPE.name, _TYPE
+        self.shape = blocks.shape
         for tensor in (blocks, scales):
             if tensor.dtype != "U8":
                 raise FormatError(f"{tensor.path}: {tensor.name} is {tensor.dtype}; mxfp4 blocks and scales are U8")

@@ -39,11 +39,13 @@ class Part:
     shape: tuple[int, ...]
     edit: Edit = plain
     experts: int = 0
+    instead: Part | None = None
 
     def wanted(self, block: str, layer: str) -> Wanted:
         numbers = range(self.experts) if self.experts else (0,)
         sources = tuple(f"{layer}.{self.source.format(number)}" for number in numbers)
-        return Wanted(f"{block}.{self.name}", sources, self.shape, self.edit)
+        instead = self.instead.wanted(block, layer) if self.instead else None
+        return Wanted(f"{block}.{self.name}", sources, self.shape, self.edit, instead=instead)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Carrying out a plan: order-free, memory-bounded, resumable writing.
 
-Each output file is allocated as NAME.part, workers encode row chunks and write them at their planned offsets, and a journal
-records every finished tensor with a checksum. A killed job leaves the .part and the journal; resuming verifies what the
-journal claims and goes on. The finished file is synced and renamed, so that a reader never sees half of one.
+Each output file is allocated as NAME.part, workers encode row chunks, which are written at their planned offsets, and a
+journal records every finished tensor with a checksum. A killed job leaves the .part and the journal; resuming verifies what
+the journal claims and goes on. The finished file is synced and renamed, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
 from typing import IO
 
 import numpy as np
 
 from .errors import FormatError, MillError, PlanError
+from .ordered import OrderedWriter, Sink
 from .plan import Output, Place, Plan
 from .span import span_checksum
 from .types import dims
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB, about 20 chunks of memory per worker at the worst
 
+CHUNKS_PER_WORKER = 3  # under way at once, being made or waiting for those before them to be written
+
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
+# (tensor name -> checksum of all that are finished, a call that brings them and their record to disk)
+Finished = Callable[[Mapping[str, str], Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -42,24 +46,14 @@ class Result:
 
 
 @dataclass
-class _Tensor:
-    """A tensor under way."""
-
-    output: Output
-    place: Place
-    left: int
-
-
-@dataclass
 class _Files:
     """The open .part files of a plan and its journal; the lock on the journal keeps a second job away."""
 
     plan: Plan
     journal_path: Path
     journal: IO[str] | None = None
-    handles: list[int] = field(default_factory=list)
-    # One writer at a time: a file system takes them one by one anyway, and two that meet in the kernel cost ten times as much.
-    writing: Lock = field(default_factory=Lock)
+    kept: Collection[int] = ()  # files that are there already and stay as they are
+    handles: dict[int, int] = field(default_factory=dict)  # of the others
 
     def part(self, index: int) -> Path:
         path = self.plan.files[index].path
@@ -70,8 +64,15 @@ class _Files:
         self.journal.write(json.dumps(record) + "\n")
         self.journal.flush()
 
+    def sync(self) -> None:
+        """Brings to disk what was written so far, and after that what the journal says of it."""
+        for handle in self.handles.values():
+            os.fsync(handle)
+        assert self.journal is not None
+        os.fsync(self.journal.fileno())
+
     def close(self) -> None:
-        for handle in self.handles:
+        for handle in self.handles.values():
             os.close(handle)
         if self.journal is not None:
             self.journal.close()
@@ -82,12 +83,21 @@ def journal_path(plan: Plan) -> Path:
     return first.with_name(first.name + ".journal")
 
 
-def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: list[Path] | None = None) -> None:
+def preflight(
+    plan: Plan,
+    *,
+    force: bool = False,
+    resume: bool = False,
+    inputs: list[Path] | None = None,
+    kept: Collection[int] = (),
+    needed: int | None = None,
+) -> None:
     """Refuses, before anything is written, what could only fail or destroy later. Raises PlanError.
 
     Checked: an output (or its .part or journal) that is an input, an output that exists (unless force) or is no ordinary file,
     left-overs of another job (unless resume or force), a folder that cannot be written, and free disk space against the exact
-    size of the plan.
+    size of the plan. kept: files of the plan that are there already and stay (`finished_files`). needed: bytes of disk space,
+    if not the size of the plan, for a job that frees space as it goes on.
     """
     files = _Files(plan, journal_path(plan))
     journal, parts = files.journal_path, [files.part(i) for i in range(len(plan.files))]
@@ -103,7 +113,7 @@ def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: 
         if path.is_symlink():
             raise PlanError(f"{path} is a link; this job would write through it: remove it, or choose another output")
     resumable = resume and journal.exists()
-    existing = [f.path for f in plan.files if f.path.exists()]
+    existing = [f.path for i, f in enumerate(plan.files) if i not in kept and f.path.exists()]
     if existing and not force and not resumable:
         raise PlanError(f"{existing[0]} exists; use --force to replace it")
     if journal.exists() and _is_locked(journal):
@@ -116,9 +126,29 @@ def preflight(plan: Plan, *, force: bool = False, resume: bool = False, inputs: 
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")
     held = sum(part.stat().st_blocks * 512 for part in parts if part.exists())
-    missing = plan.file_bytes - held - shutil.disk_usage(parent).free
+    if needed is None:
+        needed = sum(f.nbytes for i, f in enumerate(plan.files) if i not in kept)
+    missing = needed - held - shutil.disk_usage(parent).free
     if missing > 0:
-        raise PlanError(f"the output takes {plan.file_bytes:,} bytes, and {parent} has {missing:,} bytes too few free for it")
+        raise PlanError(f"the output takes {needed:,} bytes, and {parent} has {missing:,} bytes too few free for it")
+
+
+def finished_files(plan: Plan) -> set[int]:
+    """Indexes of the plan's files that are there already, with the very header and size that are planned.
+
+    Raises PlanError for one that is there and is another: with other tensors, types or metadata.
+    """
+    found = set()
+    for index, file in enumerate(plan.files):
+        try:
+            with file.path.open("rb") as there:
+                size, header = os.fstat(there.fileno()).st_size, there.read(len(file.header))
+        except FileNotFoundError:
+            continue
+        if size != file.nbytes or header != file.header:
+            raise PlanError(f"{file.path} is there, but is not what this job would write; remove it, or choose another output")
+        found.add(index)
+    return found
 
 
 def _is_locked(journal: Path) -> bool:
@@ -131,31 +161,43 @@ def _is_locked(journal: Path) -> bool:
 
 
 def execute(
-    plan: Plan, *, threads: int | None = None, resume: bool = False, force: bool = False, progress: Progress | None = None
+    plan: Plan,
+    *,
+    threads: int | None = None,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    kept: Collection[int] = (),
+    finished: Finished | None = None,
 ) -> Result:
     """Writes the files of the plan. Call `preflight` first.
 
     threads: workers, by default one per processor. Memory is bounded by the workers and CHUNK_ELEMENTS, whatever the model's
-    size. Raises what a tensor's `produce` raises; .part and journal then stay, and resume=True goes on from them. Raises
-    PlanError when the journal belongs to another plan or another process holds it.
+    size. kept: files that are there already; they are neither written nor looked at. finished: called by one thread at a time
+    as tensors are finished, for a job that frees space as it goes on: the output is then not allocated beforehand.
+
+    Raises what a tensor's `produce` raises; .part and journal then stay, and resume=True goes on from them. Raises PlanError
+    when the journal belongs to another plan or another process holds it.
     """
     workers = threads or len(os.sched_getaffinity(0))
-    files = _Files(plan, journal_path(plan))
+    files = _Files(plan, journal_path(plan), kept=kept)
     files.journal_path.resolve().parent.mkdir(parents=True, exist_ok=True)
     try:
-        done = _open(files, resume=resume, force=force)
+        done = _open(files, resume=resume, force=force, allocate=finished is None)
         resumed = len(done)
-        todo = [(o, place) for o, place in zip(plan.outputs, plan.places, strict=True) if o.name not in done]
+        places = [(o, place) for o, place in zip(plan.outputs, plan.places, strict=True) if place.file not in kept]
+        todo = [(o, place) for o, place in places if o.name not in done]
         if progress is not None:
-            progress(sum(o.nbytes for o in plan.outputs if o.name in done), "")
+            progress(plan.total_bytes - sum(o.nbytes for o, _ in todo), "")
+        if finished is not None:
+            finished(done, files.sync)
         try:
-            _write_tensors(files, todo, done, workers, progress)
+            _write_tensors(files, todo, done, workers, progress, finished)
         except MillError as error:
-            raise MillError(f"{error} ({len(done)} of {len(plan.outputs)} tensors are kept; --resume goes on)") from error
-        for handle in files.handles:
-            os.fsync(handle)
-        for index, file in enumerate(plan.files):
-            os.replace(files.part(index), file.path)
+            raise MillError(f"{error} ({len(done)} of {len(places)} tensors are kept; --resume goes on)") from error
+        files.sync()
+        for index in files.handles:
+            os.replace(files.part(index), plan.files[index].path)
         _sync_folder(plan.files[0].path.resolve().parent)
         files.journal_path.unlink()
     finally:
@@ -163,7 +205,7 @@ def execute(
     return Result([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
-def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
+def _open(files: _Files, *, resume: bool, force: bool, allocate: bool) -> dict[str, str]:
     """Opens journal and .part files; returns the tensors that are finished and verified, name -> checksum."""
     plan = files.plan
     handle = os.open(files.journal_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
@@ -183,16 +225,20 @@ def _open(files: _Files, *, resume: bool, force: bool) -> dict[str, str]:
             "repeat the first command with --resume, or start afresh with --force"
         )
     for index, file in enumerate(plan.files):
+        if index in files.kept:
+            continue
         part = files.part(index)
         if not fresh and not part.exists() and file.path.exists():
             os.replace(file.path, part)  # the job was killed while it was renaming
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if fresh else 0), 0o644)
-        files.handles.append(handle)
+        files.handles[index] = handle
         try:
-            _allocate(handle, file.nbytes)
+            if allocate:
+                _allocate(handle, file.nbytes)
+            os.truncate(handle, file.nbytes)
         except OSError as error:
             if fresh:
-                for i in range(index + 1):
+                for i in files.handles:
                     files.part(i).unlink()
                 files.journal_path.unlink()
             raise PlanError(f"{part}: {file.nbytes / 1e9:.2f} GB cannot be allocated ({error.strerror})") from None
@@ -224,7 +270,6 @@ def _allocate(handle: int, size: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # then the blocks come as they are written
             raise
-    os.truncate(handle, size)
 
 
 def _verified(files: _Files, recorded: list[dict[str, str]]) -> dict[str, str]:
@@ -232,9 +277,9 @@ def _verified(files: _Files, recorded: list[dict[str, str]]) -> dict[str, str]:
     where = {o.name: (o, place) for o, place in zip(files.plan.outputs, files.plan.places, strict=True)}
     done: dict[str, str] = {}
     for record in recorded:
-        if record["tensor"] not in where:
+        output, place = where.get(record["tensor"], (None, None))
+        if output is None or place is None or place.file in files.kept:
             continue
-        output, place = where[record["tensor"]]
         if span_checksum(files.part(place.file), place.offset, output.nbytes) == record["xxh3"]:
             done[output.name] = record["xxh3"]
     return done
@@ -256,63 +301,51 @@ def _write_tensors(
     done: dict[str, str],
     workers: int,
     progress: Progress | None,
+    finished: Finished | None,
 ) -> None:
-    """Feeds the pool with at most two chunks per worker, and records each tensor when its last chunk is written.
+    """Feeds the pool with a few chunks per worker; a tensor is recorded when its last byte is written.
 
     After an error nothing new is begun, but what was under way is finished and recorded.
     """
-    pending: dict[Future[int], _Tensor] = {}
-    failures: list[BaseException] = []
 
-    def collect(at_most: int) -> None:
-        while len(pending) > at_most:
-            finished, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for future in finished:
-                tensor = pending.pop(future)
-                error = future.exception()
-                if error is not None:
-                    failures.append(error)
-                    continue
-                tensor.left -= 1
-                if progress is not None:
-                    progress(future.result(), tensor.output.name)
-                if tensor.left == 0:
-                    _record(files, tensor, done)
+    def record(sink: Sink) -> None:
+        done[sink.name] = sink.digest.hexdigest()
+        files.write_line({"tensor": sink.name, "xxh3": done[sink.name]})
+        if finished is not None:
+            finished(done, files.sync)
 
+    def make(number: int, sink: Sink, output: Output, start: int, stop: int) -> None:
+        try:
+            data = _rows(output, start, stop)
+        except BaseException as error:
+            writer.fail(number, sink, error)
+        else:
+            writer.put(number, sink, data)
+
+    writer = OrderedWriter(CHUNKS_PER_WORKER * workers, record, progress or (lambda count, name: None))
+    number = 0
     with ThreadPoolExecutor(workers) as pool:
         for output, place in todo:
-            chunks = list(row_chunks(output))
-            tensor = _Tensor(output, place, len(chunks))
-            for start, stop in chunks:
-                collect(2 * workers - 1)
-                if failures:
+            sink = Sink(output.name, files.handles[place.file], place.offset, output.nbytes)
+            for start, stop in row_chunks(output):
+                writer.slots.acquire()
+                if writer.failures:
                     break
-                pending[pool.submit(_write_chunk, files, output, place, start, stop)] = tensor
-            if failures:
+                pool.submit(make, number, sink, output, start, stop)
+                number += 1
+            if writer.failures:
                 break
-        collect(0)
-    if failures:
-        raise failures[0]
+    if writer.failures:
+        raise writer.failures[0]
 
 
-def _write_chunk(files: _Files, output: Output, place: Place, start: int, stop: int) -> int:
+def _rows(output: Output, start: int, stop: int) -> np.ndarray:
+    """uint8 [rows, row_bytes], C-contiguous."""
     encoded = output.produce(start, stop)
     row_bytes = output.type.row_bytes(output.shape[0])
     if encoded.shape != (stop - start, row_bytes):
         raise FormatError(f"{output.name}: {encoded.shape} bytes came for rows {start} to {stop} of {row_bytes} bytes each")
-    view = memoryview(np.ascontiguousarray(encoded).reshape(-1).data)
-    at = place.offset + start * row_bytes
-    with files.writing:
-        while view:
-            written = os.pwrite(files.handles[place.file], view, at)
-            view, at = view[written:], at + written
-    return (stop - start) * row_bytes
-
-
-def _record(files: _Files, tensor: _Tensor, done: dict[str, str]) -> None:
-    name = tensor.output.name
-    done[name] = span_checksum(files.part(tensor.place.file), tensor.place.offset, tensor.output.nbytes)
-    files.write_line({"tensor": name, "xxh3": done[name]})
+    return np.ascontiguousarray(encoded)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -127,17 +127,31 @@ def make_plan(
     identity: str = "",
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+    shards: Mapping[str, int] | None = None,
     warnings: list[str] | None = None,
 ) -> Plan:
     """Places the tensors in one file, or in shards NAME-00001-of-0000N.gguf of at most the given bytes or tensors.
 
-    identity is whatever else decides the bytes (the source's digest, the imatrix, options): it enters the fingerprint that
-    a resumed job has to match. Raises PlanError when a single tensor exceeds split_max_size.
+    tensor_first_split: whether the first shard holds tensors, or only the metadata. shards: tensor name -> its shard, counted
+    from 0, for a split as another file has it; a tensor without one goes where the one before it went. identity is whatever
+    else decides the bytes (the source's digest, the imatrix, options): it enters the fingerprint that a resumed job has to
+    match.
+
+    Raises PlanError when a single tensor exceeds split_max_size, or shards are asked for in two ways.
     """
     path = Path(path)
     alignment = _alignment(metadata)
     first_header = len(header_bytes(metadata, [], alignment)[0])
-    groups = _shards(outputs, alignment, first_header, split_max_size, split_max_tensors)
+    is_split = split_max_size is not None or split_max_tensors is not None
+    if shards is not None:
+        if is_split or not tensor_first_split:
+            raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
+        groups = _as_before(outputs, shards)
+    elif is_split or tensor_first_split:
+        groups = _shards(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
+    else:
+        raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
     files: list[PlannedFile] = []
     places: list[Place] = []
     for number, group in enumerate(groups):
@@ -176,12 +190,28 @@ def _alignment(metadata: dict[str, Any]) -> int:
 _SHARD_KEYS = 256  # bytes, more than the metadata of a shard that is not the first
 
 
+def _as_before(outputs: Sequence[Output], shards: Mapping[str, int]) -> list[list[Output]]:
+    groups: list[list[Output]] = [[] for _ in range(max(shards.values(), default=0) + 1)]
+    at = 0
+    for o in outputs:
+        at = shards.get(o.name, at)
+        groups[at].append(o)
+    if [o.name for group in groups for o in group] != [o.name for o in outputs]:
+        raise PlanError("the source's shards do not hold its tensors in order; its split cannot be kept")
+    return groups
+
+
 def _shards(
-    outputs: Sequence[Output], alignment: int, first_header: int, max_size: int | None, max_tensors: int | None
+    outputs: Sequence[Output],
+    alignment: int,
+    first_header: int,
+    max_size: int | None,
+    max_tensors: int | None,
+    tensor_first: bool,
 ) -> list[list[Output]]:
     """The outputs in order, cut so that no file, its header included, exceeds max_size or max_tensors."""
-    groups: list[list[Output]] = [[]]
-    size = first_header + _SHARD_KEYS
+    groups: list[list[Output]] = [[]] if tensor_first else [[], []]
+    size = first_header + _SHARD_KEYS if tensor_first else _SHARD_KEYS + alignment
     for o in outputs:
         entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # its line in the header's directory
         needed = -(-o.nbytes // alignment) * alignment + entry

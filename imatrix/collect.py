@@ -1,75 +1,186 @@
 """Computing an importance matrix: the calibration text runs through the model, and every linear tensor's inputs are squared
-and summed, per expert for the expert stacks."""
+and summed, per expert for the expert stacks.
+
+Sums are float64 and run in one order, whatever the number of threads: a run that was interrupted and goes on from its saved
+state ends in the same bytes as one that was not.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..formats import MillError, dims
+from ..formats import MillError, PlanError, dims
 from ..runtime import Model
-from ..runtime.perplexity import OnChunk, Perplexity, perplexity
-from .entries import Imatrix
+from ..runtime.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
+from ..runtime.tally import Moments, Tally
+from .calibration import Calibration, cut
+from .entries import EMBEDDINGS, Imatrix
+from .squares import TILE, add_squares
+from .state import State
+
+_OUTPUT = "output.weight"
+_WORTH_SHARING = 1 << 20  # activations: some hundred microseconds
+_ROWS = 4096  # embeddings that are read at a time
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which tensors are collected besides those of the layers.
+
+    output      the output matrix; where the embeddings serve as one, the entry has their name
+    embeddings  token_embd.weight: squares of the embeddings themselves, each as often as the text uses it
+    """
+
+    output: bool = False
+    embeddings: bool = False
+
+    def check(self, model: Model) -> None:
+        """Raises PlanError when both would be one entry."""
+        if self.output and self.embeddings and model.graph.head is model.graph.embedding:
+            raise PlanError(
+                f"{model.source.path}: its embeddings serve as output matrix too, and token_embd.weight can only have data for "
+                "one of both uses: leave out --process-embedding (or --process-output)"
+            )
 
 
 class Collector:
-    """Sums in float64: a long run adds small squares to large sums."""
+    """What a model's observer is to be. `weight`: how many times the tokens count that come next."""
 
-    def __init__(self, model: Model, *, process_output: bool = False):
-        self._shapes = {name: tensor.shape for name, tensor in model.source.tensors.items()}
-        self._process_output = process_output
-        self._sums: dict[str, np.ndarray] = {}
-        self._counts: dict[str, np.ndarray] = {}
+    concurrent = True  # different matrices may report side by side
+    may_reorder = True  # latent attention then computes once what it would compute twice
 
-    def observe(self, name: str, matrix: int, x: np.ndarray) -> None:
+    def __init__(self, model: Model, extent: Extent | None = None):
+        self._model, self._extent = model, extent or Extent()
+        self._extent.check(model)
+        self.weight = 1
+        self.used = np.zeros(model.graph.embedding.rows if self._extent.embeddings else 0, np.int64)
+        self.sums: dict[str, np.ndarray] = {}
+        self.counts: dict[str, np.ndarray] = {}
+        self._lock = threading.Lock()
+        self._heads = int(model.metadata.get(f"{model.source.architecture}.attention.head_count", 1))
+
+    def __call__(self, name: str, matrix: int, x: np.ndarray) -> None:
         """Adds activations float32 [rows, n] that went into a matrix of a tensor. Raises MillError for NaN or infinity."""
-        if not name.startswith("blk.") and not (self._process_output and name == "output.weight"):
+        if not name.startswith("blk.") and not (self._extent.output and name in (_OUTPUT, EMBEDDINGS)):
             return
-        if name not in self._sums:
-            columns, _, matrices = dims(self._shapes[name])
-            self._sums[name] = np.zeros((matrices, columns))
-            self._counts[name] = np.zeros(matrices, np.int64)
-        squares = np.einsum("rn,rn->n", x, x)
-        if not np.isfinite(squares).all():
+        sums = self.sums.get(name)
+        if sums is None:
+            sums = self._begin(name, x.shape[1])
+        rows, columns = x.shape
+        row, workers = sums[matrix], self._model.graph.store.workers
+        if x.size < _WORTH_SHARING or workers.count == 1:
+            finite = add_squares(x, self.weight, row, 0, columns)
+        else:
+            step = -(-columns // (workers.count * TILE)) * TILE
+            finite = all(
+                workers.map(
+                    lambda low: add_squares(x, self.weight, row, low, min(low + step, columns)), range(0, columns, step)
+                )
+            )
+        if not finite:
             raise MillError(f"the input of {name} is not finite: the model or its file is damaged")
-        self._sums[name][matrix] += squares
-        self._counts[name][matrix] += len(x)
+        self.counts[name][matrix] += rows * self.weight
+
+    def _begin(self, name: str, columns: int) -> np.ndarray:
+        tensor = self._model.source.tensors.get(name)
+        if tensor is not None:
+            matrices = dims(tensor.shape)[2]
+        else:  # of latent attention in another layout than this file's
+            matrices = 1 if name.endswith("attn_kv_b.weight") else self._heads
+        with self._lock:
+            if name not in self.sums:
+                self.counts[name] = np.zeros(matrices, np.int64)
+                self.sums[name] = np.zeros((matrices, columns))
+            return self.sums[name]
+
+    def looked_up(self, tokens: np.ndarray) -> None:
+        """Counts the embeddings that a group of windows uses."""
+        if self._extent.embeddings:
+            self.used += self.weight * np.bincount(tokens.reshape(-1), minlength=len(self.used))
 
     def imatrix(self, datasets: list[str], chunk_count: int, chunk_size: int) -> Imatrix:
-        entries = {name: (sums.astype(np.float32), self._counts[name].copy()) for name, sums in self._sums.items()}
-        return Imatrix(entries, datasets, chunk_count, chunk_size)
+        """The sums so far, rounded to float32, in the order of the model's tensors."""
+        entries = {name: (sums.astype(np.float32), self.counts[name].copy()) for name, sums in self.sums.items()}
+        if self._extent.embeddings:
+            entries[EMBEDDINGS] = self._embeddings()
+        return Imatrix(dict(sorted(entries.items())), datasets, chunk_count, chunk_size)
+
+    def _embeddings(self) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.flatnonzero(self.used)
+        sums = np.zeros(self._model.graph.embedding.columns)
+        for at in range(0, len(ids), _ROWS):
+            some = ids[at : at + _ROWS]
+            sums += self.used[some] @ self._model.graph.embedding.lookup(some).astype(np.float64) ** 2
+        return sums[None].astype(np.float32), self.used.sum(keepdims=True)
+
+    def restore(self, state: State) -> None:
+        self.sums, self.counts, self.used = state.sums, state.counts, state.used
 
 
 def collect(
     model: Model,
-    tokens: Sequence[int],
+    tokens: Sequence[int] | np.ndarray | Calibration,
     *,
     dataset: str = "",
     n_ctx: int = 512,
     chunks: int | None = None,
-    process_output: bool = False,
+    extent: Extent | None = None,
     save_frequency: int = 0,
     on_save: Callable[[Imatrix], None] | None = None,
+    state_frequency: int = 0,
+    on_state: Callable[[State], None] | None = None,
+    resume: State | None = None,
     on_chunk: OnChunk | None = None,
 ) -> tuple[Imatrix, Perplexity]:
-    """Runs the tokens through the model in windows of n_ctx; returns the imatrix and the text's perplexity.
+    """Runs tokens through the model in windows of n_ctx (or the windows of a calibration, for which dataset, n_ctx and chunks
+    do not count); returns the imatrix and the text's perplexity.
 
-    on_chunk(result so far, windows in all) is called after each window; on_save(imatrix so far) every save_frequency windows.
+    on_chunk(result so far, windows in all) is called after each window; on_save(imatrix so far) after every save_frequency
+    windows, and on_state(what is needed to go on from here) after every state_frequency: both between passes only, and a pass
+    takes several windows. resume: such a state of the same job. Raises PlanError for a state of another job, MillError for
+    activations or predictions that are not finite.
     """
-    collector = Collector(model, process_output=process_output)
-    names = [dataset] if dataset else []
-
-    def after(so_far: Perplexity, total: int) -> None:
-        done = so_far.chunks
-        if on_save is not None and save_frequency and done % save_frequency == 0 and done < total:
-            on_save(collector.imatrix(names, done, n_ctx))
-        if on_chunk is not None:
-            on_chunk(so_far, total)
-
-    model.observer = collector.observe
+    if not isinstance(tokens, Calibration):
+        tokens = cut(model, [(tokens, 1)], n_ctx, chunks=chunks, datasets=[dataset] if dataset else [])
+    job, total = tokens, len(tokens.windows)
+    collector, tally, done = Collector(model, extent), Tally(), 0
+    fingerprint = job.fingerprint(model, collector.used.size > 0, bool(extent and extent.output))
+    if resume is not None:
+        resume.check(fingerprint, total)
+        collector.restore(resume)
+        tally.losses, tally.window_losses, tally.seconds = Moments.restored(resume.losses), list(resume.window_losses), resume.seconds
+        done = resume.done
+    about: dict[str, Any] = {"n_ctx": job.n_ctx, "tokens_xxh3": job.digest, "notes": context_notes(model, None, job.n_ctx)}
+    model.observer = collector
     try:
-        result = perplexity(model, tokens, n_ctx=n_ctx, chunks=chunks, on_chunk=after)
+        for group in job.groups(model):
+            if group.stop <= done:
+                continue
+            collector.weight = int(job.weights[group.start])
+            collector.looked_up(job.windows[group])
+            for _ in score_windows(model, job.windows[group], tally):
+                if on_chunk is not None:
+                    on_chunk(summary(tally, about), total)
+            before, done = done, group.stop
+            if done == total:
+                break
+            if on_save is not None and _passes(save_frequency, before, done):
+                on_save(collector.imatrix(job.datasets, job.counted(done), job.n_ctx))
+            if on_state is not None and _passes(state_frequency, before, done):
+                losses, seconds = tally.losses.state, tally.seconds
+                sums = (collector.sums, collector.counts, collector.used)
+                on_state(State(fingerprint, done, *sums, losses, tuple(tally.window_losses), seconds))
     finally:
         model.observer = None
-    return collector.imatrix(names, result.chunks, n_ctx), result
+    made = collector.imatrix(job.datasets, job.counted(total), job.n_ctx)
+    return made, summary(tally, about | {"window_losses": tally.window_losses})
+
+
+def _passes(frequency: int, before: int, done: int) -> bool:
+    """Whether a multiple of the frequency lies in (before, done]."""
+    return frequency > 0 and done // frequency > before // frequency

@@ -10,15 +10,14 @@ import numpy as np
 
 from ..formats import TYPES, FormatError, open_gguf
 from ..formats.gguf_header import header_bytes
-from .entries import Entry, Imatrix
+from .entries import LEGACY_CHUNK, Entry, Imatrix
 
 _SUMS = (".in_sum2", ".sums")  # the second is an older spelling
 _COUNTS = ".counts"
-CHUNK = 512  # tokens per window where a file does not say
 
 
 def load(path: str | Path) -> Imatrix:
-    """Reads either format, told apart by content. Raises FormatError for a file that is neither, truncated, or empty."""
+    """Reads either format, told apart by content. Raises FormatError for a file that is neither, truncated, empty, or of no use."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -28,6 +27,9 @@ def load(path: str | Path) -> Imatrix:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     if not imatrix.entries:
         raise FormatError(f"{path}: an imatrix without entries")
+    problem = imatrix.problem()
+    if problem is not None:
+        raise FormatError(f"{path}: {problem}")
     return imatrix
 
 
@@ -61,10 +63,12 @@ def _read_gguf(path: Path) -> Imatrix:
         seen = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1)
         if len(seen) != len(sums):
             raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(seen)} counts")
+        if not np.isfinite(seen).all():
+            raise FormatError(f"{path}: entry {name} holds counts that are NaN or infinite; compute it again")
         entries[name] = (sums, np.rint(seen).astype(np.int64))
     try:
         datasets = [str(d) for d in file.metadata.get("imatrix.datasets", [])]
-        chunks, size = (int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", CHUNK)))
+        chunks, size = (int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", LEGACY_CHUNK)))
     except (TypeError, ValueError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
     return Imatrix(entries, datasets, chunks, size)
@@ -120,7 +124,7 @@ def _read_dat(path: Path, data: bytes) -> Imatrix:
         if width < 1 or name in entries:
             raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")
         values = np.frombuffer(reader.take(4 * width), "<f4")
-        entries[name] = (values[None] * np.float32(CHUNK), np.array([max(ncall, 1) * CHUNK], np.int64))
+        entries[name] = (values[None] * np.float32(LEGACY_CHUNK), np.array([max(ncall, 1) * LEGACY_CHUNK], np.int64))
         chunks = max(chunks, ncall)
     datasets = []
     if reader.at < len(data):

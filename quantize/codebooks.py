@@ -52,7 +52,8 @@ def _stored(name: str) -> tuple[np.ndarray, int, int]:
     """Packed points of a codebook, their elements, bits of a level."""
     with np.load(Path(__file__).with_name("codebooks.npz")) as file:
         points = file[name]
-    return points, *((8, 2) if len(_LEVELS[name]) == 3 else (4, 4))
+    size, bits = (8, 2) if len(_LEVELS[name]) == 3 else (4, 4)
+    return points, size, bits
 
 
 def vectors_of(name: str) -> np.ndarray:

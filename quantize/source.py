@@ -22,11 +22,13 @@ def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
 
 def rounded(source: TensorSource, plan: Plan) -> TensorSource:
     """The model that the plan's file would hold, without writing it: every read is encoded as planned and decoded again."""
-    tensors = {o.name: _as_planned(o) for o in plan.outputs}
+    tensors = {o.name: as_planned(o) for o in plan.outputs}
     return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
 
 
-def _as_planned(output: Output) -> SourceTensor:
+def as_planned(output: Output) -> SourceTensor:
+    """A tensor as the plan would write it: every read encodes and decodes."""
+
     def read(start: int, stop: int) -> np.ndarray:
         return _decoded(output.produce, output.type, output.shape[0], start, stop)
 

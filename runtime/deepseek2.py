@@ -6,7 +6,7 @@ from .blocks import feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
 from .hyper import Hyper
-from .latent import LatentAttention, Shape, cached_parts
+from .latent import LatentAttention, Shape, cached_parts, observed_parts
 from .norms import RMSNorm
 from .rope import rope_from, yarn_mscale
 from .weights import WeightStore
@@ -33,7 +33,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
     parts = cached_parts(shape, settings)
 
     def new_cache(limit: int) -> KVCache:
-        return KVCache(len(blocks), parts, limit)
+        return KVCache(len(blocks), parts if store.observer is None else observed_parts(parts, shape), limit)
 
     norm = RMSNorm(store, "output_norm.weight", shape.n_embd, epsilon)
     return Decoder(store, embedding, blocks, norm, head, hyper.int("context_length"), new_cache, settings)

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..formats import FormatError, PlanError
 from .attention import Span
-from .cache import Part, part_of
+from .cache import KVCache, Part, part_of
 from .decoder import Settings, Step
 from .hyper import Hyper
 from .norms import RMSNorm
@@ -56,7 +56,7 @@ class KeyValueMatrices:
     """K [heads, nope, rank] and V [heads, v, rank] of a layer, whichever tensors hold them, and what an observer is told."""
 
     def __init__(self, store: WeightStore, prefix: str, shape: Shape):
-        self.store, self.shape = store, shape
+        self.store, self.shape, self.prefix = store, shape, prefix
         rank, heads = shape.rank, shape.n_head
         self.kv_b = self._find(f"{prefix}kv_b.weight", (rank, heads * (shape.nope + shape.v)))
         self.k_b = self._find(f"{prefix}k_b.weight", (shape.nope, rank * heads), (shape.nope, rank, heads))
@@ -87,23 +87,24 @@ class KeyValueMatrices:
         self.store.check(self.v_b.name, v)
         return k.transpose(0, 2, 1), v
 
-    def observe(self, latents: np.ndarray, q_nope: np.ndarray, mixed: np.ndarray | None) -> None:
-        """latents [n, rank]; q_nope [n, heads, nope]; mixed [heads, n, rank]: each head's attention-weighted latents."""
-        if self.kv_b is not None:
-            self.kv_b.observe(latents)
-        if self.k_b is not None:
-            _observe_heads(self.k_b, q_nope.transpose(1, 0, 2))
-        if self.v_b is not None and mixed is not None:
-            _observe_heads(self.v_b, mixed)
+    def observe(self, latents: np.ndarray, q_nope: np.ndarray, mixed: np.ndarray) -> None:
+        """latents [n, rank]; q_nope [n, heads, nope]; mixed [heads, n, rank]: each head's attention-weighted latents.
+
+        All three tensors are reported, those too that this file does not have: what is learnt here may be for another layout.
+        Of these, k_b and v_b have a matrix per head.
+        """
+        inputs = {"kv_b": latents[None], "k_b": q_nope.transpose(1, 0, 2), "v_b": mixed}
+        for part, linear in (("kv_b", self.kv_b), ("k_b", self.k_b), ("v_b", self.v_b)):
+            rows = np.ascontiguousarray(inputs[part], np.float32)
+            if linear is not None and linear.matrices == 1:
+                rows = rows.reshape(1, -1, rows.shape[2])
+            for matrix, x in enumerate(rows):
+                self.store.tell(f"{self.prefix}{part}.weight", matrix, x)
 
 
-def _observe_heads(linear: Linear, inputs: np.ndarray) -> None:
-    """inputs [heads, n, columns]: rows of their own matrix each, or all of the one matrix of a 2D tensor."""
-    if linear.matrices == 1:
-        linear.observe(inputs)
-        return
-    for head, rows in enumerate(inputs):
-        linear.observe(rows, head)
+def observed_parts(parts: dict[str, Part], shape: Shape) -> dict[str, Part]:
+    """What a layer keeps per token while somebody observes: the latents too, which mode 0 does not need otherwise."""
+    return {"kv": Part(1, shape.rank + shape.rope), **parts}
 
 
 def cached_parts(shape: Shape, settings: Settings) -> dict[str, Part]:
@@ -145,7 +146,7 @@ class LatentAttention:
         self.mode, self.buffer_bytes = settings.mla, settings.attention_bytes
 
     def __call__(self, x: np.ndarray, step: Step) -> np.ndarray:
-        """float32 [n, n_embd] -> float32 [n, n_embd]. Raises PlanError when an observer asks for what mode 0 does not have."""
+        """float32 [n, n_embd] -> float32 [n, n_embd]. Raises PlanError in mode 0 for an observer that a cache is not made for."""
         shape, n = self.shape, len(x)
         q = self.q.matmul(self.q_a_norm(self.q_a.matmul(x)) if self.q_a is not None else x)
         q = q.reshape(n, shape.n_head, shape.nope + shape.rope)
@@ -155,15 +156,14 @@ class LatentAttention:
         self.rope.rotate(q[..., shape.nope :], table, step.workers)
         self.rope.rotate(kept[:, None, shape.rank :], table, step.workers)
         keys, values = self.matrices.load()
-        # The input of attn_v_b is each head's weighted latents, however the result is computed.
-        watched = self.store.observer is not None and self.matrices.v_b is not None
+        # The input of attn_v_b is each head's weighted latents, which only absorbing computes.
+        watched = self.store.observer is not None
         if self.mode == 0:
-            if watched:
-                raise PlanError("with -mla 0 the inputs of attn_v_b are not computed: use -mla 1, 2 or 3 to observe them")
-            mixed, weighted = self._attend_heads(step, q, kept, keys, values), None
+            mixed = self._attend_heads(step, q, kept, keys, values)
+            weighted = self._only_weigh(step, q, kept, keys) if watched else None
         else:
             mixed, weighted = self._attend_latents(step, q, kept, keys, values, watched)
-        if self.store.observer is not None:
+        if weighted is not None:
             self.matrices.observe(kept[:, : shape.rank], q[..., : shape.nope], weighted)
         return self.output.matmul(mixed.reshape(n, -1))
 
@@ -176,6 +176,24 @@ class LatentAttention:
         np.matmul(kept[:, : s.rank], values.transpose(0, 2, 1), out=v.transpose(1, 0, 2))
         return step.attend(self.layer, q, k, v, self.span)
 
+    def _only_weigh(self, step: Step, q: np.ndarray, kept: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """In mode 0: each head's weighted latents [heads, n, rank]."""
+        if any("kv" not in cache.parts for cache, _ in step.segments):
+            raise PlanError("with -mla 0 an observer has to be set before the cache is made: it keeps the latents for it")
+        step.put(self.layer, {"kv": kept[:, None]})
+        return self._weighted(step, q, keys, ("kv", "kv"), step.segments)
+
+    def _weighted(
+        self, step: Step, q: np.ndarray, keys: np.ndarray, names: tuple[str, str], segments: list[tuple[KVCache, slice]]
+    ) -> np.ndarray:
+        """Each head's attention-weighted latents [heads, n, rank], of the given segments."""
+        s, n = self.shape, len(q)
+        wide = np.empty((n, s.n_head, s.rank + s.rope), np.float32)
+        np.matmul(q[..., : s.nope].transpose(1, 0, 2), keys, out=wide[..., : s.rank].transpose(1, 0, 2))
+        wide[..., s.rank :] = q[..., s.nope :]
+        weighted = step.look(self.layer, wide, names, (1, s.rank), self.span, segments)
+        return weighted.reshape(n, s.n_head, s.rank).transpose(1, 0, 2)
+
     def _attend_latents(
         self, step: Step, q: np.ndarray, kept: np.ndarray, keys: np.ndarray, values: np.ndarray, watched: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -184,16 +202,14 @@ class LatentAttention:
         rows = {"kv": kept[:, None], "v": kept[:, None, : s.rank]}
         step.put(self.layer, {name: rows[name] for name in step.segments[0][0].parts})
         mixed = np.empty((n, s.n_head, s.v), np.float32)
-        absorbing = [part for part in step.segments if self._absorbs(part[1].stop - part[1].start, part[0].length)]
-        expanding = [part for part in step.segments if part not in absorbing]
+        reorder = watched and getattr(self.store.observer, "may_reorder", False)
+        absorbing, expanding = [], []
+        for cache, at in step.segments:
+            (absorbing if reorder or self._absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
         weighted = None
         if absorbing or watched:
-            wide = np.empty((n, s.n_head, s.rank + s.rope), np.float32)
-            np.matmul(q[..., : s.nope].transpose(1, 0, 2), keys, out=wide[..., : s.rank].transpose(1, 0, 2))
-            wide[..., s.rank :] = q[..., s.nope :]
             names = ("kv", "v" if self.mode == 1 else "kv")
-            weighted = step.look(self.layer, wide, names, (1, s.rank), self.span, step.segments if watched else absorbing)
-            weighted = weighted.reshape(n, s.n_head, s.rank).transpose(1, 0, 2)
+            weighted = self._weighted(step, q, keys, names, step.segments if watched else absorbing)
             for _, rows_ in absorbing:
                 np.matmul(weighted[:, rows_], values.transpose(0, 2, 1), out=mixed[rows_].transpose(1, 0, 2))
         for cache, rows_ in expanding:

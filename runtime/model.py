@@ -109,9 +109,9 @@ class Model:
     def observer(self) -> Observer | None:
         """Called as observer(tensor name, matrix, activations float32 [n, row length]) whenever a weight tensor is multiplied.
 
-        Experts report under their own matrix index and with their own rows. attn_k_b and attn_v_b report wherever a model has
-        them (a 2D tensor as matrix 0 with the rows of all heads, a 3D one per head), even when attn_kv_b does the computing.
-        The array may be overwritten after the call.
+        Experts report under their own matrix index and with their own rows. Latent attention reports attn_kv_b, attn_k_b and
+        attn_v_b, whichever of them the file has and whichever do the computing (of k_b and v_b a 2D tensor as matrix 0 with the
+        rows of all heads, a 3D one, or one that the file does not have, per head). The array may be overwritten after the call.
         """
         return self.graph.store.observer
 

@@ -22,13 +22,14 @@ class RMSNorm:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 [..., size] -> a new array of that shape."""
-        size = x.shape[-1]
-        out = np.empty(x.shape, np.float32)
-        team = self.store.workers.ready() if x.size > RUN else 0
-        rows = np.ascontiguousarray(x).reshape(-1, size)
-        normalise(team, normalise_part.address, rows, self.weight, self.epsilon, out.reshape(-1, size))
-        if self.store.watch:
-            self.store.check(self.name, out)
+        store, rows = self.store, np.ascontiguousarray(x)
+        out = values = np.empty(x.shape, np.float32)
+        if x.ndim != 2:
+            rows, values = rows.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])
+        team = store.workers.ready() if x.size > RUN else 0
+        normalise(team, normalise_part.address, rows, self.weight, self.epsilon, values)
+        if store.watch:
+            store.check(self.name, out)
         return out
 
 

@@ -8,7 +8,7 @@ runs in the same process, window by window: no file of logits lies in between, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -98,33 +98,43 @@ def perplexity(
     windows = windows_of(model, tokens_or_text, n_ctx, chunks)
     if baseline is not None and baseline.n_vocab != model.n_vocab:
         raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
-    tally, first = Tally(), n_ctx // 2
+    tally = Tally()
     about: dict[str, Any] = {
         "n_ctx": n_ctx,
         "tokens_xxh3": xxhash.xxh3_64_hexdigest(windows.tobytes()),
-        "notes": _notes(model, baseline, n_ctx),
+        "notes": context_notes(model, baseline, n_ctx),
     }
     # An observer may want to stop and save between windows: it is then given one at a time.
     together = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
     for at in range(0, len(windows), together):
-        group = windows[at : at + together]
-        began = time.perf_counter()
-        outputs = _hidden(model, group)
-        tally.seconds += time.perf_counter() - began
-        bases = _hidden(baseline, group) if baseline is not None else [None] * len(group)
-        for window, output, base in zip(group, outputs, bases, strict=True):
-            scored = score(model, output, window[first + 1 :], baseline, base)
-            if not np.isfinite(scored.losses).all():
-                raise model.explain_nonfinite(window)
-            if baseline is not None and not np.isfinite(scored.base_losses).all():
-                raise baseline.explain_nonfinite(window)
-            tally.add(scored)
+        for _ in score_windows(model, windows[at : at + together], tally, baseline):
             if on_chunk is not None:
-                on_chunk(_result(tally, about), len(windows))
-    return _result(tally, about | {"window_losses": tally.window_losses} | tally.distribution())
+                on_chunk(summary(tally, about), len(windows))
+    return summary(tally, about | {"window_losses": tally.window_losses} | tally.distribution())
 
 
-def _result(tally: Tally, more: dict[str, Any]) -> Perplexity:
+def score_windows(model: Model, windows: np.ndarray, tally: Tally, baseline: Model | None = None) -> Iterator[None]:
+    """Runs windows int64 [n, n_ctx] together and adds the scores of their second halves to the tally; yields after each window.
+
+    Raises MillError as `perplexity` does.
+    """
+    first = windows.shape[1] // 2
+    began = time.perf_counter()
+    outputs = _hidden(model, windows)
+    tally.seconds += time.perf_counter() - began
+    bases = _hidden(baseline, windows) if baseline is not None else [None] * len(windows)
+    for window, output, base in zip(windows, outputs, bases, strict=True):
+        scored = score(model, output, window[first + 1 :], baseline, base)
+        if not np.isfinite(scored.losses).all():
+            raise model.explain_nonfinite(window)
+        if baseline is not None and not np.isfinite(scored.base_losses).all():
+            raise baseline.explain_nonfinite(window)
+        tally.add(scored)
+        yield
+
+
+def summary(tally: Tally, more: dict[str, Any]) -> Perplexity:
+    """The figures so far. more: n_ctx, and other fields."""
     chunks = len(tally.window_losses)
     return Perplexity(
         chunks=chunks,
@@ -154,7 +164,8 @@ def windows_of(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n
     return windows
 
 
-def _notes(model: Model, baseline: Model | None, n_ctx: int) -> list[str]:
+def context_notes(model: Model, baseline: Model | None, n_ctx: int) -> list[str]:
+    """What makes figures with such windows doubtful."""
     both = (("model", model), ("baseline", baseline))
     return [
         f"n_ctx is {n_ctx}, but the {name} was trained with a context of {given.graph.n_context} tokens"

@@ -8,6 +8,7 @@ on the same tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,17 @@ class Moments:
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
+
+    @property
+    def state(self) -> tuple[int, float, float]:
+        """What `restored` makes it from again."""
+        return self.count, self.mean, self._squares
+
+    @classmethod
+    def restored(cls, state: Sequence[float]) -> Moments:
+        made = cls()
+        made.count, made.mean, made._squares = int(state[0]), float(state[1]), float(state[2])
+        return made
 
     def add(self, values: np.ndarray) -> None:
         """values: any shape, at least one."""

@@ -30,8 +30,9 @@ class WeightStore:
     """The tensors of one source, and what all uses of them share.
 
     workers   the threads that products are shared out to
-    observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use, by one
-              thread at a time
+    observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
+              thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
+              With a true `may_reorder` sums may run in another order than without observer, where that saves time
     exact     weights multiply as float32, and activations are not rounded to fewer bits first
     watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
     """
@@ -113,6 +114,17 @@ class WeightStore:
             decoded[first : first + per_matrix] = tensor.read(first, first + per_matrix)
         self._keep(key, decoded)
         return decoded
+
+    def tell(self, name: str, matrix: int, x: np.ndarray) -> None:
+        """Tells the observer, if there is one, of activations float32 [n, columns]."""
+        observer = self.observer
+        if observer is None:
+            return
+        if getattr(observer, "concurrent", False):
+            observer(name, matrix, x)
+            return
+        with self.lock:
+            observer(name, matrix, x)
 
     def check(self, what: str, values: np.ndarray) -> None:
         """Raises MillError if `watch` is on and a value is NaN or infinite."""
@@ -201,11 +213,8 @@ class Linear:
         return out
 
     def observe(self, x: np.ndarray, matrix: int = 0) -> None:
-        observer = self.store.observer
-        if observer is not None:
-            rows = np.ascontiguousarray(x, np.float32).reshape(-1, self.columns)
-            with self.store.lock:
-                observer(self.name, matrix, rows)
+        if self.store.observer is not None:
+            self.store.tell(self.name, matrix, np.ascontiguousarray(x, np.float32).reshape(-1, self.columns))
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """Rows by number, float32 [len(ids), columns]: what an embedding does."""

@@ -15,6 +15,8 @@ DTYPES = {
     "float64": "F64",
     "int8": "I8",
     "uint8": "U8",
+    "int32": "I32",
+    "int64": "I64",
 }
 BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 

@@ -7,6 +7,7 @@ them too. Tiles are configured per thread, at the beginning of a kernel, and giv
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from functools import cache
@@ -24,7 +25,12 @@ _SYS_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0
 
 @cache
 def permitted() -> bool:
-    """Whether the processor has bf16 tiles and the operating system lets this process use them (asks it to)."""
+    """Whether the processor has bf16 tiles and the operating system lets this process use them (asks it to).
+
+    The environment variable GGUFMILL_AMX=0 says no, for comparing.
+    """
+    if os.environ.get("GGUFMILL_AMX") == "0":
+        return False
     if not {"amx-tile", "amx-bf16", "avx512f"} <= features():
         return False
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":

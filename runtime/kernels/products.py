@@ -84,15 +84,15 @@ def _add(row, address):
 
 @kernel
 def _room(rows, columns):
-    """Memory for the quantised activations of so many rows."""
-    return np.empty(rows * columns * 2 + 256, np.uint8)  # a code takes 1 byte, its shares of scale and sum 1/4 at most
+    """Memory for the quantised activations of so many rows, or for as many shares of them."""
+    return np.empty(rows * (columns * 2 + 64), np.uint8)  # a code takes 1 byte, its shares of scale and sum 1/4; 64: a border
 
 
 @kernel
 def _activations(table, x, room, rows, columns, block):
-    """The first six words of a table for quantising x (an address) into `room`."""
+    """The first six words of a table for quantising x into `room` (addresses)."""
     table[0] = x
-    table[1] = (room.ctypes.data + 63) // 64 * 64
+    table[1] = (room + 63) // 64 * 64
     table[2] = table[1] + rows * columns
     table[3] = table[2] + 4 * rows * (columns // max(block, 1)) * (block > 0)
     table[4], table[5] = block, rows * columns
@@ -126,25 +126,17 @@ def multiply(team, quantise, plans, matrix, x, out):
     jobs = np.empty((1, 4), np.int64)
     jobs[0, g.MATRIX], jobs[0, g.FIRST], jobs[0, g.TOKENS], jobs[0, g.TARGET] = matrix, 0, n, 0
     room = _room(n * m, columns)
-    tasks, at = 0, 0
+    at = out.ctypes.data
     for i in range(m):
-        same = i
-        for j in range(i):
-            if plans[j, BLOCK] == plans[i, BLOCK]:
-                same = j
-        if same < i:
-            inputs[i] = inputs[same]
-            continue
-        part_of_room = room[i * (len(room) // m) :]
-        _activations(inputs[i], x.ctypes.data, part_of_room, n, columns, plans[i, BLOCK])
-        if plans[i, BLOCK]:
-            _task(program, tasks, 0, quantise, inputs[i].ctypes.data, -(-n * columns // _CHUNK))
-            tasks += 1
-    for i in range(m):
-        _product(program, tasks, 1, plans[i], inputs[i], out.ctypes.data + 4 * at, jobs, tables[i])
-        at += n * plans[i, ROWS]
-        tasks += 1
-    run(team, program[:tasks])
+        first = 0  # the first plan with the same kind of activations, whose own are then used
+        while plans[first, BLOCK] != plans[i, BLOCK]:
+            first += 1
+        _activations(inputs[i], x.ctypes.data, room.ctypes.data + i * (len(room) // m), n, columns, plans[i, BLOCK])
+        chunks = -(-n * columns // _CHUNK) if first == i and plans[i, BLOCK] else 0
+        _task(program, i, 0, quantise, inputs[i].ctypes.data, chunks)
+        _product(program, m + i, 1, plans[i], inputs[first], at, jobs, tables[i])
+        at += 4 * n * plans[i, ROWS]
+    run(team, program)
 
 
 @kernel
@@ -162,15 +154,15 @@ def feed_forward(team, functions, plans, jobs, matrices, kind, limit, gate_bias,
     inputs, gates = np.empty((2, 6), np.int64), np.empty(12, np.int64)
     room_x, room_y = _room(2 * n, columns), _room(rows, hidden)
     values = np.empty((2, rows, hidden), np.float32)
-    _activations(inputs[0], x.ctypes.data, room_x, n, columns, plans[0, BLOCK])
-    _activations(inputs[1], x.ctypes.data, room_x[len(room_x) // 2 :], n, columns, plans[1, BLOCK])
+    _activations(inputs[0], x.ctypes.data, room_x.ctypes.data, n, columns, plans[0, BLOCK])
+    _activations(inputs[1], x.ctypes.data, room_x.ctypes.data + len(room_x) // 2, n, columns, plans[1, BLOCK])
     chunks = -(-n * columns // _CHUNK)
     _task(program, 0, 0, functions[0], inputs[0].ctypes.data, chunks if plans[0, BLOCK] else 0)
     differ = plans[1, BLOCK] != plans[0, BLOCK]
     _task(program, 1, 0, functions[0], inputs[1].ctypes.data, chunks if differ and plans[1, BLOCK] else 0)
     for i in range(2):
         _product(program, 2 + i, 1, plans[i], inputs[i if differ else 0], values[i].ctypes.data, jobs[0], tables[i])
-    _activations(gates, values[0].ctypes.data, room_y, rows, hidden, plans[2, BLOCK])
+    _activations(gates, values[0].ctypes.data, room_y.ctypes.data, rows, hidden, plans[2, BLOCK])
     gates[5], gates[6], gates[7] = hidden, values[1].ctypes.data, kind
     gates.view(np.float64)[8] = limit
     gates[9] = gate_bias.ctypes.data if gate_bias.size else 0

@@ -37,6 +37,13 @@ def mean_square(row):
     return total / np.float32(row.size)
 
 
+@kernel
+def normalise_row(row, weight, epsilon, out):
+    inverse = np.float32(1) / np.sqrt(mean_square(row) + epsilon)
+    for i in range(row.size):
+        out[i] = row[i] * inverse * weight[i]
+
+
 @part
 def normalise_part(argument, number):
     """Table: x, weight, out, rows, size, epsilon (float64), rows per part."""
@@ -45,15 +52,17 @@ def normalise_part(argument, number):
     weight = view(table[1], size, np.float32)
     for r in range(number * step, min(table[3], (number + 1) * step)):
         row, out = view(table[0] + 4 * size * r, size, np.float32), view(table[2] + 4 * size * r, size, np.float32)
-        inverse = np.float32(1) / np.sqrt(mean_square(row) + epsilon)
-        for i in range(size):
-            out[i] = row[i] * inverse * weight[i]
+        normalise_row(row, weight, epsilon, out)
 
 
 @kernel
 def normalise(team, function, x, weight, epsilon, out):
     """Rows of x / sqrt(mean of their squares + epsilon) * weight: float32 x and out [rows, size] (may be one array)."""
     rows, size = x.shape
+    if rows * size <= RUN:
+        for r in range(rows):
+            normalise_row(x[r], weight, np.float32(epsilon), out[r])
+        return
     table = np.empty(7, np.int64)
     step = max(1, RUN // size)
     table[0], table[1], table[2] = x.ctypes.data, weight.ctypes.data, out.ctypes.data

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from ggufmill.convert.config import Config
-from ggufmill.convert.decode import Weight, find_scale, scale_block
+from ggufmill.convert.decode import Weight, find_scale
+from ggufmill.convert.methods import Finders
 from ggufmill.formats import FormatError
 from ggufmill.formats.safetensors import open_safetensors
 
@@ -103,11 +104,11 @@ def test_wrong_types(weigh):
 
 
 def block_of(tmp_path, settings):
-    return scale_block(Config(tmp_path / "config.json", {"quantization_config": settings}))
+    return Finders(Config(tmp_path / "config.json", {"quantization_config": settings})).block
 
 
 def test_scale_block(tmp_path):
-    assert scale_block(Config(tmp_path, {})) is None
+    assert Finders(Config(tmp_path / "config.json", {})).block is None
     assert block_of(tmp_path, {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64]}) == (128, 64)
     assert block_of(tmp_path, {"quant_method": "fbgemm_fp8"}) is None
     assert block_of(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}) is None
@@ -121,10 +122,10 @@ def test_scale_block(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'; known are fp8, "),
+        ({"quant_method": "exl3", "bits": 4}, "quant_method 'exl3'; known are fp8, fbgemm_fp8, compressed-tensors, modelopt"),
         ({"quant_method": ["fp8"]}, "quant_method ['fp8']; known are fp8, "),
         ({"quant_method": {"fp8": 1}}, "quant_method {'fp8': 1}; known are fp8, "),
-        ({"quant_method": "fp8", "fmt": ["e4m3"]}, "fmt ['e4m3']; only fp8 is known"),
+        ({"quant_method": "fp8", "fmt": ["e4m3"]}, "fmt ['e4m3']; known are e4m3, e5m2"),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -135,9 +136,16 @@ def test_scale_block(tmp_path):
         ),
         ({"bits": 4}, "quant_method None"),
         ([1], "not an object"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "format 'pack-quantized'"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format 'marlin-24'; known are float-quantized, "),
         ({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": []}, "lacks config_groups"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'; known are FP8, "),
+        ({"quant_method": "gptq", "bits": 5}, "bits 5; known are 2, 3, 4, 8"),
+        (
+            {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+            "'marlin'; known are gptq, gptq_v2",
+        ),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'; only gemm"),
+        ({"quant_method": "awq", "bits": 8}, "bits 8; only 4"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size is"),
         ({"quant_method": "fp8", "weight_block_size": "128"}, "weight_block_size is"),

@@ -28,7 +28,10 @@ def weights(source, name):
     return np.concatenate(parts).reshape(*tensor.shape[::-1])
 
 
-@pytest.mark.parametrize("mla", [1, 2])
+LATENT = {f"blk.{layer}.attn_{part}.weight" for layer in range(3) for part in ("kv_b", "k_b", "v_b")}
+
+
+@pytest.mark.parametrize("mla", [0, 1, 2, 3])
 @pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
 def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, mla):
     _, source = build("v3", layout)
@@ -38,7 +41,10 @@ def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, ml
 
     n, heads, used, n_expert = len(tokens), 4, 3, 8
     linear = {name for name, t in source.tensors.items() if len(t.shape) > 1 and name != "token_embd.weight"}
-    assert {name for name, _ in seen} == linear
+    assert {name for name, _ in seen} == linear | LATENT  # those of other layouts too
+    for name in LATENT - linear:
+        rows = {m: len(x) for (at, m), x in seen.items() if at == name}
+        assert rows == ({0: n} if "kv_b" in name else dict.fromkeys(range(heads), n))
     for name in linear:
         shape, rows = source.tensors[name].shape, {m: len(x) for (at, m), x in seen.items() if at == name}
         if "_exps" in name:
@@ -52,7 +58,7 @@ def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, ml
 
 
 @pytest.mark.parametrize("layout", ["ik", "mainline"])
-@pytest.mark.parametrize("mla", [1, 2])
+@pytest.mark.parametrize("mla", [0, 1, 2, 3])
 def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
     """k_b takes what q_b gives (its part without rotation), and what v_b makes of its input goes into attn_output."""
     tokens = tokens[:50]
@@ -78,14 +84,12 @@ def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
             assert np.abs(inputs("v_b", rank)[:, 0] - latents[0]).max() < 1e-5  # the first token only sees itself
 
 
-@pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
-def test_without_latents_in_the_cache_what_v_b_sees_is_refused(build, tokens, layout):
-    _, source = build("v3", layout)
-    if layout == "legacy":
-        assert ("blk.0.attn_kv_b.weight", 0) in observed(load_model(source, mla=0), tokens)[1]
-    else:
-        with pytest.raises(PlanError, match="with -mla 0 the inputs of attn_v_b are not computed"):
-            observed(load_model(source, mla=0), tokens)
+def test_what_v_b_sees_needs_a_cache_that_is_made_for_it(build, tokens):
+    model = load_model(build("v3", "ik")[1], mla=0)
+    cache = model.new_cache(len(tokens))
+    model.observer = lambda *_: None
+    with pytest.raises(PlanError, match="with -mla 0 an observer has to be set before the cache is made"):
+        model.hidden([(cache, tokens)])
 
 
 def test_cached_tokens_are_reported_once(build, tokens):
