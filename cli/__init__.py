@@ -19,6 +19,8 @@ VERBS = {
     "convert": "Hugging Face checkpoint to GGUF",
     "imatrix": "Compute, show and merge importance matrices",
     "quantize": "Quantise a GGUF or a checkpoint by recipe",
+    "search": "Find the best recipe of a given size",
+    "plan": "What goes where: RAM, GPUs, KV cache, buffers",
     "repack": "Interleave rows (_R4, _R8) or undo it",
     "perplexity": "Perplexity and KL divergence on a text",
     "compare": "Errors of layers and weights between two models",
@@ -28,6 +30,9 @@ VERBS = {
     "chat": "Talk with a model in the terminal",
     "serve": "OpenAI-compatible server and a page to chat",
     "inspect": "Show what a model file holds",
+    "split": "Cut a GGUF into several files",
+    "merge": "Make one GGUF of several files",
+    "hash": "Hash tensors and files, or check them",
     "recipes": "List and show the recipes that come along",
     "run": "Every stage a recipe names, ending in a report",
 }

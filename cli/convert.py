@@ -13,7 +13,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype
 
 
 @click.command(short_help="Hugging Face checkpoint to GGUF")
-@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", type=flags.SourceName(file_okay=False))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--outtype",
@@ -24,41 +24,55 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype
 )
 @click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
 @flags.allow_nonfinite
+@flags.remote
+@flags.delete_source_shards
+@flags.metadata_file
 @click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
 @flags.split_max_size
 @flags.split_max_tensors
+@flags.tensor_first_split
+@flags.partial_requant
 @flags.dry_run
 @flags.resume
 @flags.force
 @flags.threads
 @flags.as_json
 def command(
-    model: Path,
+    model: Path | str,
     out: Path,
     outtype: str,
     mla_layout: str,
     allow_nonfinite: bool,
+    remote: bool,
+    metadata_file: Path | None,
     override_kv: tuple[str, ...],
     split_max_size: str | None,
     split_max_tensors: int | None,
+    tensor_first_split: bool,
     **job: Any,
 ) -> None:
-    """Convert the Hugging Face checkpoint in folder MODEL to the GGUF file OUT.
+    """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 
-    fp8 is decoded on the fly, mxfp4 is kept or decoded. Norms, routers and biases are written as f32.
+    fp8 is decoded on the fly, mxfp4 is kept or decoded. Norms, routers and biases are written as f32. A repository is
+    downloaded into the hub's cache (HF_HOME; a token in HF_TOKEN), for --dry-run its headers only. Licence, authors, base model
+    and tags come from its model card.
 
     \b
     Examples:
       ggufmill convert DeepSeek-V3/ v3-bf16.gguf --split-max-size 50G
       ggufmill convert Llama-3.2-1B/ llama.gguf --outtype q8_0 --dry-run
       ggufmill convert gpt-oss-20b/ gpt-oss.gguf --outtype mxfp4
+      ggufmill convert hf:Qwen/Qwen3-8B@main qwen3.gguf --remote
     """
     from ..convert import open_source
+    from ..convert.card import file_metadata
     from ..convert.outtype import out_type
     from ..formats.plan import parse_size
     from ..quantize.planning import plan_quantize
 
-    source = open_source(model, mla_layout=mla_layout)
+    is_remote = remote or (job["dry_run"] and isinstance(model, str))
+    source = open_source(model, mla_layout=mla_layout, remote=is_remote)
+    given = file_metadata(metadata_file) if metadata_file is not None else {}
     weights, rules = out_type(source, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
@@ -67,9 +81,10 @@ def command(
         type=weights,
         rules=rules,
         allow_requantize=True,
-        override_kv=dict(map(flags.parse_override, override_kv)),
+        override_kv=given | dict(map(flags.parse_override, override_kv)),
         split_max_size=parse_size(split_max_size) if split_max_size else None,
         split_max_tensors=split_max_tensors,
+        tensor_first_split=tensor_first_split,
         nonfinite=replaced,
         version=__version__,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,10 +23,55 @@ split_max_size = click.option(
     "--split-max-size", metavar="SIZE", help="Split the output into files of at most this size (50G)."
 )
 split_max_tensors = click.option("--split-max-tensors", type=click.IntRange(1), help="Split after this many tensors.")
+tensor_first_split = click.option(
+    "--no-tensor-first-split",
+    "tensor_first_split",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Write no tensors to the first file of a split, only the metadata.",
+)
+keep_split = click.option("--keep-split", is_flag=True, help="Write as many files as the source has, with the same tensors.")
+partial_requant = click.option(
+    "--partial-requant", is_flag=True, help="Keep the files of a split that are there already, and write those that are not."
+)
+remote = click.option(
+    "--remote", is_flag=True, help="Read the weights of an hf: repository as they are needed, without downloading its files."
+)
+delete_source_shards = click.option(
+    "--delete-source-shards", is_flag=True, help="DELETE each file of the checkpoint once all its tensors are written."
+)
+metadata_file = click.option(
+    "--metadata",
+    "metadata_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE.json",
+    help='Metadata to set: {"general.author": "...", ...}. --override-kv beats it.',
+)
 ctx = click.option(
     "-c", "--ctx-size", "n_ctx", type=click.IntRange(4), default=512, show_default=True, help="Window in tokens."
 )
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
+target_size = click.option("--target-size", metavar="SIZE", help="The file's size to stay below (180G, 20GiB).")
+target_bpw = click.option("--target-bpw", type=float, metavar="BITS", help="Bits per weight to stay below, over all tensors.")
+max_kld = click.option("--max-kld", type=float, metavar="NATS", help="The smallest file with at most this KL divergence.")
+types = click.option(
+    "--types", metavar="T,T,...", help="Types to choose from; `default` stands for the usual ones. [default: default]"
+)
+
+
+class SourceName(click.ParamType):
+    """A path that exists, or hf:OWNER/NAME[@REVISION]."""
+
+    name = "source"
+
+    def __init__(self, **path: Any):
+        self.path = click.Path(exists=True, path_type=Path, **path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
+        if str(value).startswith("hf:") and not Path(value).exists():
+            return str(value)
+        return self.path.convert(value, param, ctx)  # type: ignore[return-value]
 
 
 class TypeName(click.ParamType):

@@ -70,7 +70,14 @@ for verb in (show, merge, convert):
 @click.option("--from-chunk", "--chunk", type=click.IntRange(0), default=0, help="Leave out so many windows at the beginning.")
 @click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")
 @click.option("--process-embedding", is_flag=True, help="Data for token_embd.weight: its rows, as often as the text uses them.")
-@click.option("-ofreq", "--output-frequency", type=click.IntRange(0), default=10, show_default=True, help="Windows between saves of what --resume needs, to OUT.state; 0: never.")  # fmt: skip
+@click.option(
+    "-ofreq",
+    "--output-frequency",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Windows between saves of what --resume needs, to OUT.state; 0: never.",
+)
 @click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also write OUT.at_N every so many windows.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the coverage to this file (PNG).")
 @flags.resume
@@ -189,7 +196,12 @@ def compute(
         from .imatrix_plots import plot_coverage
 
         plot_coverage(whole, source, out.name, plot)
-    summary = {"path": str(out), "entries": len(whole.entries), "chunks": whole.chunk_count, "plot": str(plot) if plot else None}
+    summary = {
+        "path": str(out),
+        "entries": len(whole.entries),
+        "chunks": whole.chunk_count,
+        "plot": str(plot) if plot else None,
+    }
     summary |= {**found, **result.as_json(), "chunks": whole.chunk_count}
     emit(
         summary,

@@ -97,7 +97,9 @@ def _short(value: float) -> str:
 
 
 def _comparison_text(found: Comparison, file: Path, other: Path) -> str:
-    rows = [(d.name, _or_dash(d.cosine, ".6f"), _or_dash(d.ratio, ".4g"), _or_dash(d.relative, ".2e")) for d in found.differences]
+    rows = [
+        (d.name, _or_dash(d.cosine, ".6f"), _or_dash(d.ratio, ".4g"), _or_dash(d.relative, ".2e")) for d in found.differences
+    ]
     parts = [table(("name", "cosine", "second / first", "relative difference"), rows)] if rows else []
     only = {f"only in {file}": found.only_first, f"only in {other}": found.only_second, "of other widths": found.unlike}
     parts += [f"{label}: {', '.join(names)}" for label, names in only.items() if names]
@@ -153,3 +155,7 @@ def convert(file: Path, out: Path, force: bool, as_json: bool) -> None:
     from ..imatrix import load
 
     write_merged([load(file)], out, [file], force, as_json)
+    with file.open("rb") as opened:
+        legacy = opened.read(4) != b"GGUF"
+    if legacy and out.suffix != ".dat":
+        warn([f"{file} did not keep how many tokens each expert saw: in {out} all have its windows x 512"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import click
 import numpy as np
 
 from ..formats import GGUFFile, MillError, TensorInfo, open_gguf
+from ..formats.gguf import VERSION
+from ..formats.gguf_header import value_type
 from ..formats.span import span_checksum
 from . import flags
 from .console import byte_progress, emit, gib, table
@@ -16,14 +19,16 @@ from .console import byte_progress, emit, gib, table
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
 @click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
+@click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")
 @flags.as_json
-def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
+def command(file: Path, check: bool, checksums: bool, arrays: bool, as_json: bool) -> None:
     """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
 
     \b
     Examples:
       ggufmill inspect model.gguf
       ggufmill inspect model-00001-of-00009.gguf --check --json
+      ggufmill inspect model.gguf --json --arrays
     """
     opened = open_gguf(file)
     described = [_describe(info) for info in opened.tensors.values()]
@@ -36,11 +41,20 @@ def command(file: Path, check: bool, checksums: bool, as_json: bool) -> None:
                 if check:
                     entry["nonfinite"] = _nonfinite(info)
                 progress(info.nbytes, _printable(info.name))
-    elements = sum(int(np.prod(t["shape"])) for t in described)
+    elements = sum(t["n_elements"] for t in described)
+    sizes = [p.stat().st_size for p in opened.paths]
     summary = {
         "files": [str(p) for p in opened.paths],
-        "metadata": {key: _plain(value) for key, value in opened.metadata.items()},
+        "file_nbytes": sizes,
+        "file_bytes": sum(sizes),
+        "gguf_version": VERSION,
+        "alignment": opened.alignment,
+        "architecture": opened.architecture,
+        "metadata": {key: _plain(value, arrays and as_json) for key, value in opened.metadata.items()},
+        "metadata_types": {key: value_type(key, value) for key, value in opened.metadata.items()},
         "tensors": described,
+        "types": _histogram(described),
+        "parameters": elements,
         "total_bytes": total,
         "bits_per_weight": total * 8 / elements if elements else 0.0,
     }
@@ -58,7 +72,17 @@ def _describe(info: TensorInfo) -> dict[str, Any]:
         "file": info.path.name,
         "offset": info.offset,
         "nbytes": info.nbytes,
+        "n_elements": prod(info.shape),
     }
+
+
+def _histogram(described: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """type -> tensors and bytes, most bytes first."""
+    types: dict[str, dict[str, int]] = {}
+    for t in described:
+        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
+        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
+    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))
 
 
 def _nonfinite(info: TensorInfo) -> int | None:
@@ -72,15 +96,15 @@ def _nonfinite(info: TensorInfo) -> int | None:
     return sum(int(np.count_nonzero(~np.isfinite(decode(q, info.type.name, info.shape[0])))) for q in rows)
 
 
-def _plain(value: Any) -> Any:
-    """A metadata value as JSON has it; long arrays are cut to their first values and their length."""
+def _plain(value: Any, full: bool = False) -> Any:
+    """A metadata value as JSON has it; long arrays are cut to their first values and their length, unless `full`."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, list) and len(value) > 16:
+    if isinstance(value, list) and len(value) > 16 and not full:
         return {"length": len(value), "first": _plain(value[:8])}
-    return [_plain(v) for v in value] if isinstance(value, list) else value
+    return [_plain(v, full) for v in value] if isinstance(value, list) else value
 
 
 def _text(opened: GGUFFile, summary: dict[str, Any]) -> str:
@@ -90,11 +114,7 @@ def _text(opened: GGUFFile, summary: dict[str, Any]) -> str:
         (_printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
         for t in summary["tensors"]
     ]
-    types: dict[str, list[int]] = {}
-    for t in summary["tensors"]:
-        entry = types.setdefault(t["type"], [0, 0])
-        entry[0], entry[1] = entry[0] + 1, entry[1] + t["nbytes"]
-    histogram = [(name, n, gib(size)) for name, (n, size) in sorted(types.items(), key=lambda item: -item[1][1])]
+    histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in summary["types"].items()]
     shards = f" in {opened.n_splits} files" if opened.n_splits > 1 else ""
     return "\n\n".join(
         [

@@ -24,7 +24,7 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(cls=flags.ListsTypes, short_help="Quantise a GGUF or a checkpoint by recipe")
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=flags.SourceName())
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("type", type=flags.FILE_TYPE, required=False)
 @click.option(
@@ -50,17 +50,23 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--hide-imatrix", is_flag=True, help="Do not name the imatrix in the file.")
 @click.option("--strict", is_flag=True, help="Make every warning an error before any work.")
 @flags.allow_nonfinite
+@flags.remote
+@flags.delete_source_shards
+@flags.metadata_file
 @click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
 @click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), help="[default: the recipe's, else ik]")
 @flags.split_max_size
 @flags.split_max_tensors
+@flags.tensor_first_split
+@flags.keep_split
+@flags.partial_requant
 @flags.dry_run
 @flags.resume
 @flags.force
 @flags.threads
 @flags.as_json
 def command(
-    source: Path,
+    source: Path | str,
     out: Path,
     type: TensorType | str | None,
     recipe: str | None,
@@ -73,10 +79,14 @@ def command(
     extra_output_tensor: TensorType | None,
     include_weights: tuple[str, ...],
     exclude_weights: tuple[str, ...],
+    remote: bool,
+    delete_source_shards: bool,
+    metadata_file: Path | None,
     override_kv: tuple[str, ...],
     mla_layout: str | None,
     allow_nonfinite: bool,
     split_max_size: str | None,
+    partial_requant: bool,
     dry_run: bool,
     resume: bool,
     force: bool,
@@ -84,7 +94,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Quantise SOURCE (a GGUF, or a Hugging Face folder: fp8 and bf16 are decoded on the fly) to OUT.
+    """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.
 
     TYPE is for tensors that no rule takes: a file type such as Q4_K_M or IQ4_K, which gives some tensors a finer type as
     llama-quantize does, or with --pure a type for all. The first matching rule wins; a rule is searched for anywhere in
@@ -97,6 +107,7 @@ def command(
       ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
     """
     from ..convert import open_source
+    from ..convert.card import file_metadata
     from ..formats.plan import parse_size
     from ..quantize.choosing import Flags
     from ..quantize.planning import plan_quantize
@@ -121,7 +132,13 @@ def command(
         leave_output_tensor,
         extra_output_tensor,
     )
-    opened = open_source(source, mla_layout=mla_layout or loaded.stages.get("convert", {}).get("mla_layout", "ik"))
+    layout = mla_layout or loaded.stages.get("convert", {}).get("mla_layout", "ik")
+    is_remote = remote or (dry_run and isinstance(source, str))
+    opened = open_source(source, mla_layout=layout, remote=is_remote)
+    given = file_metadata(metadata_file) if metadata_file is not None else {}
+    split_size = None if options["keep_split"] else loaded.split_max_size
+    if split_max_size:
+        split_size = parse_size(split_max_size)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
@@ -133,8 +150,8 @@ def command(
         importance=load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
         if imatrix
         else None,
-        override_kv=dict(map(flags.parse_override, override_kv)),
-        split_max_size=parse_size(split_max_size) if split_max_size else loaded.split_max_size,
+        override_kv=given | dict(map(flags.parse_override, override_kv)),
+        split_max_size=split_size,
         nonfinite=replaced,
         version=__version__,
         **options,
@@ -145,6 +162,8 @@ def command(
         opened,
         inputs=[p for p in (path, imatrix) if p is not None],
         replaced=replaced,
+        delete_source_shards=delete_source_shards,
+        partial_requant=partial_requant,
         dry_run=dry_run,
         resume=resume,
         force=force,

@@ -13,6 +13,7 @@ from .writing import show_plan, write
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--pattern", multiple=True, metavar="REGEX", help="Only tensors in whose name this is found; may be given again.")
 @click.option("--undo", is_flag=True, help="Turn repacked tensors back into their base types.")
+@flags.keep_split
 @flags.dry_run
 @flags.resume
 @flags.force
@@ -23,6 +24,7 @@ def command(
     out: Path,
     pattern: tuple[str, ...],
     undo: bool,
+    keep_split: bool,
     dry_run: bool,
     resume: bool,
     force: bool,
@@ -42,7 +44,7 @@ def command(
     from ..repack.job import plan_repack
 
     opened = open_gguf(source)
-    plan = plan_repack(opened, out, pattern=pattern or None, undo=undo)
+    plan = plan_repack(opened, out, pattern=pattern or None, undo=undo, keep_split=keep_split)
     if dry_run:
         show_plan(plan, as_json)
     else:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..formats import PlanError, TensorSource
-from ..formats.execute import Result, execute, preflight
+from ..formats.execute import Result, execute, finished_files, journal_path, preflight
 from ..formats.plan import Plan
+from ..formats.released import stub
 from .console import byte_progress, emit, gib, table, warn
+
+if TYPE_CHECKING:
+    from ..convert.release import Releaser
 
 
 def show_plan(plan: Plan, as_json: bool) -> None:
@@ -70,6 +75,8 @@ def finish(
     *,
     inputs: Sequence[Path] = (),
     replaced: Sequence[tuple[str, int]] | None = None,
+    delete_source_shards: bool = False,
+    partial_requant: bool = False,
     dry_run: bool,
     resume: bool,
     force: bool,
@@ -79,7 +86,8 @@ def finish(
     """What a verb does with its plan: shows it (dry_run), or carries it out; and says what there is to say of the source.
 
     inputs: what is read beside the source's files, and so never written to. replaced: filled while the plan is carried out
-    with (tensor name, weights written as 0); see `plan_quantize`.
+    with (tensor name, weights written as 0); see `plan_quantize`. delete_source_shards: see convert/release.py.
+    partial_requant: files of the plan that are there already stay as they are.
     """
     if not as_json:
         for note in source.notes:
@@ -87,7 +95,24 @@ def finish(
     if dry_run:
         show_plan(plan, as_json)
         return
-    write(plan, label, [*source.files, *inputs], threads=threads, resume=resume, force=force, as_json=as_json)
+    gone = [path for path in source.files if not path.exists() and stub(path).exists()]
+    if gone and not (resume and journal_path(plan).exists()):
+        raise PlanError(
+            f"{gone[0]} was deleted by a job that used it (--delete-source-shards): go on with that job (--resume), "
+            "or download it again"
+        )
+    kept = finished_files(plan) if partial_requant else set()
+    if kept:
+        click.echo(f"{len(kept)} of {len(plan.files)} files are there already and stay as they are", err=True)
+    releaser = None
+    if delete_source_shards:
+        from ..convert.release import Releaser
+
+        releaser = Releaser(source, plan, kept)
+    job = {"threads": threads, "resume": resume, "force": force, "as_json": as_json}
+    write(plan, label, [*source.files, *inputs], kept=kept, releaser=releaser, **job)
+    if releaser is not None:
+        releaser.close()
     warn_replaced(replaced or ())
 
 
@@ -108,17 +133,20 @@ def write(
     resume: bool,
     force: bool,
     as_json: bool = False,
+    kept: Collection[int] = (),
+    releaser: Releaser | None = None,
 ) -> Result:
-    """Checks and executes the plan with a progress bar; prints where the result is.
+    """Checks and executes the plan with a progress bar; prints where the result is. kept, releaser: see `execute`.
 
     Ctrl-C becomes a KeyboardInterrupt whose text says how to go on.
     """
-    preflight(plan, force=force, resume=resume, inputs=inputs)
+    needed = releaser.needed() if releaser is not None else None
+    preflight(plan, force=force, resume=resume, inputs=inputs, kept=kept, needed=needed)
     if not as_json:
         warn(plan.warnings)
     try:
         with byte_progress(plan.total_bytes, label) as progress:
-            result = execute(plan, threads=threads, resume=resume, force=force, progress=progress)
+            result = execute(plan, threads=threads, resume=resume, force=force, progress=progress, kept=kept, finished=releaser)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
     if result.resumed:

@@ -23,7 +23,7 @@ SHIFTS = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)  # where the code of
 
 @kernel
 def _widen(words, shifts, scale, zero, per, first, out):
-    """words uint32 [n, columns], scale and zero float32 [rows, groups] -> out [rows, columns], of which row 0 is row `first` of 8."""
+    """words uint32 [n, columns], scale and zero float32 [rows, groups] -> out [rows, columns]; its row 0 is `first` of 8."""
     for r in range(out.shape[0]):
         word, shift = words[(first + r) // 8], shifts[(first + r) % 8]
         for g in range(scale.shape[1]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..formats import FormatError, SourceTensor
-from ..formats.safetensors import StoredTensor, find_indexes, open_safetensors
+from ..formats.safetensors import Opener, StoredTensor, find_indexes, open_safetensors
 from ..formats.source import stamp
 from .config import Config, read_config
 from .decode import Found, Weight
@@ -78,32 +78,44 @@ class Description:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """origin: what identifies the shards where they are not in the folder but elsewhere, else ''. expect: told which stored
+    tensors are going to be read, in order."""
+
     folder: Path
     config: Config
     stored: Mapping[str, StoredTensor]
+    origin: str = ""
+    expect: Callable[[list[StoredTensor]], None] | None = None
 
     @property
     def files(self) -> list[Path]:
         """config.json, the index, the shards, and what there is of a tokenizer."""
         beside = [path for name in TOKENIZER_FILES if (path := self.folder / name).is_file()]
-        return [self.config.path, *find_indexes(self.folder), *dict.fromkeys(t.path for t in self.stored.values()), *beside]
+        shards = [] if self.origin else dict.fromkeys(t.path for t in self.stored.values())
+        return [self.config.path, *find_indexes(self.folder), *shards, *beside]
 
     @property
     def identity(self) -> str:
         """Digest of config.json, of every tensor's name, type, shape, shard and place, and of each file's size and time of
         change, by which other weights of the same shapes are noticed. Raises FormatError if a file is gone."""
         digest = hashlib.sha256(self.config.path.read_bytes())
+        digest.update(self.origin.encode())
         digest.update(stamp(self.files))
         for t in self.stored.values():
             digest.update(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.path.name}\0{t.offset}\0{t.nbytes}\n".encode("utf-8", "replace"))
         return digest.hexdigest()
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """config.json and the headers of all safetensors files of a folder. Raises FormatError."""
+def open_checkpoint(
+    folder: Path,
+    shards: Mapping[str, Opener] | None = None,
+    origin: str = "",
+    expect: Callable[[list[StoredTensor]], None] | None = None,
+) -> Checkpoint:
+    """config.json and the headers of all safetensors files of a folder, or of shards elsewhere. Raises FormatError."""
     read_config(folder)  # first, since a folder without one is no checkpoint at all
-    stored = open_safetensors(folder)
-    return Checkpoint(folder, read_config(folder, len(stored)), stored)
+    stored = open_safetensors(folder, shards)
+    return Checkpoint(folder, read_config(folder, len(stored)), stored, origin, expect)
 
 
 def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str, SourceTensor], list[str]]:
@@ -116,25 +128,26 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
     absent: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
-    ready: list[tuple[Wanted, list[Weight]]] = []
+    ready: list[tuple[Wanted, list[Weight], list[StoredTensor]]] = []
     for wanted in description.wanted:
         found = [_find(find, wanted, name, stored) for name in wanted.sources]
         if wanted.instead and not any(found):
             others = [_find(find, wanted.instead, name, stored) for name in wanted.instead.sources]
             if any(others):
                 wanted, found = wanted.instead, others
-        weights = []
+        weights, parts = [], []
         for name, entry in zip(wanted.sources, found, strict=True):
             if entry is None:
                 absent.append(missing(name, stored))
                 continue
             weight, tensors = entry
             used.update(tensor.name for tensor in tensors)
+            parts += tensors
             if weight.shape == wanted.shape:
                 weights.append(weight)
             else:
                 misshapen.append(f"{name} is {list(weight.shape)}, not {list(wanted.shape)}")
-        ready.append((wanted, weights))
+        ready.append((wanted, weights, parts))
     left_out, unexpected = _rest(stored, used, description.left_out)
     problems = [
         _count(absent, "tensors are missing"),
@@ -143,7 +156,13 @@ def assemble(checkpoint: Checkpoint, description: Description) -> tuple[dict[str
     ]
     if any(problems):
         raise FormatError(f"{checkpoint.folder}: {'; '.join(p for p in problems if p)}")
-    return {wanted.name: wanted.edit(wanted.name, weights) for wanted, weights in ready}, left_out
+    if checkpoint.expect is not None:
+        checkpoint.expect([part for _, _, parts in ready for part in parts])
+    return {wanted.name: _made(wanted, weights, parts) for wanted, weights, parts in ready}, left_out
+
+
+def _made(wanted: Wanted, weights: list[Weight], parts: list[StoredTensor]) -> SourceTensor:
+    return replace(wanted.edit(wanted.name, weights), files=tuple(dict.fromkeys(part.path for part in parts)))
 
 
 def _find(find: Finders, wanted: Wanted, name: str, stored: Mapping[str, StoredTensor]) -> Found | None:

@@ -17,6 +17,15 @@ from .decode import Rows, Weight
 SCALES = ("F32", "F16", "BF16")
 
 
+_RAISED = np.float32(1 << 23)
+
+
+@kernel
+def _raised(code):
+    """2^23 + code, exact: the code is put into the last bits."""
+    return np.uint32(code | np.uint32(0x4B000000)).view(np.float32)
+
+
 @kernel
 def _float(code):
     return np.float32(np.int32(code))  # of 32 bits: numba's own choice, 64, is no vector code
@@ -30,7 +39,7 @@ def _widen(row, bits, flip, scale, zero, per, out):
     for g in range(scale.size):
         s, z = scale[g], zero[g]
         to = out[g * per : min(size, (g + 1) * per)]
-        done = 0
+        done, raised = 0, z + _RAISED
         if aligned:
             at = g * per * bits // 8
             whole = to.size * bits // 8
@@ -41,8 +50,8 @@ def _widen(row, bits, flip, scale, zero, per, out):
             elif bits == 4:
                 for i in range(whole):
                     byte = np.uint32(part[i])
-                    to[2 * i] = (_float(byte & np.uint32(15)) - z) * s
-                    to[2 * i + 1] = (_float(byte >> np.uint32(4)) - z) * s
+                    to[2 * i] = (_raised(byte & np.uint32(15)) - raised) * s
+                    to[2 * i + 1] = (_raised(byte >> np.uint32(4)) - raised) * s
             elif bits == 2:
                 for i in range(whole):
                     byte = np.uint32(part[i])

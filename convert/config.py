@@ -56,6 +56,10 @@ class Config:
         present = {key: value for key, value in self.values.items() if value is not None}
         return Config(self.path, defaults | present, self.n_stored)
 
+    def replaced(self, values: dict[str, Any]) -> Config:
+        """The same keys, but these."""
+        return Config(self.path, self.values | values, self.n_stored)
+
     def section(self, key: str) -> Config:
         """The object under a key as a config of its own, such as text_config. Raises FormatError if it is none."""
         values = self._value(key, None)

@@ -46,7 +46,7 @@ def deepseek2(config: Config, mla_layout: str) -> Description:
         ("tie_word_embeddings", False, "an output tied to the embeddings"),
     ):
         config.expect(key, supported, what)
-    attention = _attention(config)
+    attention = latent_attention(config)
     rope = read_rope(config)
     metadata = common(ARCHITECTURE, config, rope)
     metadata |= _attention_keys(attention, mla_layout)
@@ -63,7 +63,8 @@ def deepseek2(config: Config, mla_layout: str) -> Description:
     return Description(ARCHITECTURE, metadata, wanted, config.integer("vocab_size"), left_out, notes)
 
 
-def _attention(config: Config) -> Attention:
+def latent_attention(config: Config) -> Attention:
+    """The sizes. Raises FormatError for those that are missing or cannot be."""
     heads = config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", heads) != heads:
         raise config.fail(f"num_key_value_heads is {config.get('num_key_value_heads')}; latent attention has one per head")
@@ -142,7 +143,7 @@ def _tensors(config: Config, a: Attention, mla_layout: str, layers: int) -> Iter
     for i in range(layers):
         block, layer = f"blk.{i}", f"model.layers.{i}"
         yield Wanted(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden,))
-        yield from _attention_tensors(a, mla_layout, hidden, block, f"{layer}.self_attn")
+        yield from attention_tensors(a, mla_layout, hidden, block, f"{layer}.self_attn")
         yield Wanted(f"{block}.ffn_norm.weight", (f"{layer}.post_attention_layernorm.weight",), (hidden,))
         if i < dense:
             for p in PROJECTIONS:
@@ -154,7 +155,8 @@ def _tensors(config: Config, a: Attention, mla_layout: str, layers: int) -> Iter
     yield Wanted("output.weight", ("lm_head.weight",), (n_vocab, hidden))
 
 
-def _attention_tensors(a: Attention, mla_layout: str, hidden: int, block: str, attn: str) -> Iterator[Wanted]:
+def attention_tensors(a: Attention, mla_layout: str, hidden: int, block: str, attn: str) -> Iterator[Wanted]:
+    """Of the layer BLOCK in the GGUF, from ATTN in the checkpoint."""
     rows_q = a.heads * (a.nope + a.rope)
     if a.q_rank:
         yield Wanted(f"{block}.attn_q_a.weight", (f"{attn}.q_a_proj.weight",), (a.q_rank, hidden))

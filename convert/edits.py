@@ -139,6 +139,44 @@ def stack_rows(first: int = 0, step: int = 1) -> Edit:
     return edit
 
 
+def half_rows(number: int) -> Edit:
+    """Of a stack [matrices, rows, columns] the first (0) or second (1) half of each matrix's rows."""
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        matrices = weight.shape[0]
+        kept = weight.rows // matrices // 2
+
+        def order(start: int, stop: int) -> Rows:
+            matrix, at = divmod(start, kept)
+            first = (2 * matrix + number) * kept + at
+            return slice(first, first + stop - start)
+
+        return _by_rows(name, (weight.columns, kept, matrices), weight, order)
+
+    return edit
+
+
+def run_of_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray] | None = None) -> Edit:
+    """`count` rows of a matrix from `first` on -> ne (columns, count); of a vector, these elements.
+
+    order: numbers of rows of the result -> which of the `count` they are.
+    """
+
+    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def rows(start: int, stop: int) -> Rows:
+            return slice(first + start, first + stop) if order is None else first + order(np.arange(start, stop))
+
+        if len(weight.shape) == 1:
+            numbers = np.arange(count)
+            return _vector(name, weight, first + (numbers if order is None else order(numbers)))
+        return _by_rows(name, (weight.columns, count), weight, rows)
+
+    return edit
+
+
 def stack_columns(first: int = 0, step: int = 1) -> Edit:
     """As `stack_rows`, of a stack whose matrices are stored the other way round: [matrices, columns, rows]."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config
+from .config import LARGEST, SMALLEST, Config
 
 # metadata key, after the architecture -> key of config.json; all are needed
 COMMON = {
@@ -26,6 +26,7 @@ COMMON = {
 }
 DEFAULT_THETA = 10000.0
 ROPE_KINDS = ("default", "linear", "yarn", "llama3", "dynamic")
+LONGROPE = {"longrope": "longrope", "su": "longrope"}  # names of LongRoPE, in the families that have it
 
 
 RMS_NORM = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")  # key in the GGUF, key in config.json
@@ -64,17 +65,19 @@ class Rope:
         return self.settings.real("factor", positive=True)
 
 
-def read_rope(config: Config) -> Rope:
+def read_rope(config: Config, other: Mapping[str, str] | None = None) -> Rope:
     """From rope_theta beside rope_scaling (with `type` or `rope_type`), or from rope_parameters, which holds both.
 
-    Raises FormatError for a kind that cannot be converted.
+    other: names of kinds that this family has beside ROPE_KINDS. Raises FormatError for a kind that cannot be converted.
     """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, dict) or any(isinstance(v, dict) for v in scaling.values()):
         raise config.fail("rope_scaling or rope_parameters is not one set of settings")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise config.fail(f"rotary scaling of type {kind!r} cannot be converted; known are {', '.join(ROPE_KINDS)}")
+    others = other or {}
+    if kind not in (*ROPE_KINDS, *others):
+        raise config.fail(f"rotary scaling of type {kind!r} cannot be converted; known are {', '.join((*ROPE_KINDS, *others))}")
+    kind = others.get(kind, kind)
     settings = Config(config.path, scaling)
     theta = settings.real("rope_theta", config.real("rope_theta", DEFAULT_THETA, positive=True), positive=True)
     part = settings.real("partial_rotary_factor", config.real("partial_rotary_factor", 1.0, positive=True), positive=True)
@@ -127,6 +130,32 @@ def llama3_factors(config: Config, rope: Rope, dimensions: int) -> np.ndarray:
     turns = original * frequency / (2 * np.pi)  # of this pair over the original context: original / wavelength
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1.0 / ((1.0 - kept) / rope.factor + kept)).astype(np.float32)
+
+
+def longrope(architecture: str, config: Config, rope: Rope, dimensions: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """LongRoPE (arXiv:2402.13753): keys, and the factors of the frequencies of short and of long texts, name -> float32 [n].
+
+    Cosines and sines are multiplied by attention_factor, or else by sqrt(1 + ln(factor) / ln(original context)).
+    """
+    key = "original_max_position_embeddings"
+    original = (config if rope.settings.get(key) is None else rope.settings).integer(key, least=2)
+    factor = rope.settings.real("factor", config.integer("max_position_embeddings") / original, positive=True)
+    usual = 1.0 if factor <= 1 else (1 + float(np.log(factor) / np.log(original))) ** 0.5
+    keys: dict[str, Any] = {
+        f"{architecture}.rope.scaling.attn_factor": np.float32(rope.settings.real("attention_factor", usual, positive=True)),
+        f"{architecture}.rope.scaling.original_context_length": np.uint32(original),
+    }
+    tensors = {}
+    for name in ("long", "short"):
+        values = rope.settings.get(f"{name}_factor")
+        if not isinstance(values, list) or len(values) != dimensions // 2 or not all(_is_factor(v) for v in values):
+            raise config.fail(f"{name}_factor is {values!r:.60}; {dimensions // 2} numbers above 0 are needed")
+        tensors[f"rope_factors_{name}.weight"] = np.array(values, np.float32)
+    return keys, tensors
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and SMALLEST <= value <= LARGEST
 
 
 def general(architecture: str, folder: Path, config: Config) -> dict[str, Any]:

@@ -24,8 +24,8 @@ import numpy as np
 
 from .checkpoint import Description, Wanted
 from .config import Config
-from .edits import Edit, constant, interleaved, plain, stacked
-from .metadata import RMS_NORM, common, counts, llama3_factors, read_rope, rope_scaling
+from .edits import Edit, constant, half_rows, interleaved, plain, stack_rows, stacked
+from .metadata import RMS_NORM, common, counts, llama3_factors, longrope, read_rope, rope_scaling
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}
 
@@ -79,9 +79,11 @@ class Outline:
         keys: Mapping[str, str] | None = None,
         norm: tuple[str, str] = RMS_NORM,
         rope: Config | None = None,
+        rope_kinds: Mapping[str, str] | None = None,
     ):
         """keys: further or other keys of the GGUF and of config.json than metadata.COMMON has. rope: where to look for rotary
-        settings, if not in config. Raises FormatError for a config.json whose sizes cannot be.
+        settings, if not in config; rope_kinds: scalings that this family has beside the usual. Raises FormatError for a
+        config.json whose sizes cannot be.
         """
         self.architecture, self.config = architecture, config
         self.notes: list[str] = []
@@ -95,13 +97,17 @@ class Outline:
         self.head = config.integer("head_dim", self.hidden // self.heads)
         if self.heads % self.heads_kv or self.head % 2:
             raise config.fail(f"{self.heads} heads over {self.heads_kv} key-value heads of {self.head} elements cannot be")
-        self.rope = read_rope(rope or config)
+        self.rope = read_rope(rope or config, rope_kinds)
         self.rotary = int(self.head * self.rope.part)
         self.metadata = common(architecture, config, self.rope, keys, norm)
         self.count({"attention.head_count_kv": self.heads_kv, "rope.dimension_count": self.rotary})
         if config.get("head_dim") is not None:
             self.count({"attention.key_length": self.head, "attention.value_length": self.head})
         self.metadata |= rope_scaling(architecture, self.rope, self.notes)
+        self.factors: dict[str, np.ndarray] = {}
+        if self.rope.kind == "longrope":
+            keys, self.factors = longrope(architecture, config, self.rope, self.rotary)
+            self.metadata |= keys
 
     def count(self, values: Mapping[str, int]) -> None:
         """Adds uint32 keys, named as they are after the architecture."""
@@ -137,6 +143,10 @@ class Outline:
     def norm(self, name: str, source: str, size: int | None = None, edit: Edit = plain) -> Part:
         """The weights of a normalisation, of the width of the model unless told otherwise."""
         return Part(f"{name}.weight", f"{source}.weight", (size or self.hidden,), edit)
+
+    def layer_norm(self, name: str, source: str, edit: Edit = plain) -> list[Part]:
+        """Weights and bias of a LayerNorm of the width of the model; the edit is for the weights."""
+        return [self.norm(name, source, edit=edit), Part(f"{name}.bias", f"{source}.bias", (self.hidden,))]
 
     def attention(
         self,
@@ -177,10 +187,18 @@ class Outline:
     def routed(self, n: int, inner: int, sources: Mapping[str, str], router: str = "mlp.gate") -> list[Part]:
         """The router and stacks of n experts; sources: of gate, up and down in the checkpoint, {} for the expert's number."""
         shapes = {"gate": (inner, self.hidden), "up": (inner, self.hidden), "down": (self.hidden, inner)}
-        return [
-            Part("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden)),
-            *(Part(f"ffn_{p}_exps.weight", f"{sources[p]}.weight", s, stacked, n) for p, s in shapes.items()),
-        ]
+        parts = [Part("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden))]
+        stack = sources["up"].partition(".{}")[0]
+        both, whole = (n, 2 * inner, self.hidden), (n, self.hidden, inner)
+        # As transformers keeps them in memory: all experts in one tensor, the gates' rows in front of the ups'.
+        fused = {
+            "gate": Part("ffn_gate_exps.weight", f"{stack}.gate_up_proj", both, half_rows(0)),
+            "up": Part("ffn_up_exps.weight", f"{stack}.gate_up_proj", both, half_rows(1)),
+            "down": Part("ffn_down_exps.weight", f"{stack}.down_proj", whole, stack_rows()),
+        }
+        for p, s in shapes.items():
+            parts.append(Part(f"ffn_{p}_exps.weight", f"{sources[p]}.weight", s, stacked, n, fused[p]))
+        return parts
 
     def expert_counts(
         self, n: str, inner: int | None = None, used: str = "num_experts_per_tok", layers: int | None = None
@@ -205,9 +223,13 @@ class Outline:
         names: Names | None = None,
         *,
         norm_edit: Edit = plain,
+        norm_bias: bool = False,
         tied: bool = False,
     ) -> Description:
-        """layer: the parts of every layer, or of the layer of a number. tied: what an absent tie_word_embeddings means."""
+        """layer: the parts of every layer, or of the layer of a number. tied: what an absent tie_word_embeddings means.
+
+        norm_bias: the output's norm has one.
+        """
         names = names or Names()
         config, shape = self.config, (self.n_vocab, self.hidden)
         is_tied = config.flag("tie_word_embeddings", tied)
@@ -215,11 +237,15 @@ class Outline:
         if self.rope.kind == "llama3":
             factors = partial(llama3_factors, config, self.rope, self.rotary)
             wanted.append(Wanted("rope_freqs.weight", (), (self.rotary // 2,), constant(factors)))
+        for name, values in self.factors.items():
+            wanted.append(Wanted(name, (), values.shape, constant(lambda values=values: values)))
         wanted.append(Wanted("token_embd.weight", (names.embedding,), shape, or_else=names.head if is_tied else None))
         for i in range(self.layers):
             parts = layer if isinstance(layer, list) else layer(i)
             wanted += [part.wanted(f"blk.{i}", names.layer.format(i)) for part in parts]
         wanted.append(Wanted("output_norm.weight", (names.norm,), (self.hidden,), norm_edit))
+        if norm_bias:
+            wanted.append(Wanted("output_norm.bias", (f"{names.norm.removesuffix('weight')}bias",), (self.hidden,)))
         left_out = dict(self.left_out)
         if is_tied:
             left_out[names.head] = "output tied to the embeddings"

@@ -7,9 +7,12 @@ from importlib import import_module
 from pathlib import Path
 
 from ..formats import FormatError, PlanError, TensorSource
+from ..formats.safetensors import LocalShard
 from ..quantize import gguf_source
+from .card import card_metadata
 from .checkpoint import Description, assemble, open_checkpoint
 from .config import Config
+from .hub import Fetched, fetch_repository, is_repository
 from .metadata import general, size_label
 from .vocabulary import read_vocabulary
 
@@ -34,39 +37,63 @@ ARCHITECTURES = {
     "Ernie4_5_MoeForCausalLM": "ernie.ernie_moe",
     "HunYuanDenseV1ForCausalLM": "hunyuan.hunyuan_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan.hunyuan_moe",
+    "Phi3ForCausalLM": "phi3.phi3",
+    "Starcoder2ForCausalLM": "starcoder2.starcoder2",
+    "CohereForCausalLM": "cohere.command_r",
+    "Cohere2ForCausalLM": "cohere.cohere2",
+    "Olmo2ForCausalLM": "olmo2.olmo2",
+    "GraniteForCausalLM": "granite.granite",
+    "MiniCPM3ForCausalLM": "minicpm3.minicpm3",
+    "MiniMaxM2ForCausalLM": "minimax.minimax_m2",
+    "ExaoneForCausalLM": "exaone.exaone",
+    "Exaone4ForCausalLM": "exaone.exaone4",
+    "NemotronForCausalLM": "nemotron.nemotron",
+    "SmolLM3ForCausalLM": "smollm3.smollm3",
+    "SeedOssForCausalLM": "seed_oss.seed_oss",
+    "BailingMoeForCausalLM": "bailing.bailing",
+    "Dots1ForCausalLM": "dots1.dots1",
 }
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
 
-def open_source(path: str | Path, *, mla_layout: str = "ik") -> TensorSource:
-    """A checkpoint folder (config.json, *.safetensors, tokenizer.json) or a .gguf file as a source.
+def open_source(path: str | Path, *, mla_layout: str = "ik", remote: bool = False) -> TensorSource:
+    """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
     mla_layout: how DeepSeek's latent attention is laid out, 'ik', 'mainline' or 'legacy'; without effect on others and on a
-    GGUF. No tensor data is read. Raises FormatError for what is malformed, incomplete or of an unknown architecture, and
-    PlanError for an unknown layout.
+    GGUF. A repository is downloaded into the hub's cache; remote: but for the weights, of which only headers are read now, and
+    the rest when it is needed. No tensor data is read. Raises FormatError for what is malformed, incomplete or of an unknown
+    architecture, and PlanError for an unknown layout.
     """
     if mla_layout not in MLA_LAYOUTS:
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
+    if is_repository(path):
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout)
     path = Path(path)
+    if remote:
+        raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
-        return _checkpoint_source(path, mla_layout)
+        return _checkpoint_source(Fetched(str(path), path), mla_layout)
     if path.suffix == ".gguf":
         return gguf_source(path)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
 
 
-def _checkpoint_source(folder: Path, mla_layout: str) -> TensorSource:
-    checkpoint = open_checkpoint(folder)
+def _checkpoint_source(fetched: Fetched, mla_layout: str) -> TensorSource:
+    folder = fetched.folder
+    checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.expect)
     config = checkpoint.config
     description = _describer(config)(config, mla_layout)
     tensors, left_out = assemble(checkpoint, description)
     vocabulary, vocabulary_notes = read_vocabulary(folder, config, description.n_vocab)
-    metadata = general(description.architecture, folder, config)
+    notes = [*left_out, *description.notes, *vocabulary_notes]
+    metadata = general(description.architecture, folder, config) | card_metadata(folder, notes)
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})
     metadata |= description.metadata | vocabulary
-    notes = [*left_out, *description.notes, *vocabulary_notes]
-    return TensorSource(str(folder), metadata, tensors, checkpoint.identity, files=checkpoint.files, notes=notes)
+    shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
+    return TensorSource(
+        fetched.name, metadata, tensors, checkpoint.identity, files=checkpoint.files, notes=notes, shards=shards
+    )
 
 
 def _describer(config: Config) -> Callable[[Config, str], Description]:

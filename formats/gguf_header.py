@@ -68,3 +68,12 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
         if {kind for kind, _ in items} == {ARRAY}:
             return ARRAY, struct.pack("<IQ", ARRAY, len(items)) + b"".join(payload for _, payload in items)
     raise FormatError(f"metadata key {key}: GGUF has no type for {type(value).__name__} {str(value)[:40]!r}")
+
+
+_NAMES = {kind: np.dtype(dtype).name for kind, dtype in NUMBERS.items()} | {BOOL: "bool", STRING: "string", ARRAY: "array"}
+
+
+def value_type(key: str, value: Any) -> str:
+    """The type that a metadata value has in the file: 'uint32', 'string', 'array of int32' ... Raises FormatError."""
+    kind, payload = _value(key, value[:1] if isinstance(value, (list, np.ndarray)) else value)
+    return f"array of {_NAMES[int.from_bytes(payload[:4], 'little')]}" if kind == ARRAY else _NAMES[kind]

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import FormatError
+from .errors import FormatError, PlanError
+from .released import read_released
 from .types import TensorType
+
+if TYPE_CHECKING:
+    from .safetensors import LocalShard
 
 
 def stamp(files: Iterable[Path]) -> bytes:
     """Name, size and time of the last change of each file: weights may change without any header changing. Raises FormatError
-    if one is gone."""
+    if one is gone, unless it is a shard that was released: that is as it was."""
     lines = []
     for path in files:
         try:
             found = path.stat()
+            size, time = found.st_size, found.st_mtime_ns
+        except FileNotFoundError:
+            left = read_released(path)
+            size, time = left.size, left.mtime_ns
         except OSError as error:
             raise FormatError(f"{path}: {error.strerror or error}") from None
-        lines.append(f"{path.name}\0{found.st_size}\0{found.st_mtime_ns}\n")
+        lines.append(f"{path.name}\0{size}\0{time}\n")
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
@@ -39,6 +47,7 @@ class SourceTensor:
     stored       the ggml type of those bytes, else None
     mapped       all of those bytes where they lie, in a mapped file or in memory: uint8 [n_rows, row_bytes], not to be written;
                  None if there is no such place
+    files        what it is read from, where that is known
     """
 
     name: str
@@ -48,6 +57,7 @@ class SourceTensor:
     raw: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
     stored: TensorType | None = None
     mapped: np.ndarray | None = field(default=None, repr=False, compare=False)
+    files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:
@@ -66,6 +76,7 @@ class TensorSource:
     files     what it is read from: never written to
     identity  a digest of its files' headers, sizes and times: a job is resumed only over the same source
     notes     what was left out or assumed on the way, for people to read
+    shards    the files of `files` that hold tensors of a checkpoint, and are still there
     """
 
     path: str
@@ -74,7 +85,16 @@ class TensorSource:
     identity: str
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    shards: Mapping[Path, LocalShard] = field(default_factory=dict, repr=False)
 
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    def split(self) -> dict[str, int]:
+        """tensor name -> the number of its file, counted from 0. Raises PlanError for anything but a GGUF in several files."""
+        numbers = {path: number for number, path in enumerate(self.files)}
+        known = all(len(t.files) == 1 and t.files[0] in numbers for t in self.tensors.values())
+        if self.shards or not known or len(numbers) < 2 or any(p.suffix != ".gguf" for p in numbers):
+            raise PlanError(f"{self.path} is no GGUF in several files, so there is no split to keep")
+        return {t.name: numbers[t.files[0]] for t in self.tensors.values()}

@@ -48,7 +48,7 @@ class Calibration:
         s = model.settings
         settings = (s.batch, s.ubatch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
         text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, more))
-        return xxhash.xxh3_128_hexdigest(text)
+        return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def cut(

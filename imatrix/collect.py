@@ -71,8 +71,11 @@ class Collector:
         sums = self.sums.get(name)
         if sums is None:
             sums = self._begin(name, x.shape[1])
-        rows, columns = x.shape
-        row, workers = sums[matrix], self._model.graph.store.workers
+        self._add(name, x, sums[matrix])
+        self.counts[name][matrix] += len(x) * self.weight
+
+    def _add(self, name: str, x: np.ndarray, row: np.ndarray) -> None:
+        columns, workers = x.shape[1], self._model.graph.store.workers
         if x.size < _WORTH_SHARING or workers.count == 1:
             finite = add_squares(x, self.weight, row, 0, columns)
         else:
@@ -84,7 +87,18 @@ class Collector:
             )
         if not finite:
             raise MillError(f"the input of {name} is not finite: the model or its file is damaged")
-        self.counts[name][matrix] += rows * self.weight
+
+    def observe_heads(self, name: str, x: np.ndarray, pooled: bool) -> None:
+        """Adds inputs of a matrix per head, float32 [n, heads, columns]; pooled: of one matrix that all heads share."""
+        n, heads, columns = x.shape
+        if pooled:
+            self(name, 0, x.reshape(n * heads, columns))
+            return
+        sums = self.sums.get(name)
+        if sums is None:
+            sums = self._begin(name, columns)
+        self._add(name, x.reshape(n, heads * columns), sums.reshape(-1))
+        self.counts[name] += n * self.weight
 
     def _begin(self, name: str, columns: int) -> np.ndarray:
         tensor = self._model.source.tensors.get(name)
@@ -153,7 +167,11 @@ def collect(
     if resume is not None:
         resume.check(fingerprint, total)
         collector.restore(resume)
-        tally.losses, tally.window_losses, tally.seconds = Moments.restored(resume.losses), list(resume.window_losses), resume.seconds
+        tally.losses, tally.window_losses, tally.seconds = (
+            Moments.restored(resume.losses),
+            list(resume.window_losses),
+            resume.seconds,
+        )
         done = resume.done
     about: dict[str, Any] = {"n_ctx": job.n_ctx, "tokens_xxh3": job.digest, "notes": context_notes(model, None, job.n_ctx)}
     model.observer = collector

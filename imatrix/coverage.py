@@ -68,8 +68,8 @@ def remarks(found: list[LayerCoverage]) -> list[str]:
     said = []
     if none or few:
         said.append(
-            f"{none} experts saw no token and {few} fewer than {FEW}: quantisation fills them up with the mean of their tensor's "
-            "other experts; a longer or more varied text helps"
+            f"{none} experts saw no token and {few} fewer than {FEW}: quantisation fills them up with the mean of their "
+            "tensor's other experts; a longer or more varied text helps"
         )
     bare = [row for row in found if row.experts and len(row.none) == row.experts]
     if bare:

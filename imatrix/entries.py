@@ -2,8 +2,8 @@
 
 An entry holds a row per matrix: one for a plain weight, one per expert for an expert stack.
 
-What an expert saw few tokens of says little about it, and what it saw none of nothing. So the mean that quantisation gets is, for
-an expert with n < FEW tokens, that of its own tokens and FEW - n more that are as the tensor's mean over its other experts.
+A few tokens say little about an expert, and none nothing. So the mean that quantisation gets is, for an expert with n < FEW
+tokens, that of its own tokens and FEW - n more that are as the tensor's mean over its other experts.
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ def _added(name: str, entries: list[Entry]) -> Entry:
     rows = [_unstacked(entry, matrices) for entry in entries]
     shapes = {sums.shape for sums, _ in rows}
     if len(shapes) > 1:
-        raise MillError(f"imatrix entry {name} is {' in one file and '.join(map(str, sorted(shapes)))} in another: not one model")
+        raise MillError(
+            f"imatrix entry {name} is {' in one file and '.join(map(str, sorted(shapes)))} in another: not one model"
+        )
     sums = np.sum([sums.astype(np.float64) for sums, _ in rows], axis=0)
     return sums.astype(np.float32), np.sum([counts for _, counts in rows], axis=0)
 

@@ -17,7 +17,7 @@ _COUNTS = ".counts"
 
 
 def load(path: str | Path) -> Imatrix:
-    """Reads either format, told apart by content. Raises FormatError for a file that is neither, truncated, empty, or of no use."""
+    """Reads either format, told apart by content. Raises FormatError for a file that is neither, truncated or of no use."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -68,7 +68,9 @@ def _read_gguf(path: Path) -> Imatrix:
         entries[name] = (sums, np.rint(seen).astype(np.int64))
     try:
         datasets = [str(d) for d in file.metadata.get("imatrix.datasets", [])]
-        chunks, size = (int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", LEGACY_CHUNK)))
+        chunks, size = (
+            int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", LEGACY_CHUNK))
+        )
     except (TypeError, ValueError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
     return Imatrix(entries, datasets, chunks, size)

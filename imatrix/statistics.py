@@ -1,5 +1,5 @@
-"""What an importance matrix looks like: how a tensor's importance is spread over its columns, how like each other layers are, and
-how two matrices differ."""
+"""What an importance matrix looks like: how a tensor's importance is spread over its columns, how like each other layers are,
+and how two matrices differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calibration texts: plain files, and columns of JSONL and parquet files that hold texts or conversations.
 
-A file is given as PATH or PATH:WEIGHT. Conversations go through the model's chat template. Texts of equal weight follow each other
-in one stream of tokens, so that small files are not lost at the ends of windows.
+A file is given as PATH or PATH:WEIGHT. Conversations go through the model's chat template. Texts of equal weight follow each
+other in one stream of tokens, so that small files are not lost at the ends of windows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .recipe import Matcher, Rule
 from .transform import producer
 
 # Where importance may come from when a tensor has no entry of its own (FORMATS E.5): (part of the name, what to put there).
-_SUBSTITUTES = (
+SUBSTITUTES = (
     ("ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
     ("ffn_gate_exps.weight", "ffn_gate_up_exps.weight"),
     ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
@@ -44,7 +44,7 @@ class Importance:
         Raises PlanError when the entry has another width: it is of another model.
         """
         names = [tensor.name]
-        names += [tensor.name.replace(part, other) for part, other in _SUBSTITUTES if tensor.name.endswith(part)]
+        names += [tensor.name.replace(part, other) for part, other in SUBSTITUTES if tensor.name.endswith(part)]
         columns, _, matrices = dims(tensor.shape)
         for name in names:
             mean = self.means.get(name)
@@ -106,6 +106,8 @@ def plan_quantize(
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+    keep_split: bool = False,
     version: str = "",
 ) -> Plan:
     """The plan of a quantise or convert job; nothing is read from the tensors.
@@ -116,6 +118,7 @@ def plan_quantize(
     rules        count whatever `type` is, a float type too (llama-quantize drops them then, without a word)
     pure         every quantisable tensor becomes `type`, without mix and rules
     strict       every warning is an error
+    keep_split   the same tensors in each file as in the source, which has to be a GGUF in several files
     nonfinite    takes (tensor name, how many) of weights that are NaN or infinite and written as 0; None: these are errors
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
@@ -155,6 +158,8 @@ def plan_quantize(
         identity=identity,
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
+        tensor_first_split=tensor_first_split,
+        shards=source.split() if keep_split else None,
         warnings=warnings,
     )
 

@@ -69,6 +69,11 @@ class Recipe:
     type: TensorType | str | None = None
     split_max_size: int | None = None
 
+    @property
+    def rules_text(self) -> str:
+        """The rules alone, as they stand in the recipe."""
+        return self.stages["quantize"].get("rules", "") if "quantize" in self.stages else from_shell(self.text)
+
 
 @dataclass(frozen=True)
 class Key:
@@ -106,6 +111,8 @@ STAGES: dict[str, dict[str, Key]] = {
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
+        "target_size": Key("a size such as '180G', or a number of bytes", _is_size),
+        "target_bpw": Key("a number above 0", lambda v: _is_number(v) and v > 0),
         "split_max_size": Key("a size such as '50G', or a number of bytes", _is_size),
     },
     "validate": {

@@ -39,7 +39,7 @@ def _source_tensor(info: TensorInfo) -> SourceTensor:
     def read(start: int, stop: int) -> np.ndarray:
         return _decoded(info.read, info.type, info.shape[0], start, stop)
 
-    return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type, info.data)
+    return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type, info.data, (info.path,))
 
 
 def _decoded(rows: Callable[[int, int], np.ndarray], kind: TensorType, n: int, start: int, stop: int) -> np.ndarray:

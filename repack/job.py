@@ -27,9 +27,15 @@ Chosen = tuple[TensorType, str, str]  # target type, rule, note
 
 
 def plan_repack(
-    path: str | Path | GGUFFile, out: str | Path, *, pattern: str | Sequence[str] | None = None, undo: bool = False
+    path: str | Path | GGUFFile,
+    out: str | Path,
+    *,
+    pattern: str | Sequence[str] | None = None,
+    undo: bool = False,
+    keep_split: bool = False,
 ) -> Plan:
-    """The plan of a copy of a GGUF model (a split one becomes one file) with interleaved tensors, or with plain ones (undo).
+    """The plan of a copy of a GGUF model with interleaved tensors, or with plain ones (undo). A split one becomes one file,
+    or stays in as many (keep_split).
 
     By default every tensor with a packed twin is repacked, except the token embeddings, bf16 tensors (bf16_r16 serves only
     processors with bf16 instructions), and tensors whose rows are no whole groups, which the output's note tells. pattern: one
@@ -52,7 +58,11 @@ def plan_repack(
     changed = {o.source_type for o in outputs if o.rule != "kept"}
     if not changed:
         raise PlanError(f"{file.path}: nothing to do: {_why_nothing(outputs, searches, undo)}")
-    return make_plan(outputs, _metadata(file.metadata, changed, undo), out, identity=file.identity)
+    numbers = {path: number for number, path in enumerate(file.paths)}
+    if keep_split and len(numbers) < 2:
+        raise PlanError(f"{file.path} is one file, so there is no split to keep")
+    shards = {info.name: numbers[info.path] for info in file.tensors.values()} if keep_split else None
+    return make_plan(outputs, _metadata(file.metadata, changed, undo), out, identity=file.identity, shards=shards)
 
 
 def _compiled(pattern: str | Sequence[str] | None) -> list[re.Pattern[str]] | None:

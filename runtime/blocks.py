@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..formats import PlanError
-from .feedforward import Activation, GatedFeedForward, silu_times
+from .feedforward import Activation, FusedFeedForward, GatedFeedForward, PlainFeedForward, gelu, silu_times
 from .hyper import Hyper
 from .moe import SIGMOID, SOFTMAX, GatedShare, MixtureOfExperts, Router
 from .weights import WeightStore
@@ -15,11 +15,21 @@ from .weights import WeightStore
 FeedForward = Callable[[np.ndarray], np.ndarray]
 
 
-def feed_forward(store: WeightStore, hyper: Hyper, layer: int, activation: Activation = silu_times) -> FeedForward:
-    """Experts where the layer has a router (ffn_gate_inp). Raises FormatError for missing keys and tensors of a wrong shape."""
+def feed_forward(
+    store: WeightStore, hyper: Hyper, layer: int, activation: Activation = silu_times, ungated: FeedForward = gelu
+) -> FeedForward:
+    """Experts where the layer has a router (ffn_gate_inp), a gated block where it has a gate (ffn_gate, or in ffn_up).
+
+    ungated: the activation of a block without a gate. Raises FormatError for missing keys and tensors of a wrong shape.
+    """
     prefix, n_embd = f"blk.{layer}.", hyper.int("embedding_length")
     if f"{prefix}ffn_gate_inp.weight" not in store:
-        return GatedFeedForward.load(store, prefix, "", n_embd, hyper.int("feed_forward_length"), activation=activation)
+        n_ff = hyper.int("feed_forward_length")
+        if f"{prefix}ffn_gate.weight" in store or f"{prefix}ffn_up.weight" not in store:
+            return GatedFeedForward.load(store, prefix, "", n_embd, n_ff, activation=activation)
+        if store.tensor(f"{prefix}ffn_up.weight").shape[-1] == 2 * n_ff:
+            return FusedFeedForward(store, prefix, n_embd, n_ff, activation)
+        return PlainFeedForward(store, prefix, n_embd, n_ff, ungated)
     n_expert = hyper.int("expert_count")
     n_ff = hyper.int("expert_feed_forward_length", hyper.int("feed_forward_length", 0))
     experts = GatedFeedForward.load(store, prefix, "_exps", n_embd, n_ff, n_expert, activation=activation)

@@ -1,6 +1,6 @@
 """Conversations: messages to text by a model's own template, and turns that build on each other.
 
-A template is a program that came with a file from somewhere: it runs in jinja2's sandbox and sees plain data only.
+A template is a program that came with a file from somewhere: it runs in a sandbox and sees plain data only.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from ..formats import MillError, PlanError
 from .generate import Generation, generate
 from .model import Model
+from .sandbox import Sandbox, limited, narrow, written
 from .templates import BUILT_IN
 from .tokenizer import Tokenizer
 from .vocabulary import Vocabulary
@@ -59,7 +57,9 @@ class ChatTemplate:
         """
         given = {"tools": None, "documents": None, **self.specials, **variables}
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
+            with limited():
+                pieces = self._template.generate(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
+                return written(pieces)
         except SecurityError as error:
             raise PlanError(f"the {self.name} does what a template must not: {error}") from None
         except TemplateError as error:
@@ -183,16 +183,6 @@ class Conversation:
         return ids
 
 
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: what is between, as it stands (trainers mark answers with it)."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-
 class _Namespace(Namespace):
     """jinja2's, without names that begin with an underscore."""
 
@@ -221,11 +211,9 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment() -> Sandbox:
+    environment = Sandbox()
+    environment.filters["tojson"] = narrow(_tojson)
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda format: datetime.now().strftime(format),

@@ -1,7 +1,8 @@
-"""The gated feed-forward block: down(activation(gate(x)) * up(x))."""
+"""Feed-forward blocks: down(activation(gate(x)) * up(x)), and without a gate down(activation(up(x)))."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -127,3 +128,52 @@ class GatedFeedForward:
         if "down" in self.bias:
             out += self.bias["down"][matrix]
         return out
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """float32 [n, size], overwritten; the form with tanh."""
+    return gelu_times(x, np.ones_like(x))
+
+
+def squared_relu(x: np.ndarray) -> np.ndarray:
+    """max(x, 0)^2 of float32 [n, size], overwritten (arXiv:2109.08668)."""
+    np.maximum(x, 0, out=x)
+    return np.square(x, out=x)
+
+
+class PlainFeedForward:
+    """down(activation(up(x))), from the tensors PREFIXffn_{up,down}.weight and their .bias where a model has them."""
+
+    def __init__(
+        self, store: WeightStore, prefix: str, n_embd: int, n_ff: int, activation: Callable[[np.ndarray], np.ndarray] = gelu
+    ):
+        self.up = store.linear(f"{prefix}ffn_up.weight", n_embd, n_ff)
+        self.down = store.linear(f"{prefix}ffn_down.weight", n_ff, n_embd)
+        sizes = {"up": n_ff, "down": n_embd}
+        self.bias = {p: store.vector(f"{prefix}ffn_{p}.bias", n) for p, n in sizes.items() if f"{prefix}ffn_{p}.bias" in store}
+        self.activation = activation
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_embd]."""
+        up = self.up.matmul(x)
+        if "up" in self.bias:
+            up += self.bias["up"]
+        out = self.down.matmul(self.activation(up))
+        if "down" in self.bias:
+            out += self.bias["down"]
+        return out
+
+
+class FusedFeedForward:
+    """A gated block whose ffn_up has the rows of the gate and behind them those of up (Phi 3)."""
+
+    def __init__(self, store: WeightStore, prefix: str, n_embd: int, n_ff: int, activation: Activation = silu_times):
+        self.both = store.linear(f"{prefix}ffn_up.weight", n_embd, 2 * n_ff)
+        self.down = store.linear(f"{prefix}ffn_down.weight", n_ff, n_embd)
+        self.n_ff, self.activation = n_ff, activation
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_embd]."""
+        both = self.both.matmul(x)
+        gate, up = np.ascontiguousarray(both[:, : self.n_ff]), np.ascontiguousarray(both[:, self.n_ff :])
+        return self.down.matmul(self.activation(gate, up, self.both.store.workers))

@@ -9,7 +9,7 @@ import numpy as np
 from .attention import Span
 from .cache import Part, part_of
 from .decoder import Settings, Step
-from .norms import RMSNorm
+from .norms import heads_norm
 from .rope import Rope
 from .weights import Together, WeightStore
 
@@ -35,9 +35,10 @@ def cached_parts(heads: Heads, settings: Settings) -> dict[str, Part]:
 
 
 class GroupedAttention:
-    """One layer's attention, from the tensors PREFIX{q,k,v,output}.
+    """One layer's attention, from the tensors PREFIX{q,k,v,output}, or PREFIX{qkv,output}.
 
-    PREFIX{q,k,v,output}.bias, PREFIX{q,k}_norm and PREFIX{sinks} are used where the model has them.
+    PREFIX{q,k,v,output}.bias, PREFIX{q,k}_norm and PREFIX{sinks} are used where the model has them. Norms are of each head, or,
+    as their shape says, of all heads together or of each with weights of its own.
 
     rope              None: no rotation in this layer
     span              what a query sees of the past, and how its scores are treated
@@ -57,13 +58,16 @@ class GroupedAttention:
     ):
         prefix = f"blk.{layer}.attn_"
         outputs = {"q": heads.n * heads.k_width, "k": heads.n_kv * heads.k_width, "v": heads.n_kv * heads.v_width}
-        self.input = Together([store.linear(f"{prefix}{part}.weight", n_embd, rows) for part, rows in outputs.items()])
+        self.fused = f"{prefix}qkv.weight" in store
+        inputs = {"qkv": sum(outputs.values())} if self.fused else outputs
+        self.input = Together([store.linear(f"{prefix}{part}.weight", n_embd, rows) for part, rows in inputs.items()])
+        self.ends = np.cumsum(list(outputs.values()))[:-1]
         self.output = store.linear(f"{prefix}output.weight", heads.n * heads.v_width, n_embd)
         outputs["output"] = n_embd
         names = {part: f"{prefix}{part}.bias" for part in outputs}
         self.bias = {part: store.vector(names[part], rows) for part, rows in outputs.items() if names[part] in store}
-        names = {part: f"{prefix}{part}_norm.weight" for part in ("q", "k")}
-        self.norm = {part: RMSNorm(store, name, heads.k_width, epsilon) for part, name in names.items() if name in store}
+        names = {part: (f"{prefix}{part}_norm.weight", n) for part, n in (("q", heads.n), ("k", heads.n_kv))}
+        self.norm = {p: heads_norm(store, name, n, heads.k_width, epsilon) for p, (name, n) in names.items() if name in store}
         self.layer, self.heads, self.rope, self.span, self.norm_after_rope = layer, heads, rope, span, norm_after_rope
 
     def _with_bias(self, part: str, out: np.ndarray, heads: int, width: int) -> np.ndarray:
@@ -84,7 +88,10 @@ class GroupedAttention:
     def __call__(self, x: np.ndarray, step: Step) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_embd]."""
         heads = self.heads
-        q, k, v = self.input.matmul(x)
+        outputs = self.input.matmul(x)
+        if self.fused:
+            outputs = [np.ascontiguousarray(part) for part in np.split(outputs[0], self.ends, axis=1)]
+        q, k, v = outputs
         q = self._rotated("q", q, heads.n, step)
         k = self._rotated("k", k, heads.n_kv, step)
         v = self._with_bias("v", v, heads.n_kv, heads.v_width)

@@ -29,7 +29,7 @@ from .hyper import Hyper
 from .norms import RMSNorm
 from .rope import Rope
 from .threads import Workers
-from .weights import Linear, WeightStore
+from .weights import Linear, PerHead, WeightStore
 
 _ALONE = Workers(1)
 _LANES = 16  # rows that kernels read are filled up to a multiple of so many numbers
@@ -57,12 +57,17 @@ class KeyValueMatrices:
 
     def __init__(self, store: WeightStore, prefix: str, shape: Shape):
         self.store, self.shape, self.prefix = store, shape, prefix
-        rank, heads = shape.rank, shape.n_head
-        self.kv_b = self._find(f"{prefix}kv_b.weight", (rank, heads * (shape.nope + shape.v)))
+        rank, heads, height = shape.rank, shape.n_head, shape.nope + shape.v
+        self.kv_b = self._find(f"{prefix}kv_b.weight", (rank, heads * height))
         self.k_b = self._find(f"{prefix}k_b.weight", (shape.nope, rank * heads), (shape.nope, rank, heads))
         self.v_b = self._find(f"{prefix}v_b.weight", (rank, heads * shape.v), (rank, shape.v, heads))
         if self.kv_b is None and (self.k_b is None or self.v_b is None):
             raise FormatError(f"{store.source.path}: {prefix}kv_b.weight is missing, and so is {prefix}k_b or {prefix}v_b")
+        # What multiplies along the rows of a tensor can do so from its packed bytes; the first that can is taken.
+        self._into_query = [PerHead(self.k_b, heads)] if self.k_b is not None else []
+        self._into_output = [PerHead(self.v_b, heads)] if self.v_b is not None else []
+        if self.kv_b is not None:
+            self._into_output.append(PerHead(self.kv_b, heads, (shape.nope, height)))
 
     def _find(self, name: str, *shapes: tuple[int, ...]) -> Linear | None:
         if name not in self.store:
@@ -74,7 +79,7 @@ class KeyValueMatrices:
         return self.store.linear(name)
 
     def load(self) -> tuple[np.ndarray, np.ndarray]:
-        """K, V as float32 views. kv_b wins where both are there, so that all ways of computing use the same numbers."""
+        """K, V as float32 views. kv_b wins where both are there."""
         heads = self.shape.n_head
         if self.kv_b is not None:
             both = self.kv_b.heads(heads)
@@ -87,19 +92,55 @@ class KeyValueMatrices:
         self.store.check(self.v_b.name, v)
         return k.transpose(0, 2, 1), v
 
+    def absorb(self, q: np.ndarray) -> np.ndarray:
+        """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]."""
+        ready = next((each for each in self._into_query if each.takes(q.shape[1])), None)
+        return ready.matmul(q) if ready is not None else self._with_all(q, self.load()[0])
+
+    def finish(self, weighted: np.ndarray) -> np.ndarray:
+        """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]."""
+        ready = next((each for each in self._into_output if each.takes(weighted.shape[1])), None)
+        return ready.matmul(weighted) if ready is not None else self._with_all(weighted, self.load()[1].transpose(0, 2, 1))
+
+    def expand(self, latents: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+        """Fills in every head's keys and values of latents [n, rank]: k [n, heads, nope], v [n, heads, v]."""
+        if self.kv_b is not None:
+            both = self.kv_b.unobserved(latents).reshape(len(latents), self.shape.n_head, -1)
+            k[...], v[...] = both[..., : self.shape.nope], both[..., self.shape.nope :]
+            return
+        keys, values = self.load()
+        k[...] = self._with_all(latents, keys.transpose(0, 2, 1)).transpose(1, 0, 2)
+        v[...] = self._with_all(latents, values.transpose(0, 2, 1)).transpose(1, 0, 2)
+
+    def _with_all(self, x: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+        """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""
+        heads, n, inner = len(matrices), x.shape[-2], x.shape[-1]
+        out, workers = np.empty((heads, n, matrices.shape[2]), np.float32), self.store.workers
+        step = -(-heads // workers.count)
+
+        def multiply(low: int) -> None:
+            some = slice(low, low + step)
+            np.matmul(x if x.ndim == 2 else x[some], matrices[some], out=out[some])
+
+        workers.map(multiply, range(0, heads, step), n * inner * heads * out.shape[2])
+        return out
+
     def observe(self, latents: np.ndarray, q_nope: np.ndarray, mixed: np.ndarray) -> None:
-        """latents [n, rank]; q_nope [n, heads, nope]; mixed [heads, n, rank]: each head's attention-weighted latents.
+        """latents [n, rank]; q_nope [n, heads, nope]; mixed [n, heads, rank]: each head's attention-weighted latents.
 
         All three tensors are reported, those too that this file does not have: what is learnt here may be for another layout.
         Of these, k_b and v_b have a matrix per head.
         """
-        inputs = {"kv_b": latents[None], "k_b": q_nope.transpose(1, 0, 2), "v_b": mixed}
-        for part, linear in (("kv_b", self.kv_b), ("k_b", self.k_b), ("v_b", self.v_b)):
-            rows = np.ascontiguousarray(inputs[part], np.float32)
-            if linear is not None and linear.matrices == 1:
-                rows = rows.reshape(1, -1, rows.shape[2])
-            for matrix, x in enumerate(rows):
-                self.store.tell(f"{self.prefix}{part}.weight", matrix, x)
+        self.store.tell(f"{self.prefix}kv_b.weight", 0, np.ascontiguousarray(latents))
+        for part, linear, inputs in (("k_b", self.k_b, q_nope), ("v_b", self.v_b, mixed)):
+            name, pooled = f"{self.prefix}{part}.weight", linear is not None and linear.matrices == 1
+            tell_heads = getattr(self.store.observer, "observe_heads", None)
+            if tell_heads is not None:
+                tell_heads(name, np.ascontiguousarray(inputs), pooled)
+                continue
+            rows = np.ascontiguousarray(inputs.transpose(1, 0, 2))
+            for matrix, x in enumerate(rows.reshape(1, -1, rows.shape[2]) if pooled else rows):
+                self.store.tell(name, matrix, x)
 
 
 def observed_parts(parts: dict[str, Part], shape: Shape) -> dict[str, Part]:
@@ -124,6 +165,13 @@ def cached_parts(shape: Shape, settings: Settings) -> dict[str, Part]:
     return parts
 
 
+def _rows_of(segments: list[tuple[KVCache, slice]], n: int) -> slice | np.ndarray:
+    """The rows of some of a pass's segments, of n in all."""
+    if sum(at.stop - at.start for _, at in segments) == n:
+        return slice(0, n)
+    return np.concatenate([np.arange(at.start, at.stop) for _, at in segments])
+
+
 class LatentAttention:
     """One layer's attention."""
 
@@ -146,7 +194,7 @@ class LatentAttention:
         self.mode, self.buffer_bytes = settings.mla, settings.attention_bytes
 
     def __call__(self, x: np.ndarray, step: Step) -> np.ndarray:
-        """float32 [n, n_embd] -> float32 [n, n_embd]. Raises PlanError in mode 0 for an observer that a cache is not made for."""
+        """float32 [n, n_embd] -> the same. Raises PlanError in mode 0 for an observer that the cache is not made for."""
         shape, n = self.shape, len(x)
         q = self.q.matmul(self.q_a_norm(self.q_a.matmul(x)) if self.q_a is not None else x)
         q = q.reshape(n, shape.n_head, shape.nope + shape.rope)
@@ -155,49 +203,46 @@ class LatentAttention:
         table = step.table(self.rope)
         self.rope.rotate(q[..., shape.nope :], table, step.workers)
         self.rope.rotate(kept[:, None, shape.rank :], table, step.workers)
-        keys, values = self.matrices.load()
         # The input of attn_v_b is each head's weighted latents, which only absorbing computes.
         watched = self.store.observer is not None
         if self.mode == 0:
-            mixed = self._attend_heads(step, q, kept, keys, values)
-            weighted = self._only_weigh(step, q, kept, keys) if watched else None
+            mixed = self._attend_heads(step, q, kept)
+            weighted = self._only_weigh(step, q, kept) if watched else None
         else:
-            mixed, weighted = self._attend_latents(step, q, kept, keys, values, watched)
+            mixed, weighted = self._attend_latents(step, q, kept, watched)
         if weighted is not None:
             self.matrices.observe(kept[:, : shape.rank], q[..., : shape.nope], weighted)
         return self.output.matmul(mixed.reshape(n, -1))
 
-    def _attend_heads(self, step: Step, q: np.ndarray, kept: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _attend_heads(self, step: Step, q: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """Attention over cached keys and values, [n, heads * v]."""
         s, n = self.shape, len(q)
         k, v = np.empty(q.shape, np.float32), np.empty((n, s.n_head, s.v), np.float32)
-        np.matmul(kept[:, : s.rank], keys.transpose(0, 2, 1), out=k[..., : s.nope].transpose(1, 0, 2))
+        self.matrices.expand(kept[:, : s.rank], k[..., : s.nope], v)
         k[..., s.nope :] = kept[:, None, s.rank :]
-        np.matmul(kept[:, : s.rank], values.transpose(0, 2, 1), out=v.transpose(1, 0, 2))
         return step.attend(self.layer, q, k, v, self.span)
 
-    def _only_weigh(self, step: Step, q: np.ndarray, kept: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """In mode 0: each head's weighted latents [heads, n, rank]."""
+    def _only_weigh(self, step: Step, q: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """In mode 0: each head's weighted latents [n, heads, rank]."""
         if any("kv" not in cache.parts for cache, _ in step.segments):
             raise PlanError("with -mla 0 an observer has to be set before the cache is made: it keeps the latents for it")
         step.put(self.layer, {"kv": kept[:, None]})
-        return self._weighted(step, q, keys, ("kv", "kv"), step.segments)
+        return self._weighted(step, q, ("kv", "kv"), step.segments)
 
-    def _weighted(
-        self, step: Step, q: np.ndarray, keys: np.ndarray, names: tuple[str, str], segments: list[tuple[KVCache, slice]]
-    ) -> np.ndarray:
-        """Each head's attention-weighted latents [heads, n, rank], of the given segments."""
+    def _weighted(self, step: Step, q: np.ndarray, names: tuple[str, str], segments: list[tuple[KVCache, slice]]) -> np.ndarray:
+        """Each head's attention-weighted latents [n, heads, rank]; only the rows of the given segments are filled in."""
         s, n = self.shape, len(q)
         wide = np.empty((n, s.n_head, s.rank + s.rope), np.float32)
-        np.matmul(q[..., : s.nope].transpose(1, 0, 2), keys, out=wide[..., : s.rank].transpose(1, 0, 2))
         wide[..., s.rank :] = q[..., s.nope :]
+        rows = _rows_of(segments, n)
+        wide[rows, :, : s.rank] = self.matrices.absorb(q[rows, :, : s.nope].transpose(1, 0, 2)).transpose(1, 0, 2)
         weighted = step.look(self.layer, wide, names, (1, s.rank), self.span, segments)
-        return weighted.reshape(n, s.n_head, s.rank).transpose(1, 0, 2)
+        return weighted.reshape(n, s.n_head, s.rank)
 
     def _attend_latents(
-        self, step: Step, q: np.ndarray, kept: np.ndarray, keys: np.ndarray, values: np.ndarray, watched: bool
+        self, step: Step, q: np.ndarray, kept: np.ndarray, watched: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Attention over cached latents: [n, heads, v], and each head's weighted latents [heads, n, rank] if watched."""
+        """Attention over cached latents: [n, heads, v], and each head's weighted latents [n, heads, rank] if watched."""
         s, n = self.shape, len(q)
         rows = {"kv": kept[:, None], "v": kept[:, None, : s.rank]}
         step.put(self.layer, {name: rows[name] for name in step.segments[0][0].parts})
@@ -209,12 +254,15 @@ class LatentAttention:
         weighted = None
         if absorbing or watched:
             names = ("kv", "v" if self.mode == 1 else "kv")
-            weighted = self._weighted(step, q, keys, names, step.segments if watched else absorbing)
-            for _, rows_ in absorbing:
-                np.matmul(weighted[:, rows_], values.transpose(0, 2, 1), out=mixed[rows_].transpose(1, 0, 2))
-        for cache, rows_ in expanding:
-            past = cache.read(self.layer, "kv", rows_.stop - rows_.start)[0]
-            self._attend_expanded(step, q[rows_], past, keys, values, mixed[rows_])
+            weighted = self._weighted(step, q, names, step.segments if watched else absorbing)
+            if absorbing:
+                some = _rows_of(absorbing, n)
+                mixed[some] = self.matrices.finish(weighted[some].transpose(1, 0, 2)).transpose(1, 0, 2)
+        if expanding:
+            keys, values = self.matrices.load()
+            for cache, at in expanding:
+                past = cache.read(self.layer, "kv", at.stop - at.start)[0]
+                self._attend_expanded(step, q[at], past, keys, values, mixed[at])
         return mixed, weighted if watched else None
 
     def _absorbs(self, new: int, past: int) -> bool:
@@ -227,11 +275,19 @@ class LatentAttention:
         return absorb < expand
 
     def _attend_expanded(
-        self, step: Step, q: np.ndarray, past: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray
+        self,
+        step: Step,
+        q: np.ndarray,
+        past: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        out: np.ndarray,
+        weighted: np.ndarray | None = None,
     ) -> None:
         """q [n, heads, nope + rope], past [m, rank + rope]: fills in out [n, heads, v].
 
         A few heads at a time, so that their keys and values take no more than `buffer_bytes` (or what one head needs).
+        weighted: takes each head's weighted latents [n, heads, rank]; values are then not expanded, but made from these.
         """
         s, m, workers = self.shape, len(past), self.store.workers
         k_width, v_width = (-(-width // _LANES) * _LANES for width in (s.nope + s.rope, s.v))
@@ -241,14 +297,30 @@ class LatentAttention:
         most = min(bounded // workers.count, _CHUNK_BYTES // per_head) if side_by_side else bounded
         heads = max(1, min(most, -(-s.n_head // workers.count)))
 
+        latents = np.zeros((m, -(-s.rank // _LANES) * _LANES if weighted is not None else 0), np.float32)
+        if weighted is not None:
+            latents[:, : s.rank] = past[:, : s.rank]
+
+        def weigh(a: int, b: int, k: np.ndarray, team: Workers) -> None:
+            assert weighted is not None
+            found = np.empty((len(q), b - a, s.rank), np.float32)
+            step.over(
+                np.ascontiguousarray(q[:, a:b]), k, np.broadcast_to(latents, (b - a, *latents.shape)), found, self.span, team
+            )
+            weighted[:, a:b] = found
+            np.matmul(found.transpose(1, 0, 2), values[a:b].transpose(0, 2, 1), out=out[:, a:b].transpose(1, 0, 2))
+
         def expand(a: int) -> None:
             b = min(a + heads, s.n_head)
             k, v = np.zeros((b - a, m, k_width), np.float32), np.zeros((b - a, m, v_width), np.float32)
             np.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), out=k[..., : s.nope])
             k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
+            team = _ALONE if side_by_side else workers
+            if weighted is not None:
+                weigh(a, b, k, team)
+                return
             np.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), out=v[..., : s.v])
             result = np.empty((len(q), b - a, s.v), np.float32)
-            team = _ALONE if side_by_side else workers
             queries = np.ascontiguousarray(q[:, a:b])
             step.over(queries, k, v, result, self.span, team)
             out[:, a:b] = result

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attention import Span
-from .blocks import feed_forward
+from .blocks import FeedForward, feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
-from .feedforward import Activation, clamped_swish_times, gelu_times, silu_times
+from .feedforward import Activation, clamped_swish_times, gelu, gelu_times, silu_times, squared_relu
 from .grouped import GroupedAttention, Heads, cached_parts
 from .hyper import Hyper
 from .moe import SIGMOID
 from .norms import Norm, norm_from
-from .rope import Rope, rope_from
+from .rope import Rope, frequency_factors, rope_from
 from .weights import WeightStore
 
 
@@ -47,6 +47,11 @@ class Variation:
     scale         width of a head -> factor of the attention's scores, where the metadata does not say
     ffn_norm      name of the norm in front of the feed-forward block; post_attention_norm is behind the attention otherwise
     late_norms    queries and keys are normalised after their rotation instead of before
+    early_norms   there are norms in front of both blocks; else only behind them
+    parallel      both blocks see the same input, normalised once (attn_norm)
+    ungated       activation of a feed-forward block without a gate
+    rotated       (number of a layer, whether it has a window, whether any has) -> whether it rotates queries and keys
+    divides       logits are divided by logit_scale instead of multiplied
     """
 
     pairs: bool = False
@@ -57,12 +62,27 @@ class Variation:
     scale: Callable[[Hyper, int], float] = lambda hyper, width: width**-0.5
     ffn_norm: str = "ffn_norm"
     late_norms: bool = False
+    early_norms: bool = True
+    parallel: bool = False
+    ungated: FeedForward = gelu
+    rotated: Callable[[int, bool, bool], bool] = lambda layer, local, windows: True
+    divides: bool = False
+
+
+def _only_local(layer: int, local: bool, windows: bool) -> bool:
+    """Layers that see everything have no positions (Cohere 2, EXAONE 4), in a model that has others."""
+    return local or not windows
+
+
+def _three_of_four(layer: int, local: bool, windows: bool) -> bool:
+    return (layer + 1) % 4 != 0
 
 
 NORMALISED = {"expert_weights_norm": True}
 GEMMA2 = {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 2}
 GEMMA2 |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA3 = {"attention.sliding_window_pattern": 6, "rope.freq_base_swa": 10000.0}
+COHERE2 = EXAONE4 = {"attention.sliding_window_pattern": 4}
 GPT_OSS = NORMALISED | {"attention.sliding_window_pattern": 2, "rope.scaling.yarn_truncate": False}
 
 # general.architecture -> how it differs
@@ -80,6 +100,20 @@ VARIATIONS = {
     "ernie4_5-moe": Variation(pairs=True, keys=NORMALISED),
     "hunyuan-dense": Variation(late_norms=True),
     "hunyuan-moe": Variation(late_norms=True, keys=NORMALISED),
+    "phi3": Variation(),
+    "starcoder2": Variation(),
+    "command-r": Variation(pairs=True, parallel=True),
+    "cohere2": Variation(pairs=True, parallel=True, keys=COHERE2, rotated=_only_local),
+    "olmo2": Variation(early_norms=False),
+    "granite": Variation(pairs=True, divides=True),
+    "minimax-m2": Variation(keys=NORMALISED),
+    "exaone": Variation(),
+    "exaone4": Variation(early_norms=False, keys=EXAONE4, rotated=_only_local),
+    "nemotron": Variation(ungated=squared_relu),
+    "smollm3": Variation(pairs=True, rotated=_three_of_four),
+    "seed_oss": Variation(ffn_norm="post_attention_norm"),
+    "bailingmoe": Variation(pairs=True),
+    "dots1": Variation(keys={"expert_gating_func": SIGMOID}),
 }
 
 
@@ -93,7 +127,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
     k_width = hyper.int("attention.key_length", n_embd // n_head)
     v_width = hyper.int("attention.value_length", n_embd // n_head)
     heads = Heads(n_head, n_kv, k_width, v_width)
-    everywhere, local = _ropes(store, hyper, variation, k_width)
+    everywhere, local = _ropes(store, hyper, variation, k_width, settings.n_ctx)
     spans = _spans(store, hyper, variation, heads)
 
     def needed(name: str) -> Norm:
@@ -102,22 +136,31 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
     def norm(name: str) -> Norm | None:
         return needed(name) if f"{name}.weight" in store else None
 
+    def rope(layer: int, span: Span) -> Rope | None:
+        if not variation.rotated(layer, span.window > 0, any(s.window for s in spans)):
+            return None
+        return local if span.window else everywhere
+
+    before = [(None, None)] * len(spans)
+    if variation.early_norms:
+        names = ["attn_norm", "attn_norm" if variation.parallel else variation.ffn_norm]
+        before = [tuple(needed(f"blk.{i}.{name}") for name in names) for i in range(len(spans))]
     blocks = [
         Block(
-            needed(f"blk.{i}.attn_norm"),
-            GroupedAttention(
-                store, i, n_embd, heads, local if span.window else everywhere, span, epsilon, variation.late_norms
-            ),
-            needed(f"blk.{i}.{variation.ffn_norm}"),
-            feed_forward(store, hyper, i, variation.activation),
+            before[i][0],
+            GroupedAttention(store, i, n_embd, heads, rope(i, span), span, epsilon, variation.late_norms),
+            before[i][1],
+            feed_forward(store, hyper, i, variation.activation, variation.ungated),
             None if variation.ffn_norm == "post_attention_norm" else norm(f"blk.{i}.post_attention_norm"),
             norm(f"blk.{i}.post_ffw_norm"),
             scale=hyper.float("residual_scale", 0.0) or 1.0,
+            parallel=variation.parallel,
         )
         for i, span in enumerate(spans)
     ]
     embedding, head = embedding_and_head(store, n_embd)
 
+    logit_scale = hyper.float("logit_scale", 0.0) or 1.0
     parts = cached_parts(heads, settings)
 
     def new_cache(limit: int) -> KVCache:
@@ -133,15 +176,15 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         new_cache,
         settings,
         embedding_scale=hyper.float("embedding_scale", 0.0) or variation.embedding(n_embd),
-        logit_scale=hyper.float("logit_scale", 0.0) or 1.0,
+        logit_scale=1 / logit_scale if variation.divides else logit_scale,
         logit_softcap=hyper.float("final_logit_softcapping", 0.0),
     )
 
 
-def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int) -> tuple[Rope, Rope]:
+def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int, n_ctx: int | None) -> tuple[Rope, Rope]:
     """Of layers that see everything, and of those with a window."""
     dims = hyper.int("rope.dimension_count", k_width)
-    factors = store.vector("rope_freqs.weight", dims // 2) if "rope_freqs.weight" in store else None
+    factors = frequency_factors(store, hyper, dims, n_ctx)
     everywhere = rope_from(hyper, dims, variation.pairs, factors)
     if not variation.local_rope:
         return everywhere, everywhere

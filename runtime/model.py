@@ -27,7 +27,7 @@ _PLAIN = "f32, f16 and bf16"
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {
-    "deepseek2": deepseek2.build,
+    **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
     **dict.fromkeys(llama.VARIATIONS, llama.build),
 }
 

@@ -49,6 +49,36 @@ class LayerNorm:
         return out
 
 
+class WholeNorm(RMSNorm):
+    """RMSNorm of all heads of a token together."""
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """float32 [n, heads, width] -> a new array of that shape."""
+        return super().__call__(x.reshape(len(x), -1)).reshape(x.shape)
+
+
+class HeadLayerNorm:
+    """LayerNorm of each head without a bias; every head has weights of its own, [heads, width]."""
+
+    def __init__(self, store: WeightStore, name: str, heads: int, width: int, epsilon: float):
+        self.weight, self.epsilon = store.vectors(name, width, heads), np.float32(epsilon)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """float32 [n, heads, width] -> a new array of that shape."""
+        out = x - x.mean(axis=-1, keepdims=True)
+        out /= np.sqrt(np.square(out).mean(axis=-1, keepdims=True) + self.epsilon)
+        return out * self.weight
+
+
+def heads_norm(store: WeightStore, name: str, heads: int, width: int, epsilon: float) -> Norm:
+    """The norm of queries or keys [n, heads, width], of the kind that the shape of its weights says."""
+    shape = store.tensor(name).shape
+    if len(shape) > 1:
+        return HeadLayerNorm(store, name, heads, width, epsilon)
+    is_whole = shape[0] == heads * width != width
+    return WholeNorm(store, name, heads * width, epsilon) if is_whole else RMSNorm(store, name, width, epsilon)
+
+
 def norm_from(store: WeightStore, hyper: Hyper, stem: str, size: int) -> Norm:
     """The norm STEM of the kind whose epsilon the metadata has. Raises FormatError for one that is missing."""
     if "attention.layer_norm_epsilon" in hyper:

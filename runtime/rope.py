@@ -15,6 +15,7 @@ from ..formats import PlanError
 from .hyper import Hyper
 from .kernels.small import RUN, rotate, rotate_part
 from .threads import Workers
+from .weights import WeightStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,19 @@ class Rope:
         rotate(team, rotate_part.address, x, table, self.interleaved)
 
 
+def frequency_factors(store: WeightStore, hyper: Hyper, dims: int, n_ctx: int | None) -> np.ndarray | None:
+    """What the frequencies of `dims` rotated elements are divided by, float32 [dims / 2], if a tensor says so.
+
+    Of two sets (LongRoPE, arXiv:2402.13753) the one for texts beyond the original context is used when so many tokens may
+    come: n_ctx, or else all that the model can take.
+    """
+    name = "rope_freqs.weight"
+    if "rope_factors_long.weight" in store:
+        is_long = (n_ctx or hyper.int("context_length")) > hyper.int("rope.scaling.original_context_length", 0)
+        name = f"rope_factors_{'long' if is_long else 'short'}.weight"
+    return store.vector(name, dims // 2) if name in store else None
+
+
 def yarn_mscale(factor: float, multiplier: float) -> float:
     """1 + multiplier * ln(factor), YaRN's attention temperature; DeepSeek's multiplier is 0.1 * mscale_all_dim."""
     return 1.0 + multiplier * math.log(factor) if factor > 1 else 1.0
@@ -68,7 +82,7 @@ def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | 
         frequencies = frequencies / factors
     kind = hyper.text("rope.scaling.type", "linear" if "rope.scale_linear" in hyper else "none")
     if kind == "none":
-        return Rope(frequencies, 1.0, interleaved)
+        return Rope(frequencies, hyper.float("rope.scaling.attn_factor", 1.0), interleaved)
     if kind == "linear":
         factor = hyper.float("rope.scaling.factor", hyper.float("rope.scale_linear", 1.0))
         return Rope(frequencies / (factor or 1.0), 1.0, interleaved)

@@ -1,4 +1,7 @@
-"""A model's tensors as the graphs use them: matrices that multiply, decoded as they are needed.
+"""A model's tensors as the graphs use them: matrices that multiply, from their packed bytes or decoded as they are needed.
+
+Products are made from the packed bytes where they lie, for few tokens (kernels.products) and for many (kernels.gemm), wherever
+there is a kernel for the type. What is left (f32 and f16 and many tokens, types of checkpoints, `exact`) is decoded.
 
 Decoded float32 rows are kept until `cache_bytes` are used up, first come first kept: every token walks through all layers in
 the same order, so dropping the oldest for the newest would always drop what is needed next. What is not kept is decoded
@@ -9,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
 
 from ..formats import FormatError, MillError, SourceTensor, TensorSource
+from ..quantize import decode
 from .kernels import gemm, products
 from .kernels.gemm import Tokens
 from .threads import WORTH_SHARING, Workers
@@ -32,7 +36,9 @@ class WeightStore:
     workers   the threads that products are shared out to
     observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
               thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
-              With a true `may_reorder` sums may run in another order than without observer, where that saves time
+              With a true `may_reorder` sums may run in another order than without observer, where that saves time. A method
+              observe_heads(name, float32 [n, heads, columns], pooled) takes the inputs of all heads at once (pooled: those
+              of one matrix)
     exact     weights multiply as float32, and activations are not rounded to fewer bits first
     watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
     """
@@ -154,11 +160,15 @@ class Linear:
     @cached_property
     def plan(self) -> np.ndarray | None:
         """What products of a few tokens straight from the packed rows need (see kernels.products), int64 [1, ...]; or None."""
+        plan = self.plan_of(self.matrices)
+        return None if plan is None else plan[None]
+
+    def plan_of(self, matrices: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
+        """A plan for all rows as so many matrices, of each the rows from ... to (all if None), int64 [...]; or None."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
-        plan = products.plan(packed, stored, self.columns, self.matrices)  # it has the address of the bytes
-        return None if plan is None else plan[None]
+        return products.plan(packed, stored, self.columns, matrices, part)  # it has the address of the bytes
 
     @cached_property
     def _from_packed(self) -> bool:
@@ -173,6 +183,11 @@ class Linear:
         """
         tokens = x if isinstance(x, Tokens) else Tokens(x)
         self.observe(tokens.x, matrix)
+        return self.unobserved(tokens, matrix)
+
+    def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
+        """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
+        tokens = x if isinstance(x, Tokens) else Tokens(x)
         if len(tokens) <= products.FEW and self.plan is not None:
             out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
         else:
@@ -223,6 +238,9 @@ class Linear:
         if len(ids) == 1:
             return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
         wanted, where = np.unique(ids, return_inverse=True)
+        stored, mapped = self.tensor.stored, self.tensor.mapped
+        if mapped is not None and stored is not None and stored.rows == 1:
+            return decode(mapped[wanted], stored.name, self.columns)[where]
         found = np.empty((len(wanted), self.columns), np.float32)
         for i, row in enumerate(wanted.tolist()):
             found[i] = self.tensor.read(row, row + 1)[0]
@@ -234,6 +252,45 @@ class Linear:
         For products along the rows instead of the columns. A 2D tensor and a 3D one with a matrix per head come out alike.
         """
         return self.store.whole(self.tensor).reshape(n, -1, self.columns)
+
+
+class PerHead:
+    """A matrix per head, each for its own head's tokens: products of a few, straight from the packed rows.
+
+    linear  holds the rows of all heads, one head's after the other's, in one matrix or in one per head
+    part    of each head's rows those that count, from ... to; all if None
+    """
+
+    def __init__(self, linear: Linear, heads: int, part: tuple[int, int] | None = None):
+        self.linear, self.heads = linear, heads
+        low, high = part or (0, linear.rows * linear.matrices // heads)
+        self.part, self.rows = (low, high), high - low
+
+    @cached_property
+    def _plan(self) -> np.ndarray | None:
+        return self.linear.plan_of(self.heads, self.part)
+
+    def takes(self, n: int) -> bool:
+        """Whether `matmul` can multiply n tokens per head."""
+        return n <= products.FEW and self._plan is not None
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        """x float32 [heads, n, columns] -> float32 [heads, n, rows]. Tells no observer."""
+        heads, n, columns = x.shape
+        plan, store = self._plan, self.linear.store
+        assert plan is not None
+        out = np.empty((heads * n, self.rows), np.float32)
+        rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
+        products.multiply_each(store.workers.ready(), products.quantise_part.address, plan, _of_each(heads, n), rows, out)
+        if store.watch:
+            store.check(self.linear.name, out)
+        return out.reshape(heads, n, self.rows)
+
+
+@lru_cache(256)
+def _of_each(heads: int, n: int) -> np.ndarray:
+    """Jobs (see kernels.gemv): each head's n rows with its own matrix."""
+    return np.array([(head, head * n, n, head * n) for head in range(heads)], np.int64)
 
 
 class Together:

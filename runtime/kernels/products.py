@@ -23,17 +23,24 @@ _SLICE_BYTES = 32 << 10  # of weights: a few microseconds; a stage ends with thr
 _CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
 
-def plan(packed: np.ndarray, kind: TensorType, columns: int, matrices: int = 1) -> np.ndarray | None:
+def plan(
+    packed: np.ndarray, kind: TensorType, columns: int, matrices: int = 1, part: tuple[int, int] | None = None
+) -> np.ndarray | None:
     """What products need to know of a matrix, or of a stack of them; None if there is no product for it.
 
     packed: uint8 [rows of all matrices, row bytes], contiguous: it has to be kept as long as the plan is used.
+    part: only the rows from ... to of each matrix take part; all if None.
     """
-    found, rows = g.gemv(kind.name), len(packed) // matrices
-    if found is None or columns % found.columns or rows % found.rows or not packed.flags.c_contiguous:
+    found, whole = g.gemv(kind.name), len(packed) // matrices
+    first, stop = part or (0, whole)
+    if found is None or columns % found.columns or not packed.flags.c_contiguous:
         return None
-    slices = max(1, min(rows // found.rows, -(-rows * packed.shape[1] // _SLICE_BYTES)))
-    start, size = packed.ctypes.data, packed.shape[1]
-    return np.array([found.address, start, rows * size, size, rows, columns, slices, found.activations], np.int64)
+    if whole % found.rows or first % found.rows or stop % found.rows:
+        return None
+    rows, size = stop - first, packed.shape[1]
+    slices = max(1, min(rows // found.rows, -(-rows * size // _SLICE_BYTES)))
+    start = packed.ctypes.data + first * size
+    return np.array([found.address, start, whole * size, size, rows, columns, slices, found.activations], np.int64)
 
 
 @part
@@ -170,4 +177,19 @@ def feed_forward(team, functions, plans, jobs, matrices, kind, limit, gate_bias,
     gates[11] = matrices.ctypes.data
     _task(program, 4, 2, functions[1], gates.ctypes.data, rows * -(-hidden // _CHUNK))
     _product(program, 5, 3, plans[2], gates, out.ctypes.data, jobs[1], tables[2])
+    run(team, program)
+
+
+@kernel
+def multiply_each(team, quantise, plan, jobs, x, out):
+    """The products of x float32 [n, columns] with the matrices of one plan, as the jobs int64 [jobs, 4] say (see `gemv`).
+
+    out: float32 [rows of all jobs, rows of a matrix]. quantise: address of quantise_part.
+    """
+    n, columns = x.shape
+    program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(6, np.int64)
+    room = _room(n, columns)
+    _activations(inputs, x.ctypes.data, room.ctypes.data, n, columns, plan[BLOCK])
+    _task(program, 0, 0, quantise, inputs.ctypes.data, -(-n * columns // _CHUNK) if plan[BLOCK] else 0)
+    _product(program, 1, 1, plan, inputs, out.ctypes.data, jobs, table)
     run(team, program)

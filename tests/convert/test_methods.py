@@ -347,9 +347,9 @@ NVFP4 = {"weight_packed": np.zeros((8, 32), np.uint8), "weight_scale": np.zeros(
             r"x.qweight is \[64, 2\], not \[64, 1\]",
         ),
         (CT, {"weight_packed": np.zeros((8, 7), np.int32), "weight_scale": grid(8, 1)}, r"x.weight_packed is I32 \[8, 7\]"),
-        (CT, {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": grid(8, 5)}, r"x.weight_scale \[8, 5\]"),
+        (CT, {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": grid(8, 5)}, r"x.weight_scale of shape \[8, 5\]"),
         (CT, {"weight_packed": np.zeros((8, 8), np.int32)}, "x.weight_scale is missing"),
-        (CT, NVFP4, "lacks the global scale"),
+        (CT, NVFP4, "lacks NVFP4's global scale"),
         (CT, NVFP4 | {"weight_global_scale": np.ones(2, np.float32)}, r"x.weight_global_scale is F32 \[2\]; one F32"),
         (
             CT,

@@ -71,10 +71,11 @@ def test_an_old_dat_ends_after_its_entries(tmp_path):
 
 def test_a_starved_expert_takes_the_mean_of_the_others(imatrix):
     sums, counts = imatrix.entries["blk.0.ffn_up_exps.weight"]
+    counts *= 10
     sums[2], counts[2] = 0, 0
     assert imatrix.starved() == {"blk.0.ffn_up_exps.weight": [2]}
     means = imatrix.means()["blk.0.ffn_up_exps.weight"]
-    np.testing.assert_allclose(means[2], (sums / np.maximum(counts, 1)[:, None])[[0, 1, 3]].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(means[2], sums[[0, 1, 3]].sum(0) / counts.sum(), rtol=1e-6)
     counts[:] = 0
     assert "blk.0.ffn_up_exps.weight" not in imatrix.means()
 
@@ -128,7 +129,7 @@ def test_fitting_to_a_model(imatrix, tmp_path):
     np.testing.assert_allclose(
         fitted.means()["blk.0.ffn_up_exps.weight"], imatrix.means()["blk.0.ffn_up_exps.weight"], rtol=1e-6
     )
-    with pytest.raises(MillError, match=r"none of its 2 entries names a tensor of model\.gguf"):
+    with pytest.raises(MillError, match=r"none of its 2 entries .* names a tensor of model\.gguf"):
         imatrix.fit(source(x=(8, 8)), "a.dat")
     with pytest.raises(MillError, match="1 x 8, the tensor needs 1 x 4"):
         imatrix.fit(source(**{"blk.0.attn_q.weight": (4, 16)}), "a.dat")

@@ -70,6 +70,17 @@ GLM_GROUPS |= {"use_qk_norm": False, "attention_bias": False, "routed_scaling_fa
 GPT_OSS = WINDOW | {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
 ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+LONG |= {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.7 * i for i in range(8)]}
+HALF = {"partial_rotary_factor": 0.5}
+WHOLE = {"sliding_window": None}
+GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.6, "attention_multiplier": 0.3}
+DOTS = {"moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1} | WHOLE
+DOTS |= {"num_key_value_heads": 4, "n_shared_experts": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": PLAIN | HALF}
+MINICPM = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16}
+MINICPM |= TIED | {"v_head_dim": 20, "dim_model_base": 32, "rms_norm_eps": 1e-6}
+EXAONE4 = WINDOW | {"num_hidden_layers": 5, "sliding_window_pattern": 4}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
 # case -> (class of transformers without ForCausalLM, config besides COMMON[, MLA layout])
@@ -112,6 +123,26 @@ CASES = {
     "ernie4_5-moe": ("Ernie4_5_Moe", TIED | ERNIE_MOE),
     "ernie4_5-moe-interval": ("Ernie4_5_Moe", ERNIE_MOE | {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
     "hunyuan-dense": ("HunYuanDenseV1", TIED | {"head_dim": 24, "rope_parameters": ALPHA}),
+    "phi3": ("Phi3", WHOLE | {"original_max_position_embeddings": 512}),
+    "phi3-window": ("Phi3", WINDOW | {"original_max_position_embeddings": 512}),
+    "phi3-long": ("Phi3", WHOLE | {"original_max_position_embeddings": 64, "rope_parameters": LONG}),
+    "phi3-partial": ("Phi3", WHOLE | {"original_max_position_embeddings": 512, "rope_parameters": PLAIN | HALF}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}),
+    "starcoder2-window": ("Starcoder2", TIED | WINDOW | {"use_bias": False}),
+    "command-r": ("Cohere", TIED | {"logit_scale": 0.5, "rope_parameters": PLAIN}),
+    "command-r-plus": ("Cohere", TIED | {"use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("Cohere2", TIED | WINDOW | {"num_hidden_layers": 5, "logit_scale": 0.5, "rope_parameters": PLAIN}),
+    "olmo2": ("Olmo2", {"rope_parameters": PLAIN}),
+    "granite": ("Granite", TIED | GRANITE | {"rope_parameters": PLAIN}),
+    "minicpm3": ("MiniCPM3", MINICPM | {"rope_parameters": PLAIN}),
+    "minicpm3-long": ("MiniCPM3", MINICPM | {"scale_emb": 3.0, "scale_depth": 0.9, "rope_parameters": LONG}),
+    "minimax-m2": ("MiniMaxM2", MINIMAX),
+    "exaone4": ("Exaone4", EXAONE4 | {"rope_parameters": PLAIN}),
+    "exaone4-whole": ("Exaone4", WHOLE | {"rope_parameters": LLAMA3, "layer_types": ["full_attention"] * 3}),
+    "nemotron": ("Nemotron", {"rope_parameters": PLAIN | HALF}),
+    "smollm3": ("SmolLM3", TIED | {"num_hidden_layers": 5, "rope_parameters": PLAIN}),
+    "seed-oss": ("SeedOss", {"head_dim": 24, "rope_parameters": PLAIN | {"rope_theta": 1e7}}),
+    "dots1": ("Dots1", DOTS | {"rope_parameters": PLAIN}),
     "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 32, "num_experts": 6, "moe_topk": 3, "rope_parameters": ALPHA}),
 }  # fmt: skip
 
@@ -121,6 +152,12 @@ BEYOND_LLAMA_CPP = {
     "mistral-window": "no windows in this architecture",
     "mixtral-window": "no windows in this architecture",
     "qwen2-window": "no windows in this architecture",
+    "phi3-window": "no windows in this architecture",
+    "command-r-plus": "heads are normalised in models of 64 layers only",
+    "exaone4": "windows in models of 64 layers only",
+    "minicpm3": "the published model's factors only",
+    "minicpm3-long": "the published model's factors only",
+    "starcoder2-window": "no windows in this architecture",
     "qwen3moe-unnormalised": "weights of experts always sum to one",
     "gemma2-scale": "another scale of the scores in models of the published sizes only",
     "gemma3-pattern": "one pattern, and one scale of the scores",
@@ -131,7 +168,7 @@ BEYOND_LLAMA_CPP = {
     "gpt-oss": "yarn's ramp begins and ends at whole pairs",
     "ernie4_5-moe-interval": "experts in every layer behind the first ones",
 }
-COARSE_IN_LLAMA_CPP = ("gemma2", "gemma3")  # gelu comes from a table of f16
+COARSE_IN_LLAMA_CPP = ("gemma2", "gemma3", "starcoder2")  # gelu comes from a table of f16
 
 
 def oracle():
@@ -255,9 +292,108 @@ def test_missing_and_unknown_tensors_are_refused(tmp_path, family):
 def test_every_architecture_is_tried():
     """Each that convert knows is in CASES, under the name that transformers has for it, and its graph can be run."""
     tried = {f"{family}ForCausalLM" for family, *_ in CASES.values()}
-    others = {"Gemma3ForConditionalGeneration", "Ernie4_5_ForCausalLM"}  # below; another spelling of Ernie4_5ForCausalLM
+    others = {"Gemma3ForConditionalGeneration", "ExaoneForCausalLM", "BailingMoeForCausalLM"}  # below
+    others |= {"Ernie4_5_ForCausalLM"}  # another spelling of Ernie4_5ForCausalLM
     assert set(ARCHITECTURES) - tried == others
     assert len(GRAPHS) >= 8
+
+
+def other_model(family, options, zeroed="nothing"):
+    """(tokens, logits, tensors) of a model of transformers whose numbers a checkpoint of another kind is to give.
+
+    zeroed: part of the names of tensors that are 0.
+    """
+    torch, transformers = oracle()
+    architecture = getattr(transformers, f"{family}ForCausalLM")
+    reference = randomise(architecture(architecture.config_class(**(COMMON | options), attn_implementation="eager")))
+    tokens = np.random.default_rng(5).integers(3, COMMON["vocab_size"], LENGTH)
+    with torch.no_grad():
+        for name, tensor in reference.state_dict().items():
+            if zeroed in name:
+                tensor.zero_()
+        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+    return tokens, expected, {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+
+
+def test_exaone_is_a_llama_under_other_names(tmp_path, write_checkpoint):
+    """transformers has no EXAONE 3: its code is beside the models."""
+    tokens, expected, tensors = other_model("Llama", {"rope_parameters": LLAMA3})
+    names = {"self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention", "gate_proj": "c_fc_0"}
+    names |= {"up_proj": "c_fc_1", "down_proj": "c_proj", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
+    names |= {"model.layers": "transformer.h", "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    config = {key: value for key, value in COMMON.items() if key not in ("num_hidden_layers", "rms_norm_eps")}
+    config |= {"architectures": ["ExaoneForCausalLM"], "num_layers": 3, "layer_norm_epsilon": 1e-5, "rope_theta": 500000.0}
+    config |= {"activation_function": "silu", "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
+    model = load_model(open_source(write_checkpoint(tmp_path / "exaone", config, renamed)), **EXACT)
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+
+
+def halves(matrix, heads):
+    """Rows of heads whose neighbours are rotated together, in the order where a head's halves are."""
+    parts = matrix.reshape(heads, -1, 2, matrix.shape[-1])
+    return np.ascontiguousarray(parts.transpose(0, 2, 1, 3).reshape(matrix.shape))
+
+
+def test_bailing_is_an_ernie_in_another_order(tmp_path, write_checkpoint):
+    """transformers has no Bailing of the first kind: its code is beside the models."""
+    options = {"moe_layer_start_index": 0, "rope_parameters": PLAIN, "moe_num_shared_experts": 2}
+    tokens, expected, tensors = other_model("Ernie4_5_Moe", ERNIE_MOE | options, "correction_bias")
+    found = {"model.word_embeddings.weight": tensors["model.embed_tokens.weight"], "lm_head.weight": tensors["lm_head.weight"]}
+    found["model.norm.weight"] = tensors["model.norm.weight"]
+    for i in range(3):
+        layer = f"model.layers.{i}."
+        q, k, v = (tensors[f"{layer}self_attn.{p}_proj.weight"] for p in "qkv")
+        found[f"{layer}attention.query_key_value.weight"] = np.concatenate([halves(q, 4), halves(k, 2), v])
+        found[f"{layer}attention.dense.weight"] = tensors[f"{layer}self_attn.o_proj.weight"]
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{layer}{norm}.weight"] = tensors[f"{layer}{norm}.weight"]
+        found[f"{layer}mlp.gate.weight"] = tensors[f"{layer}mlp.gate.weight"]
+        for p in ("gate", "up", "down"):
+            found[f"{layer}mlp.shared_experts.{p}_proj.weight"] = tensors[f"{layer}mlp.shared_experts.{p}_proj.weight"]
+        gates, ups = np.split(tensors[f"{layer}mlp.experts.gate_up_proj"], 2, axis=1)
+        experts = {"gate": gates, "up": ups, "down": tensors[f"{layer}mlp.experts.down_proj"]}
+        for p, stack in experts.items():
+            found |= {f"{layer}mlp.experts.{e}.{p}_proj.weight": np.ascontiguousarray(x) for e, x in enumerate(stack)}
+    config = COMMON | {"architectures": ["BailingMoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3}
+    config |= {"num_shared_experts": 2, "moe_intermediate_size": 40, "norm_topk_prob": True, "rope_theta": 10000.0}
+    model = load_model(open_source(write_checkpoint(tmp_path / "bailing", config, found)), **EXACT)
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["qwen3moe", "glm4moe", "dots1"])
+def test_experts_in_one_tensor(tmp_path, write_checkpoint, case):
+    """As transformers holds them, instead of one by one as it saves them."""
+    family, options = CASES[case]
+    tokens, expected, tensors = other_model(family, options)
+    assert any(name.endswith("experts.gate_up_proj") for name in tensors)
+    _, transformers = oracle()
+    config = getattr(transformers, f"{family}Config")(**(COMMON | options)).to_dict()
+    folder = write_checkpoint(tmp_path / "fused", config | {"architectures": [f"{family}ForCausalLM"]}, tensors)
+    source = open_source(folder)
+    experts = source.tensors["blk.1.ffn_up_exps.weight"]
+    at = experts.shape[1]
+    stack = tensors["model.layers.1.mlp.experts.gate_up_proj"]
+    assert np.array_equal(experts.read(2 * at + 3, 2 * at + 9), stack[2, at + 3 : at + 9])
+    assert experts.raw(2 * at + 3, 2 * at + 9).tobytes() == stack[2, at + 3 : at + 9].tobytes()
+    assert np.abs(load_model(source, **EXACT).logits(tokens) - expected).max() < TOLERANCE
+    del tensors["model.layers.1.mlp.experts.gate_up_proj"]
+    with pytest.raises(FormatError, match=r"tensors are missing: model.layers.1.mlp.experts.0.gate_proj.weight"):
+        open_source(write_checkpoint(tmp_path / "fused", config | {"architectures": [f"{family}ForCausalLM"]}, tensors))
+
+
+def test_short_texts_have_factors_of_their_own(tmp_path, monkeypatch):
+    """LongRoPE: which of the two sets is used depends on the tokens that a session may hold."""
+    short = LONG | {"original_max_position_embeddings": 256}
+    options = WHOLE | {"original_max_position_embeddings": 256, "rope_parameters": short}
+    monkeypatch.setitem(CASES, "phi3-short", ("Phi3", options))
+    tokens, expected, path = convert_case("phi3-short", tmp_path)
+    assert np.abs(load_model(path, n_ctx=256, **EXACT).logits(tokens) - expected).max() < TOLERANCE
+    assert np.abs(load_model(path, n_ctx=257, **EXACT).logits(tokens) - expected).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("beginning", ["language_model.model.", "model.language_model."])

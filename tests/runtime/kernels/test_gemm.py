@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.quantize.arithmetic import operation
+from ggufmill.runtime import weights as weights_module
 from ggufmill.runtime.kernels import amx, gemm, gemm_floats
 from ggufmill.runtime.kernels.gemm_bytes import TILE_TOKENS, multiply_bytes
 from ggufmill.runtime.kernels.lines import empty, scratch
@@ -303,6 +304,13 @@ def test_stored_bytes_that_lie_nowhere_are_kept_within_the_limit():
             linear.matmul(x, matrix)
         assert len(made) == times
         assert store_.free >= 0
+
+
+def test_lookup_reads_rows_where_they_lie(monkeypatch):
+    monkeypatch.setattr(weights_module, "TILE_BYTES", 1)
+    weights, q = sample_of("q6_K", 40, 256)
+    ids = np.array([30, 2, 30, 39])
+    assert np.array_equal(store_of("q6_K", q, 40, 256).linear("w").lookup(ids), weights[ids])
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,163 @@
+"""What an importance matrix is worth: every type of 4 bits and fewer on the demo model, with it and without.
+
+\\b
+    python benchmarks/imatrix_quality.py
+    python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8
+
+All weights of the layers become the type; embeddings and output matrix stay as they are. The imatrix is computed on the demo's
+calibration text, perplexity and KL divergence from the bf16 model on its held-out text. Both are of the stored weights: products
+are made in float32. A type that cannot be made without importance has no figures without; rows of 64 columns that a type cannot
+hold become what llama-quantize falls back to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ggufmill.convert import open_source
+from ggufmill.formats import TYPES, PlanError, TensorSource
+from ggufmill.imatrix.collect import collect
+from ggufmill.quantize import can_encode, decode
+from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.recipe import parse_rules
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.perplexity import Perplexity, perplexity
+
+RESULTS = Path(__file__).parent / "results"
+N_CTX = 512
+TERNARY = ("iq1_bn", "iq2_bn")  # for models that were trained so
+
+
+def small_types() -> list[str]:
+    """Plain types of less than five bits per weight, largest first."""
+    plain = [t for t in TYPES.values() if t.base is None and not t.is_float and can_encode(t) and t.rows == 1]
+    small = [t for t in plain if bits(t.name) < 5 and t.name not in TERNARY]
+    return [t.name for t in sorted(small, key=lambda t: (-bits(t.name), t.name))]
+
+
+def bits(name: str) -> float:
+    kind = TYPES[name]
+    return 8 * kind.block_bytes / kind.block
+
+
+def quantised(source: TensorSource, name: str, importance: Importance | None) -> TensorSource:
+    """The source with the weights of its layers replaced by what the type makes of them."""
+    rules = parse_rules(rf"^blk\.={name}", "benchmark")
+    plan = plan_quantize(source, "none.gguf", rules=rules, importance=importance, ignore_imatrix_rules=True)
+    tensors = {}
+    for output in plan.outputs:
+        tensor = source.tensors[output.name]
+        if output.type.is_float:
+            tensors[output.name] = tensor
+            continue
+        per_matrix = tensor.shape[1]
+        runs = [output.produce(at, at + per_matrix) for at in range(0, tensor.n_rows, per_matrix)]
+        rows = [decode(run, output.type.name, tensor.shape[0]) for run in runs]
+
+        def read(start: int, stop: int, rows: list = rows, per_matrix: int = per_matrix) -> Any:
+            matrix, first = divmod(start, per_matrix)
+            return rows[matrix][first : first + stop - start]
+
+        tensors[output.name] = dataclasses.replace(tensor, source_type="f32", read=read, raw=None, stored=None, mapped=None)
+    return dataclasses.replace(source, tensors=tensors)
+
+
+def figures(found: Perplexity) -> dict[str, float | None]:
+    return {
+        "perplexity": found.perplexity,
+        "kld": found.kld_mean,
+        "kld_error": found.kld_error,
+        "top1_agreement": found.top1_agreement,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table, best type first."""
+    lines = [
+        "# What an imatrix is worth",
+        "",
+        f"Demo model (8.4 M weights), {results['calibration_chunks']} windows of calibration, {results['chunks']} windows of "
+        f"{N_CTX} tokens of held-out text scored; perplexity of bf16 {results['bf16_perplexity']:.3f}. "
+        "KL divergence from bf16 in nats; made by `python benchmarks/imatrix_quality.py`.",
+        "",
+        "| type | bits | perplexity, none | with | KLD, none | with | with / none | same top token, none | with |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in results["types"].items():
+        none, im = row["none"], row["imatrix"]
+        cells = [name, f"{row['bits']:.2f}"]
+        if none is None:
+            cells += ["", f"{im['perplexity']:.3f}", "", f"{im['kld']:.4f}", "", "", f"{im['top1_agreement']:.1f} %"]
+        else:
+            cells += [f"{each['perplexity']:.3f}" for each in (none, im)] + [f"{each['kld']:.4f}" for each in (none, im)]
+            cells += [f"{im['kld'] / none['kld']:.3f}", f"{none['top1_agreement']:.1f} %", f"{im['top1_agreement']:.1f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    both = [row for row in results["types"].values() if row["none"] is not None]
+    if both:
+        ratios = [row["imatrix"]["kld"] / row["none"]["kld"] for row in both]
+        kld = sum(ratio < 1 for ratio in ratios)
+        ppl = sum(row["imatrix"]["perplexity"] < row["none"]["perplexity"] for row in both)
+        either = sum(
+            r < 1 or row["imatrix"]["perplexity"] < row["none"]["perplexity"] for r, row in zip(ratios, both, strict=True)
+        )
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        lines += [
+            "",
+            f"An imatrix lowers the KLD of {kld} of {len(both)} types, the perplexity of {ppl}, one of the two of {either}; "
+            f"KLD with / none is {mean:.3f} (geometric mean).",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@click.command(help=__doc__)
+@click.option("--types", help="Comma-separated; default: all of less than five bits.")
+@click.option("--chunks", default=6, show_default=True, help="Windows of held-out text that are scored.")
+@click.option("--calibration-chunks", default=40, show_default=True, help="Windows that the imatrix is computed from.")
+@click.option("-t", "--threads", default=1, show_default=True)
+@click.option(
+    "--out", default=RESULTS / "imatrix_quality", type=click.Path(path_type=Path), help="Written to OUT.json, OUT.md."
+)
+def main(types: str | None, chunks: int, calibration_chunks: int, threads: int, out: Path) -> None:
+    began = time.perf_counter()
+    source = open_source(FOLDER / "demo")
+    options = {"threads": threads, "exact": True}
+    base = load_model(source, **options)
+    made, _ = collect(
+        base,
+        base.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8")),
+        n_ctx=N_CTX,
+        chunks=calibration_chunks,
+    )
+    importance = Importance(made.means())
+    text = base.tokenizer.encode((FOLDER / "demo/heldout.txt").read_text("utf-8"))
+    results: dict[str, Any] = {"chunks": chunks, "n_ctx": N_CTX, "calibration_chunks": made.chunk_count, "types": {}}
+    results["bf16_perplexity"] = perplexity(base, text, n_ctx=N_CTX, chunks=chunks).perplexity
+
+    def score(name: str, weights: Importance | None) -> dict[str, float | None]:
+        model = load_model(quantised(source, name, weights), **options)
+        return figures(perplexity(model, text, n_ctx=N_CTX, chunks=chunks, baseline=base))
+
+    for name in types.split(",") if types else small_types():
+        try:
+            none = score(name, None)
+        except PlanError:  # not without importance
+            none = None
+        row = results["types"][name] = {"bits": bits(name), "none": none, "imatrix": score(name, importance)}
+        with_, without = row["imatrix"]["kld"], none["kld"] if none else None
+        click.echo(f"{name:10} {bits(name):5.2f} bits  KLD {without or math.nan:.4f} -> {with_:.4f}", err=True)
+    results["seconds"] = round(time.perf_counter() - began, 1)
+    out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown(results))
+    click.echo(markdown(results))
+
+
+if __name__ == "__main__":
+    main()

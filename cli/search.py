@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import flags
+
+
+def parse_regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(value) if value is not None else None
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is not a regular expression ({error})") from None
+
+
+@click.command(short_help="Find the best recipe of a given size")
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@flags.target_size
+@flags.target_bpw
+@flags.max_kld
+@click.option(
+    "-f", "--file", "text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Text to measure sensitivity on."
+)
+@flags.ctx
+@click.option("--chunks", type=click.IntRange(1), default=8, show_default=True, help="Windows of the text to read.")
+@click.option("--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix.")
+@flags.types
+@click.option("--repacked", is_flag=True, help="Interleaved types (_R4, _R8) where there are such, but for --gpu tensors.")
+@click.option("--gpu", metavar="REGEX", callback=parse_regex, help="Tensors for a GPU: their rows stay plain.")
+@click.option("--gpu-size", metavar="SIZE", help="A budget of their own for --gpu tensors, within the target.")
+@click.option("--rules", metavar="FILE", help="A recipe whose rules stay as they are; types are chosen for the other tensors.")
+@click.option("--rows", type=click.IntRange(8), default=64, show_default=True, help="Rows per tensor that errors come from.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Picks the rows.")
+@click.option(
+    "--measurements",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Groups of tensors whose sensitivity is measured one by one: each tensor, or roles by bands of layers.",
+)
+@click.option(
+    "--refine", type=click.IntRange(0), default=0, show_default=True, help="Rounds of measuring around what is found."
+)
+@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.threads
+@flags.force
+@flags.as_json
+def command(
+    model: Path,
+    out: Path,
+    target_size: str | None,
+    target_bpw: float | None,
+    max_kld: float | None,
+    types: str | None,
+    imatrix: Path | None,
+    gpu: re.Pattern[str] | None,
+    gpu_size: str | None,
+    rules: str | None,
+    mla_layout: str,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Choose a type for every weight tensor of MODEL (a GGUF or a Hugging Face folder) and write them to OUT as a recipe.
+
+    The damage of a type is the importance-weighted error of a tensor's rows times the tensor's sensitivity: the KL divergence
+    from MODEL when it alone is quantised, measured on the text of -f. What is measured is kept in OUT.state.json: an
+    interrupted search goes on, and another target of the same model takes seconds.
+
+    \b
+    Examples:
+      ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 -f calibration.txt --imatrix model.imatrix
+      ggufmill search DeepSeek-V3/ v3.txt --target-size 180G --imatrix v3.imatrix --repacked --gpu "attn|shexp" --gpu-size 17G
+      ggufmill search model-bf16.gguf good.txt --max-kld 0.02 -f calibration.txt
+    """
+    from ..convert import open_source
+    from ..formats import PlanError
+    from ..formats.plan import parse_size
+    from ..quantize.recipe import load_recipe
+    from ..recipes import find
+    from .console import emit
+    from .importance import load_importance
+    from .searching import Job, Target, Wishes, command_line, parse_types
+    from .writing import histogram_text, protect, totals_text
+
+    target = Target(
+        parse_size(target_size) if target_size else None,
+        target_bpw,
+        max_kld,
+        gpu,
+        parse_size(gpu_size) if gpu_size else None,
+    )
+    fixed = load_recipe(find(rules)) if rules is not None else None
+    source = open_source(model, mla_layout=mla_layout)
+    state = out.with_name(out.name + ".state.json")
+    protect([out, state], [*source.files, *(Path(p) for p in (imatrix, options["text"], rules) if p is not None)])
+    if out.exists() and not force:
+        raise PlanError(f"{out} exists; use --force to replace it")
+    job = Job(
+        source,
+        load_importance(imatrix, source, quiet=as_json) if imatrix is not None else None,
+        Wishes(parse_types(types), **options),
+        fixed=fixed.rules if fixed is not None else (),
+        fixed_text=fixed.rules_text if fixed is not None else "",
+        state=state,
+        quiet=as_json,
+    )
+    result = job.find(target, command_line())
+    part = out.with_name(out.name + ".part")
+    part.write_text(result.text, "utf-8")
+    part.replace(out)
+
+    def text() -> str:
+        measured = result.measured
+        lines = [histogram_text(result.plan), totals_text(result.plan)]
+        if measured is not None:
+            lines.append(
+                f"KL divergence: predicted {result.found.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
+            )
+        return "\n\n".join([*lines, f"{out}: ggufmill quantize {model} OUT.gguf --recipe {out}"])
+
+    emit({"out": str(out), "target": target.text, **result.as_json()}, as_json, text)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from . import flags
+from .writing import show_plan, write
+
+DEFAULT_TENSORS = 128  # as gguf-split
+
+
+@click.command(short_help="Cut a GGUF into several files")
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@flags.split_max_size
+@click.option(
+    "--split-max-tensors",
+    type=click.IntRange(1),
+    help=f"Split after this many tensors. [default: {DEFAULT_TENSORS}, or no limit]",
+)
+@flags.tensor_first_split
+@flags.dry_run
+@flags.resume
+@flags.force
+@flags.threads
+@flags.as_json
+def command(
+    source: Path,
+    out: Path,
+    split_max_size: str | None,
+    split_max_tensors: int | None,
+    tensor_first_split: bool,
+    dry_run: bool,
+    resume: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Cut the GGUF SOURCE (one file, or any shard of a split model) into OUT-00001-of-0000N.gguf.
+
+    Names and metadata are gguf-split's; the tensors are the same, byte by byte. --split-max-size counts whole files; without
+    it and --split-max-tensors a file takes 128 tensors.
+
+    \b
+    Examples:
+      ggufmill split model.gguf model --split-max-size 50G
+      ggufmill split model.gguf parts/model.gguf --split-max-tensors 100 --no-tensor-first-split
+    """
+    from ..formats import open_gguf
+    from ..formats.copying import plan_copy
+    from ..formats.plan import parse_size
+
+    opened = open_gguf(source)
+    if split_max_size is None and split_max_tensors is None:
+        split_max_tensors = DEFAULT_TENSORS
+    plan = plan_copy(
+        opened,
+        out,
+        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        split_max_tensors=split_max_tensors,
+        tensor_first_split=tensor_first_split,
+    )
+    if dry_run:
+        show_plan(plan, as_json)
+    else:
+        write(plan, "split", opened.paths, threads=threads, resume=resume, force=force, as_json=as_json)

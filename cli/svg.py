@@ -1,0 +1,175 @@
+"""Small pictures as inline SVG: stacked bars and lines. Colours are CSS variables (--c0 ... --c9, --ink, --grid) of the page.
+
+Drawn 400 units wide, so that the letters keep their size on a telephone; wider screens magnify a little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH = 400
+COLOURS = 10
+_LEFT, _RIGHT = 46, 8  # of the area in which lines are drawn
+_LETTER = 5.6  # estimated width of a letter of font size 10
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line through points; y None where there is none. dashed: what is not a measurement but a limit or a comparison."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    dashed: bool = False
+    colour: int | None = None
+
+
+def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence[str], unit: str = "") -> str:
+    """A stacked bar for each row (label, [(key, value)]), values of a size comparable over the rows; a legend of the keys.
+
+    keys in the order of their colours; from the tenth on they share one. unit: behind values in the texts that show on touch.
+    """
+    most = max((sum(v for _, v in parts) for _, parts in rows), default=0.0) or 1.0
+    out, y = [], 0
+    for label, parts in rows:
+        out.append(_text(0, y + 11, label))
+        x = 0.0
+        for key, value in parts:
+            width = value / most * WIDTH
+            colour = min(keys.index(key), COLOURS - 1)
+            title = f"<title>{escape(f'{key}: {value:,.4g}{unit}')}</title>"
+            out.append(f'<rect x="{x:.1f}" y="{y + 16}" width="{max(width, 0.4):.1f}" height="14" class="f{colour}">{title}</rect>')
+            x += width
+        y += 36
+    legend, height = _legend([(key, min(i, COLOURS - 1), False) for i, key in enumerate(keys)], y + 4)
+    return _picture(out + legend, height)
+
+
+def lines(
+    series: Sequence[Series], x_label: str, y_label: str, *, log: bool = False, from_zero: bool = False, height: int = 190
+) -> str:
+    """Lines over a common x axis. log: logarithmic y axis, on which values of 0 lie at the bottom. from_zero: y begins at 0."""
+    points = [(x, y) for s in series for x, y in zip(s.x, s.y, strict=True) if y is not None and math.isfinite(y)]
+    if not points:
+        return ""
+    ys = [y for _, y in points]
+    scale = _Log(ys) if log and max(ys) > 0 else _Linear(ys, from_zero)
+    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    top, bottom = 18, height - 30
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (x - low) / (high - low) if high > low else 0.5
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), bottom - scale.place(y) * (bottom - top)
+
+    out = [_text(0, 10, y_label)]
+    for value in scale.ticks:
+        y = at(low, value)[1]
+        out.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        out.append(_text(_LEFT - 5, y + 3.5, number(value), "end"))
+    for value in _whole_ticks(low, high):
+        out.append(_text(at(value, ys[0])[0], bottom + 13, number(value), "middle"))
+    out.append(_text((WIDTH + _LEFT) / 2, bottom + 26, x_label, "middle"))
+    for i, s in enumerate(series):
+        out += _line(s, i, at)
+    legend, height = _legend([(s.label, _colour(s, i), s.dashed) for i, s in enumerate(series)], height + 6)
+    return _picture(out + legend, height)
+
+
+def _line(s: Series, index: int, at: object) -> list[str]:
+    colour, dashes = _colour(s, index), ' stroke-dasharray="4 3"' if s.dashed else ""
+    runs: list[list[tuple[float, float]]] = [[]]
+    for x, y in zip(s.x, s.y, strict=True):
+        if y is None or not math.isfinite(y):
+            runs.append([])
+        else:
+            runs[-1].append(at(x, y))  # type: ignore[operator]
+    out = []
+    for run in runs:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
+        if len(run) > 1:
+            out.append(f'<polyline points="{path}" class="s{colour}"{dashes}/>')
+        if not s.dashed and len(run) <= 40:
+            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" class="f{colour}"/>' for x, y in run]
+    return out
+
+
+def _colour(s: Series, index: int) -> int:
+    return (s.colour if s.colour is not None else index) % COLOURS
+
+
+class _Linear:
+    def __init__(self, values: Sequence[float], from_zero: bool):
+        low, high = min(values), max(values)
+        if from_zero:
+            low = min(low, 0.0)
+        if high <= low:
+            low, high = (low - abs(low) * 0.05 - 1e-12, high + abs(high) * 0.05 + 1e-12) if not from_zero else (low, low + 1.0)
+        step = _step(high - low, 4)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        self.ticks = [i * step for i in range(first, last + 1)]
+
+    def place(self, y: float) -> float:
+        return (y - self.ticks[0]) / ((self.ticks[-1] - self.ticks[0]) or 1.0)
+
+
+class _Log:
+    def __init__(self, values: Sequence[float]):
+        positive = [v for v in values if v > 0]
+        self.low = math.floor(math.log10(min(positive)) + 1e-9) - (min(values) <= 0)
+        self.high = max(math.ceil(math.log10(max(positive)) - 1e-9), self.low + 1)
+        every = max(1, -(-(self.high - self.low) // 6))
+        self.ticks = [10.0**e for e in range(self.low, self.high + 1, every)]
+
+    def place(self, y: float) -> float:
+        return (max(math.log10(y), self.low) - self.low) / (self.high - self.low) if y > 0 else 0.0
+
+
+def _step(span: float, parts: int) -> float:
+    """1, 2 or 5 times a power of ten, so that the span has about so many."""
+    power = 10.0 ** math.floor(math.log10(span / parts))
+    return next(power * m for m in (1, 2, 5, 10) if power * m * parts >= span * 0.999)
+
+
+def _whole_ticks(low: float, high: float) -> list[float]:
+    step = max(1.0, _step(high - low, 6)) if high > low else 1.0
+    first = math.ceil(low / step)
+    ticks = [i * step for i in range(first, math.floor(high / step) + 1)]
+    return ticks or [low]
+
+
+def number(value: float) -> str:
+    """As short as it can be read: 12, 0.05, 1e-06, 20k."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
+    return f"{value:.4g}"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _legend(entries: Sequence[tuple[str, int, bool]], y: float) -> tuple[list[str], float]:
+    """(elements, height of the whole picture with them): a square and a name for each, in as many lines as it takes."""
+    out, x = [], 0.0
+    for label, colour, dashed in entries:
+        width = 26 + len(label) * _LETTER
+        if x and x + width > WIDTH:
+            x, y = 0.0, y + 16
+        if dashed:
+            out.append(
+                f'<line x1="{x:.1f}" x2="{x + 11:.1f}" y1="{y + 5:.1f}" y2="{y + 5:.1f}" class="s{colour}" stroke-dasharray="4 3"/>'
+            )
+        else:
+            out.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="10" height="10" class="f{colour}"/>')
+        out.append(_text(x + 14, y + 9, label))
+        x += width
+    return out, y + 16
+
+
+def _picture(elements: Sequence[str], height: float) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" xmlns="http://www.w3.org/2000/svg">{"".join(elements)}</svg>'

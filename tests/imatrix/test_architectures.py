@@ -1,0 +1,179 @@
+"""Against transformers: what goes into every weight of a tiny checkpoint of each architecture, watched there by hooks.
+
+Every product with a weight is caught where torch computes it, so that experts in stacks are seen too, each by its place in the
+stack's memory. What only GGUF keeps apart (attn_k_b, attn_v_b) is computed from queries, latents and attention probabilities.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufmill.convert import open_source
+from ggufmill.imatrix.collect import Extent, collect
+from ggufmill.quantize.choosing import quantisable
+from ggufmill.runtime import load_model
+from ggufmill.runtime.perplexity import windows_of
+
+_spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "runtime/test_checkpoints.py")
+checkpoints = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checkpoints)
+
+TOLERANCE = 1e-3
+N_CTX, WINDOWS = 48, 2
+
+# End of a parameter's name in transformers -> of the tensor in GGUF. Stacks with gate and up together are two tensors.
+NAMES = {
+    "q_proj": ["attn_q"],
+    "k_proj": ["attn_k"],
+    "v_proj": ["attn_v"],
+    "o_proj": ["attn_output"],
+    "q_a_proj": ["attn_q_a"],
+    "q_b_proj": ["attn_q_b"],
+    "kv_a_proj_with_mqa": ["attn_kv_a_mqa"],
+    "kv_b_proj": ["attn_kv_b"],
+    "mlp.gate_proj": ["ffn_gate"],
+    "mlp.up_proj": ["ffn_up"],
+    "mlp.down_proj": ["ffn_down"],
+    "experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
+    "experts.down_proj": ["ffn_down_exps"],
+    "lm_head": ["output"],
+}
+ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "mlp.gate.wg", "mlp.gate.gate")
+SHARED = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+
+
+def gguf_names(name):
+    """Names in GGUF of what a parameter of transformers becomes; [] for what is not collected."""
+    name = name.removesuffix(".weight")
+    layer = re.search(r"layers\.(\d+)\.", name)
+    prefix = f"blk.{layer[1]}." if layer else ""
+    if "shared_expert" in name or "shared_mlp" in name:
+        found = [SHARED[end] for end in SHARED if name.endswith(end)]  # not the gate of a shared block, which is a vector
+    elif name.endswith(ROUTERS):
+        found = ["ffn_gate_inp"]
+    else:
+        found = next((names for end, names in NAMES.items() if name.endswith(end)), [])
+    return [f"{prefix}{each}.weight" for each in found]
+
+
+class Watch:
+    """Collects x of x @ W.T by parameter and expert, whoever calls for the product."""
+
+    def __init__(self, torch, model):
+        self.torch, self.seen, self._ends = torch, {}, {}
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 3:
+                step = parameter.stride(0) * parameter.element_size()
+                for expert in range(parameter.shape[0]):
+                    self._ends[parameter.data_ptr() + expert * step] = (name, expert)
+            elif parameter.dim() == 2 and "embed" not in name:
+                self._ends[parameter.data_ptr()] = (name, 0)
+        if model.lm_head.weight.data_ptr() not in self._ends:
+            self._ends[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
+
+    def take(self, x, weight):
+        found = self._ends.get(weight.data_ptr())
+        if found is not None:
+            self.seen.setdefault(found, []).append(x.detach().reshape(-1, x.shape[-1]).double().numpy())
+
+    def mode(self):
+        torch, watch = self.torch, self
+        products = {torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm}
+
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                if function in products:
+                    watch.take(args[0], args[1])
+                return function(*args, **(kwargs or {}))
+
+        return Mode()
+
+
+def reference(case, folder):
+    """(GGUF name, matrix) -> sums float64 and counts, for the windows that `collect` reads; and the checkpoint's source."""
+    torch, transformers = checkpoints.oracle()
+    family, options, *layout = checkpoints.CASES[case]
+    architecture = getattr(transformers, f"{family}ForCausalLM")
+    config = architecture.config_class(**(checkpoints.COMMON | options), attn_implementation="eager")
+    config._experts_implementation = "eager"
+    model = checkpoints.randomise(architecture(config))
+    model.save_pretrained(folder)
+    source = open_source(folder, mla_layout=layout[0] if layout else "ik")
+    tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
+    windows = windows_of(load_model(source), tokens, N_CTX, None)
+    watch, queries, probabilities = Watch(torch, model), {}, {}
+    hooks = []
+    for name, module in model.named_modules():
+        if hasattr(module, "kv_b_proj"):
+            layer = int(re.search(r"layers\.(\d+)", name)[1])
+            q = module.q_b_proj if getattr(module, "q_lora_rank", None) else module.q_proj
+            hooks += [
+                q.register_forward_hook(
+                    lambda _, __, out, at=layer: queries.setdefault(at, []).append(out[0].double().numpy())
+                ),
+                module.register_forward_hook(
+                    lambda _, __, out, at=layer: probabilities.setdefault(at, []).append(out[1][0].double().numpy())
+                ),
+            ]
+    with torch.no_grad(), watch.mode():
+        for window in windows:
+            model(torch.tensor(window[None]), output_attentions=True)
+    found = {}
+    for (name, matrix), pieces in watch.seen.items():
+        if name == "lm_head.weight":  # only what is scored goes through the head
+            pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
+        x = np.concatenate(pieces)
+        for tensor in gguf_names(name):
+            found[tensor, matrix] = (x**2).sum(0), len(x)
+    for layer, pieces in queries.items():
+        latents = watch.seen[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
+        nope, heads = config.qk_nope_head_dim, config.num_attention_heads
+        k = np.concatenate([q.reshape(N_CTX, heads, -1)[..., :nope] for q in pieces])
+        pairs = zip(probabilities[layer], latents, strict=True)
+        v = np.concatenate([np.einsum("hnm,mr->nhr", p, c) for p, c in pairs])
+        for part, x in (("k_b", k), ("v_b", v)):
+            for head in range(heads):
+                found[f"blk.{layer}.attn_{part}.weight", head] = (x[:, head] ** 2).sum(0), len(x)
+    return found, source, tokens
+
+
+def entries_of(found):
+    """name -> sums [matrices, n], counts [matrices]."""
+    matrices = {}
+    for (name, matrix), value in found.items():
+        matrices.setdefault(name, {})[matrix] = value
+    entries = {}
+    for name, rows in matrices.items():
+        width = len(next(iter(rows.values()))[0])
+        last = max(rows)
+        none = np.zeros(width), 0
+        sums, counts = zip(*(rows.get(i, none) for i in range(last + 1)), strict=True)
+        entries[name] = np.stack(sums), np.array(counts)
+    return entries
+
+
+@pytest.mark.parametrize("case", checkpoints.CASES)
+def test_the_sums_are_those_of_transformers(tmp_path, case):
+    found, source, tokens = reference(case, tmp_path)
+    model = load_model(source, exact=True, mla=sum(map(ord, case)) % 4)
+    imatrix, _ = collect(model, tokens, n_ctx=N_CTX, extent=Extent(output=True))
+    tied = "output.weight" not in source.tensors
+    expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(found).items()}
+    wanted = {t.name for t in source.tensors.values() if quantisable(t)} - ({"token_embd.weight"} - set(expected))
+    assert wanted <= set(imatrix.entries)
+    assert set(imatrix.entries) == set(expected)
+    worst = 0.0
+    for name, (sums, counts) in imatrix.entries.items():
+        theirs, seen = expected[name]
+        if len(counts) == 1 and len(seen) > 1:  # a matrix that all heads share
+            theirs, seen = theirs.sum(0, keepdims=True), seen.sum(keepdims=True)
+        theirs = np.pad(theirs, ((0, len(counts) - len(seen)), (0, 0)))  # the last experts may have seen nothing
+        assert counts.tolist() == np.pad(seen, (0, len(counts) - len(seen))).tolist(), name
+        for mine, other in zip(sums, theirs, strict=True):
+            if other.any():
+                worst = max(worst, float(np.linalg.norm(mine - other) / np.linalg.norm(other)))
+    print(f"{case}: {len(imatrix.entries)} tensors, largest relative error {worst:.1e}")
+    assert worst < TOLERANCE

@@ -1,0 +1,170 @@
+"""Latent attention with quantised matrices: from packed bytes for a few tokens, decoded for many; the same numbers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES, MillError, SourceTensor, TensorSource
+from ggufmill.quantize import decode, encode
+from ggufmill.runtime import load_model
+from ggufmill.runtime.kernels.products import FEW
+from ggufmill.runtime.weights import PerHead, WeightStore
+
+N_EMBD, HEADS, NOPE, ROPE, V, RANK, N_VOCAB = 64, 4, 64, 32, 32, 256, 96
+NOISE = 0.03  # of the logits' root mean square: what activations of eight bits may change
+
+
+def stored_as(name, array, type_name):
+    """A tensor of that type; array in numpy order."""
+    kind, shape = TYPES[type_name], array.shape[::-1]
+    data = encode(np.ascontiguousarray(array.reshape(-1, shape[0]), np.float32), kind.name)
+
+    def read(start, stop):
+        low, high = start // kind.rows * kind.rows, -(-stop // kind.rows) * kind.rows
+        return decode(data[low:high], kind.name, shape[0])[start - low : stop - low]
+
+    return SourceTensor(name, shape, kind.name, read, lambda start, stop: data[start:stop], kind, mapped=data)
+
+
+def model_source(layout, latent_type="q8_0", layers=2):
+    """layout: which tensors hold K and V, 'ik', 'mainline' or 'legacy' (see `latent`)."""
+    draw = np.random.default_rng(4)
+
+    def random(*shape):
+        return draw.standard_normal(shape, np.float32) / np.sqrt(shape[-1])
+
+    tensors = {"token_embd": random(N_VOCAB, N_EMBD) * 8, "output": random(N_VOCAB, N_EMBD), "output_norm": np.ones(N_EMBD)}
+    for i in range(layers):
+        both = random(HEADS * (NOPE + V), RANK)
+        if layout == "ik" and latent_type != "bf16":  # there k_b is made from what kv_b holds
+            both = decode(encode(both, latent_type), latent_type, RANK)
+        k, v = np.split(both.reshape(HEADS, NOPE + V, RANK), [NOPE], axis=1)
+        b = f"blk.{i}."
+        tensors |= {f"{b}attn_norm": np.ones(N_EMBD), f"{b}ffn_norm": np.ones(N_EMBD), f"{b}attn_kv_a_norm": np.ones(RANK)}
+        tensors |= {f"{b}attn_q": 3 * random(HEADS * (NOPE + ROPE), N_EMBD), f"{b}attn_kv_a_mqa": random(RANK + ROPE, N_EMBD)}
+        tensors |= {f"{b}attn_output": random(N_EMBD, HEADS * V), f"{b}ffn_gate": random(96, N_EMBD)}
+        tensors |= {f"{b}ffn_up": random(96, N_EMBD), f"{b}ffn_down": random(N_EMBD, 96)}
+        if layout != "mainline":
+            tensors[f"{b}attn_kv_b"] = np.concatenate([k, v], axis=1).reshape(-1, RANK)
+        if layout != "legacy":
+            k_b = k.transpose(0, 2, 1)
+            tensors |= {f"{b}attn_k_b": k_b, f"{b}attn_v_b": v}
+        if layout == "ik":
+            tensors |= {f"{b}attn_k_b": k_b.reshape(-1, NOPE), f"{b}attn_v_b": v.reshape(-1, RANK)}
+    values = {"block_count": layers, "context_length": 256, "embedding_length": N_EMBD, "feed_forward_length": 96}
+    values |= {"leading_dense_block_count": layers, "expert_count": 0, "rope.dimension_count": ROPE}
+    values |= {"attention.head_count": HEADS, "attention.kv_lora_rank": RANK, "attention.layer_norm_rms_epsilon": 1e-5}
+    values |= {"attention.key_length": NOPE + ROPE, "attention.value_length": V}
+    metadata = {"general.architecture": "deepseek2"} | {f"deepseek2.{key}": value for key, value in values.items()}
+    return TensorSource(
+        "test model", metadata, {f"{n}.weight": of_name(f"{n}.weight", x, latent_type) for n, x in tensors.items()}, ""
+    )
+
+
+def of_name(name, array, latent_type):
+    kind = latent_type if name.split(".")[-2] in ("attn_kv_b", "attn_k_b", "attn_v_b") else "f32"
+    if not TYPES[kind].fits(array.shape[-1]):
+        kind = "q8_0"
+    return stored_as(name, np.asarray(array, np.float32), kind)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(2).integers(0, N_VOCAB, 40)
+
+
+def rms(x):
+    return np.sqrt(np.mean(np.square(x, dtype=np.float64)))
+
+
+@pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
+@pytest.mark.parametrize("kind", ["q8_0", "q8_0_r8", "q4_K", "bf16"])
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_generation_is_as_exact_as_eight_bits_are(tokens, monkeypatch, layout, kind, mla):
+    source = model_source(layout, kind)
+    expected = load_model(source, mla=2, exact=True).logits(tokens)
+    decoded = []
+    whole = WeightStore.whole
+    monkeypatch.setattr(WeightStore, "whole", lambda store, tensor: decoded.append(tensor.name) or whole(store, tensor))
+    model = load_model(source, mla=mla, cache_k="f32", cache_v="f32", threads=2)
+    session = model.session()
+    first = session.feed(tokens[:30])
+    decoded.clear()
+    differences = [session.feed(tokens[i : i + 1]) - expected[i] for i in range(30, 40)]
+    assert rms(first - expected[29]) < NOISE * rms(expected)
+    assert rms(differences) < NOISE * rms(expected)
+    if layout == "ik" or (layout == "mainline" and mla):  # nothing is decoded where packed rows can do it
+        assert not decoded
+    exact = load_model(source, mla=mla, exact=True).session()
+    exact.feed(tokens[:30])
+    assert np.abs(exact.feed(tokens[30:31]) - expected[30]).max() < 1e-3
+
+
+def test_sequences_that_absorb_and_such_that_expand_in_one_pass(tokens):
+    model = load_model(model_source("ik"), mla=3, cache_k="f32", threads=2)
+    one, two, three = (model.new_cache(100) for _ in range(3))
+    model.hidden([(one, tokens[:20]), (two, tokens[:25])])
+    alone = [model.hidden([(c.fork(), t)])[0] for c, t in ((one, [5]), (three.fork(), tokens), (two, [6, 7]))]
+    together = model.hidden([(one, [5]), (three, tokens), (two, [6, 7])])
+    for a, b in zip(alone, together, strict=True):
+        assert rms(a - b) < NOISE * rms(a)
+
+
+@pytest.mark.parametrize("layout", ["ik", "mainline"])
+def test_an_observer_sees_floats_while_packed_rows_multiply(tokens, layout):
+    model = load_model(model_source(layout), mla=3)
+    session, seen = model.session(), {}
+    model.observer = lambda name, matrix, x: seen.setdefault((name, matrix), x.copy())
+    session.feed(tokens[:1])
+    model.observer = None
+    names = [
+        (f"blk.0.attn_{part}.weight", head) for part in ("k_b", "v_b") for head in range(HEADS if layout == "mainline" else 1)
+    ]
+    rows = [seen[at] for at in names]
+    assert all(x.dtype == np.float32 and len(x) == (1 if layout == "mainline" else HEADS) for x in rows)
+    latent = seen["blk.0.attn_kv_b.weight", 0]
+    assert np.allclose(seen["blk.0.attn_v_b.weight", 0][0], latent[0], atol=2e-3)  # the first token sees itself, kept as f16
+
+
+def test_a_matrix_per_head_is_that_of_its_rows():
+    draw = np.random.default_rng(1)
+    array = draw.standard_normal((3, 24, 64), np.float32)
+    for kind, shape in (("q8_0", (3, 24, 64)), ("q8_0_r8", (72, 64)), ("f16", (72, 64))):
+        tensor = stored_as("w", array.reshape(shape), kind)
+        store = WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20, 2)
+        weights = store.linear("w").heads(3)
+        for part in (None, (8, 24)):
+            low, high = part or (0, 24)
+            each = PerHead(store.linear("w"), 3, part)
+            for n in (1, 5, FEW):
+                assert each.takes(n)
+                x = draw.standard_normal((3, n, 64), np.float32)
+                expected = x @ weights[:, low:high].transpose(0, 2, 1)
+                assert each.rows == high - low
+                assert rms(each.matmul(x) - expected) < 0.02 * rms(expected)
+            assert not each.takes(FEW + 1)
+    interleaved = store_of_interleaved(array)
+    assert not PerHead(interleaved, 3, (4, 24)).takes(1)  # begins within a group of rows
+    assert PerHead(interleaved, 3, (8, 24)).takes(1)
+
+
+def store_of_interleaved(array):
+    tensor = stored_as("w", array.reshape(72, 64), "q8_0_r8")
+    return WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20).linear("w")
+
+
+def test_nan_in_a_packed_matrix_is_found(tokens):
+    source = model_source("mainline")
+    name = "blk.1.attn_v_b.weight"
+    data = source.tensors[name].mapped.copy()
+    data[5, :2] = 0xFF  # the scale of a block
+    tensor = dataclasses.replace(
+        source.tensors[name], mapped=data, raw=lambda a, b: data[a:b], read=lambda a, b: decode(data[a:b], "q8_0", RANK)
+    )
+    broken = dataclasses.replace(source, tensors=source.tensors | {name: tensor})
+    model = load_model(broken)
+    assert np.isnan(model.session().feed(tokens[:1])).any()
+    error = model.explain_nonfinite(tokens[:1])
+    assert isinstance(error, MillError)
+    assert name in str(error)
