@@ -26,7 +26,7 @@ from ggufmill.formats import TYPES
 from ggufmill.formats.kernels import kernel
 from ggufmill.quantize import decode
 from ggufmill.runtime.kernels.activations import quantise
-from ggufmill.runtime.kernels.gemv import FIELDS, JOBS, gemv, run_parts
+from ggufmill.runtime.kernels.gemv import ABREAST, FIELDS, JOBS, gemv, run_parts
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip
@@ -85,7 +85,7 @@ class Product:
             out.ctypes.data,
             rows,
         ]
-        self.table[JOBS] = jobs.ctypes.data
+        self.table[JOBS], self.table[ABREAST] = jobs.ctypes.data, self.slices
         self.kept = (memory, inputs, out, jobs)
         begin = time.perf_counter()
         self.address = found.address

@@ -32,6 +32,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype
 @flags.split_max_tensors
 @flags.tensor_first_split
 @flags.partial_requant
+@flags.verify
+@flags.manifest
 @flags.dry_run
 @flags.resume
 @flags.force

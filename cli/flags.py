@@ -14,6 +14,12 @@ from ..formats import TYPES, TensorType
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force = click.option("--force", is_flag=True, help="Replace an existing output.")
 resume = click.option("--resume", is_flag=True, help="Go on with a job that was interrupted.")
+verify = click.option(
+    "--verify", is_flag=True, help="Read a sample of every tensor back, decode it and compare it with the source."
+)
+manifest = click.option(
+    "--manifest", is_flag=True, help="Write OUT.manifest: sha256 of every tensor, for `ggufmill hash --check`."
+)
 dry_run = click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
 threads = click.option("-t", "--threads", type=click.IntRange(1), help="Worker threads. [default: all processors]")
 allow_nonfinite = click.option(

@@ -98,10 +98,7 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
 def _colours(name: str) -> Any:
     import matplotlib
 
-    colours = matplotlib.colormaps[name].copy()
-    colours.set_under(_BARE)
-    colours.set_bad("white")
-    return colours
+    return matplotlib.colormaps[name].with_extremes(under=_BARE, bad="white")
 
 
 def plot_statistics(found: Sequence[TensorStatistics], alike: Sequence[Similarity], title: str, path: Path) -> None:

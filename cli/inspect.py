@@ -92,7 +92,7 @@ def _nonfinite(info: TensorInfo) -> int | None:
     if not info.type.is_known or not can_encode(info.type):
         return None
     step = max(info.type.rows, (1 << 22) // info.shape[0] // info.type.rows * info.type.rows)
-    rows = (info.data[start : start + step] for start in range(0, info.n_rows, step))
+    rows = (info.read(start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step))
     return sum(int(np.count_nonzero(~np.isfinite(decode(q, info.type.name, info.shape[0])))) for q in rows)
 
 

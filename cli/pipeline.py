@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from .. import __version__
 from ..convert import open_source
-from ..formats import TYPES, MillError, PlanError
-from ..formats.execute import execute, journal_path, preflight
+from ..formats import TYPES, MillError, PlanError, open_gguf
+from ..formats.execute import Result, execute, journal_path, preflight
 from ..formats.plan import Plan
-from ..formats.span import span_checksum
 from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
 from ..quantize.planning import Expected, Importance, plan_quantize
 from ..quantize.recipe import Recipe
-from ..quantize.source import rounded
+from ..quantize.source import gguf_source, rounded
+from ..quantize.verify import Checked, Verification
+from ..repack.job import plan_repack
 from ..runtime import Model, load_model
+from ..runtime.compare import compare
 from ..runtime.generate import generate
-from ..runtime.perplexity import perplexity
+from ..runtime.perplexity import Perplexity, perplexity
+from .checking import refuse_problems, verified, watch
 from .console import byte_progress, chunk_progress, gib
+from .remembered import Memory, key_of
 from .writing import protect, warn_replaced
 
 
@@ -53,29 +55,13 @@ class Folder:
         return self.path / "state.json"
 
     @property
-    def reports(self) -> tuple[Path, Path]:
-        """For programs and for people."""
-        return self.path / "report.json", self.path / "report.md"
+    def repacked(self) -> Path:
+        return self.path / f"{self.stem}-repacked.gguf"
 
-
-@dataclass(frozen=True)
-class Made:
-    """A file as a stage left it; xxh3 is of all its bytes, in hex. A file of this size and time is not hashed again."""
-
-    name: str
-    nbytes: int
-    mtime_ns: int
-    xxh3: str
-
-
-@dataclass(frozen=True)
-class Done:
-    """A stage that has been begun; it is over when it has a result."""
-
-    key: str
-    seconds: float = 0.0
-    result: dict[str, Any] | None = None
-    files: list[Made] = field(default_factory=list)
+    @property
+    def reports(self) -> tuple[Path, Path, Path, Path]:
+        """For programs, for people as Markdown and as a page, and the draft of a model card."""
+        return self.path / "report.json", self.path / "report.md", self.path / "report.html", self.path / "README.md"
 
 
 @dataclass(frozen=True)
@@ -114,9 +100,7 @@ class Run:
         self.mla_layout = stages.get("convert", {}).get("mla_layout", "ik")
         self.source = open_source(self._existing(stages["source"]["model"]), mla_layout=self.mla_layout)
         self.texts = {stage: self._words(stage) for stage in ("imatrix", "validate") if "text" in stages.get(stage, {})}
-        self.seconds: dict[str, float] = {}
-        # --force makes the folder ours, also for a run that goes on where this one was interrupted.
-        self._state: dict[str, Done] = {"quantize": Done("")} if fresh else _read_state(folder.state)
+        self.memory = Memory(folder.state, fresh)
 
     def _existing(self, name: str) -> Path:
         path = self.path.parent / name
@@ -138,7 +122,7 @@ class Run:
         tokens = np.asarray(tokenizer.encode(text), np.int64)
         if len(tokens) < n_ctx:
             raise PlanError(f"{where}: {path} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer one or less ctx")
-        digest = _key(hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer.bos if tokenizer.add_bos else None, path.name)
+        digest = key_of(hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer.bos if tokenizer.add_bos else None, path.name)
         return Words(path, tokens, n_ctx, wanted.get("chunks"), digest)
 
     @cached_property
@@ -157,48 +141,6 @@ class Run:
         again = "the same command without --force" if self.fresh else "the same command"
         return f"what was finished is kept, {again} goes on with it"
 
-    # -- stages and what is remembered of them
-
-    def stage(self, name: str, key: str, files: Sequence[Path], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The stage's result: remembered if its key is the same and its files are as it left them, else worked out now."""
-        known = self._state.get(name)
-        if known is not None and known.result is not None and known.key == key and self._intact(name, known, files):
-            click.echo(f"{name}: done before, nothing has changed", err=True)
-            self.seconds[name] = known.seconds
-            return known.result
-        self._remember(name, Done(key))
-        began = time.perf_counter()
-        result = work()
-        self.seconds[name] = time.perf_counter() - began
-        self._remember(name, Done(key, self.seconds[name], result, [_made(f) for f in files]))
-        return result
-
-    def _intact(self, name: str, known: Done, files: Sequence[Path]) -> bool:
-        """Whether the files are those that the stage left; says what is wrong with them. Reads only what has a new time."""
-        if [made.name for made in known.files] != [f.name for f in files]:
-            return False
-        for i, (made, file) in enumerate(zip(known.files, files, strict=True)):
-            problem = ""
-            if not file.is_file():
-                problem = "is gone"
-            elif (size := file.stat().st_size) != made.nbytes:
-                problem = f"has {size:,} bytes, not the {made.nbytes:,} that were written"
-            elif file.stat().st_mtime_ns != made.mtime_ns:
-                known.files[i] = _made(file)
-                problem = "has changed since it was written" if known.files[i].xxh3 != made.xxh3 else ""
-            if problem:
-                click.echo(f"{name}: {file} {problem}; it is made again", err=True)
-                return False
-        self._remember(name, known)
-        return True
-
-    def _remember(self, name: str, done: Done) -> None:
-        self._state[name] = done
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        part = self.folder.state.with_suffix(".part")
-        part.write_text(json.dumps({stage: asdict(d) for stage, d in self._state.items()}))
-        part.replace(self.folder.state)
-
     # -- imatrix
 
     @cached_property
@@ -216,8 +158,8 @@ class Run:
             return None
         words = self.texts.get("imatrix")
         if words is not None:
-            key = _key(__version__, self.source.identity, self.mla_layout, words.digest, words.n_ctx, words.chunks)
-            self.stage("imatrix", key, [self.folder.imatrix], lambda: self._collected(words))
+            key = key_of(__version__, self.source.identity, self.mla_layout, words.digest, words.n_ctx, words.chunks)
+            self.memory.stage("imatrix", key, [self.folder.imatrix], lambda: self._collected(words))
         return load(self.imatrix_path).fit(self.source, str(self.imatrix_path))
 
     def _collected(self, words: Words) -> dict[str, Any]:
@@ -264,8 +206,12 @@ class Run:
         plan = self._plan(self._expected_importance(), None)
         written = [*self.folder.reports, self.folder.state, self.folder.state.with_suffix(".part")]
         protect([*written, *[self.folder.imatrix] * ("imatrix" in self.texts)], self.inputs)
-        ours = self.fresh or "quantize" in self._state  # else an existing file is somebody's who never ran this recipe here
-        preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs)
+        ours = self.fresh or self.memory.knows("quantize")  # else an existing file is somebody's who never ran this recipe here
+        room = None if "repack" not in self.recipe.stages else 2 * plan.file_bytes
+        preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs, needed=room)
+        if "repack" in self.recipe.stages:
+            protect([self.folder.repacked], self.inputs)
+            self._check_repack(plan)
         if "validate" in self.texts:
             self._check_validation()
         return plan
@@ -275,22 +221,74 @@ class Run:
         plan = self._plan(self._importance(), replaced)
 
         def work() -> dict[str, Any]:
-            # A journal of this very plan is gone on with; one of an earlier recipe in this folder of ours is not.
-            journal = journal_path(plan)
-            known = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not self.fresh else b""
-            resume = plan.fingerprint.encode() in known
-            try:
-                with byte_progress(plan.total_bytes, "quantize") as progress:
-                    result = execute(plan, threads=self.threads, resume=resume, force=not resume, progress=progress)
-            except MillError as error:
-                if isinstance(error.__cause__, MillError):  # of a tensor; the rest is kept
-                    raise MillError(f"{error.__cause__}; {self.to_go_on}") from error
-                raise
+            result = self._execute(plan, "quantize", self.inputs)
             warn_replaced(replaced or ())
             return {"resumed": result.resumed}
 
-        self.stage("quantize", plan.fingerprint, [f.path for f in plan.files], work)
+        self.memory.stage("quantize", plan.fingerprint, [f.path for f in plan.files], work)
         return plan
+
+    def _execute(self, plan: Plan, label: str, inputs: Sequence[Path]) -> Result:
+        """A journal of this very plan is gone on with; one of an earlier recipe in this folder of ours is not."""
+        journal = journal_path(plan)
+        known = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not self.fresh else b""
+        job = {"threads": self.threads, "unchanged": watch([path for path in inputs if path.exists()])}
+        resume = plan.fingerprint.encode() in known
+        self.memory.forget("verify")
+        try:
+            with byte_progress(plan.total_bytes, label) as progress:
+                return execute(plan, resume=resume, force=not resume, progress=progress, **job)
+        except MillError as error:
+            cause = error.__cause__
+            if isinstance(cause, MillError):  # of a tensor; the rest is kept
+                raise MillError(f"{cause}; {self.to_go_on}") from error
+            if isinstance(cause, OSError):
+                raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {self.to_go_on}") from error
+            raise
+
+    # -- repack
+
+    def _check_repack(self, plan: Plan) -> None:
+        """Raises PlanError when nothing of the plan's file could be repacked."""
+        where, pattern = f"{self.recipe.name}, [repack]", self.recipe.stages["repack"].get("pattern", "")
+        try:
+            search = re.compile(pattern).search
+        except re.error as error:
+            raise PlanError(f"{where} pattern: {pattern!r} is no regular expression: {error}") from None
+        if not any(o.type.packed is not None and search(o.name) for o in plan.outputs):
+            raise PlanError(f"{where}: no tensor of a type with an interleaved form has {pattern!r} in its name")
+
+    def repack(self, quantized: Plan) -> Plan:
+        """The plan of the file with interleaved rows beside the quantised one; without [repack] the one that is given."""
+        if "repack" not in self.recipe.stages:
+            return quantized
+        pattern = self.recipe.stages["repack"].get("pattern")
+        opened = open_gguf(quantized.files[0].path)
+        plan = plan_repack(opened, self.folder.repacked, pattern=pattern)
+        key = key_of(__version__, quantized.fingerprint, pattern)
+        self.memory.stage(
+            "repack",
+            key,
+            [f.path for f in plan.files],
+            lambda: {"resumed": self._execute(plan, "repack", opened.paths).resumed},
+        )
+        return plan
+
+    # -- verify
+
+    def verify(self, quantized: Plan, final: Plan) -> Verification:
+        """Samples of what was written against what it was made from (quantize/verify.py). Raises MillError for a difference."""
+
+        def work() -> dict[str, Any]:
+            checks = verified(quantized, self.source).tensors
+            if final is not quantized:
+                checks = [*checks, *verified(final, gguf_source(quantized.files[0].path)).tensors]
+            refuse_problems(Verification(checks), quantized.files[0].path)
+            return {"tensors": [asdict(t) for t in checks[: len(quantized.outputs)]]}
+
+        key = key_of(__version__, quantized.fingerprint, final.fingerprint)
+        found = self.memory.stage("verify", key, [], work)
+        return Verification([Checked(**t) for t in found["tensors"]])
 
     # -- validate
 
@@ -323,26 +321,35 @@ class Run:
                 name: load_model(rounded(self.source, self._baseline)),
                 "result": load_model(open_source(plan.files[0].path)),
             }
+            running: dict[str, list[float | None]] = {"perplexity": [], "baseline_perplexity": [], "kld_mean": []}
             with chunk_progress("validate") as progress:
+
+                def on_chunk(so_far: Perplexity, total: int) -> None:
+                    progress(so_far, total)
+                    for figure, values in running.items():
+                        values.append(getattr(so_far, figure))
+
                 result = perplexity(
                     models["result"],
                     words.tokens,
                     n_ctx=words.n_ctx,
                     chunks=words.chunks,
-                    on_chunk=progress,
+                    on_chunk=on_chunk,
                     baseline=models[name],
                 )
             base = self._baseline
             found: dict[str, Any] = {"baseline": name, "baseline_bytes": base.total_bytes}
-            found |= {"baseline_bits": base.bits_per_weight, **result.as_json()}
+            found |= {"baseline_bits": base.bits_per_weight, **result.as_json(), "running": running}
+            layers = compare(models[name], models["result"], words.tokens, words.n_ctx, chunks=1, weights=None)
+            found["layers"] = [asdict(layer) for layer in layers.layers]
             if prompt:
                 found["texts"] = {
                     label: generate(model, prompt, n_predict=length, temp=0).text() for label, model in models.items()
                 }
             return found
 
-        key = _key(__version__, plan.fingerprint, words.digest, words.n_ctx, words.chunks, name, prompt, length)
-        return self.stage("validate", key, [], work)
+        key = key_of(__version__, plan.fingerprint, words.digest, words.n_ctx, words.chunks, name, prompt, length)
+        return self.memory.stage("validate", key, [], work)
 
     def judge(self, validation: dict[str, Any] | None) -> list[str]:
         """What exceeds the limits that the recipe sets."""
@@ -354,36 +361,4 @@ class Run:
 
     def settings(self) -> str:
         nbytes = sum(p.stat().st_size for p in self.source.files if p.suffix in (".safetensors", ".gguf"))
-        return f"source {self.source.path} ({len(self.source.tensors)} tensors, {gib(nbytes)} of weights)"
-
-
-def _key(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([str(p) for p in parts]).encode()).hexdigest()
-
-
-def _made(path: Path) -> Made:
-    """The file as it is now, with its checksum. Large files are read with a bar."""
-    before = path.stat()
-    with byte_progress(before.st_size, "checksum", quiet=before.st_size < 1 << 30) as progress:
-        xxh3 = span_checksum(path, 0, before.st_size, progress)
-    return Made(path.name, before.st_size, before.st_mtime_ns, xxh3)
-
-
-def _read_state(path: Path) -> dict[str, Done]:
-    """What earlier runs left; nothing, with a warning, if the file is not one that `run` wrote."""
-    if not path.exists():
-        return {}
-    try:
-        return {stage: _done(entry) for stage, entry in json.loads(path.read_bytes()).items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        click.echo(f"warning: {path} is damaged and counts as absent: every stage is done again", err=True)
-        return {}
-
-
-def _done(entry: dict[str, Any]) -> Done:
-    """Raises TypeError or KeyError for what is not a `Done` as JSON."""
-    files = [Made(**made) for made in entry["files"]]
-    fits = isinstance(entry["key"], str) and isinstance(entry["seconds"], int | float)
-    if not fits or not isinstance(entry["result"], dict | None) or not all(isinstance(m.name, str) for m in files):
-        raise TypeError
-    return Done(entry["key"], entry["seconds"], entry["result"], files)
+        return f"source {Path(self.source.path).resolve().name} ({len(self.source.tensors)} tensors, {gib(nbytes)} of weights)"

@@ -36,6 +36,15 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix, GGUF or .dat."
 )
+@flags.target_size
+@flags.target_bpw
+@flags.max_kld
+@flags.types
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Text to measure the tensors' sensitivity on, for --target-size and its like.",
+)
 @click.option("--token-embedding-type", type=flags.TYPE, help="Type of token_embd.weight; beats the rules.")
 @click.option("--output-tensor-type", type=flags.TYPE, help="Type of output.weight; beats the rules.")
 @click.option("--ffn-gate-inp-type", type=flags.TYPE, help="Type of the routers ffn_gate_inp, which else stay f32.")
@@ -60,7 +69,10 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @flags.tensor_first_split
 @flags.keep_split
 @flags.partial_requant
+@flags.verify
+@flags.manifest
 @flags.dry_run
+@click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
 @flags.resume
 @flags.force
 @flags.threads
@@ -72,6 +84,11 @@ def command(
     recipe: str | None,
     custom_q: tuple[str, ...],
     imatrix: Path | None,
+    target_size: str | None,
+    target_bpw: float | None,
+    max_kld: float | None,
+    types: str | None,
+    calibration: Path | None,
     token_embedding_type: TensorType | None,
     output_tensor_type: TensorType | None,
     ffn_gate_inp_type: TensorType | None,
@@ -87,7 +104,10 @@ def command(
     allow_nonfinite: bool,
     split_max_size: str | None,
     partial_requant: bool,
+    verify: bool,
+    manifest: bool,
     dry_run: bool,
+    no_timing: bool,
     resume: bool,
     force: bool,
     threads: int | None,
@@ -100,11 +120,15 @@ def command(
     llama-quantize does, or with --pure a type for all. The first matching rule wins; a rule is searched for anywhere in
     the name. What a TOML recipe says under [quantize] and [convert] counts where the command line does not say otherwise.
 
+    With --target-size, --target-bpw or --max-kld the types of tensors that no rule takes are searched for, as `ggufmill
+    search` does it; the recipe that comes of it is kept in OUT.recipe.txt.
+
     \b
     Examples:
       ggufmill quantize model-bf16.gguf out.gguf Q4_K_M
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --imatrix v3.imatrix --dry-run
       ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
+      ggufmill quantize Qwen3/ out.gguf --target-size 12G --imatrix qwen3.imatrix --calibration calibration.txt
     """
     from ..convert import open_source
     from ..convert.card import file_metadata
@@ -114,6 +138,7 @@ def command(
     from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
     from .importance import load_importance
+    from .searching import Wishes, parse_types, recipe_target, search_for
 
     path = find(recipe) if recipe is not None else None
     loaded = load_recipe(path) if path is not None else Recipe("", [], "")
@@ -139,17 +164,27 @@ def command(
     split_size = None if options["keep_split"] else loaded.split_max_size
     if split_max_size:
         split_size = parse_size(split_max_size)
+    importance = None
+    if imatrix is not None:
+        importance = load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
+    default = type or loaded.type
+    target = recipe_target(loaded, target_size, target_bpw, max_kld)
+    if target is not None:
+        if default is not None or chosen != Flags() or options["pure"]:
+            raise PlanError("a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed")
+        given_rules = "\n".join([*custom_q, loaded.rules_text]).strip()
+        wishes = Wishes(parse_types(types), text=calibration, threads=threads)
+        found = search_for(target, opened, importance, wishes, rules, given_rules, None if dry_run else out, quiet=as_json)
+        rules, text = parse_rules(found), found
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
         out,
-        type=type or loaded.type,
+        type=default,
         rules=rules,
         recipe_text=text,
         flags=chosen,
-        importance=load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
-        if imatrix
-        else None,
+        importance=importance,
         override_kv=given | dict(map(flags.parse_override, override_kv)),
         split_max_size=split_size,
         nonfinite=replaced,
@@ -164,7 +199,10 @@ def command(
         replaced=replaced,
         delete_source_shards=delete_source_shards,
         partial_requant=partial_requant,
+        verify=verify,
+        manifest=manifest,
         dry_run=dry_run,
+        timing=not no_timing,
         resume=resume,
         force=force,
         threads=threads,

@@ -14,6 +14,8 @@ from .writing import show_plan, write
 @click.option("--pattern", multiple=True, metavar="REGEX", help="Only tensors in whose name this is found; may be given again.")
 @click.option("--undo", is_flag=True, help="Turn repacked tensors back into their base types.")
 @flags.keep_split
+@flags.verify
+@flags.manifest
 @flags.dry_run
 @flags.resume
 @flags.force
@@ -25,6 +27,8 @@ def command(
     pattern: tuple[str, ...],
     undo: bool,
     keep_split: bool,
+    verify: bool,
+    manifest: bool,
     dry_run: bool,
     resume: bool,
     force: bool,
@@ -41,6 +45,7 @@ def command(
       ggufmill repack model.gguf out.gguf --pattern "ffn_.*_exps"
     """
     from ..formats import open_gguf
+    from ..quantize.source import gguf_source
     from ..repack.job import plan_repack
 
     opened = open_gguf(source)
@@ -48,4 +53,6 @@ def command(
     if dry_run:
         show_plan(plan, as_json)
     else:
-        write(plan, "repack", opened.paths, threads=threads, resume=resume, force=force, as_json=as_json)
+        source = gguf_source(opened) if verify else None
+        job = {"threads": threads, "resume": resume, "force": force, "as_json": as_json}
+        write(plan, "repack", opened.paths, verify=source, manifest=manifest, **job)

@@ -1,45 +1,18 @@
-"""The report of a run: as JSON, as a Markdown file, and short for the terminal."""
+"""The report of a run for people: as Markdown, and short for the terminal."""
 
 from __future__ import annotations
 
-import platform
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from .. import __version__
-from ..formats.plan import Plan
 from .console import gib, table
 
-if TYPE_CHECKING:
-    from ..imatrix import Imatrix
-    from .pipeline import Run
+COMPARISON = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
 
 
-def report_json(run: Run, plan: Plan, imatrix: Imatrix | None, validation: dict[str, Any] | None) -> dict[str, Any]:
-    return {
-        "recipe": run.recipe.name,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "source": run.settings(),
-        "files": [str(f.path.resolve()) for f in plan.files],
-        "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
-        "imatrix_entries": len(imatrix.entries) if imatrix is not None else 0,
-        "imatrix_starved": imatrix.starved() if imatrix is not None else {},
-        "report": str(run.folder.reports[1].resolve()),
-        "tensors": len(plan.outputs),
-        "total_bytes": plan.total_bytes,
-        "file_bytes": plan.file_bytes,
-        "bits_per_weight": plan.bits_per_weight,
-        "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in plan.histogram().items()},
-        "warnings": plan.warnings,
-        "validation": validation,
-        "seconds": run.seconds,
-        "rules": run.recipe.text,
-    }
-
-
-def _comparison(found: dict[str, Any]) -> list[tuple[object, ...]]:
+def comparison(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The baseline's row and the result's, under COMPARISON."""
     v = found["validation"]
     error = f" +/- {v['error']:.4f}" if v.get("error") is not None else ""
     return [
@@ -55,12 +28,18 @@ def _comparison(found: dict[str, Any]) -> list[tuple[object, ...]]:
     ]
 
 
-def _ratio(v: dict[str, Any]) -> str:
+def ratio(v: dict[str, Any]) -> str:
     error = v.get("ratio_error")  # a single prediction has none
     return f"{v['ratio']:.4f}" + (f" +/- {error:.4f}" if error is not None else "")
 
 
-_HEADINGS = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
+def measured(v: dict[str, Any]) -> str:
+    """What the figures of a validation were measured on, and those that its table leaves out."""
+    return (
+        f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored. "
+        f"Perplexity ratio {ratio(v)}; "
+        f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}."
+    )
 
 
 def short_text(found: dict[str, Any]) -> str:
@@ -68,50 +47,86 @@ def short_text(found: dict[str, Any]) -> str:
     parts = []
     v = found["validation"]
     if v is not None:
-        parts.append(table(_HEADINGS, _comparison(found)))
+        parts.append(table(COMPARISON, comparison(found)))
         seen = f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens"
-        parts.append(f"{seen}, ratio {_ratio(v)}")
+        parts.append(f"{seen}, ratio {ratio(v)}")
         parts += [f"note: {note}" for note in v.get("notes", [])]
         parts += [f"{label}: {text!r}" for label, text in v.get("texts", {}).items()]
     else:
         parts.append(f"{gib(found['total_bytes'])}, {found['bits_per_weight']:.3f} bits per weight")
     places = [("model", f) for f in found["files"]] + [("imatrix", found["imatrix"])] * bool(found["imatrix"])
     parts.append("\n".join(f"{what:8} {where}" for what, where in [*places, ("report", found["report"])]))
-    seconds = ", ".join(f"{stage} {s:.1f} s" for stage, s in found["seconds"].items())
-    parts.append(seconds)
+    parts.append(", ".join(f"{stage} {s:.1f} s" for stage, s in found["seconds"].items()))
     return "\n\n".join(parts)
+
+
+def type_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
+    total = found["total_bytes"]
+    return [(n, t["tensors"], gib(t["nbytes"]), f"{t['nbytes'] / total:.1%}") for n, t in found["types"].items()]
+
+
+def role_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
+    total = found["total_bytes"]
+    return [
+        (role, ", ".join(types), gib(sum(types.values())), f"{sum(types.values()) / total:.1%}")
+        for role, types in found["roles"].items()
+    ]
+
+
+def error_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
+    """For each type that changes weights: tensors, mean and largest relative error of their samples."""
+    rows = []
+    for name in found["types"]:
+        errors = [t["error"] for t in found["table"] if t["type"] == name and t["error"]]
+        if errors:
+            rows.append((name, len(errors), f"{sum(errors) / len(errors):.5f}", f"{max(errors):.5f}"))
+    return rows
+
+
+TYPES, ROLES = ("type", "tensors", "size", "share"), ("role", "types", "size", "share")
+ERRORS = ("type", "tensors", "mean error", "largest")
 
 
 def report_text(found: dict[str, Any]) -> str:
     """The Markdown report."""
     lines = [f"# {found['recipe']}", "", f"Made {found['made']} by ggufmill {found['version']} on {found['machine']}."]
-    lines += ["", f"- {found['source']}", *(f"- result: `{f}`" for f in found["files"])]
+    lines += ["", f"- {found['source']}", *(f"- result: `{Path(f).name}`" for f in found["files"])]
     if found["imatrix"]:
-        lines.append(f"- imatrix: `{found['imatrix']}`, {found['imatrix_entries']} entries")
+        lines.append(f"- imatrix: `{Path(found['imatrix']).name}`, {found['imatrix_entries']} entries")
     v = found["validation"]
     if v is not None:
-        lines += ["", "## Validation", "", *_markdown(_HEADINGS, _comparison(found)), ""]
-        lines += [
-            f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored. "
-            f"Perplexity ratio {_ratio(v)}; "
-            f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}."
-        ]
+        lines += ["", "## Validation", "", *markdown(COMPARISON, comparison(found)), "", measured(v)]
+        if v.get("layers"):
+            rows = [(e["layer"], f"{e['relative']:.5f}", f"{e['worst']:.5f}", f"{e['cosine']:.6f}") for e in v["layers"]]
+            lines += ["", "Outputs of the layers against those of the baseline, on the first window:", ""]
+            lines += markdown(("layer", "relative error", "worst token", "cosine"), rows)
         for label, text in v.get("texts", {}).items():
             lines += ["", f"Text from {label}:", "", *(f"    {line}" for line in text.splitlines())]
-    total = found["total_bytes"]
-    types = [(n, t["tensors"], gib(t["nbytes"]), f"{t['nbytes'] / total:.1%}") for n, t in found["types"].items()]
-    lines += ["", "## Types", "", *_markdown(("type", "tensors", "size", "share"), types)]
+    lines += ["", "## Types", "", *markdown(TYPES, type_rows(found)), "", *markdown(ROLES, role_rows(found))]
     lines += ["", f"{found['tensors']} tensors, {found['bits_per_weight']:.3f} bits per weight, {found['file_bytes']:,} bytes."]
+    if error_rows(found):
+        lines += ["", "Relative error of the weights, on samples of every tensor read back from the file:", ""]
+        lines += markdown(ERRORS, error_rows(found))
+    if found["coverage"] is not None:
+        lines += ["", "## Imatrix", "", coverage_line(found), *(f"- {r}" for r in found["coverage"]["remarks"])]
     if found["warnings"]:
         lines += ["", "## Warnings", "", *(f"- {w}" for w in found["warnings"])]
-    lines += ["", "## Time", "", *_markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in found["seconds"].items()])]
+    lines += ["", "## Time", "", *markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in found["seconds"].items()])]
     lines += ["", "## Recipe", "", "```toml", found["rules"].rstrip(), "```", ""]
     return "\n".join(lines)
 
 
-def _markdown(headings: tuple[str, ...], rows: list[tuple[object, ...]] | list[Any]) -> list[str]:
+def coverage_line(found: dict[str, Any]) -> str:
+    layers = found["coverage"]["layers"]
+    tensors, without = sum(row["tensors"] for row in layers), sum(len(row["without"]) for row in layers)
+    texts = ", ".join(found["imatrix_texts"]) or "an unnamed text"
+    return f"{tensors - without} of {tensors} weight tensors have data, from {found['imatrix_tokens']:,} tokens of {texts}."
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """The lines of a table; a bar in a cell is escaped."""
     return [
         "| " + " | ".join(headings) + " |",
         "|" + "---|" * len(headings),
-        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+        *("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows),
     ]

@@ -84,7 +84,7 @@ def command(
     from ..recipes import find
     from .console import emit
     from .importance import load_importance
-    from .searching import Job, Target, Wishes, command_line, parse_types
+    from .searching import Job, Target, Wishes, command_line, parse_types, save_text
     from .writing import histogram_text, protect, totals_text
 
     target = Target(
@@ -110,9 +110,7 @@ def command(
         quiet=as_json,
     )
     result = job.find(target, command_line())
-    part = out.with_name(out.name + ".part")
-    part.write_text(result.text, "utf-8")
-    part.replace(out)
+    save_text(out, result.text)
 
     def text() -> str:
         measured = result.measured

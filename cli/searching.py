@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..formats import MillError, PlanError, TensorSource, TensorType
-from ..formats.plan import Plan
+from ..formats.plan import Plan, parse_size
 from ..quantize.damage import USUAL, errors, fitting
 from ..quantize.planning import Importance, plan_quantize
-from ..quantize.recipe import Matcher, Rule, parse_rules, parse_type
+from ..quantize.recipe import Matcher, Recipe, Rule, parse_rules, parse_type
 from ..quantize.rules_text import rules_text
 from ..quantize.search import Budget, Found, Search, choosable, grouped, packed
 from .console import gib
@@ -148,9 +148,7 @@ class State:
     def save(self, now: bool = False) -> None:
         if self.path is None or (not now and time.monotonic() - self._saved < SAVE_EVERY):
             return
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(json.dumps({"key": self.key, "errors": self.errors, "divergences": self.divergences}))
-        part.replace(self.path)
+        save_text(self.path, json.dumps({"key": self.key, "errors": self.errors, "divergences": self.divergences}))
         self._saved = time.monotonic()
 
 
@@ -346,8 +344,8 @@ class Job:
     def _of_divergence(self, wanted: float) -> Found:
         """Predictions add up, which is too much where much is damaged: they are scaled by what is measured, until it fits."""
         if self.wishes.text is None:
-            raise PlanError("--max-kld needs a text to measure on: -f TEXT")
-        search, allowed, best = self.search, wanted, None
+            raise PlanError("--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT)")
+        search, allowed, best, got = self.search, wanted, None, 0.0
         for _ in range(8):
             try:
                 found = search.below(allowed)
@@ -377,10 +375,9 @@ class Job:
         elements = sum(self.tensors[n].n_elements for n in types)
         lines.append(f"# {len(types)} tensors in {nbytes:,} bytes, {8 * nbytes / elements:.3f} bits per weight of these")
         if wishes.text is not None:
-            lines.append(
-                f"# KL divergence on {wishes.text.name}, {wishes.chunks} windows of {wishes.n_ctx}: predicted {found.predicted:.4g}"
-                + (f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else "")
-            )
+            where = f"{wishes.text.name}, {wishes.chunks} windows of {wishes.n_ctx}"
+            figure = f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else ""
+            lines.append(f"# KL divergence on {where}: predicted {found.predicted:.4g}{figure}")
         else:
             lines.append(f"# No text was given: relative errors of tensors count alike, in all {found.predicted:.4g}")
         importance = "with an imatrix" if self.importance is not None else "without an imatrix"
@@ -397,6 +394,45 @@ def _key(source: TensorSource, importance: Importance | None, wishes: Wishes) ->
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())
     return digest.hexdigest()[:32]
+
+
+def recipe_target(recipe: Recipe, size: str | None, bits: float | None, divergence: float | None) -> Target | None:
+    """What the command line asks for, else the recipe's [quantize] target_size or target_bpw; None if neither does."""
+    if size is not None or bits is not None or divergence is not None:
+        return Target(parse_size(size) if size is not None else None, bits, divergence)
+    said = recipe.stages.get("quantize", {})
+    if "target_size" not in said and "target_bpw" not in said:
+        return None
+    bytes_ = said.get("target_size")
+    return Target(parse_size(bytes_) if isinstance(bytes_, str) else bytes_, said.get("target_bpw"))
+
+
+def search_for(
+    target: Target,
+    source: TensorSource,
+    importance: Importance | None,
+    wishes: Wishes,
+    rules: Sequence[Rule],
+    rules_text: str,
+    out: Path | None,
+    *,
+    quiet: bool,
+) -> str:
+    """The text of the recipe that is found. out: the model to be written; the recipe and what was measured are kept beside
+    it as OUT.recipe.txt and OUT.state.json (None: nowhere)."""
+    state = out.with_name(out.name + ".state.json") if out is not None else None
+    job = Job(source, importance, wishes, fixed=rules, fixed_text=rules_text, state=state, quiet=quiet)
+    result = job.find(target)
+    if out is not None:
+        save_text(out.with_name(out.name + ".recipe.txt"), result.text)
+    return result.text
+
+
+def save_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, "utf-8")
+    part.replace(path)
 
 
 def command_line() -> str:

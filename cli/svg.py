@@ -1,6 +1,6 @@
 """Small pictures as inline SVG: stacked bars and lines. Colours are CSS variables (--c0 ... --c9, --ink, --grid) of the page.
 
-Drawn 400 units wide, so that the letters keep their size on a telephone; wider screens magnify a little.
+Drawn 340 units wide, so that the letters keep their size on a telephone; wider screens magnify a little.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 400
+WIDTH = 340
 COLOURS = 10
 _LEFT, _RIGHT = 46, 8  # of the area in which lines are drawn
 _LETTER = 5.6  # estimated width of a letter of font size 10
@@ -41,7 +41,9 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence
             width = value / most * WIDTH
             colour = min(keys.index(key), COLOURS - 1)
             title = f"<title>{escape(f'{key}: {value:,.4g}{unit}')}</title>"
-            out.append(f'<rect x="{x:.1f}" y="{y + 16}" width="{max(width, 0.4):.1f}" height="14" class="f{colour}">{title}</rect>')
+            out.append(
+                f'<rect x="{x:.1f}" y="{y + 16}" width="{max(width, 0.4):.1f}" height="14" class="f{colour}">{title}</rect>'
+            )
             x += width
         y += 36
     legend, height = _legend([(key, min(i, COLOURS - 1), False) for i, key in enumerate(keys)], y + 4)
@@ -69,13 +71,12 @@ def lines(
         y = at(low, value)[1]
         out.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         out.append(_text(_LEFT - 5, y + 3.5, number(value), "end"))
-    for value in _whole_ticks(low, high):
-        out.append(_text(at(value, ys[0])[0], bottom + 13, number(value), "middle"))
+    out += [_text(at(value, ys[0])[0], bottom + 13, number(value), "middle") for value in _whole_ticks(low, high)]
     out.append(_text((WIDTH + _LEFT) / 2, bottom + 26, x_label, "middle"))
     for i, s in enumerate(series):
         out += _line(s, i, at)
-    legend, height = _legend([(s.label, _colour(s, i), s.dashed) for i, s in enumerate(series)], height + 6)
-    return _picture(out + legend, height)
+    legend, below = _legend([(s.label, _colour(s, i), s.dashed) for i, s in enumerate(series)], height + 6)
+    return _picture(out + legend, below)
 
 
 def _line(s: Series, index: int, at: object) -> list[str]:
@@ -161,9 +162,8 @@ def _legend(entries: Sequence[tuple[str, int, bool]], y: float) -> tuple[list[st
         if x and x + width > WIDTH:
             x, y = 0.0, y + 16
         if dashed:
-            out.append(
-                f'<line x1="{x:.1f}" x2="{x + 11:.1f}" y1="{y + 5:.1f}" y2="{y + 5:.1f}" class="s{colour}" stroke-dasharray="4 3"/>'
-            )
+            ends = f'x1="{x:.1f}" x2="{x + 11:.1f}" y1="{y + 5:.1f}" y2="{y + 5:.1f}"'
+            out.append(f'<line {ends} class="s{colour}" stroke-dasharray="4 3"/>')
         else:
             out.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="10" height="10" class="f{colour}"/>')
         out.append(_text(x + 14, y + 9, label))

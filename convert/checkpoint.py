@@ -37,6 +37,12 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "vocab.txt",
+    "hf_quant_config.json",
 )
 
 
@@ -190,7 +196,7 @@ def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str
     beginnings = sorted(left_out)  # none is the beginning of another, so a name's own is the last that is not after it
     unexpected = []
     for name, tensor in stored.items():
-        if tensor.name in used or name.endswith(IGNORED):
+        if tensor.name in used or name.endswith(IGNORED) or _is_no_bias(name, stored):
             continue
         at = bisect_right(beginnings, name)
         if at and name.startswith(beginnings[at - 1]):
@@ -199,6 +205,12 @@ def _rest(stored: Mapping[str, StoredTensor], used: set[str], left_out: dict[str
             unexpected.append(name)
     notes = [f"{left_out[b]}: {n} tensor{'s' * (n > 1)} left out ({b}*)" for b, n in counts.items() if n]
     return notes, unexpected
+
+
+def _is_no_bias(name: str, stored: Mapping[str, StoredTensor]) -> bool:
+    """Whether a bias is nothing but zeros: some GPTQ tools write one for every layer, whether the model has it or not."""
+    stem = name.removesuffix("bias")
+    return name.endswith(".bias") and f"{stem}qweight" in stored and not stored[name].data.any()
 
 
 def _count(names: list[str], problem: str) -> str:

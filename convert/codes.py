@@ -27,45 +27,51 @@ def _raised(code):
 
 
 @kernel
-def _float(code):
-    return np.float32(np.int32(code))  # of 32 bits: numba's own choice, 64, is no vector code
+def _unpack(row, bits, flip, out):
+    """2^23 + each code of a row, float32. Loops over all of a row are the ones that the compiler makes fast."""
+    if bits == 8:
+        for i in range(out.size):
+            out[i] = _raised(np.uint32(row[i] ^ flip))
+        return
+    mask, done = np.uint32((1 << bits) - 1), 0
+    if bits == 4:
+        for i in range(out.size // 2):
+            byte = np.uint32(row[i])
+            out[2 * i] = _raised(byte & np.uint32(15))
+            out[2 * i + 1] = _raised(byte >> np.uint32(4))
+        done = out.size // 2 * 2
+    elif bits == 2:
+        for i in range(out.size // 4):
+            byte = np.uint32(row[i])
+            out[4 * i] = _raised(byte & np.uint32(3))
+            out[4 * i + 1] = _raised((byte >> np.uint32(2)) & np.uint32(3))
+            out[4 * i + 2] = _raised((byte >> np.uint32(4)) & np.uint32(3))
+            out[4 * i + 3] = _raised(byte >> np.uint32(6))
+        done = out.size // 4 * 4
+    else:
+        for i in range(out.size // 8):  # eight codes are as many bytes as a code has bits
+            eight = np.uint64(0)
+            for b in range(bits):
+                eight |= np.uint64(row[i * bits + b]) << np.uint64(8 * b)
+            for c in range(8):
+                out[8 * i + c] = _raised(np.uint32(eight >> np.uint64(c * bits)) & mask)
+        done = out.size // 8 * 8
+    for c in range(done, out.size):
+        bit = c * bits
+        code = np.uint32(row[bit >> 3])
+        if (bit & 7) + bits > 8:
+            code |= np.uint32(row[(bit >> 3) + 1]) << np.uint32(8)
+        out[c] = _raised((code >> np.uint32(bit & 7)) & mask)
 
 
 @kernel
 def _widen(row, bits, flip, scale, zero, per, out):
     """One row: uint8 codes -> float32 out; column c has scale and zero number c // per. flip: bits of 8-bit codes to turn."""
-    size, mask = out.size, np.uint32((1 << bits) - 1)
-    aligned = 8 % bits == 0 and (per * bits) % 8 == 0
+    _unpack(row, bits, flip, out)
     for g in range(scale.size):
-        s, z = scale[g], zero[g]
-        to = out[g * per : min(size, (g + 1) * per)]
-        done, raised = 0, z + _RAISED
-        if aligned:
-            at = g * per * bits // 8
-            whole = to.size * bits // 8
-            part = row[at : at + whole]
-            if bits == 8:
-                for i in range(whole):
-                    to[i] = (np.float32(np.uint8(part[i] ^ flip)) - z) * s
-            elif bits == 4:
-                for i in range(whole):
-                    byte = np.uint32(part[i])
-                    to[2 * i] = (_raised(byte & np.uint32(15)) - raised) * s
-                    to[2 * i + 1] = (_raised(byte >> np.uint32(4)) - raised) * s
-            elif bits == 2:
-                for i in range(whole):
-                    byte = np.uint32(part[i])
-                    to[4 * i] = (_float(byte & np.uint32(3)) - z) * s
-                    to[4 * i + 1] = (_float((byte >> np.uint32(2)) & np.uint32(3)) - z) * s
-                    to[4 * i + 2] = (_float((byte >> np.uint32(4)) & np.uint32(3)) - z) * s
-                    to[4 * i + 3] = (_float(byte >> np.uint32(6)) - z) * s
-            done = whole * 8 // bits if bits != 1 else 0
-        for c in range(done, to.size):
-            bit = (g * per + c) * bits
-            code = np.uint32(row[bit >> 3])
-            if (bit & 7) + bits > 8:
-                code |= np.uint32(row[(bit >> 3) + 1]) << np.uint32(8)
-            to[c] = (_float((code >> np.uint32(bit & 7)) & mask) - z) * s
+        s, z, to = scale[g], zero[g] + _RAISED, out[g * per : min(out.size, (g + 1) * per)]
+        for i in range(to.size):
+            to[i] = (to[i] - z) * s
 
 
 @kernel

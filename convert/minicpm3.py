@@ -43,9 +43,7 @@ def _factors(outline: Outline) -> None:
     embedding = config.real("scale_emb", USUAL[0], positive=True)
     depth = config.real("scale_depth", USUAL[1], positive=True)
     base = config.integer("dim_model_base", int(USUAL[2]))
-    outline.real(
-        {"embedding_scale": embedding, "residual_scale": depth / layers**0.5, "logit_scale": base / outline.hidden}
-    )
+    outline.real({"embedding_scale": embedding, "residual_scale": depth / layers**0.5, "logit_scale": base / outline.hidden})
     if (embedding, depth, base) != USUAL:
         outline.notes.append("llama.cpp knows only the published factors of embeddings, residuals and logits")
 

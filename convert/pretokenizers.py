@@ -31,6 +31,13 @@ _CANDIDATES = (
     "seed-coder",
     "starcoder",
     "gpt-2",
+    "kimi-k2",
+    "exaone-moe",
+    "jais-2",
+    "tiny_aya",
+    "falcon",
+    "bloom",
+    "viking",
 )
 
 # What the probe text is drawn from: characters and runs between which the rules differ.

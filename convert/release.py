@@ -23,8 +23,8 @@ class Releaser:
         folder of shards, one whose planning reads tensors, shards that are links, have another name too or cannot be deleted.
         """
         self._plan = plan
-        self._stubs: list[Path] = []
-        if not source.shards:
+        self._stubs = [stub(path) for path in source.files if path not in source.shards and stub(path).exists()]
+        if not source.shards and not self._stubs:
             raise PlanError(f"{source.path}: only the shards of a checkpoint folder can be deleted after use")
         needs: dict[Path, set[str]] = {path: set() for path in source.shards}
         for output, place in zip(plan.outputs, plan.places, strict=True):
@@ -36,7 +36,6 @@ class Releaser:
                     needs[path].add(output.name)
         self._needs = needs
         self._shards = dict(source.shards)
-        self._stubs = [stub(f) for f in source.files if f not in needs and stub(f).exists()]
         for path, shard in self._shards.items():
             if shard.was_read:
                 raise PlanError(f"{path}: the plan depends on tensors in it; without this shard the job could not be resumed")
@@ -47,7 +46,7 @@ class Releaser:
             if not os.access(path.parent, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
                 raise PlanError(f"{path.parent} cannot be written to, so its shards cannot be deleted")
 
-    def needed(self, done: Collection[str] = ()) -> int:
+    def needed(self) -> int:
         """Bytes of disk that the job takes at the worst moment, shards that were deleted by then counted as free."""
         folder = self._plan.files[0].path.resolve().parent
         while not folder.exists():

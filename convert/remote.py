@@ -205,25 +205,26 @@ class ReadAhead:
         """uint8 [stop - start], not to be written to; waits for it. Raises MillError."""
         key = (shard, start, stop)
         with self._lock:
+            early = self._held.get(key)
             wanted = [key]
             ranks = self._ranks.get((shard, start))
             if ranks:
                 self._at = next((r for r in ranks if r >= self._at - KEPT), ranks[0])
                 wanted += self._order[self._at + 1 : self._at + 1 + AHEAD]
             futures = [self._begin(k) for k in wanted]
-            future = futures[0]
             self._forget(set(wanted))
         try:
-            return future.result()
+            return futures[0].result()
         except MillError:
-            with self._lock:  # so that whoever asks again gets another try
-                if self._held.get(key) is future:
-                    del self._held[key]
-            raise
+            if futures[0] is not early:
+                raise
+        with self._lock:  # what went wrong before anybody asked for it gets another try
+            future = self._begin(key)
+        return future.result()
 
     def _begin(self, key: tuple[RemoteShard, int, int]) -> Future[np.ndarray]:
         future = self._held.get(key)
-        if future is None:
+        if future is None or (future.done() and future.exception() is not None):
             future = self._held[key] = Future()
             self._todo.put((key, future))
             if len(self._threads) < CONNECTIONS:

@@ -52,6 +52,12 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss.seed_oss",
     "BailingMoeForCausalLM": "bailing.bailing",
     "Dots1ForCausalLM": "dots1.dots1",
+    "LlavaForConditionalGeneration": "multimodal.text_model",
+    "LlavaNextForConditionalGeneration": "multimodal.text_model",
+    "Mistral3ForConditionalGeneration": "multimodal.text_model",
+    "KimiVLForConditionalGeneration": "multimodal.text_model",
+    "KimiK25ForConditionalGeneration": "multimodal.text_model",
+    "InternVLForConditionalGeneration": "multimodal.text_model",
 }
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 

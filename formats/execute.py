@@ -169,12 +169,14 @@ def execute(
     progress: Progress | None = None,
     kept: Collection[int] = (),
     finished: Finished | None = None,
+    unchanged: Callable[[], None] | None = None,
 ) -> Result:
     """Writes the files of the plan. Call `preflight` first.
 
     threads: workers, by default one per processor. Memory is bounded by the workers and CHUNK_ELEMENTS, whatever the model's
     size. kept: files that are there already; they are neither written nor looked at. finished: called by one thread at a time
-    as tensors are finished, for a job that frees space as it goes on: the output is then not allocated beforehand.
+    as tensors are finished, for a job that frees space as it goes on: the output is then not allocated beforehand. unchanged:
+    called when all is written, before a file gets its name; raises MillError if what was read is no longer the same.
 
     Raises what a tensor's `produce` raises; .part and journal then stay, and resume=True goes on from them. Raises PlanError
     when the journal belongs to another plan or another process holds it.
@@ -193,9 +195,15 @@ def execute(
             finished(done, files.sync)
         try:
             _write_tensors(files, todo, done, workers, progress, finished)
-        except MillError as error:
-            raise MillError(f"{error} ({len(done)} of {len(places)} tensors are kept; --resume goes on)") from error
-        files.sync()
+            files.sync()
+        except (MillError, OSError) as error:
+            if isinstance(error, OSError):
+                reason = f"{files.part(next(iter(files.handles), 0))}: {error.strerror or error}"
+            else:
+                reason = str(error)
+            raise MillError(f"{reason} ({len(done)} of {len(places)} tensors are kept; --resume goes on)") from error
+        if unchanged is not None:
+            unchanged()
         for index in files.handles:
             os.replace(files.part(index), plan.files[index].path)
         _sync_folder(plan.files[0].path.resolve().parent)

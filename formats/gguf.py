@@ -21,7 +21,7 @@ import numpy as np
 
 from .errors import FormatError
 from .source import stamp
-from .span import read_span
+from .span import check_reaches, read_span
 from .types import TYPES, TensorType
 
 MAGIC = b"GGUF"
@@ -68,7 +68,9 @@ class TensorInfo:
 
     @property
     def data(self) -> np.ndarray:
-        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is touched."""
+        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is touched. Raises FormatError when the file
+        has become shorter; it must not become so while the view is used."""
+        check_reaches(self.path, self.offset + self.nbytes)
         flat = self._map[self.offset : self.offset + self.nbytes]
         return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)
 

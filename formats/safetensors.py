@@ -18,7 +18,7 @@ import numpy as np
 
 from .errors import FormatError
 from .released import is_released, read_released
-from .span import read_span
+from .span import check_reaches, read_span
 
 # safetensors dtype -> (numpy dtype of the stored words, our source type name)
 DTYPES: dict[str, tuple[str, str]] = {
@@ -75,8 +75,7 @@ class LocalShard:
                     self._map = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             except (OSError, ValueError) as error:
                 raise FormatError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
-        if offset + nbytes > len(self._map):
-            raise FormatError(f"{self.path}: the file has become shorter: it ends at byte {len(self._map)}")
+        check_reaches(self.path, offset + nbytes)  # touching pages of a map beyond the file's end would kill the process
         return self._map[offset : offset + nbytes]
 
     def close(self) -> None:

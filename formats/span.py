@@ -37,6 +37,16 @@ def read_span(path: Path, offset: int, nbytes: int) -> np.ndarray:
     return out
 
 
+def check_reaches(path: Path, end: int) -> None:
+    """Raises FormatError when the file, though it was mapped in that length once, now ends before the byte `end`."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    if size < end:
+        raise FormatError(f"{path}: the file has become shorter: it ends at byte {size}")
+
+
 def span_checksum(path: Path, offset: int, nbytes: int, progress: Callable[[int, str], None] | None = None) -> str:
     """xxh3-64 in hex of nbytes from that byte on, read block by block. progress(bytes, '') is called after each block.
 

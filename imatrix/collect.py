@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..runtime.perplexity import OnChunk, Perplexity, context_notes, score_windo
 from ..runtime.tally import Moments, Tally
 from .calibration import Calibration, cut
 from .entries import EMBEDDINGS, Imatrix
-from .squares import TILE, add_squares
+from .squares import TILE, sum_squares
 from .state import State
 
 _OUTPUT = "output.weight"
@@ -48,6 +49,33 @@ class Extent:
             )
 
 
+@dataclass
+class _Input:
+    """What a thread has seen last: where it lies, whose input it was, its sums. `kept`: so that nothing else lies there."""
+
+    where: tuple[str, int, tuple[int, ...]]
+    names: set[str]
+    squares: np.ndarray
+    kept: np.ndarray
+
+
+# Tensors of a layer that take the same input, one right after the other.
+_FAMILIES = (("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a_mqa"), ("ffn_gate", "ffn_up"))
+_FAMILY = {
+    f"{member}{suffix}.weight": f"{family[0]}{suffix}"
+    for family in _FAMILIES
+    for member in family
+    for suffix in ("", "_exps", "_shexp")
+}
+
+
+@lru_cache(1 << 16)
+def _family(name: str) -> str:
+    layer, _, rest = name.removeprefix("blk.").partition(".")
+    found = _FAMILY.get(rest)
+    return f"{layer}.{found}" if found else ""
+
+
 class Collector:
     """What a model's observer is to be. `weight`: how many times the tokens count that come next."""
 
@@ -61,7 +89,7 @@ class Collector:
         self.used = np.zeros(model.graph.embedding.rows if self._extent.embeddings else 0, np.int64)
         self.sums: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
-        self._lock = threading.Lock()
+        self._lock, self._last = threading.Lock(), threading.local()
         self._heads = int(model.metadata.get(f"{model.source.architecture}.attention.head_count", 1))
 
     def __call__(self, name: str, matrix: int, x: np.ndarray) -> None:
@@ -75,18 +103,28 @@ class Collector:
         self.counts[name][matrix] += len(x) * self.weight
 
     def _add(self, name: str, x: np.ndarray, row: np.ndarray) -> None:
+        """row += weight * (the sums of the squares of x's columns), which matrices that take the same input share."""
+        family, last = _family(name), getattr(self._last, "input", None)
+        where = (family, x.ctypes.data, x.shape)
+        if family and last is not None and last.where == where and name not in last.names:
+            squares = last.squares
+            last.names.add(name)
+        else:
+            squares = self._squares(x)
+            if not np.isfinite(squares).all():
+                raise MillError(f"the input of {name} is not finite: the model or its file is damaged")
+            self._last.input = _Input(where, {name}, squares, x)
+        row += squares if self.weight == 1 else self.weight * squares
+
+    def _squares(self, x: np.ndarray) -> np.ndarray:
         columns, workers = x.shape[1], self._model.graph.store.workers
+        squares = np.empty(columns)
         if x.size < _WORTH_SHARING or workers.count == 1:
-            finite = add_squares(x, self.weight, row, 0, columns)
+            sum_squares(x, squares, 0, columns)
         else:
             step = -(-columns // (workers.count * TILE)) * TILE
-            finite = all(
-                workers.map(
-                    lambda low: add_squares(x, self.weight, row, low, min(low + step, columns)), range(0, columns, step)
-                )
-            )
-        if not finite:
-            raise MillError(f"the input of {name} is not finite: the model or its file is damaged")
+            workers.map(lambda low: sum_squares(x, squares, low, min(low + step, columns)), range(0, columns, step))
+        return squares
 
     def observe_heads(self, name: str, x: np.ndarray, pooled: bool) -> None:
         """Adds inputs of a matrix per head, float32 [n, heads, columns]; pooled: of one matrix that all heads share."""

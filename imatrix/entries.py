@@ -20,6 +20,7 @@ from ..formats import MillError, TensorSource, dims
 Entry = tuple[np.ndarray, np.ndarray]
 
 FEW = 32  # tokens
+_PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight")  # one matrix in one layout, one per head in another
 LEGACY_CHUNK = 512  # tokens of a window, where a file does not say
 EMBEDDINGS = "token_embd.weight"
 
@@ -132,6 +133,10 @@ class Imatrix:
             sums, counts = _unstacked(self.entries[name], matrices)
             if sums.shape == (1, columns):
                 sums, counts = np.repeat(sums, matrices, axis=0), np.repeat(counts, matrices)
+            elif matrices == 1 and name.endswith(_PER_HEAD) and sums.shape[1] % columns == 0:
+                rows = sums.reshape(-1, columns)  # heads beside or below each other
+                counts = np.repeat(counts, len(rows) // len(counts)).sum(keepdims=True)
+                sums = rows.sum(axis=0, keepdims=True)
             elif matrices == 1 and sums.shape[1] == columns:
                 sums, counts = sums.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
             if sums.shape != (matrices, columns):

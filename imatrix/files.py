@@ -14,6 +14,7 @@ from .entries import LEGACY_CHUNK, Entry, Imatrix
 
 _SUMS = (".in_sum2", ".sums")  # the second is an older spelling
 _COUNTS = ".counts"
+_RESHAPED = " (reshaped)"  # ik_llama.cpp writes attn_k_b under the name of its view as a stack
 
 
 def load(path: str | Path) -> Imatrix:
@@ -59,8 +60,8 @@ def _read_gguf(path: Path) -> Imatrix:
         counts = file.tensors.get(name + _COUNTS)
         if counts is None or tensor.type.name != "f32" or counts.type.name != "f32":
             raise FormatError(f"{path}: entry {name} lacks its counts, or is not of f32")
-        sums = np.ascontiguousarray(tensor.data).view(np.float32)
-        seen = np.ascontiguousarray(counts.data).view(np.float32).reshape(-1)
+        sums = tensor.read(0, tensor.n_rows).view(np.float32)
+        seen = counts.read(0, counts.n_rows).view(np.float32).reshape(-1)
         if len(seen) != len(sums):
             raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(seen)} counts")
         if not np.isfinite(seen).all():
@@ -121,7 +122,7 @@ def _read_dat(path: Path, data: bytes) -> Imatrix:
     entries: dict[str, Entry] = {}
     chunks = 0
     for _ in range(reader.int32()):
-        name = reader.take(reader.int32()).decode("utf-8", "replace")
+        name = reader.take(reader.int32()).decode("utf-8", "replace").removesuffix(_RESHAPED)
         ncall, width = reader.int32(), reader.int32()
         if width < 1 or name in entries:
             raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")

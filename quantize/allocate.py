@@ -1,8 +1,8 @@
 """Which option each unit takes so that together they fit a budget and do the least damage: the multiple-choice knapsack.
 
 The lower convex hull of every unit's options and one price per byte (the Lagrangian) decide all but a few units (Sinha and
-Zoltners 1979). What is left of the budget is then spent on the units whose choice was closest to another one, the core (Pisinger
-1995), by dynamic programming, and at last on single steps that still fit.
+Zoltners 1979). What is left of the budget is then spent on the units whose choice was closest to another one, the core
+(Pisinger 1995), by dynamic programming, and at last on single steps that still fit.
 """
 
 from __future__ import annotations

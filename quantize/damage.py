@@ -18,8 +18,9 @@ RUN = 8  # rows that lie together: as many as the widest interleave of a type wi
 
 # What a search chooses from unless told otherwise: types of a good error for their size whose products run at full speed.
 USUAL = (
-    "iq1_s iq1_m iq2_xxs iq2_ks iq2_k iq2_kl iq3_ks iq3_k iq4_kss iq4_ks iq4_k iq5_ks iq5_k iq6_k q8_0 iq4_nl q5_0 q6_0"
-).split()
+    *("iq1_s", "iq1_m", "iq2_xxs", "iq2_ks", "iq2_k", "iq2_kl", "iq3_ks", "iq3_k", "iq4_kss", "iq4_ks", "iq4_k"),
+    *("iq5_ks", "iq5_k", "iq6_k", "q8_0", "iq4_nl", "q5_0", "q6_0"),
+)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ STAGES: dict[str, dict[str, Key]] = {
         "target_bpw": Key("a number above 0", lambda v: _is_number(v) and v > 0),
         "split_max_size": Key("a size such as '50G', or a number of bytes", _is_size),
     },
+    "repack": {"pattern": _NAME},
     "validate": {
         "text": _NAME,
         "ctx": _WINDOW,
@@ -125,6 +126,7 @@ STAGES: dict[str, dict[str, Key]] = {
         "max_ppl_ratio": Key("a number above 0", lambda v: _is_number(v) and v > 0),
         "max_kld": Key("a number, at least 0", lambda v: _is_number(v) and v >= 0),
     },
+    "report": {"base_model": _NAME, "quantized_by": _NAME},
 }
 
 # Where a rule may end: a type name that is followed by a comma, the line's end or a comment.

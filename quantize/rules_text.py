@@ -53,12 +53,10 @@ def _alternatives(numbers: set[str]) -> str:
 
 
 def _class(digits: set[str]) -> str:
-    """A set of digits: '7', '[25]', '[3-9]'."""
-    runs: list[list[int]] = []
-    for digit in sorted(map(int, digits)):
-        if runs and digit == runs[-1][-1] + 1:
-            runs[-1].append(digit)
-        else:
-            runs.append([digit])
-    inside = "".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else "".join(map(str, r)) for r in runs)
-    return inside if len(digits) == 1 else f"[{inside}]"
+    """A set of digits: '7', '[25]', '[3-9]'. A range and digits in one, `[0-24]`, would read like the numbers 0 to 24."""
+    inside = "".join(sorted(digits))
+    if len(inside) == 1:
+        return inside
+    if len(inside) > 2 and int(inside[-1]) - int(inside[0]) == len(inside) - 1:
+        inside = f"{inside[0]}-{inside[-1]}"
+    return f"[{inside}]"

@@ -1,8 +1,9 @@
 """The best recipe of a given size: a type for every tensor, so that the predicted damage is least.
 
-A tensor's damage is the relative error of its rows in a type (damage.py), turned into a divergence of the model's predictions by
-what was measured for its group: a curve through a few (error, divergence) points. Small perturbations of different tensors are
-independent of each other, so their divergences add up, and choosing types is a knapsack (allocate.py).
+A tensor's damage is the relative error of its rows in a type (damage.py), turned into a divergence of the model's predictions
+by what was measured for its group: a curve through a few (error, divergence) points. Small perturbations of different tensors
+are nearly independent, so their divergences are taken to add up, and choosing types is a knapsack (allocate.py). Where much is
+damaged the sum is too large; which types are best hardly depends on that.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
-from .allocate import Option, allocate, smallest, total
+from .allocate import Option, allocate, smallest
 from .choosing import quantisable
 
 # Tensors that hold the same matrices as another one, for other ways to compute: a share of its sensitivity, not measured.
@@ -77,7 +79,7 @@ def grouped(names: Sequence[str], most: int) -> list[Group]:
     for role, members in roles.items():
         count = min(bands, len(members))
         cuts = [len(members) * i // count for i in range(count + 1)]
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             layers = [_role(name)[0] for name in members[low:high]]
             label = f"{role}, layers {layers[0]} to {layers[-1]}" if layers[0] is not None else role
             found.append(Group(label, tuple(members[low:high])))
@@ -201,17 +203,15 @@ class Search:
         group.curve.add(sum(self.errors[name][kind.name] for name, kind in types.items()), divergence)
 
     def neighbours(self, found: Found, group: Group) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
-        """The group's tensors a step smaller and a step larger than found: about double and half the error, if there are such."""
+        """The group's tensors a step smaller and a step larger than found: about double and half the error, if any."""
         return self._step(found, group, 2.2), self._step(found, group, 1 / 2.2)
 
     def _step(self, found: Found, group: Group, factor: float) -> dict[str, TensorType]:
         types = {}
         for name in group.tensors:
-            now = self.errors[name][found.types[name].name]
-            types[name] = min(
-                self.options[name],
-                key=lambda kind: abs(math.log((self.errors[name][kind.name] + 1e-12) / (now * factor + 1e-12))),
-            )
+            of = self.errors[name]
+            wanted = math.log(of[found.types[name].name] * factor + 1e-12)
+            types[name] = min(self.options[name], key=lambda kind: abs(math.log(of[kind.name] + 1e-12) - wanted))
         return types
 
     def correct(self, group: Group, found: Found, slope: float, trust: float) -> None:

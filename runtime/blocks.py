@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..formats import PlanError
+from ..formats import FormatError, PlanError
 from .feedforward import Activation, FusedFeedForward, GatedFeedForward, PlainFeedForward, gelu, silu_times
 from .hyper import Hyper
 from .moe import SIGMOID, SOFTMAX, GatedShare, MixtureOfExperts, Router
@@ -24,7 +24,7 @@ def feed_forward(
     """
     prefix, n_embd = f"blk.{layer}.", hyper.int("embedding_length")
     if f"{prefix}ffn_gate_inp.weight" not in store:
-        n_ff = hyper.int("feed_forward_length")
+        n_ff = hyper.size("feed_forward_length")
         if f"{prefix}ffn_gate.weight" in store or f"{prefix}ffn_up.weight" not in store:
             return GatedFeedForward.load(store, prefix, "", n_embd, n_ff, activation=activation)
         if store.tensor(f"{prefix}ffn_up.weight").shape[-1] == 2 * n_ff:
@@ -37,9 +37,17 @@ def feed_forward(
 
 
 def _router(store: WeightStore, hyper: Hyper, prefix: str) -> Router:
-    n_expert, gating = hyper.int("expert_count"), hyper.int("expert_gating_func", 0) or SOFTMAX
+    n_expert, gating = hyper.size("expert_count"), hyper.int("expert_gating_func", 0) or SOFTMAX
     if gating not in (SOFTMAX, SIGMOID):
         raise PlanError(f"{hyper.where}: expert gating function {gating} is not supported (1 softmax, 2 sigmoid)")
+
+    groups, groups_used = (hyper.size(f"expert_group_{key}", 0, 0, n_expert) or 1 for key in ("count", "used_count"))
+    used = hyper.size("expert_used_count", most=n_expert)
+    groups_used = 1 if groups == 1 else groups_used  # whatever it says
+    if n_expert % groups or groups_used > groups or used > n_expert // groups * groups_used:
+        raise FormatError(
+            f"{hyper.where}: {used} experts cannot be chosen from {groups_used} of {groups} equal groups of {n_expert} experts"
+        )
 
     def vector(*names: str) -> np.ndarray | None:
         """The first of these that there is."""
@@ -47,12 +55,12 @@ def _router(store: WeightStore, hyper: Hyper, prefix: str) -> Router:
 
     return Router(
         store.linear(f"{prefix}ffn_gate_inp.weight", hyper.int("embedding_length"), n_expert),
-        used=hyper.int("expert_used_count"),
+        used=used,
         gating=gating,
         # The first files left the suffix away.
         bias=vector("exp_probs_b.bias", "exp_probs_b"),
-        groups=hyper.int("expert_group_count", 0) or 1,
-        groups_used=hyper.int("expert_group_used_count", 0) or 1,
+        groups=groups,
+        groups_used=groups_used,
         normalise=hyper.flag("expert_weights_norm"),
         scale=hyper.float("expert_weights_scale", 0.0) or 1.0,
         offset=vector("ffn_gate_inp.bias"),

@@ -114,6 +114,13 @@ class Step:
         """
         return self._look(layer, q, names, v_shape, span, segments, [])
 
+    def check(self, store: WeightStore, layer: int, mixed: np.ndarray) -> None:
+        """Has the result of an attention looked at, if somebody wants every result to be: keys and values may have been beyond
+        the range of the type that they are kept in."""
+        if store.watch:
+            types = " and ".join(part.type for part in self.segments[0][0].parts.values())
+            store.check(f"the attention of layer {layer} over keys and values kept as {types}", mixed)
+
     def _put(self, layer: int, rows: dict[str, np.ndarray]) -> list[Task]:
         tasks = [cache.put(layer, name, new[at]) for cache, at in self.segments for name, new in rows.items()]
         return [task for task in tasks if task is not None]
@@ -210,6 +217,7 @@ class Decoder:
     logit_scale      factor of the logits
     logit_softcap    logits become softcap * tanh(logit / softcap); 0: not
     on_layer         each is called as (layer, its output float32 [n, n_embd], to be read only) in every pass
+    single           takes the embedding of a single token [1, n_embd], overwriting it, through all layers, if it can
     """
 
     store: WeightStore
@@ -224,6 +232,7 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     on_layer: list[OnLayer] = field(default_factory=list)
+    single: Callable[[np.ndarray, KVCache], bool] | None = None
 
     @property
     def n_vocab(self) -> int:
@@ -249,18 +258,23 @@ class Decoder:
             self.store.check(self.embedding.name, x)
             if self.embedding_scale != 1:
                 x *= np.float32(self.embedding_scale)
-            for number, block in enumerate(self.blocks):
-                attended = block.attended(x, step)
-                fed_forward = block.fed_forward(x) if block.parallel else None
-                x += attended
-                self.store.check(f"the attention of layer {number}", x)
-                x += block.fed_forward(x) if fed_forward is None else fed_forward
-                self.store.check(f"layer {number}", x)
-                for told in self.on_layer:
-                    told(number, x)
+            if self.single is None or len(tokens) != 1 or not self.single(x, caches[0][0]):
+                x = self._through_layers(x, step)
             x = self.norm(x)
         for cache, count in caches:
             cache.commit(count)
+        return x
+
+    def _through_layers(self, x: np.ndarray, step: Step) -> np.ndarray:
+        for number, block in enumerate(self.blocks):
+            attended = block.attended(x, step)
+            fed_forward = block.fed_forward(x) if block.parallel else None
+            x += attended
+            self.store.check(f"the attention of layer {number}", x)
+            x += block.fed_forward(x) if fed_forward is None else fed_forward
+            self.store.check(f"layer {number}", x)
+            for told in self.on_layer:
+                told(number, x)
         return x
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:

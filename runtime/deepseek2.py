@@ -5,7 +5,7 @@ from __future__ import annotations
 from .blocks import feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
-from .hyper import Hyper
+from .hyper import MOST_LAYERS, Hyper
 from .latent import LatentAttention, Shape, cached_parts, observed_parts
 from .norms import RMSNorm
 from .rope import frequency_factors, rope_from, yarn_mscale
@@ -29,7 +29,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
             feed_forward(store, hyper, i),
             scale=hyper.float("residual_scale", 0.0) or 1.0,
         )
-        for i in range(hyper.int("block_count"))
+        for i in range(hyper.size("block_count", most=MOST_LAYERS))
     ]
     embedding, head = embedding_and_head(store, shape.n_embd)
 
@@ -45,7 +45,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         blocks,
         norm,
         head,
-        hyper.int("context_length"),
+        hyper.size("context_length"),
         new_cache,
         settings,
         embedding_scale=hyper.float("embedding_scale", 0.0) or 1.0,

@@ -47,7 +47,7 @@ def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Work
     for segment in segments:
         n, heads, k_width = segment.q.shape
         v_width, total = segment.out.shape[2], segment.past + n
-        tasks, splits = _tasks(n, heads // kv_heads, kv_heads, segment.past, span.window, k_width, v_width, workers.count)
+        tasks, splits = split_up(n, heads // kv_heads, kv_heads, segment.past, span.window, k_width, v_width, workers.count)
         out = segment.out if splits == 1 else np.empty((splits, n, heads, v_width), np.float32)
         sums = np.empty(2 * splits * n * heads, np.float32)
         job = np.array(
@@ -73,7 +73,7 @@ def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Work
 
 
 @lru_cache(64)  # all layers of a pass ask for the same
-def _tasks(
+def split_up(
     n: int, group: int, kv_heads: int, past: int, window: int, k_width: int, v_width: int, threads: int
 ) -> tuple[np.ndarray, int]:
     """The tasks of a job, int64 [tasks, fields] as in kernels.flash, the longest first; and the splits of the keys."""

@@ -95,7 +95,9 @@ class GroupedAttention:
         q = self._rotated("q", q, heads.n, step)
         k = self._rotated("k", k, heads.n_kv, step)
         v = self._with_bias("v", v, heads.n_kv, heads.v_width)
-        out = self.output.matmul(step.attend(self.layer, q, k, v, self.span))
+        mixed = step.attend(self.layer, q, k, v, self.span)
+        step.check(self.output.store, self.layer, mixed)
+        out = self.output.matmul(mixed)
         if "output" in self.bias:
             out += self.bias["output"]
         return out

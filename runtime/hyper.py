@@ -10,6 +10,7 @@ import numpy as np
 from ..formats import FormatError
 
 _MISSING: Any = object()
+MOST_LAYERS = 10_000
 
 
 class Hyper:
@@ -37,8 +38,15 @@ class Hyper:
         value = self._get(key, default)
         try:
             return int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+
+    def size(self, key: str, default: int = _MISSING, least: int = 1, most: int = 1 << 31) -> int:
+        """As `int`, for a count. Raises FormatError for one that is not from `least` to `most`."""
+        value = self.int(key, default)
+        if not least <= value <= most:
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {value}, not {least} to {most}")
+        return value
 
     def float(self, key: str, default: float = _MISSING) -> float:
         """As `int`, for a real number."""

@@ -8,8 +8,9 @@ Per token only a latent c [rank] and one rotated key k_pe, shared by all heads, 
                          head (llama.cpp, without kv_b)
 
 and there are two ways to compute with them, equal but for rounding: expand keys and values from the latents, or absorb K_h
-into the query (q_h K_h) and V_h into the output, so that attention runs on the latents themselves. What is cached, and which
-way is taken when, is the setting `mla` (numbered as in ik_llama.cpp):
+into the query (q_h K_h) and V_h into the output, so that attention runs on the latents themselves. For a few tokens the packed
+rows of k_b, and of v_b or V in kv_b, absorb; everything else takes decoded matrices, those of kv_b where it is there. What is
+cached, and which way is taken when, is the setting `mla` (numbered as in ik_llama.cpp):
 
     0  each head's keys and values are cached
     1  latents and rotated keys are cached, and the latents once more as values, in a type of their own; absorbs
@@ -27,7 +28,7 @@ from .cache import KVCache, Part, part_of
 from .decoder import Settings, Step
 from .hyper import Hyper
 from .norms import RMSNorm
-from .rope import Rope
+from .rope import Rope, rotated_dims
 from .threads import Workers
 from .weights import Linear, PerHead, WeightStore
 
@@ -43,11 +44,11 @@ class Shape:
     """
 
     def __init__(self, hyper: Hyper):
-        self.n_embd, self.n_head = hyper.int("embedding_length"), hyper.int("attention.head_count")
-        self.rank, self.rope = hyper.int("attention.kv_lora_rank"), hyper.int("rope.dimension_count")
-        key = hyper.int("attention.key_length_mla" if "attention.key_length_mla" in hyper else "attention.key_length")
-        self.v = hyper.int("attention.value_length_mla" if "attention.value_length_mla" in hyper else "attention.value_length")
-        self.nope, self.q_rank = key - self.rope, hyper.int("attention.q_lora_rank", 0)
+        self.n_embd, self.n_head = hyper.size("embedding_length"), hyper.size("attention.head_count")
+        key = hyper.size("attention.key_length_mla" if "attention.key_length_mla" in hyper else "attention.key_length")
+        self.rank, self.rope = hyper.size("attention.kv_lora_rank"), rotated_dims(hyper, key)
+        self.v = hyper.size("attention.value_length_mla" if "attention.value_length_mla" in hyper else "attention.value_length")
+        self.nope, self.q_rank = key - self.rope, hyper.size("attention.q_lora_rank", 0, 0)
         if self.nope <= 0:
             raise FormatError(f"{hyper.where}: heads of {key} elements cannot have {self.rope} rotated ones and others")
 
@@ -210,6 +211,7 @@ class LatentAttention:
             weighted = self._only_weigh(step, q, kept) if watched else None
         else:
             mixed, weighted = self._attend_latents(step, q, kept, watched)
+        step.check(self.store, self.layer, mixed)
         if weighted is not None:
             self.matrices.observe(kept[:, : shape.rank], q[..., : shape.nope], weighted)
         return self.output.matmul(mixed.reshape(n, -1))

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..formats import FormatError
 from .attention import Span
 from .blocks import FeedForward, feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
 from .feedforward import Activation, clamped_swish_times, gelu, gelu_times, silu_times, squared_relu
 from .grouped import GroupedAttention, Heads, cached_parts
-from .hyper import Hyper
+from .hyper import MOST_LAYERS, Hyper
 from .moe import SIGMOID
 from .norms import Norm, norm_from
-from .rope import Rope, frequency_factors, rope_from
+from .rope import Rope, frequency_factors, rope_from, rotated_dims
 from .weights import WeightStore
 
 
@@ -121,11 +122,13 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape."""
     variation = VARIATIONS[hyper.architecture]
     hyper = hyper.over(variation.keys)
-    n_embd, n_head = hyper.int("embedding_length"), hyper.int("attention.head_count")
-    n_kv = hyper.int("attention.head_count_kv", n_head)
+    n_embd, n_head = hyper.size("embedding_length"), hyper.size("attention.head_count")
+    n_kv = hyper.size("attention.head_count_kv", n_head)
+    if n_head % n_kv:
+        raise FormatError(f"{hyper.where}: {n_head} heads cannot share {n_kv} keys and values evenly")
     epsilon = hyper.float(f"attention.layer_norm_{'' if 'attention.layer_norm_epsilon' in hyper else 'rms_'}epsilon")
-    k_width = hyper.int("attention.key_length", n_embd // n_head)
-    v_width = hyper.int("attention.value_length", n_embd // n_head)
+    k_width = hyper.size("attention.key_length", n_embd // n_head)
+    v_width = hyper.size("attention.value_length", n_embd // n_head)
     heads = Heads(n_head, n_kv, k_width, v_width)
     everywhere, local = _ropes(store, hyper, variation, k_width, settings.n_ctx)
     spans = _spans(store, hyper, variation, heads)
@@ -172,7 +175,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         blocks,
         needed("output_norm"),
         head,
-        hyper.int("context_length"),
+        hyper.size("context_length"),
         new_cache,
         settings,
         embedding_scale=hyper.float("embedding_scale", 0.0) or variation.embedding(n_embd),
@@ -183,7 +186,7 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
 
 def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int, n_ctx: int | None) -> tuple[Rope, Rope]:
     """Of layers that see everything, and of those with a window."""
-    dims = hyper.int("rope.dimension_count", k_width)
+    dims = rotated_dims(hyper, k_width)
     factors = frequency_factors(store, hyper, dims, n_ctx)
     everywhere = rope_from(hyper, dims, variation.pairs, factors)
     if not variation.local_rope:
@@ -193,8 +196,9 @@ def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int,
 
 def _spans(store: WeightStore, hyper: Hyper, variation: Variation, heads: Heads) -> list[Span]:
     """What each layer sees. Layers behind these, for the prediction of several tokens at once, are not run."""
-    layers = hyper.int("block_count") - hyper.int("nextn_predict_layers", 0)
-    window = hyper.int("attention.sliding_window", 0)
+    blocks = hyper.size("block_count", most=MOST_LAYERS)
+    layers = blocks - hyper.size("nextn_predict_layers", 0, 0, blocks - 1)
+    window = hyper.size("attention.sliding_window", 0, 0)
     is_local = hyper.flags("attention.sliding_window_pattern", layers) or [True] * layers
     scale = hyper.float("attention.scale", 0.0) or variation.scale(hyper, heads.k_width)
     softcap = hyper.float("attn_logit_softcapping", 0.0)

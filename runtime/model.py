@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from . import deepseek2, llama
 from .cache import KVCache
 from .decoder import Decoder, Settings
 from .hyper import Hyper
+from .mapped import MappedFiles
 from .moe import MixtureOfExperts
 from .repacked import repacked
+from .settings import settings_from
+from .single import Single
 from .threads import Workers, cores
 from .tokenizer import Tokenizer
 from .weights import Observer, WeightStore
-
-_PLAIN_TYPES = ("f32", "f16", "bf16")
-_PLAIN = "f32, f16 and bf16"
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {
@@ -38,19 +38,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     settings: fields of `Settings` by name. Weights are read when they are first needed. Raises PlanError for an architecture or
     setting that is not known, FormatError when tensors or metadata keys are missing or do not fit together.
     """
-    known = {field.name for field in fields(Settings)}
-    for name in settings:
-        if name not in known:
-            raise PlanError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
-    chosen = Settings(**settings)
-    for name in ("batch", "ubatch", "parallel", "n_ctx", "threads", "attention_bytes"):
-        value = getattr(chosen, name)
-        if value is not None and value < 1:
-            raise PlanError(f"setting {name} has to be positive, not {value}")
-    if chosen.mla not in range(4):
-        raise PlanError(f"setting mla is one of 0, 1, 2, 3, not {chosen.mla!r}")
-    if not chosen.flash and chosen.cache_v not in (None, *_PLAIN_TYPES):
-        raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {_PLAIN} work")
+    chosen = settings_from(settings)
     source = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
     build = GRAPHS.get(source.architecture)
     if build is None:
@@ -63,12 +51,10 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     graph = build(store, Hyper(source.metadata, source.path), chosen)
     if chosen.expert_reduction is not None:
         _reduce_experts(graph, *chosen.expert_reduction)
-    return Model(source, graph, chosen, packed_bytes)
+    return Model(source, replace(graph, single=Single(graph)), chosen, packed_bytes)
 
 
 def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
-    if least < 1 or not 0 < share <= 1:
-        raise PlanError(f"-ser {least},{share}: at least 1 expert, and a share above 0 and not above 1")
     mixtures = [block.feed_forward for block in graph.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
     if not mixtures:
         raise PlanError(f"-ser {least},{share} has nothing to act on: {graph.store.source.path} has no experts")
@@ -82,10 +68,12 @@ class Model:
     graph         its architecture's
     settings      those it was loaded with
     packed_bytes  memory taken by weights that were interleaved when it was loaded
+    files         those that its weights are read from
     """
 
     def __init__(self, source: TensorSource, graph: Decoder, settings: Settings, packed_bytes: int = 0):
         self.source, self.graph, self.settings, self.packed_bytes = source, graph, settings, packed_bytes
+        self.files = MappedFiles(source.files)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -137,17 +125,33 @@ class Model:
 
     def session(self, n_ctx: int | None = None) -> Session:
         """A sequence to generate from, of at most n_ctx tokens (the model's own length if None)."""
+        if n_ctx is not None and n_ctx < 1:
+            raise PlanError(f"n_ctx has to be positive, not {n_ctx}")
         return Session(self, n_ctx or self.n_ctx)
 
     def hidden(self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
-        float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full.
+        float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
+        or a file of the model has been cut. Whatever is raised, the caches then hold what they held before.
         """
+        self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
         for (cache, _), tokens in zip(batch, arrays, strict=True):
             cache.room_for(len(tokens))
+        before = [cache.length for cache, _ in batch]
+        try:
+            return self._hidden(batch, arrays)
+        except BaseException:  # an interruption, too
+            for (cache, _), length in zip(batch, before, strict=True):
+                cache.truncate(length)
+            raise
+
+    def _hidden(
+        self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
         done = [0] * len(batch)
         while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
@@ -183,13 +187,18 @@ class Model:
         return MillError(f"{self.source.path}: logits were not finite, but a second run of the same tokens was")
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        ids = np.asarray(tokens, np.int64)
+        try:
+            ids = np.asarray(tokens)
+        except ValueError:  # lists of different lengths
+            ids = np.empty(0, object)
+        if ids.size and ids.dtype.kind not in "iu":
+            raise PlanError(f"tokens have to be whole numbers, not {tokens!r:.60}")
         if ids.ndim != 1 or not len(ids):
             raise PlanError(f"tokens have to be a list of at least one id, not an array of shape {ids.shape}")
         if ids.min() < 0 or ids.max() >= self.graph.embedding.rows:
             wrong = ids[(ids < 0) | (ids >= self.graph.embedding.rows)][0]
             raise PlanError(f"token id {wrong} is outside the vocabulary of {self.graph.embedding.rows}")
-        return ids
+        return ids.astype(np.int64)
 
 
 class Session:
@@ -202,12 +211,20 @@ class Session:
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
+        self._drop_unknown()
         hidden = self.model.hidden([(self.cache, tokens)])[0]
+        logits = self.model.head(hidden[-1:])[0]
         self.tokens += [int(token) for token in tokens]
-        return self.model.head(hidden[-1:])[0]
+        return logits
+
+    def _drop_unknown(self) -> None:
+        """Where a `feed` was interrupted at its end, the cache has rows of tokens that never were appended."""
+        self.cache.truncate(len(self.tokens))
 
     def fork(self, length: int | None = None) -> Session:
-        """A session of its own that begins with the first `length` tokens of this one (all if None)."""
+        """A session of its own that begins with the first `length` tokens of this one (all if None or more than there are)."""
+        _check_length(length)
+        self._drop_unknown()
         other = Session(self.model, self.n_ctx)
         other.cache = self.cache.fork(length)
         other.tokens = self.tokens[: other.cache.length]
@@ -215,5 +232,11 @@ class Session:
 
     def rewind(self, length: int) -> None:
         """Forgets everything from position `length` on, to go on differently from there."""
+        _check_length(length)
+        del self.tokens[length:]  # first: an interruption may come in between
         self.cache.truncate(length)
-        del self.tokens[length:]
+
+
+def _check_length(length: int | None) -> None:
+    if length is not None and length < 0:
+        raise PlanError(f"a sequence has no position {length}")

@@ -75,7 +75,7 @@ def heads_norm(store: WeightStore, name: str, heads: int, width: int, epsilon: f
     shape = store.tensor(name).shape
     if len(shape) > 1:
         return HeadLayerNorm(store, name, heads, width, epsilon)
-    is_whole = shape[0] == heads * width != width
+    is_whole = shape == (heads * width,) and heads > 1
     return WholeNorm(store, name, heads * width, epsilon) if is_whole else RMSNorm(store, name, width, epsilon)
 
 

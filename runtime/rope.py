@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formats import PlanError
+from ..formats import FormatError, PlanError
 from .hyper import Hyper
 from .kernels.small import RUN, rotate, rotate_part
 from .threads import Workers
@@ -67,6 +67,14 @@ def frequency_factors(store: WeightStore, hyper: Hyper, dims: int, n_ctx: int | 
 def yarn_mscale(factor: float, multiplier: float) -> float:
     """1 + multiplier * ln(factor), YaRN's attention temperature; DeepSeek's multiplier is 0.1 * mscale_all_dim."""
     return 1.0 + multiplier * math.log(factor) if factor > 1 else 1.0
+
+
+def rotated_dims(hyper: Hyper, width: int) -> int:
+    """How many elements of heads of that width are rotated. Raises FormatError for an odd number or one beyond the width."""
+    dims = hyper.size("rope.dimension_count", width, 0, width)
+    if dims % 2:
+        raise FormatError(f"{hyper.where}: {dims} elements of a head cannot be rotated in pairs")
+    return dims
 
 
 def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | None = None) -> Rope:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +27,19 @@ class Divergence:
 
 
 class Reference:
-    """A model's predictions on the first `chunks` windows of a text, kept so that many others can be compared with it.
+    """A model's predictions on the first `chunks` windows of a text or of token ids, kept to compare many others with.
 
     settings: of load_model. Takes 4 bytes x embedding length for every second token of the text.
     """
 
-    def __init__(self, source: TensorSource, text: str, n_ctx: int = 512, chunks: int | None = None, **settings: Any):
+    def __init__(
+        self,
+        source: TensorSource,
+        text: str | Sequence[int] | np.ndarray,
+        n_ctx: int = 512,
+        chunks: int | None = None,
+        **settings: Any,
+    ):
         self.source, self.settings = source, settings
         self.model = load_model(source, **settings)
         self.windows = windows_of(self.model, text, n_ctx, chunks)

@@ -72,7 +72,8 @@ class _Helpers:
     def _clear(self) -> None:
         self._state = team.new_state(_give_way())
         self.address = team.aligned(self._state)
-        self._lock, self._wake_up = threading.Lock(), threading.Semaphore(0)
+        # A garbage collection may call `stop` at any place, also where this thread holds the lock.
+        self._lock, self._wake_up = threading.RLock(), threading.Semaphore(0)
         self._calls: list[_Call] = []
         self._threads: list[threading.Thread] = []
         self.asleep, self._stopped = 0, False
@@ -88,8 +89,11 @@ class _Helpers:
             patience = max(1, int(_PATIENCE / _round_seconds()))
             for i in range(self.count):
                 thread = threading.Thread(target=self._serve, args=(patience,), name=f"ggufmill_{i}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system allows no more: fewer do it as well
+                    return
                 self._threads.append(thread)
-                thread.start()
 
     @property
     def started(self) -> bool:

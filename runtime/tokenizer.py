@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Merger
 
 from ..formats import PlanError
 from ..formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary, byte_characters
+from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
 # Halves of surrogate pairs are no characters. Those from U+DC80 on stand for bytes that were no UTF-8 (PEP 383).
 _HALF, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
@@ -28,12 +28,12 @@ class Tokenizer:
         """Raises PlanError for a vocabulary that is absent or of an unsupported kind, FormatError for a contradictory one."""
         self.vocabulary = Vocabulary(metadata)
         kind = self.vocabulary.kind
-        pre = _pre_tokenizer(self.vocabulary) if kind == "gpt2" else PreTokenizer((), add_bos=True)
+        pre = _pre_tokenizer(self.vocabulary) if kind == "gpt2" else PreTokenizer((), add_bos=kind != "t5")
         self._merger = _MERGERS[kind](self.vocabulary, pre)
         self._prefix = "▁" if kind == "llama" and self.vocabulary.space_prefix else ""
         self.bos, self.eos, self.endings = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.endings
         self.add_bos = bool(self.vocabulary.get("add_bos_token", pre.add_bos)) and self.bos is not None
-        self.add_eos = bool(self.vocabulary.get("add_eos_token", False)) and self.eos is not None
+        self.add_eos = bool(self.vocabulary.get("add_eos_token", kind == "t5")) and self.eos is not None
         add_separator = bool(self.vocabulary.get("add_sep_token", kind == "bert"))
         self._last = [self.eos] if self.add_eos and self.eos is not None else []
         if add_separator and self.vocabulary.separator is not None:
@@ -75,7 +75,7 @@ class Tokenizer:
         ids, characters = self.vocabulary.ids, byte_characters()
         if self.vocabulary.kind == "bert":
             return {}
-        names = {b: f"<0x{b:02X}>" if self.vocabulary.kind == "llama" else characters[b] for b in range(0x80, 0x100)}
+        names = {b: f"<0x{b:02X}>" if self.vocabulary.kind in ("llama", "t5") else characters[b] for b in range(0x80, 0x100)}
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
     def _cut_special(self, text: str, parse_special: bool) -> list[str | int]:
@@ -175,6 +175,28 @@ def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     return merger
 
 
+def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
+    """SentencePiece's unigram model: the pieces whose scores have the largest sum; the text is normalised by its own table."""
+    kinds, scores = vocabulary.kinds, np.asarray(vocabulary.get("scores", np.zeros(len(vocabulary.tokens))), np.float64)
+    used = np.isin(kinds, (NORMAL, USER_DEFINED, BYTE, UNKNOWN))
+    lowest = float(scores[kinds == NORMAL].min(initial=0.0))
+    # Tokens that no text can become must not be found: a name of their own, which no text has.
+    names = [token if used[i] else f"\uffff{i}" for i, token in enumerate(vocabulary.tokens)]
+    table = [(name, float(scores[i]) if used[i] else lowest - 100) for i, name in enumerate(names)]
+    has_bytes = np.count_nonzero(kinds == BYTE) == 256
+    merger = Merger(models.Unigram(table, vocabulary.unknown, has_bytes))
+    steps: list[Any] = []
+    charsmap = vocabulary.get("precompiled_charsmap", None)
+    if charsmap is not None and len(charsmap):
+        steps.append(normalizers.Precompiled(np.asarray(charsmap).astype(np.uint8).tobytes()))
+    if vocabulary.get("remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if vocabulary.space_prefix:
+        steps.append(normalizers.Prepend("▁"))
+    merger.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    return merger
+
+
 def _word_pieces(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     """BERT's scheme: words without case and accents, each cut into the longest pieces from its beginning on."""
     ids: dict[str, int] = {}
@@ -199,4 +221,4 @@ def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[st
     return merges
 
 
-_MERGERS = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_pieces}  # by tokenizer.ggml.model
+_MERGERS = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_pieces, "t5": _unigram}  # by tokenizer.ggml.model

@@ -29,6 +29,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "gpt2": {},
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102},
+    "t5": {"eos": 1, "unknown": 2},
 }
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -44,7 +45,8 @@ def byte_characters() -> dict[int, str]:
 class Vocabulary:
     """tokens: text of every id; kinds: int array [n].
 
-    kind: 'gpt2' (byte-level BPE), 'llama' (SentencePiece with scores) or 'bert' (WordPiece, words begin with U+2581).
+    kind: 'gpt2' (byte-level BPE), 'llama' (SentencePiece's BPE with scores), 't5' (its unigram) or 'bert' (WordPiece, words
+    begin with U+2581).
     """
 
     def __init__(self, metadata: Mapping[str, Any]):
@@ -65,7 +67,7 @@ class Vocabulary:
         self.eos = self.special("eos", default.get("eos"))
         self.unknown = self.special("unknown", default.get("unknown"))
         self.separator = self.special("seperator", default.get("seperator"))
-        self.space_prefix = self.kind == "bert" or (self.kind == "llama" and bool(self.get("add_space_prefix", True)))
+        self.space_prefix = self.kind == "bert" or (self.kind in ("llama", "t5") and bool(self.get("add_space_prefix", True)))
 
     def get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)

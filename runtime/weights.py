@@ -48,7 +48,8 @@ class WeightStore:
         self.free = cache_bytes
         self.observer: Observer | None = None
         self.watch = False
-        self.lock = threading.Lock()
+        self.lock, self._holding = threading.Lock(), threading.Lock()
+        self._held: dict[str, np.ndarray] = {}
         self._kept: dict[tuple[str, int, int], np.ndarray] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -98,13 +99,17 @@ class WeightStore:
         raw, stored = tensor.raw, tensor.stored
         if raw is None or stored is None:
             return None
-        nbytes = stored.nbytes(tensor.shape)
-        with self.lock:
-            if nbytes > self.free:
-                return None
-            self.free -= nbytes
-        per_matrix = tensor.shape[1]
-        return np.concatenate([raw(first, first + per_matrix) for first in range(0, tensor.n_rows, per_matrix)])
+        with self._holding:  # the threads that share out a product ask for it all at once, and have to get the same
+            if tensor.name not in self._held:
+                nbytes = stored.nbytes(tensor.shape)
+                with self.lock:
+                    if nbytes > self.free:
+                        return None
+                    self.free -= nbytes
+                per_matrix = tensor.shape[1]
+                runs = range(0, tensor.n_rows, per_matrix)
+                self._held[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
+            return self._held[tensor.name]
 
     def whole(self, tensor: SourceTensor) -> np.ndarray:
         """All rows of all matrices, float32 [rows in all, row length], kept if there is room."""
@@ -168,7 +173,8 @@ class Linear:
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
-        return products.plan(packed, stored, self.columns, matrices, part)  # it has the address of the bytes
+        threads = self.store.workers.count
+        return products.plan(packed, stored, self.columns, matrices, part, threads)  # it has the address of the bytes
 
     @cached_property
     def _from_packed(self) -> bool:

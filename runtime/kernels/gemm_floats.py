@@ -15,7 +15,7 @@ from ...formats.kernels import kernel
 from ...quantize.arithmetic import operation
 from . import amx
 from .gemm_bytes import PANEL, copy_lines, write_sums
-from .tile_floats import STEP, TOKENS, bf16_pair
+from .tile_floats import STEP, TOKENS, bf16_pair, plain_nan
 from .x86 import FLOATS, I32, I64, LANES, WORDS, address, call, counting, everywhere, features, fma, load, same, store
 
 STRETCH = 512  # columns done at a time for all tokens: two panels of them stay in the first-level cache
@@ -85,10 +85,10 @@ def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
         minus = b.fneg(everywhere(b, zero))
 
         def group(g):
-            scale = load(b, scales, FLOATS, b.mul(g, I64(_PAIR_BYTES)))
+            scale = plain_nan(b, load(b, scales, FLOATS, b.mul(g, I64(_PAIR_BYTES))))
             term = b.fmul(scale, minus)
             if has_terms:
-                term = b.fadd(term, load(b, terms, FLOATS, b.mul(g, I64(_PAIR_BYTES))))
+                term = b.fadd(term, plain_nan(b, load(b, terms, FLOATS, b.mul(g, I64(_PAIR_BYTES)))))
             first = b.mul(g, fours)
 
             def four(i):

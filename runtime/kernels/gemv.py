@@ -12,9 +12,13 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
     OUT, OUT_STRIDE                    address of float32 [n, OUT_STRIDE], of which the first ROWS columns are written
     JOBS                               address of int64 [jobs, 4]: MATRIX, FIRST, TOKENS, TARGET. Tokens FIRST ... of the
                                        activations times that matrix go to the rows TARGET ... of OUT
+    ABREAST                            slices that are equally large, a divisor of SLICES: so many of the first have half of all
+                                       rows, the next half of what is left, and so on, the last all of it
 
 Part number p is slice p % SLICES of job p // SLICES, so a program's PARTS is jobs * SLICES. A slice reads its weights from
-memory once for all of its tokens. A plain product is one job; a mixture of experts has one per expert.
+memory once for all of its tokens. A plain product is one job; a mixture of experts has one per expert. Threads that take large
+slices first read long stretches of memory in order, which is up to a fifth faster than taking turns at short ones, and yet end
+at about the same time.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ from .gemv_floats import FLOATS, emit_float_product
 from .gemv_rows import emit_product
 from .team import call, view
 
-(WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS) = range(12)
-FIELDS = 12
+(WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, ABREAST) = range(13)
+FIELDS = 13
 MATRIX, FIRST, TOKENS, TARGET = range(4)
 TOGETHER = 4  # tokens whose products are computed in one pass over the codes of a group of rows
 
@@ -67,9 +71,11 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int) 
         job = view(table[JOBS] + number // table[SLICES] * 32, 4, np.int64)
         columns, n = table[COLUMNS], job[TOKENS]
         groups = table[ROWS] // group
-        share = -(-groups // table[SLICES])
-        start = number % table[SLICES] * share
-        stop = min(start + share, groups)
+        turn, place = number % table[SLICES] // table[ABREAST], number % table[ABREAST]
+        left = groups >> turn
+        share = left if (turn + 1) * table[ABREAST] == table[SLICES] else left - (left >> 1)
+        start = groups - left + share * place // table[ABREAST]
+        stop = groups - left + share * (place + 1) // table[ABREAST]
         codes = table[CODES] + job[FIRST] * columns * code_bytes
         scales = table[SCALES] + job[FIRST] * (columns // activations) * 4
         sums = table[SUMS] + job[FIRST] * (columns // 16) * 2
@@ -158,7 +164,7 @@ def multiply(packed: np.ndarray, type_name: str, activations: Activations | np.n
     jobs = np.array([[0, 0, n, 0]], np.int64)
     inputs = [a.ctypes.data for a in arrays] + [0, 0]
     table = np.array(
-        [packed.ctypes.data, 0, packed.shape[1], rows, columns, 1, *inputs[:3], out.ctypes.data, rows, jobs.ctypes.data],
+        [packed.ctypes.data, 0, packed.shape[1], rows, columns, 1, *inputs[:3], out.ctypes.data, rows, jobs.ctypes.data, 1],
         np.int64,
     )
     run_parts(product.address, table.ctypes.data, 0, 1)

@@ -22,7 +22,7 @@ F32, HALF = ir.FloatType(), ir.HalfType()
 LANES = 16  # 32-bit lanes of a vector; 64 bytes
 BYTES = 4 * LANES
 LINE = 64  # bytes of a cache line
-NEAR, FAR = (2048, 3), (6144, 1)  # prefetching: bytes ahead, and into which cache (3: the first level, 1: the last)
+AHEAD, CACHE = 6144, 1  # prefetching: bytes ahead, and into which cache (3: the first level, 1: the last)
 
 LEVELS = ("avx512", "avx2", "portable")
 
@@ -59,18 +59,17 @@ class Emitter:
         address = self.builder.add(base, I64(offset)) if offset else base
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=1)
 
-    def prefetch(self, base: Any, size: int, distance: tuple[int, int] = NEAR) -> None:
+    def prefetch(self, base: Any, size: int) -> None:
         """Asks for the cache lines of `size` bytes at some distance after an address; where no memory is, nothing happens.
 
-        From memory products are up to twice as fast with it. NEAR is best for packed weights, FAR for rows of floats (by a
-        tenth each); 1 and 4 KB are worse.
+        From memory products are up to twice as fast with it. Less far ahead, or into the first level, is slower by up to a
+        tenth (there the processor can wait for few lines only).
         """
-        ahead, locality = distance
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         for offset in range(0, size, LINE):
-            place = self.builder.inttoptr(self.builder.add(base, I64(ahead + offset)), I8.as_pointer())
-            self.builder.call(function, [place, I32(0), I32(locality), I32(1)])
+            place = self.builder.inttoptr(self.builder.add(base, I64(AHEAD + offset)), I8.as_pointer())
+            self.builder.call(function, [place, I32(0), I32(CACHE), I32(1)])
 
     def splat(self, value: Any, count: int = LANES) -> Any:
         kind = vector(value.type, count)

@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.core import cgutils
 
-from .gemv_emit import F32, FAR, HALF, I16, I32, I64, LANES, Emitter, constant, vector
+from .gemv_emit import F32, HALF, I16, I32, I64, LANES, Emitter, constant, vector
 
 _CHAINS = 4  # sums side by side: one would wait for each addition
 
@@ -69,7 +69,7 @@ def _plain(emit: Emitter, name: str, columns: Any, weights: Any, inputs: list[An
         count = builder.udiv(builder.sub(columns, done), I64(width))
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(width)))
-            emit.prefetch(builder.add(weights, builder.mul(column, I64(size))), width * size, FAR)
+            emit.prefetch(builder.add(weights, builder.mul(column, I64(size))), width * size)
             for c in range(width // LANES):
                 at = builder.add(column, I64(LANES * c))
                 weight = _as_float(emit, name, builder.add(weights, builder.mul(at, I64(size))), LANES)

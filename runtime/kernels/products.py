@@ -15,21 +15,26 @@ from .activations import RUN, quantise_run
 from .small import gate_run
 from .team import part, run, view
 
-FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK = range(8)
-PLAN_WORDS = 8
+FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, ABREAST = range(9)
+PLAN_WORDS = 9
 FEW = 8  # tokens up to which products are made this way
 
-_SLICE_BYTES = 32 << 10  # of weights: a few microseconds; a stage ends with threads waiting for half a slice on average
-_CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
+_SLICE_BYTES = 32 << 10  # of weights, in the last slices: a stage ends with threads waiting for half of one, a microsecond
+CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
 
 def plan(
-    packed: np.ndarray, kind: TensorType, columns: int, matrices: int = 1, part: tuple[int, int] | None = None
+    packed: np.ndarray,
+    kind: TensorType,
+    columns: int,
+    matrices: int = 1,
+    part: tuple[int, int] | None = None,
+    threads: int = 1,
 ) -> np.ndarray | None:
     """What products need to know of a matrix, or of a stack of them; None if there is no product for it.
 
     packed: uint8 [rows of all matrices, row bytes], contiguous: it has to be kept as long as the plan is used.
-    part: only the rows from ... to of each matrix take part; all if None.
+    part: only the rows from ... to of each matrix take part; all if None. threads: among which products are shared out.
     """
     found, whole = g.gemv(kind.name), len(packed) // matrices
     first, stop = part or (0, whole)
@@ -38,17 +43,18 @@ def plan(
     if whole % found.rows or first % found.rows or stop % found.rows:
         return None
     rows, size = stop - first, packed.shape[1]
-    slices = max(1, min(rows // found.rows, -(-rows * size // _SLICE_BYTES)))
+    abreast = max(1, min(threads, rows // found.rows, -(-rows * size // _SLICE_BYTES)))
+    slices = abreast if threads == 1 else abreast * max(1, (rows * size // (abreast * _SLICE_BYTES)).bit_length())
     start = packed.ctypes.data + first * size
-    return np.array([found.address, start, whole * size, size, rows, columns, slices, found.activations], np.int64)
+    return np.array([found.address, start, whole * size, size, rows, columns, slices, found.activations, abreast], np.int64)
 
 
 @part
 def quantise_part(argument, number):
     """Table: x, codes, scales, sums, block, elements."""
     table = view(argument, 6, np.int64)
-    first, block = number * _CHUNK, table[4]
-    size = min(_CHUNK, table[5] - first)
+    first, block = number * CHUNK, table[4]
+    size = min(CHUNK, table[5] - first)
     quantise_run(
         view(table[0] + 4 * first, size, np.float32),
         block,
@@ -67,9 +73,9 @@ def gate_part(argument, number):
     """
     table, limit = view(argument, 12, np.int64), np.float32(view(argument, 12, np.float64)[8])
     columns, block = table[5], table[4]
-    chunks = -(-columns // _CHUNK)
-    row, start = number // chunks, number % chunks * _CHUNK
-    size, first = min(_CHUNK, columns - start), row * columns + start
+    chunks = -(-columns // CHUNK)
+    row, start = number // chunks, number % chunks * CHUNK
+    size, first = min(CHUNK, columns - start), row * columns + start
     gate, up = view(table[0] + 4 * first, size, np.float32), view(table[6] + 4 * first, size, np.float32)
     matrix = view(table[11], row + 1, np.int64)[row]
     if table[9]:
@@ -117,7 +123,7 @@ def _product(program, row, stage, plan, activations, out, jobs, table):
     table[g.ROWS], table[g.COLUMNS], table[g.SLICES] = plan[ROWS], plan[COLUMNS], plan[SLICES]
     table[g.CODES] = activations[1] if plan[BLOCK] else activations[0]
     table[g.SCALES], table[g.SUMS] = activations[2], activations[3]
-    table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS] = out, plan[ROWS], jobs.ctypes.data
+    table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS], table[g.ABREAST] = out, plan[ROWS], jobs.ctypes.data, plan[ABREAST]
     _task(program, row, stage, plan[FUNCTION], table.ctypes.data, len(jobs) * plan[SLICES])
 
 
@@ -139,7 +145,7 @@ def multiply(team, quantise, plans, matrix, x, out):
         while plans[first, BLOCK] != plans[i, BLOCK]:
             first += 1
         _activations(inputs[i], x.ctypes.data, room.ctypes.data + i * (len(room) // m), n, columns, plans[i, BLOCK])
-        chunks = -(-n * columns // _CHUNK) if first == i and plans[i, BLOCK] else 0
+        chunks = -(-n * columns // CHUNK) if first == i and plans[i, BLOCK] else 0
         _task(program, i, 0, quantise, inputs[i].ctypes.data, chunks)
         _product(program, m + i, 1, plans[i], inputs[first], at, jobs, tables[i])
         at += 4 * n * plans[i, ROWS]
@@ -163,7 +169,7 @@ def feed_forward(team, functions, plans, jobs, matrices, kind, limit, gate_bias,
     values = np.empty((2, rows, hidden), np.float32)
     _activations(inputs[0], x.ctypes.data, room_x.ctypes.data, n, columns, plans[0, BLOCK])
     _activations(inputs[1], x.ctypes.data, room_x.ctypes.data + len(room_x) // 2, n, columns, plans[1, BLOCK])
-    chunks = -(-n * columns // _CHUNK)
+    chunks = -(-n * columns // CHUNK)
     _task(program, 0, 0, functions[0], inputs[0].ctypes.data, chunks if plans[0, BLOCK] else 0)
     differ = plans[1, BLOCK] != plans[0, BLOCK]
     _task(program, 1, 0, functions[0], inputs[1].ctypes.data, chunks if differ and plans[1, BLOCK] else 0)
@@ -175,7 +181,7 @@ def feed_forward(team, functions, plans, jobs, matrices, kind, limit, gate_bias,
     gates[9] = gate_bias.ctypes.data if gate_bias.size else 0
     gates[10] = up_bias.ctypes.data if up_bias.size else 0
     gates[11] = matrices.ctypes.data
-    _task(program, 4, 2, functions[1], gates.ctypes.data, rows * -(-hidden // _CHUNK))
+    _task(program, 4, 2, functions[1], gates.ctypes.data, rows * -(-hidden // CHUNK))
     _product(program, 5, 3, plans[2], gates, out.ctypes.data, jobs[1], tables[2])
     run(team, program)
 
@@ -190,6 +196,6 @@ def multiply_each(team, quantise, plan, jobs, x, out):
     program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(6, np.int64)
     room = _room(n, columns)
     _activations(inputs, x.ctypes.data, room.ctypes.data, n, columns, plan[BLOCK])
-    _task(program, 0, 0, quantise, inputs.ctypes.data, -(-n * columns // _CHUNK) if plan[BLOCK] else 0)
+    _task(program, 0, 0, quantise, inputs.ctypes.data, -(-n * columns // CHUNK) if plan[BLOCK] else 0)
     _product(program, 1, 1, plan, inputs, out.ctypes.data, jobs, table)
     run(team, program)

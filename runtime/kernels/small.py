@@ -14,7 +14,7 @@ from .exponential import exponential, exponential_lanes
 from .team import part, run, view
 
 RUN = 16384  # elements of one part: some microseconds
-_WIDTH = 256  # columns of one part, where rows are added up
+WIDTH = 256  # columns of one part, where rows are added up
 _HUGE = 1e30
 SILU, GELU, CLAMPED_SWISH = range(3)
 
@@ -129,10 +129,10 @@ def gated(team, function, kind, gate, up, limit):
 
 @part
 def add_part(argument, number):
-    """Table: rows, factors, places, out, number of rows, size; part: a run of _WIDTH columns."""
+    """Table: rows, factors, places, out, number of rows, size; part: a run of WIDTH columns."""
     table = view(argument, 6, np.int64)
-    n, size, first = table[4], table[5], number * _WIDTH
-    width = min(_WIDTH, size - first)
+    n, size, first = table[4], table[5], number * WIDTH
+    width = min(WIDTH, size - first)
     factors, places = view(table[1], n, np.float32), view(table[2], n, np.int64)
     for i in range(n):
         row = view(table[0] + 4 * (i * size + first), width, np.float32)
@@ -149,7 +149,7 @@ def add_rows(team, function, rows, factors, places, out):
     table = np.empty(6, np.int64)
     table[0], table[1], table[2], table[3] = rows.ctypes.data, factors.ctypes.data, places.ctypes.data, out.ctypes.data
     table[4], table[5] = rows.shape
-    launch(team, function, table, -(-rows.shape[1] // _WIDTH))
+    launch(team, function, table, -(-rows.shape[1] // WIDTH))
 
 
 @part

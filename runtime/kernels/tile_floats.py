@@ -81,9 +81,14 @@ def _round(x, out):
             _round_step(source, to, to + part_bytes if out.shape[0] > 1 else 0)
 
 
+def plain_nan(b, value):
+    """A vector of float32 whose NaN, if any, have the usual bits: `bf16_pair` would make zeros of others."""
+    return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(FLOATS, [float("nan")] * LANES), value)
+
+
 def bf16_pair(b, low, high):
     """Two vectors of float32 rounded to the nearest bf16, as the low and the high halves of words. (Ties go away from zero:
-    one instruction instead of three.)"""
+    one instruction instead of three.) NaN has to have the usual bits."""
     half = same(WORDS, 0x8000)
     high = b.and_(b.add(b.bitcast(high, WORDS), half), same(WORDS, -0x10000))
     return b.or_(high, b.lshr(b.add(b.bitcast(low, WORDS), half), same(WORDS, 16)))
@@ -123,7 +128,7 @@ def _turn(typingctx, sample, source, row_bytes, rows, out):
                 lines.append(load(b, at, WORDS))
                 continue
             first, second = load(b, at, FLOATS), load(b, at, FLOATS, 4 * LANES)
-            even, odd = (shuffle(b, first, second, range(i, 2 * LANES, 2)) for i in range(2))
+            even, odd = (plain_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
             lines.append(bf16_pair(b, even, odd))
         for i, line in enumerate(_transposed(b, lines)):
             store(b, line, out, 4 * LANES * i)

@@ -325,17 +325,13 @@ class Panels(NamedTuple):
     group: int
 
 
-def can_unpack(type_name: str) -> bool:
-    return kind_of(type_name) is not None
-
-
 @cache
 def _format(type_name: str) -> Format:
     return Format(TYPES[type_name].name)
 
 
 def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
-    """uint8 [rows, row_bytes], whole groups, of a type that can_unpack -> panels of all rows, an even number of them,
+    """uint8 [rows, row_bytes], whole groups, of a type that tile_types.py knows -> panels of all rows, an even number of them,
     valid until this thread calls it again."""
     stored, kind = TYPES[type_name], kind_of(type_name)
     assert kind is not None

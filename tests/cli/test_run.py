@@ -1,9 +1,11 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from xml.etree import ElementTree
 
 import pytest
 
@@ -31,6 +33,9 @@ prompt = "The list"
 n = 8
 {limit}
 """
+
+
+REPORTS = {"report.md", "report.json", "report.html", "README.md"}
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_every_stage_and_then_none(recipe, tmp_path, capsys):
     assert 0 < found["validation"]["kld_mean"] < 0.1
     assert abs(found["validation"]["ratio"] - 1) < 0.05
     assert set(found["validation"]["texts"]) == {"bf16", "result"}
-    assert set(os.listdir(tmp_path / "out")) == {"small.gguf", "small.imatrix", "report.md", "report.json", "state.json"}
+    assert set(os.listdir(tmp_path / "out")) == REPORTS | {"small.gguf", "small.imatrix", "state.json"}
     report = (tmp_path / "out/report.md").read_text()
     assert "| result |" in report
     assert "exps=iq4_k_r4" in report
@@ -74,7 +79,7 @@ def test_every_stage_and_then_none(recipe, tmp_path, capsys):
     before = (tmp_path / "out/small.gguf").stat().st_mtime_ns
     code, out, err = run(capsys, recipe(), "-o", tmp_path / "out", "--json")
     assert code == 0
-    assert err.count("done before, nothing has changed") == 3
+    assert err.count("done before, nothing has changed") == 4
     assert (tmp_path / "out/small.gguf").stat().st_mtime_ns == before
 
     code, out, err = run(capsys, recipe(**{"exps=iq4_k_r4": "exps=q6_k_r4"}), "-o", tmp_path / "out", "--json")
@@ -82,6 +87,55 @@ def test_every_stage_and_then_none(recipe, tmp_path, capsys):
     assert err.count("done before") == 1  # the imatrix
     assert json.loads(out)["validation"]["kld_mean"] < found["validation"]["kld_mean"]
     assert run(capsys, recipe(), "-o", tmp_path / "out", "--force")[0] == 0
+
+
+def test_the_reports(recipe, tmp_path, capsys):
+    named = "[report]\nbase_model = 'someone/model'\nquantized_by = 'me: \"x\"'\n"
+    code, out, err = run(
+        capsys,
+        recipe(named + "\n[repack]\npattern = 'attn'", **{"exps=iq4_k_r4": "exps=q4_0"}),
+        "-o",
+        tmp_path / "out",
+        "--json",
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    page = (tmp_path / "out/report.html").read_text()
+    assert not re.search(r"(src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", page)
+    for drawing in re.findall(r"<svg.*?</svg>", page):
+        ElementTree.fromstring(drawing)
+    assert page.count("<svg") == 9
+    for heading in ("Size", "Quality", "Error by layer", "Imatrix coverage", "Time", "Recipe", "Tensors"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "prefers-color-scheme:dark" in page
+    assert str(tmp_path) not in page
+    assert "exps=q4_0" in page
+
+    repacked, plain = open_gguf(tmp_path / "out/small-repacked.gguf"), open_gguf(tmp_path / "out/small.gguf")
+    assert found["files"] == [str(tmp_path / "out/small-repacked.gguf")]
+    assert repacked.tensors["blk.2.attn_output.weight"].type.name == "q8_0_r8"
+    assert repacked.tensors["blk.2.ffn_up_exps.weight"].type.name == "q4_0"
+    assert plain.tensors["blk.2.attn_output.weight"].type.name == "q8_0"
+
+    running = found["validation"]["running"]
+    assert running["perplexity"][-1] == pytest.approx(found["validation"]["perplexity"])
+    assert running["kld_mean"][-1] == pytest.approx(found["validation"]["kld_mean"])
+    assert len(running["kld_mean"]) == found["validation"]["chunks"] == 6
+    assert [e["layer"] for e in found["validation"]["layers"]] == [0, 1, 2, 3]
+    assert sum(sum(types.values()) for types in found["roles"].values()) == found["total_bytes"]
+    assert sum(t["nbytes"] for t in found["table"]) == found["total_bytes"]
+    errors = {t["name"]: t["error"] for t in found["table"]}
+    assert 0.05 < errors["blk.2.ffn_up_exps.weight"] < 0.15
+    assert errors["output_norm.weight"] == 0
+
+    card = (tmp_path / "out/README.md").read_text()
+    front = card.split("---\n")[1]
+    assert 'base_model: "someone/model"' in front
+    assert r'quantized_by: "me: \"x\""' in front
+    assert "# license:" in front
+    assert "huggingface.co/someone/model" in card
+    assert "exps=q4_0" in card
+    assert str(tmp_path) not in card
 
 
 def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
@@ -105,6 +159,8 @@ def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
         ({'prompt = "The list"': f'prompt = "{"word " * 3000}"'}, "[validate] prompt: "),
         ({"ctx = 128\nchunks = 8": "ctx = 1000000"}, "[imatrix] text: "),
         ({"ctx = 128\nchunks = 6": "ctx = 1000000"}, "[validate] text: "),
+        ({"[validate]": "[repack]\npattern = '('\n[validate]"}, "[repack] pattern: '(' is no regular expression"),
+        ({"[validate]": "[repack]\npattern = 'nowhere'\n[validate]"}, "[repack]: no tensor of a type"),
         ({"{demo}/heldout.txt": "latin.txt"}, "latin.txt is not UTF-8 text"),
         ({"{demo}/calibration.txt": "latin.txt"}, "latin.txt is not UTF-8 text"),
         ({"{demo}/calibration.txt": "."}, "is a folder"),
@@ -249,7 +305,16 @@ def test_what_a_run_reads_is_never_written(short, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     words = "words of a text " * 100
-    for name in ("short.imatrix", "report.md", "report.json", "state.json", "short.gguf", "short.gguf.part"):
+    for name in (
+        "short.imatrix",
+        "report.md",
+        "report.json",
+        "report.html",
+        "README.md",
+        "state.json",
+        "short.gguf",
+        "short.gguf.part",
+    ):
         (out / name).write_text(words)
         code, _, err = run(capsys, short(IMATRIX, **{"{demo}/calibration.txt": f"out/{name}"}), "-o", out, "--force")
         assert code == 1

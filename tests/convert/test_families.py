@@ -5,7 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggufmill.convert import gemma, llama, qwen
+from ggufmill.convert import (
+    bailing,
+    cohere,
+    dots1,
+    exaone,
+    gemma,
+    llama,
+    minicpm3,
+    minimax,
+    nemotron,
+    phi3,
+    qwen,
+    smollm3,
+    starcoder2,
+)
 from ggufmill.convert.config import Config
 from ggufmill.formats import FormatError
 
@@ -129,6 +143,42 @@ def test_experts():
     assert mixtral["ffn_up_exps.weight"] == tuple(f"model.layers.0.block_sparse_moe.experts.{e}.w3.weight" for e in range(3))
 
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4, 5.0]}
+PHI = {"original_max_position_embeddings": 64, "rope_scaling": LONG}
+MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+RELU2 = {"hidden_act": "relu2", "norm_eps": 1e-5}
+DOTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope(kind):
+    description = describe(phi3.phi3, SIZES, **PHI | {"rope_scaling": LONG | {"rope_type": kind}})
+    keys = description.metadata
+    assert keys["phi3.rope.scaling.original_context_length"] == 64
+    assert keys["phi3.rope.scaling.attn_factor"] == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
+    long = next(w for w in description.wanted if w.name == "rope_factors_long.weight").edit("x", [])
+    assert long.read(0, 1).tolist() == [[2, 3, 4, 5]]
+    assert "phi3.rope.scaling.type" not in keys
+
+
+def test_partial_rotation_by_its_older_names():
+    assert (
+        describe(minimax.minimax_m2, SIZES | LOCAL, head_dim=16, rotary_dim=4).metadata["minimax-m2.rope.dimension_count"] == 4
+    )
+    assert describe(nemotron.nemotron, SIZES | RELU2, rope_percent=0.25).metadata["nemotron.rope.dimension_count"] == 2
+    assert describe(nemotron.nemotron, SIZES | RELU2).metadata["nemotron.rope.dimension_count"] == 4
+
+
+def test_windows_between_layers_that_see_everything():
+    period = describe(cohere.cohere2, SIZES, sliding_window=8, layer_norm_eps=1e-5).metadata
+    assert period["cohere2.attention.sliding_window"] == 8
+    assert "cohere2.attention.sliding_window_pattern" not in period
+    other = describe(exaone.exaone4, SIZES, sliding_window=8, sliding_window_pattern="LLG").metadata
+    assert other["exaone4.attention.sliding_window_pattern"].tolist() == [True, True, False, True, True, False, False]
+    assert "exaone4.attention.sliding_window" not in describe(exaone.exaone4, SIZES, sliding_window=None).metadata
+
+
 @pytest.mark.parametrize(
     ("function", "changes", "message"),
     [
@@ -145,6 +195,27 @@ def test_experts():
         (qwen.qwen2moe, QWEN2MOE | {"decoder_sparse_step": 2}, "experts in only some of the layers cannot be converted"),
         (qwen.qwen3moe, EXPERTS | {"mlp_only_layers": [0]}, "experts in only some of the layers cannot be converted"),
         (qwen.qwen3moe, EXPERTS | {"norm_topk_prob": 1}, "norm_topk_prob is 1; true or false"),
+        (
+            phi3.phi3,
+            PHI | {"rope_scaling": LONG | {"long_factor": [1.0] * 3}},
+            "long_factor is .* 4 numbers above 0 are needed",
+        ),
+        (phi3.phi3, PHI | {"rope_scaling": LONG | {"short_factor": [1.0, 0, 1.0, 1.0]}}, "short_factor is"),
+        (phi3.phi3, {"rope_scaling": LONG}, "the key original_max_position_embeddings is missing"),
+        (llama.llama, {"rope_scaling": LONG}, "type 'longrope' cannot be converted; known are default"),
+        (starcoder2.starcoder2, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        (nemotron.nemotron, {}, "hidden_act is 'silu'"),
+        (smollm3.smollm3, {"no_rope_layers": [1, 0, 1, 0, 1, 0, 1]}, "rotation in other layers than three of four"),
+        (smollm3.smollm3, {"no_rope_layer_interval": 3}, "rotation in other layers than three of four"),
+        (minimax.minimax_m2, LOCAL | {"shared_intermediate_size": 64}, "a shared expert cannot be converted"),
+        (minicpm3.minicpm3, MLA | {"attention_bias": True}, "biases in the attention"),
+        (minicpm3.minicpm3, MLA | {"num_key_value_heads": 2}, "latent attention has one per head"),
+        (dots1.dots1, DOTS | {"n_group": 2}, "experts in groups cannot be converted"),
+        (dots1.dots1, DOTS | {"first_k_dense_replace": 9}, "first_k_dense_replace is 9, of 7 layers"),
+        (dots1.dots1, DOTS | {"layer_types": ["sliding_attention"] * 7}, "windows in this architecture"),
+        (bailing.bailing, EXPERTS | {"norm_head": True}, "normalised rows of the output"),
+        (bailing.bailing, EXPERTS | {"first_k_dense_replace": 1}, "dense layers cannot be converted"),
+        (cohere.command_r, {"logit_scale": -1}, "logit_scale is -1"),
         (gemma.gemma2, {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         (gemma.gemma2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         (gemma.gemma3, {"text_config": 3}, "text_config is 3; an object"),

@@ -305,6 +305,31 @@ def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama
     assert kinds == {"f32", "int4", "int8", "f8_e4m3"}
 
 
+def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_llama):
+    """Rows are re-ordered for their rotation, and biases that the model does not have are not missed if they are nothing."""
+    config, tensors = tiny_llama(np.float32, hidden_size=64, intermediate_size=96, num_key_value_heads=4)
+    expected = dict(tensors)
+    for name in [n for n in tensors if "_proj" in n]:
+        x, stem = tensors.pop(name), name.removesuffix("weight")
+        scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(F16)
+        wide = np.repeat(scale.astype(np.float32), 32, 1)
+        codes = np.clip(np.round(x / wide), -8, 7)
+        tensors[f"{stem}qweight"] = np.ascontiguousarray(packed(codes + 8, 4).T)
+        tensors[f"{stem}qzeros"] = packed(np.full(scale.T.shape, 7), 4)
+        tensors |= {f"{stem}scales": np.ascontiguousarray(scale.T), f"{stem}bias": np.zeros(len(x), F16)}
+        expected[name] = codes.astype(np.float32) * wide
+    config["quantization_config"] = GPTQ4
+    source = open_source(write_checkpoint(tmp_path / "gptq", config, tensors))
+    plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
+    for name, tensor in source.tensors.items():
+        for start, stop in ((0, tensor.n_rows), (3, 9)):
+            if stop <= tensor.n_rows:
+                assert np.array_equal(tensor.read(start, stop), plain.tensors[name].read(start, stop)), name
+    tensors["model.layers.1.mlp.up_proj.bias"][5] = 1
+    with pytest.raises(FormatError, match=r"1 tensors are unknown to this architecture: model.layers.1.mlp.up_proj.bias"):
+        open_source(write_checkpoint(tmp_path / "gptq", config, tensors))
+
+
 def test_modelopt_says_so_in_a_file_of_its_own(tmp_path, write_checkpoint):
     folder = write_checkpoint(tmp_path / "model", {}, {"x.weight": np.zeros((2, 2), np.float32)})
     path = folder / "hf_quant_config.json"

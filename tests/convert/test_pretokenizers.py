@@ -1,6 +1,7 @@
 import pytest
 
-from ggufmill.convert.pretokenizers import identify
+from ggufmill.convert.pretokenizers import _CANDIDATES, identify
+from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -110,6 +111,50 @@ def sequence(*steps):
 @pytest.mark.parametrize(("name", "ignore_merges", "steps"), PUBLISHED, ids=[k[0] for k in PUBLISHED])
 def test_each_is_itself_and_no_other(name, ignore_merges, steps):
     assert identify(sequence(*steps), ignore_merges) == (name, "")
+
+
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_none_stands_in_front_of_another_that_cuts_alike(name):
+    rule = PRE_TOKENIZERS[name]
+    steps = [split(regex) for regex in rule.splits]
+    assert identify(sequence(*steps, BYTES), rule.whole_words) == (name, "")
+
+
+# As the models' tokenizer.json have it, but for the newest, whose rule is in the code beside the model
+OTHERS = {
+    "bloom": [_split(" ?[^(\\s|[.,!?…。，、।۔،])]+"), _bytes()],
+    "tiny_aya": [
+        _split(r"\d{1,3}(?=(?:\d{3})*\b)"),
+        _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
+        _bytes(),
+    ],
+    "kimi-k2": [
+        _split(
+            "|".join(
+                (
+                    r"[\p{Han}]+",
+                    rf"{_BEFORE}[{_UPPER}&&[^\p{{Han}}]]*[{_LOWER}&&[^\p{{Han}}]]+{_CONTRACTIONS}?",
+                    rf"{_BEFORE}[{_UPPER}&&[^\p{{Han}}]]+[{_LOWER}&&[^\p{{Han}}]]*{_CONTRACTIONS}?",
+                    r"\p{N}{1,3}",
+                    _SYMBOLS + r"[\r\n]*",
+                    _SPACES,
+                )
+            )
+        ),
+        _bytes(),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_rarer_ones(name):
+    assert identify(sequence(*OTHERS[name]), False) == (name, "")
+
+
+# The rule is another text, but what it cuts is the same: ids are those of either name.
+def test_rules_that_say_the_same():
+    bailing = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    assert identify(sequence(split(bailing), BYTES), False) == ("qwen2", "")
 
 
 def test_other_spellings_are_recognised():

@@ -243,11 +243,11 @@ def test_unknown_parts_are_noted(tmp_path):
     assert "pre-tokenizer" in notes[1]
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
 def test_other_kinds_give_no_vocabulary(tmp_path, kind):
     keys, notes = read(saved(tmp_path, json.dumps({"model": {"type": kind, "vocab": {}}})), 10)
     assert keys == {"tokenizer.ggml.model": "no_vocab"}
-    assert "neither byte-level nor SentencePiece-like" in notes[0]
+    assert "tokenizer.json is of an unknown kind" in notes[0]
     (tmp_path / "tokenizer.json").unlink()
     keys, notes = read(tmp_path, 10)
     assert keys == {"tokenizer.ggml.model": "no_vocab"}

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, MillError, PlanError, open_gguf
-from ggufmill.formats.execute import execute, journal_path, preflight, row_chunks
+from ggufmill.formats.execute import execute, finished_files, journal_path, preflight, row_chunks
+from ggufmill.formats.ordered import OrderedWriter, Sink
 from ggufmill.formats.plan import Output, make_plan, parse_size
+from ggufmill.formats.span import span_checksum
 
 
 def output(name, shape, kind="f32", produce=None, rule="test"):
@@ -260,3 +262,104 @@ def test_sizes_that_are_none(text):
 def test_a_tensor_larger_than_a_split(tmp_path):
     with pytest.raises(PlanError, match="alone takes"):
         plan_of(tmp_path, [output("a", (256, 16))], split_max_size=1000)
+
+
+def test_checksums_are_those_of_the_file(tmp_path):
+    plan = plan_of(tmp_path, [output("a", (256, 40)), output("b", (300, 7000)), output("c", (7,))])
+    result = execute(plan, threads=3)
+    for o, place in zip(plan.outputs, plan.places, strict=True):
+        assert result.checksums[o.name] == span_checksum(tmp_path / "out.gguf", place.offset, o.nbytes)
+
+
+def test_chunks_in_any_order_become_one_file(tmp_path):
+    draw = np.random.default_rng(5)
+    path = tmp_path / "file"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    data = [draw.integers(0, 256, size, np.uint8) for size in draw.integers(1, 5000, 60)]
+    owner = np.sort(draw.integers(0, 6, 60))
+    sizes = [sum(d.size for d, o in zip(data, owner, strict=True) if o == i) for i in range(6)]
+    starts = np.cumsum([0, *sizes])
+    sinks = [Sink(f"t{i}", handle, int(starts[i]), sizes[i]) for i in range(6)]
+    done, wrote = [], []
+    writer = OrderedWriter(60, lambda sink: done.append(sink.name), lambda count, name: wrote.append(count))
+    for number in draw.permutation(60):
+        writer.slots.acquire()
+        writer.put(int(number), sinks[owner[number]], data[number])
+    os.close(handle)
+    assert path.read_bytes() == b"".join(d.tobytes() for d in data)
+    assert done == [f"t{i}" for i in range(6)]
+    assert sum(wrote) == sum(sizes)
+
+
+def test_a_failed_chunk_spoils_its_tensor_only(tmp_path):
+    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    bad, good = Sink("bad", handle, 0, 20), Sink("good", handle, 20, 10)
+    done = []
+    writer = OrderedWriter(3, lambda sink: done.append(sink.name), lambda count, name: None)
+    ten = np.arange(10, dtype=np.uint8)
+    writer.put(2, good, ten)
+    writer.fail(0, bad, MillError("no"))
+    writer.put(1, bad, ten)
+    os.close(handle)
+    assert done == ["good"]
+    assert [str(e) for e in writer.failures] == ["no"]
+
+
+def test_a_first_shard_without_tensors(tmp_path):
+    outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
+    plan = plan_of(tmp_path, outputs, split_max_tensors=2, tensor_first_split=False)
+    assert [place.file for place in plan.places] == [1, 1, 2, 2]
+    execute(plan)
+    file = open_gguf(plan.files[0].path)
+    assert (file.n_splits, list(file.tensors)) == (3, ["t0", "t1", "t2", "t3"])
+    assert file.metadata["general.architecture"] == "test"
+    with pytest.raises(PlanError, match="first shard without tensors is for a split output"):
+        plan_of(tmp_path, outputs, tensor_first_split=False)
+
+
+def test_shards_as_before(tmp_path):
+    outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
+    plan = plan_of(tmp_path, [*outputs, output("extra", (256, 16))], shards={"t0": 0, "t1": 2, "t2": 2, "t3": 3})
+    assert [place.file for place in plan.places] == [0, 2, 2, 3, 3]
+    assert len(plan.files) == 4
+    with pytest.raises(PlanError, match="its split cannot be kept"):
+        plan_of(tmp_path, outputs, shards={"t0": 1, "t1": 0, "t2": 1, "t3": 1})
+    with pytest.raises(PlanError, match="as in the source"):
+        plan_of(tmp_path, outputs, shards={"t0": 0}, split_max_tensors=2)
+
+
+def test_files_that_are_there_stay(tmp_path):
+    outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
+    plan = plan_of(tmp_path, outputs, split_max_tensors=1)
+    execute(plan)
+    before = [f.path.read_bytes() for f in plan.files]
+    for index in (1, 3):
+        plan.files[index].path.unlink()
+    stay = plan.files[2].path.stat()
+    calls = []
+
+    def produce(start, stop):
+        calls.append(1)
+        return output("t", (256, 16)).produce(start, stop)
+
+    again = plan_of(tmp_path, [output(o.name, o.shape, produce=produce) for o in outputs], split_max_tensors=1)
+    kept = finished_files(again)
+    assert kept == {0, 2}
+    preflight(again, kept=kept)
+    seen = []
+    execute(again, kept=kept, progress=lambda n, name: seen.append(n))
+    assert [f.path.read_bytes() for f in plan.files] == before
+    assert len(calls) == 2
+    assert sum(seen) == again.total_bytes
+    assert plan.files[2].path.stat() == stay
+    other = plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1)
+    with pytest.raises(PlanError, match="is not what this job would write"):
+        finished_files(other)
+
+
+def test_finished_is_told_of_every_tensor(tmp_path):
+    told = []
+    plan = plan_of(tmp_path, [output(f"t{i}", (256, 16)) for i in range(4)])
+    execute(plan, threads=2, finished=lambda done, sync: told.append((len(done), sync())))
+    assert [n for n, _ in told] == [0, 1, 2, 3, 4]
+    assert (tmp_path / "out.gguf").stat().st_size == plan.file_bytes

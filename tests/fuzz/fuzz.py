@@ -1,4 +1,4 @@
-"""Fuzzing by hand: `python tests/fuzz/fuzz.py TARGET [SECONDS]`. With atheris (pip install atheris) guided by coverage, else blind.
+"""Fuzzing by hand: `python tests/fuzz/fuzz.py TARGET [SECONDS]`; guided by coverage with atheris (pip install atheris).
 
 A bad input is written to tests/data/bad/TARGET-DIGEST.bin, where the tests read it from then on.
 """
@@ -15,7 +15,8 @@ except ImportError:
     atheris = None
 
 if atheris is not None:
-    with atheris.instrument_imports(include=["ggufmill.formats", "ggufmill.convert", "ggufmill.imatrix", "ggufmill.quantize.recipe"]):
+    _READ = ["ggufmill.formats", "ggufmill.convert", "ggufmill.imatrix", "ggufmill.quantize.recipe"]
+    with atheris.instrument_imports(include=_READ):
         import test_parsers
 else:
     import test_parsers
@@ -74,7 +75,8 @@ def main() -> None:
     corpus.mkdir()
     for i, seed in enumerate(test_parsers.targets_now()[name].seeds):
         (corpus / str(i)).write_bytes(seed)
-    options = [f"-artifact_prefix={test_parsers.BAD}/{name}-", f"-max_total_time={seconds:.0f}", "-rss_limit_mb=4096", "-max_len=8192", "-timeout=30", "-print_final_stats=1"]
+    options = [f"-artifact_prefix={test_parsers.BAD}/{name}-", f"-max_total_time={seconds:.0f}", "-print_final_stats=1"]
+    options += ["-rss_limit_mb=4096", "-max_len=8192", "-timeout=30"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], lambda data: once(name, data))
     atheris.Fuzz()
 

@@ -22,10 +22,11 @@ checkpoints = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(checkpoints)
 
 TOLERANCE = 1e-3
-N_CTX, WINDOWS = 48, 2
+N_CTX, WINDOWS = checkpoints.LENGTH, 2
 
 # End of a parameter's name in transformers -> of the tensor in GGUF. Stacks with gate and up together are two tensors.
 NAMES = {
+    "qkv_proj": ["attn_qkv"],
     "q_proj": ["attn_q"],
     "k_proj": ["attn_k"],
     "v_proj": ["attn_v"],
@@ -39,6 +40,9 @@ NAMES = {
     "mlp.down_proj": ["ffn_down"],
     "experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
     "experts.down_proj": ["ffn_down_exps"],
+    "mlp.gate_up_proj": ["ffn_up"],
+    "mlp.c_fc": ["ffn_up"],
+    "mlp.c_proj": ["ffn_down"],
     "lm_head": ["output"],
 }
 ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "mlp.gate.wg", "mlp.gate.gate")
@@ -165,7 +169,7 @@ def test_the_sums_are_those_of_transformers(tmp_path, case):
     wanted = {t.name for t in source.tensors.values() if quantisable(t)} - ({"token_embd.weight"} - set(expected))
     assert wanted <= set(imatrix.entries)
     assert set(imatrix.entries) == set(expected)
-    worst = 0.0
+    apart = {}
     for name, (sums, counts) in imatrix.entries.items():
         theirs, seen = expected[name]
         if len(counts) == 1 and len(seen) > 1:  # a matrix that all heads share
@@ -173,7 +177,9 @@ def test_the_sums_are_those_of_transformers(tmp_path, case):
         theirs = np.pad(theirs, ((0, len(counts) - len(seen)), (0, 0)))  # the last experts may have seen nothing
         assert counts.tolist() == np.pad(seen, (0, len(counts) - len(seen))).tolist(), name
         for mine, other in zip(sums, theirs, strict=True):
+            if name in ("output.weight", "token_embd.weight") and case.startswith("minicpm"):
+                other = other / model.graph.logit_scale**2  # transformers scales what goes into the head, not what comes out
             if other.any():
-                worst = max(worst, float(np.linalg.norm(mine - other) / np.linalg.norm(other)))
-    print(f"{case}: {len(imatrix.entries)} tensors, largest relative error {worst:.1e}")
-    assert worst < TOLERANCE
+                apart[name] = max(apart.get(name, 0.0), float(np.linalg.norm(mine - other) / np.linalg.norm(other)))
+    print(f"{case}: {len(imatrix.entries)} tensors, largest relative error {max(apart.values()):.1e}")
+    assert {name: error for name, error in apart.items() if error >= TOLERANCE} == {}

@@ -154,3 +154,14 @@ def test_not_an_imatrix(tmp_path, data):
     (tmp_path / "a.dat").write_bytes(data)
     with pytest.raises(FormatError, match="a.dat"):
         load(tmp_path / "a.dat")
+
+
+def test_heads_side_by_side_become_one_matrix(tmp_path):
+    """As ik_llama.cpp writes attn_k_b: all heads in one row, under the name of a view."""
+    name, values = b"blk.0.attn_k_b.weight (reshaped)", np.array([1, 2, 3, 4, 5, 6], "<f4")
+    data = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, 6) + values.tobytes()
+    (tmp_path / "a.dat").write_bytes(data)
+    imatrix = load(tmp_path / "a.dat")
+    assert imatrix.fit(source(**{"blk.0.attn_k_b.weight": (2, 30)}), "a").means()["blk.0.attn_k_b.weight"].tolist() == [[3, 4]]
+    per_head = imatrix.fit(source(**{"blk.0.attn_k_b.weight": (2, 10, 3)}), "a").means()["blk.0.attn_k_b.weight"]
+    assert per_head.tolist() == [[1, 2], [3, 4], [5, 6]]

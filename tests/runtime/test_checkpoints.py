@@ -279,7 +279,7 @@ def test_missing_and_unknown_tensors_are_refused(tmp_path, family):
     architecture(architecture.config_class(**(COMMON | options))).save_pretrained(tmp_path)
     tensors = safetensors.load_file(tmp_path / "model.safetensors")
     open_source(tmp_path)
-    gone = next(name for name in tensors if "layers.2." in name and ("down" in name or ".w2." in name))
+    gone = next(name for name in tensors if "layers.2." in name and any(part in name for part in ("down", ".w2.", "c_proj")))
     del tensors[gone]
     added = {f"model.layers.{at}.strange.weight": np.zeros((2, 2), np.float32) for at in (0, 9)}
     safetensors.save_file(tensors | added, tmp_path / "model.safetensors")
@@ -293,6 +293,7 @@ def test_every_architecture_is_tried():
     """Each that convert knows is in CASES, under the name that transformers has for it, and its graph can be run."""
     tried = {f"{family}ForCausalLM" for family, *_ in CASES.values()}
     others = {"Gemma3ForConditionalGeneration", "ExaoneForCausalLM", "BailingMoeForCausalLM"}  # below
+    others |= {name for name, function in ARCHITECTURES.items() if function == "multimodal.text_model"}
     others |= {"Ernie4_5_ForCausalLM"}  # another spelling of Ernie4_5ForCausalLM
     assert set(ARCHITECTURES) - tried == others
     assert len(GRAPHS) >= 8
@@ -420,6 +421,34 @@ def test_the_text_model_of_a_multimodal_checkpoint(tmp_path, write_checkpoint, b
     tensors["model.norm.weight"] = tensors[f"{beginning}norm.weight"]
     with pytest.raises(FormatError, match=r"norm\.weight and .*norm\.weight are the same tensor"):
         open_source(write_checkpoint(tmp_path / "whole", text, tensors))
+
+
+SEEN = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+
+
+@pytest.mark.parametrize("beginning", ["language_model.model.", "model.language_model."])
+def test_the_text_model_between_a_tower_and_a_projector(tmp_path, write_checkpoint, beginning):
+    torch, transformers = oracle()
+    text = transformers.MistralConfig(**(COMMON | {"sliding_window": None, "head_dim": 24}))
+    vision = transformers.CLIPVisionConfig(**SEEN, patch_size=8, projection_dim=16)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=4)
+    reference = randomise(transformers.LlavaForConditionalGeneration(config))
+    tokens = np.random.default_rng(6).integers(5, COMMON["vocab_size"], LENGTH)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+    head = "language_model.lm_head." if beginning.startswith("language") else "lm_head."
+    names = {"model.language_model.": beginning, "lm_head.": head}
+    tensors = {}
+    for name, tensor in reference.state_dict().items():
+        own = next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name)
+        tensors[own] = tensor.numpy()
+    whole = config.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
+    source = open_source(write_checkpoint(tmp_path / "whole", whole, tensors))
+    assert {note.split(":")[0] for note in source.notes} >= {"vision tower", "projector of images"}
+    assert np.abs(load_model(source, **EXACT).logits(tokens) - expected).max() < TOLERANCE
+    whole["text_config"]["model_type"] = "strange"
+    with pytest.raises(FormatError, match="text_config has model_type 'strange'; known are llama, mistral"):
+        open_source(write_checkpoint(tmp_path / "whole", whole, tensors))
 
 
 def test_a_trained_model_with_its_own_tokenizer():

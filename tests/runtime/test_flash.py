@@ -102,7 +102,7 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
 
 
 def test_keys_are_split_among_threads_where_heads_are_few():
-    tasks, splits = flash._tasks(1, 4, 1, 10_000, 0, 128, 128, 4)
+    tasks, splits = flash.split_up(1, 4, 1, 10_000, 0, 128, 128, 4)
     assert splits > 1
     assert len(tasks) == splits
     ranges = sorted((int(task[6]), int(task[7])) for task in tasks)

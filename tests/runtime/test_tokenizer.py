@@ -296,8 +296,8 @@ def test_what_is_not_supported_is_refused(trained):
     metadata = trained[1]
     with pytest.raises(PlanError, match="has no vocabulary"):
         Tokenizer({"general.architecture": "llama"})
-    with pytest.raises(PlanError, match="kind 't5' is not supported"):
-        Tokenizer(metadata | {"tokenizer.ggml.model": "t5"})
+    with pytest.raises(PlanError, match="kind 'rwkv' is not supported"):
+        Tokenizer(metadata | {"tokenizer.ggml.model": "rwkv"})
     with pytest.raises(PlanError, match="pre-tokenizer 'unheard-of' is not supported"):
         Tokenizer(metadata | {"tokenizer.ggml.pre": "unheard-of"})
     with pytest.raises(FormatError, match="2 values for"):

@@ -1,0 +1,149 @@
+"""Recipes found for a size against every stock mix, on the demo model: KL divergence from the unquantised model.
+
+\\b
+    python benchmarks/target_size.py --json benchmarks/results/target_size.json --plot benchmarks/results/target_size.png
+
+Imatrix and sensitivities come from recipes/demo/calibration.txt; divergences are measured on recipes/demo/heldout.txt, of which
+the search sees nothing. Stock mixes have the same imatrix. For some stock mixes the search is given the size of that mix's
+tensors, and what it finds is held against the best stock mix of at most that size. About three minutes on one idle core.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from math import log
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ggufmill.cli.console import table
+from ggufmill.cli.searching import Job, Target, Wishes, parse_types
+from ggufmill.convert import open_source
+from ggufmill.formats import PlanError, TensorSource
+from ggufmill.formats.plan import Plan
+from ggufmill.imatrix.collect import collect
+from ggufmill.quantize import can_encode
+from ggufmill.quantize.mixes import default_type, file_types
+from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.source import rounded
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.sensitivity import Reference
+
+NEAR = (2.7, 3.5, 4.5, 5.4)  # bits per weight of the stock mixes whose sizes are aimed at
+
+
+def demo(chunks: int) -> tuple[TensorSource, Importance]:
+    source = open_source(FOLDER / "demo")
+    model = load_model(source)
+    tokens = model.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8"))
+    return source, Importance(collect(model, tokens, chunks=chunks)[0].fit(source, "demo").means())
+
+
+def stock(source: TensorSource, importance: Importance, reference: Reference) -> list[dict[str, Any]]:
+    """Size and divergence of every file type that is smaller than bf16."""
+    found = []
+    for name in file_types():
+        if not can_encode(default_type(name)) or default_type(name).is_float or "_BN" in name:  # ternary: for other models
+            continue
+        try:
+            plan = plan_quantize(source, "out.gguf", type=name, importance=importance, ignore_imatrix_rules=True)
+        except PlanError as error:
+            click.echo(f"{name}: {error}", err=True)
+            continue
+        if plan.bits_per_weight > 9:  # bf16, interleaved
+            continue
+        found.append({"name": name, **measured(source, plan, reference)})
+        click.echo(f"{name:12} {found[-1]['bits']:.3f} bits  KLD {found[-1]['kld']:.5f}", err=True)
+    return found
+
+
+def measured(source: TensorSource, plan: Plan, reference: Reference) -> dict[str, float]:
+    found = reference.divergence(rounded(source, plan))
+    return {"nbytes": plan.total_bytes, "bits": plan.bits_per_weight, "kld": found.mean, "error": found.error}
+
+
+@click.command(help=__doc__)
+@click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--chunks", default=12, show_default=True, help="Windows of the held-out text.")
+def main(out: Path | None, plot: Path | None, chunks: int) -> None:
+    began = time.process_time()
+    source, importance = demo(40)
+    reference = Reference(source, (FOLDER / "demo/heldout.txt").read_text("utf-8"), 512, chunks, threads=1)
+    mixes = stock(source, importance, reference)
+    weights = sum(t.n_elements for t in source.tensors.values())
+    jobs = {
+        "found": Wishes(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
+        "no text": Wishes(parse_types(None)),
+    }
+    searches = {label: Job(source, importance, wishes) for label, wishes in jobs.items()}
+    points, rows = [], []
+    for near in NEAR:
+        aim = min(mixes, key=lambda m: abs(m["bits"] - near))
+        best = min((m for m in mixes if m["nbytes"] <= aim["nbytes"]), key=lambda m: m["kld"])
+        for label, job in searches.items():
+            result = job.find(Target(bits=8 * aim["nbytes"] / weights))
+            point = {"name": label, "aim": aim["name"], **measured(source, job.plan(result.text), reference)}
+            point |= {"best": best["name"], "best_kld": best["kld"], "ratio": point["kld"] / best["kld"]}
+            point |= {"used": point["nbytes"] / aim["nbytes"], "predicted": result.found.predicted, "recipe": result.text}
+            points.append(point)
+            rows.append(
+                (
+                    aim["name"],
+                    f"{aim['bits']:.3f}",
+                    label,
+                    f"{point['used']:.2%}",
+                    f"{point['kld']:.5f} ± {point['error']:.5f}",
+                    best["name"],
+                    f"{best['kld']:.5f} ± {best['error']:.5f}",
+                    f"{point['ratio']:.3f}",
+                )
+            )
+    seconds = time.process_time() - began
+    columns = ("size of", "bits", "recipe", "used", "KLD", "best stock", "its KLD", "ratio")
+    click.echo(table(columns, rows) + f"\n\n{seconds:.0f} seconds of processor time")
+    if out is not None:
+        out.write_text(json.dumps({"stock": mixes, "found": points, "seconds": seconds}, indent=1) + "\n")
+    if plot is not None:
+        draw(mixes, points, plot)
+
+
+def draw(mixes: list[dict[str, Any]], points: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    axes = figure.subplots()
+    for label, marker, colour, chosen in (
+        ("stock mixes", "o", "tab:blue", [m for m in mixes if not m["name"].endswith(("_R4", "_R8"))]),
+        ("stock mixes, interleaved", "x", "tab:gray", [m for m in mixes if m["name"].endswith(("_R4", "_R8"))]),
+    ):
+        axes.scatter([m["bits"] for m in chosen], [m["kld"] for m in chosen], marker=marker, c=colour, s=22, label=label)
+    written: list[tuple[float, float]] = []
+    for m in sorted(mixes, key=lambda m: -m["kld"]):
+        if not m["name"].endswith(("_R4", "_R8")):
+            near = sum(abs(m["bits"] - x) < 0.35 and abs(log(m["kld"] / y)) < 0.1 for x, y in written)
+            written.append((m["bits"], m["kld"]))
+            place = (
+                {"xytext": (5 + 34 * (near // 2), 0)}
+                if near % 2 == 0
+                else {"xytext": (-5 - 34 * (near // 2), 0), "ha": "right"}
+            )
+            axes.annotate(m["name"], (m["bits"], m["kld"]), fontsize=6, va="center", textcoords="offset points", **place)
+    for label, colour, text in (
+        ("found", "tab:red", "found (sensitivity measured)"),
+        ("no text", "tab:orange", "found (errors of weights alone)"),
+    ):
+        mine = [p for p in points if p["name"] == label]
+        axes.plot([p["bits"] for p in mine], [p["kld"] for p in mine], "*-", c=colour, markersize=11, linewidth=1, label=text)
+    axes.set(yscale="log", xlabel="bits per weight", ylabel="KL divergence from the unquantised model, held-out text (nats)")
+    axes.set_title("Demo model: recipes found for a size, and every stock mix")
+    axes.legend()
+    axes.grid(alpha=0.3, which="both")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

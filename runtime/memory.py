@@ -1,0 +1,273 @@
+"""What a model takes in memory, and where: weights by device, the cache of keys and values, buffers to compute in.
+
+Placement follows llama.cpp: `-ngl` puts the last layers (and beyond them the output) on the GPUs, `-ot regex=DEVICE` overrules
+it tensor by tensor, first match first. The formulae of cache and buffers are those of ik_llama.cpp with latent attention (its
+pull request 235 and the sizes that its runs log); buffers of other models are estimates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..formats import TYPES, PlanError, TensorType
+from .decoder import Settings
+from .hyper import Hyper
+from .latent import Shape, cached_parts
+
+CPU = "CPU"
+MIB = 1 << 20
+_BESIDE = 192 * MIB  # what buffers of latent attention take whatever the context (fits the logged sizes)
+_SCORES_OVERHEAD = 1.09  # logged size over that of the scores alone, without flash attention
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor as it will lie in the file."""
+
+    name: str
+    type: TensorType
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """How the model is to be run; names as in `Settings`. attention_bytes None: not bounded (no -amb)."""
+
+    n_ctx: int
+    ubatch: int = 512
+    cache_k: str = "f16"
+    cache_v: str = "f16"
+    mla: int = 3
+    flash: bool = True
+    attention_bytes: int | None = None
+    gpu_layers: int | None = None  # None: all, if there is a GPU
+
+
+@dataclass(frozen=True)
+class Override:
+    """`regex=DEVICE` of -ot."""
+
+    pattern: re.Pattern[str]
+    device: str
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.pattern.pattern}={self.device}"
+
+
+_PAIR = re.compile(r"=\s*(CPU|CUDA\d+)\s*(?:,|$)", re.IGNORECASE)
+
+
+def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
+    """'exps=CPU,attn_kv_b=CUDA0' as llama.cpp's -ot takes it; a comma within a regex is no end. Raises PlanError."""
+    found, at = [], 0
+    while text[at:].strip():
+        end = _PAIR.search(text, at)
+        pattern = text[at : end.start()].strip() if end is not None else ""
+        if end is None or not pattern:
+            raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
+        try:
+            found.append(Override(re.compile(pattern), end[1].upper(), origin))
+        except re.error as error:
+            raise PlanError(f"{origin}: {pattern!r} is not a regular expression ({error})") from None
+        at = end.end()
+    return found
+
+
+def experts_to_cpu(layers: int | None = None) -> list[Override]:
+    """What --cpu-moe (None) and --n-cpu-moe N stand for: the experts of all layers, or of the first N, stay in RAM."""
+    if layers is None:
+        return [Override(re.compile(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
+    which = "|".join(map(str, range(layers)))
+    pattern = re.compile(rf"blk\.({which})\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+    return [Override(pattern, CPU, f"--n-cpu-moe {layers}")] if layers else []
+
+
+@dataclass
+class Device:
+    """Bytes on one device. capacity None: not said."""
+
+    name: str
+    capacity: int | None
+    weights: int = 0
+    cache: int = 0
+    compute: int = 0
+    tensors: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+    @property
+    def free(self) -> int | None:
+        return None if self.capacity is None else self.capacity - self.total
+
+
+@dataclass
+class Placement:
+    """What goes where, tensor name -> (device, what decided it); warnings for people."""
+
+    devices: list[Device]
+    places: dict[str, tuple[str, str]]
+    hits: dict[str, tuple[int, int]]  # override -> (tensors, bytes)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def fits(self) -> bool:
+        return all(device.free is None or device.free >= 0 for device in self.devices)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "devices": [vars(d) | {"total": d.total, "free": d.free} for d in self.devices],
+            "rules": [{"rule": rule, "tensors": n, "nbytes": size} for rule, (n, size) in self.hits.items()],
+            "tensors": [{"name": name, "device": device, "rule": rule} for name, (device, rule) in self.places.items()],
+            "fits": self.fits,
+            "warnings": self.warnings,
+        }
+
+
+def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
+    """Bytes that a layer keeps per token. Raises PlanError for a type that does not hold the model's rows."""
+    hyper = Hyper(dict(metadata), "the model")
+    if "attention.kv_lora_rank" in hyper:
+        value = use.cache_v if use.mla < 2 else None
+        settings = Settings(cache_k=use.cache_k, cache_v=value, mla=use.mla)
+        return sum(part.token_bytes for part in cached_parts(Shape(hyper), settings).values())
+    heads, keys, values = _heads(hyper, layer)
+    return heads * (_row(use.cache_k, keys, "-ctk") + _row(use.cache_v, values, "-ctv"))
+
+
+def _heads(hyper: Hyper, layer: int) -> tuple[int, int, int]:
+    """Of keys and values: how many heads, and the numbers of a key and of a value."""
+    n_head = _of_layer(hyper, "attention.head_count", layer)
+    size = hyper.int("embedding_length") // max(1, n_head)
+    shared = _of_layer(hyper, "attention.head_count_kv", layer, n_head)
+    return shared, hyper.int("attention.key_length", size), hyper.int("attention.value_length", size)
+
+
+def _of_layer(hyper: Hyper, key: str, layer: int, default: int | None = None) -> int:
+    """A number that is the same for all layers, or a list of one per layer."""
+    value = hyper.metadata.get(f"{hyper.architecture}.{key}", default)
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
+        value = value[min(layer, len(value) - 1)]
+    if value is None:
+        raise PlanError(f"{hyper.where}: metadata has no {hyper.architecture}.{key}")
+    return int(value)
+
+
+def _row(type_name: str, width: int, option: str) -> int:
+    kind = TYPES[type_name]
+    if not kind.fits(width):
+        raise PlanError(f"{option} {type_name}: rows of {width} numbers are no multiple of {kind.block}; f16 works")
+    return kind.row_bytes(width)
+
+
+def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
+    """The buffer that a device which computes whole layers needs.
+
+    Latent attention: per token of the context the expanded keys and values in f16, the latents in f32 and a row of the mask;
+    beside them the bounded scores and queries. Within 4 % of the logged single-GPU sizes.
+    """
+    hyper = Hyper(dict(metadata), "the model")
+    n_head, ub, n_ctx = _of_layer(hyper, "attention.head_count", 0), use.ubatch, use.n_ctx
+    bound = use.attention_bytes
+    if "attention.kv_lora_rank" in hyper:
+        shape = Shape(hyper)
+        width = shape.nope + shape.rope
+        if not use.flash:
+            return _scores(n_ctx, n_head, ub, bound) + n_ctx * shape.rank * 4
+        expanded = n_head * (width + shape.v) * 2 if use.mla in (2, 3) else 0
+        queries = ub * n_head * (width + shape.rope) * 4
+        return n_ctx * (expanded + shape.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
+    n_embd, n_vocab = hyper.int("embedding_length"), hyper.int("vocab_size", 0)
+    inner = _of_layer(hyper, "feed_forward_length", 0, 4 * n_embd)
+    passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
+    return passing + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
+
+
+def _scores(n_ctx: int, n_head: int, ub: int, bound: int | None) -> int:
+    scores = n_ctx * n_head * ub * 4
+    return int(_SCORES_OVERHEAD * (min(scores, bound) if bound is not None else scores))
+
+
+def place(
+    weights: Sequence[Weight],
+    metadata: Mapping[str, Any],
+    use: Use,
+    overrides: Sequence[Override],
+    capacities: Mapping[str, int | None],
+) -> Placement:
+    """capacities: CPU and CUDA0, CUDA1, ... -> bytes or None, in order. Raises PlanError for a rule with another device."""
+    devices = {name: Device(name, size) for name, size in capacities.items()}
+    gpus = [name for name in devices if name != CPU]
+    for rule in overrides:
+        if rule.device not in devices:
+            raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
+    n_layer = Hyper(dict(metadata), "the model").int("block_count")
+    layers = _layer_devices(n_layer, use.gpu_layers, [(name, capacities[name]) for name in gpus])
+    found = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides})
+    matched = dict.fromkeys(map(str, overrides), "")
+    for weight in weights:
+        rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
+        for rule in rules:
+            matched[str(rule)] = matched[str(rule)] or weight.name
+        device, why = _usual(weight.name, layers, n_layer), "-ngl" if gpus else ""
+        if rules:
+            device, why = rules[0].device, str(rules[0])
+            count, size = found.hits[why]
+            found.hits[why] = (count + 1, size + weight.nbytes)
+        found.places[weight.name] = (device, why)
+        devices[device].weights += weight.nbytes
+        devices[device].tensors += 1
+    for layer in range(n_layer):
+        devices[layers[layer]].cache += use.n_ctx * cache_token_bytes(metadata, use, layer)
+    buffer = compute_bytes(metadata, use)
+    for name in gpus or [CPU]:
+        devices[name].compute = buffer if not gpus or name in layers.values() else 0
+    _warn(found, weights, matched, overrides)
+    return found
+
+
+def _layer_devices(n_layer: int, wanted: int | None, gpus: Sequence[tuple[str, int | None]]) -> dict[int, str]:
+    """Layer -> device; n_layer stands for the output. Several GPUs take runs of layers in proportion to their memory."""
+    count = min(n_layer + 1, n_layer + 1 if wanted is None else wanted) if gpus else 0
+    first = n_layer + 1 - count if count > n_layer else n_layer - count
+    sizes = [size or 1 for _, size in gpus]
+    found = dict.fromkeys(range(n_layer + 1), CPU)
+    on_gpu = range(first, n_layer + 1 if count > n_layer else n_layer)
+    for i, layer in enumerate(on_gpu):
+        share, at = (i + 0.5) / len(on_gpu) * sum(sizes), 0
+        while share > sum(sizes[: at + 1]):
+            at += 1
+        found[layer] = gpus[at][0]
+    return found
+
+
+def _usual(name: str, layers: Mapping[int, str], n_layer: int) -> str:
+    """Without a rule: embeddings stay in RAM, whatever is looked up."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    if match:
+        return layers.get(int(match[1]), CPU)
+    return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
+
+
+def _warn(found: Placement, weights: Sequence[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
+    for rule in dict.fromkeys(map(str, overrides)):
+        if not found.hits[rule][0]:
+            taker = found.places[matched[rule]][1] if matched[rule] else ""
+            why = f"{taker} comes first and takes {matched[rule]}" if taker else "it matches no tensor"
+            found.warnings.append(f"-ot {rule} does nothing: {why}")
+    packed = [w for w in weights if w.type.rows > 1 and found.places[w.name][0] != CPU]
+    if packed:
+        more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+        where = found.places[packed[0].name][0]
+        found.warnings.append(
+            f"{packed[0].name} ({packed[0].type.name}){more} would lie on {where}: interleaved rows are for CPUs; give it the "
+            "plain type, or keep it in RAM"
+        )
+    for device in found.devices:
+        if device.free is not None and device.free < 0:
+            found.warnings.append(f"{device.name} lacks {-device.free / MIB:,.0f} MiB")

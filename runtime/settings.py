@@ -1,0 +1,57 @@
+"""What each setting of a model may be."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ..formats import PlanError
+from .decoder import Settings
+
+_MOST_THREADS = 1024
+_COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")
+_OPTIONAL_COUNTS = ("n_ctx", "threads")
+_FLAGS = ("flash", "repack", "exact")
+_TYPES = ("cache_k", "cache_v")
+_PLAIN_TYPES = ("f32", "f16", "bf16")
+
+
+def settings_from(values: dict[str, Any]) -> Settings:
+    """Settings by name. Raises PlanError for one that is not known, or a value of the wrong kind or out of range."""
+    known = sorted(field.name for field in fields(Settings))
+    for name in values:
+        if name not in known:
+            raise PlanError(f"unknown setting {name!r}; there are {', '.join(known)}")
+    chosen = Settings(**values)
+    for name in (*_COUNTS, *_OPTIONAL_COUNTS, "cache_bytes"):
+        value = getattr(chosen, name)
+        if value is None and name in _OPTIONAL_COUNTS:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise PlanError(f"setting {name} has to be a whole number, not {value!r:.60}")
+        if value < (name != "cache_bytes"):
+            raise PlanError(f"setting {name} has to be {'0 or more' if name == 'cache_bytes' else 'positive'}, not {value}")
+    if chosen.threads is not None and chosen.threads > _MOST_THREADS:
+        raise PlanError(f"setting threads is at most {_MOST_THREADS}, not {chosen.threads}")
+    for name in _FLAGS:
+        if not isinstance(getattr(chosen, name), bool):
+            raise PlanError(f"setting {name} has to be True or False, not {getattr(chosen, name)!r:.60}")
+    for name in _TYPES:
+        if not isinstance(getattr(chosen, name), str | None):
+            raise PlanError(f"setting {name} has to be the name of a type, not {getattr(chosen, name)!r:.60}")
+    if isinstance(chosen.mla, bool) or chosen.mla not in range(4):
+        raise PlanError(f"setting mla is one of 0, 1, 2, 3, not {chosen.mla!r:.60}")
+    if not chosen.flash and (chosen.cache_v or "f16").lower() not in _PLAIN_TYPES:
+        plain = " and ".join((", ".join(_PLAIN_TYPES[:-1]), _PLAIN_TYPES[-1]))
+        raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {plain} work")
+    if chosen.expert_reduction is not None:
+        _check_reduction(chosen.expert_reduction)
+    return chosen
+
+
+def _check_reduction(value: Any) -> None:
+    if not isinstance(value, tuple | list) or [type(v) for v in value] not in ([int, float], [int, int]):
+        raise PlanError(f"setting expert_reduction has to be experts and a share, such as (4, 0.5), not {value!r:.60}")
+    least, share = value
+    if least < 1 or not 0 < share <= 1:
+        raise PlanError(f"-ser {least},{share}: at least 1 expert, and a share above 0 and not above 1")

@@ -1,0 +1,160 @@
+"""split, merge, hash, --keep-split, --partial-requant, --metadata and inspect --json, as a user calls them."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import xxhash
+
+from ggufmill.cli import main
+from ggufmill.formats import open_gguf
+
+
+@pytest.fixture
+def mill(capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def model(mill, tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama(hidden_size=64, intermediate_size=128)
+    folder = write_checkpoint(tmp_path / "model", config, tensors)
+    assert mill("convert", folder, tmp_path / "m.gguf")[0] == 0
+    return tmp_path / "m.gguf"
+
+
+def shards(tmp_path, stem):
+    return sorted(tmp_path.glob(f"{stem}-*.gguf"))
+
+
+@pytest.mark.parametrize("options", [(), ("--split-max-tensors", 5), ("--split-max-size", "60K", "--no-tensor-first-split")])
+def test_split_and_merge(mill, model, tmp_path, options):
+    code, out, _ = mill("split", model, tmp_path / "s", *options, "--json")
+    assert code == 0
+    parts = shards(tmp_path, "s") or [tmp_path / "s"]
+    assert [f["path"] for f in json.loads(out)["files"]] == [str(p) for p in parts]
+    if not options:  # fewer than 128 tensors: one file
+        assert parts[0].read_bytes() == model.read_bytes()
+        return
+    opened, whole = open_gguf(parts[1]), open_gguf(model)
+    assert len(parts) > 2
+    assert list(opened.tensors) == list(whole.tensors)
+    assert all(np.array_equal(t.data, whole.tensors[n].data) for n, t in opened.tensors.items())
+    assert all(p.stat().st_size <= 60_000 for p in parts) or "--split-max-size" not in options
+    assert mill("merge", parts[-1], tmp_path / "back.gguf")[0] == 0
+    assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    parts[1].unlink()
+    code, _, err = mill("merge", parts[0], tmp_path / "again.gguf")
+    assert (code, "1 of" in err and "shards are missing" in err) == (1, True)
+    assert not (tmp_path / "again.gguf").exists()
+
+
+def test_merge_of_one_file_is_refused(mill, model, tmp_path):
+    code, _, err = mill("merge", model, tmp_path / "o.gguf")
+    assert code == 1
+    assert "is one file already" in err
+
+
+def test_hash(mill, model, tmp_path, monkeypatch):
+    code, out, _ = mill("hash", model, "--all", "-o", tmp_path / "manifest")
+    assert code == 0
+    assert out == (tmp_path / "manifest").read_text()
+    lines = [line.split() for line in out.splitlines()]
+    tensors = open_gguf(model).tensors
+    payload = b"".join(t.data.tobytes() for t in tensors.values())
+    assert len(lines) == 3 * (len(tensors) + 1)
+    digests = {(algorithm, name): digest for algorithm, digest, name in lines}
+    assert digests["xxh64", str(model)] == xxhash.xxh64(payload).hexdigest()
+    assert digests["sha256", str(model)] == hashlib.sha256(payload).hexdigest()
+    one = tensors["blk.0.attn_q.weight"].data.tobytes()
+    assert digests["sha256", f"{model}:blk.0.attn_q.weight"] == hashlib.sha256(one).hexdigest()
+    assert digests["xxh64", f"{model}:blk.0.attn_q.weight"] == xxhash.xxh64(one).hexdigest()
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = mill("hash", model.name, "--check", "manifest")
+    assert code == 0
+    assert all(line.startswith("sha256 ") and line.endswith("  -  Ok") for line in out.splitlines())
+    assert mill("hash", model.name, "--check", "manifest", "--xxh64")[0] == 0
+
+
+def test_hash_finds_what_was_changed(mill, model, tmp_path):
+    assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
+    info = open_gguf(model).tensors["blk.1.ffn_up.weight"]
+    with model.open("r+b") as file:
+        file.seek(info.offset + 5)
+        byte = file.read(1)[0]
+        file.seek(info.offset + 5)
+        file.write(bytes([byte ^ 1]))
+    code, out, err = mill("hash", model, "--check", tmp_path / "manifest", "--json")
+    assert code == 1
+    assert len(json.loads(out)["bad"]) == 2
+    assert "blk.1.ffn_up.weight (xxh64): Mismatch" in err
+    (tmp_path / "manifest").write_text("nothing\n")
+    assert "no line of this manifest" in mill("hash", model, "--check", tmp_path / "manifest")[2]
+    (tmp_path / "manifest").write_text(f"xxh64     {'0' * 16}  {model}:no_such_tensor\n")
+    assert mill("hash", model, "--check", tmp_path / "manifest")[0] == 1
+
+
+def test_hash_of_shards(mill, model, tmp_path):
+    assert mill("split", model, tmp_path / "s", "--split-max-tensors", 8)[0] == 0
+    parts = shards(tmp_path, "s")
+    code, out, _ = mill("hash", parts[0], "--sha1", "--no-layer")
+    assert code == 0
+    assert [line.split("  ")[-1] for line in out.splitlines()] == [str(p) for p in parts]
+
+
+def test_keep_split_and_partial_requant(mill, model, tmp_path):
+    assert mill("split", model, tmp_path / "s", "--split-max-tensors", 7, "--no-tensor-first-split")[0] == 0
+    first = shards(tmp_path, "s")[0]
+    arguments = ("quantize", first, tmp_path / "q.gguf", "q8_0", "--pure", "--keep-split")
+    assert mill(*arguments)[0] == 0
+    parts = shards(tmp_path, "q")
+    assert len(parts) == len(shards(tmp_path, "s"))
+    before = {p: p.read_bytes() for p in parts}
+    old, new = open_gguf(first).tensors, open_gguf(parts[0]).tensors
+    assert {n: t.path.name[1:] for n, t in old.items()} == {n: t.path.name[1:] for n, t in new.items()}
+    parts[2].unlink()
+    stays = parts[1].stat().st_mtime_ns
+    assert "exists; use --force" in mill(*arguments)[2]
+    code, _, err = mill(*arguments, "--partial-requant")
+    assert code == 0
+    assert f"{len(parts) - 1} of {len(parts)} files are there already" in err
+    assert {p: p.read_bytes() for p in parts} == before
+    assert parts[1].stat().st_mtime_ns == stays
+    parts[2].unlink()
+    other = [a if a != "q8_0" else "q4_0" for a in arguments]
+    assert "is not what this job would write" in mill(*other, "--partial-requant")[2]
+    assert mill("repack", parts[0], tmp_path / "r.gguf", "--keep-split")[0] == 1  # a shard is missing
+    assert mill(*arguments, "--partial-requant")[0] == 0
+    assert mill("repack", parts[0], tmp_path / "r.gguf", "--keep-split")[0] == 0
+    assert len(shards(tmp_path, "r")) == len(parts)
+    for command in (("quantize", model, tmp_path / "x.gguf", "q8_0"), ("repack", parts[0], tmp_path / "x.gguf", "--undo")):
+        assert mill(*command, "--keep-split")[0] == 1
+
+
+def test_metadata_from_a_file_and_from_the_command_line(mill, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "c", *tiny_llama())
+    (tmp_path / "m.json").write_text('{"general.author": "Me", "general.name": "One", "x.y": 3}')
+    arguments = ("convert", folder, tmp_path / "c.gguf", "--metadata", tmp_path / "m.json")
+    assert mill(*arguments, "--override-kv", "general.name=str:Two")[0] == 0
+    metadata = open_gguf(tmp_path / "c.gguf").metadata
+    assert (metadata["general.author"], metadata["general.name"], metadata["x.y"]) == ("Me", "Two", 3)
+    assert "general.quantized_by" not in metadata
+
+
+def test_inspect_json_is_complete(mill, model):
+    found = json.loads(mill("inspect", model, "--json", "--arrays")[1])
+    opened = open_gguf(model)
+    assert found["file_bytes"] == model.stat().st_size == sum(found["file_nbytes"])
+    assert (found["alignment"], found["gguf_version"], found["architecture"]) == (32, 3, "llama")
+    assert found["parameters"] == sum(t["n_elements"] for t in found["tensors"])
+    assert sum(t["nbytes"] for t in found["types"].values()) == found["total_bytes"]
+    assert found["metadata"].keys() == found["metadata_types"].keys() == opened.metadata.keys()
+    assert found["metadata_types"]["llama.block_count"] == "uint32"
+    assert found["metadata_types"]["general.name"] == "string"

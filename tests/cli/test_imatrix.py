@@ -1,0 +1,208 @@
+"""imatrix as a user calls it: computing, interrupting, showing, merging, converting, and quantising with the result."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ggufmill.imatrix import Imatrix, load
+from ggufmill.recipes import FOLDER
+
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
+SHORT = ("-c", 128, "-b", 256, "-t", 1)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One of a run over twelve windows."""
+    from ggufmill.cli import main
+
+    out = tmp_path_factory.mktemp("imatrix") / "demo.imatrix"
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in ("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 12, "--process-output", *SHORT)])
+    assert ended.value.code == 0
+    return out
+
+
+def test_computing_reports_coverage(mill, tmp_path):
+    pytest.importorskip("matplotlib")
+    out, plot = tmp_path / "a.dat", tmp_path / "a.png"
+    options = ("--chunks", 1, "--process-embedding", "--plot", plot, "-c", 16, "-t", 1)
+    code, text, err = mill("imatrix", DEMO, "-f", TEXT, "-o", out, *options)
+    assert code == 0
+    assert "without data" in text
+    assert "perplexity" in text
+    assert "fewer than 32: quantisation fills them up with the mean" in err
+    assert "without data: output: quantised without importance" in err
+    assert "a.dat does not keep how many tokens each expert" in err
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    code, text, _ = mill("imatrix", DEMO, "-f", TEXT, "-o", out, *options, "--force", "--json")
+    found = json.loads(text)
+    assert {"entries", "chunks", "perplexity", "coverage", "starved_experts", "sparse_experts", "remarks"} <= found.keys()
+    row = found["coverage"][1]
+    assert (row["layer"], row["experts"], len(row["tokens"])) == (1, 8, 8)
+    assert sum(row["tokens"]) == 16 * 2
+    assert not list(tmp_path.glob("*.state"))
+
+
+def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
+    """SIGKILL once there is something to resume."""
+    out, state = tmp_path / "demo.imatrix", tmp_path / "demo.imatrix.state"
+    job = ["imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 12, "--process-output", *SHORT, "--output-frequency", 1]
+    process = subprocess.Popen([sys.executable, "-m", "ggufmill", *map(str, job)], stderr=subprocess.DEVNULL)
+    while process.poll() is None and not state.exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists(), "it was done before it could be killed"
+    assert not out.exists()
+    code, _, err = mill(*job)
+    assert code == 1
+    assert "is left from an interrupted run; --resume goes on with it" in err
+    assert mill(*job, "--resume")[0] == 0
+    assert out.read_bytes() == made.read_bytes()
+    assert not state.exists()
+    code, _, err = mill(*job, "--resume")
+    assert code == 1
+    assert "exists; there is nothing to resume" in err
+
+
+def test_interrupted_says_how_to_go_on(mill, tmp_path, monkeypatch):
+    from ggufmill.imatrix.state import State
+
+    save = State.save
+
+    def save_and_stop(self, path):
+        save(self, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(State, "save", save_and_stop)
+    code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", tmp_path / "a", "--chunks", 9, *SHORT, "-ofreq", 2)
+    assert code == 1
+    assert err.splitlines()[-1].endswith("the same command with --resume goes on")
+    assert "interrupted; 3 windows are kept in " in err
+
+
+def test_parts_and_snapshots(mill, made, tmp_path):
+    job = ("imatrix", DEMO, "-f", TEXT, "--process-output", *SHORT)
+    assert mill(*job, "-o", tmp_path / "a.imatrix", "--chunks", 5, "--save-frequency", 2)[0] == 0
+    assert load(tmp_path / "a.at_3.imatrix").chunk_count == 3
+    first = ("--in-file", tmp_path / "a.imatrix")
+    assert mill(*job, "-o", tmp_path / "b.imatrix", "--from-chunk", 5, "--chunks", 7, *first)[0] == 0
+    assert mill(*job, "-o", tmp_path / "c.imatrix", "--from-chunk", 5, "--chunks", 7)[0] == 0
+    assert mill("imatrix", *first, "--in-file", tmp_path / "c.imatrix", "-o", tmp_path / "d.imatrix")[0] == 0
+    assert (tmp_path / "b.imatrix").read_bytes() == (tmp_path / "d.imatrix").read_bytes()
+    whole, joined = load(made), load(tmp_path / "d.imatrix")
+    assert joined.chunk_count == whole.chunk_count == 12
+    code, text, _ = mill("imatrix", "show", made, tmp_path / "d.imatrix", "--json")
+    found = json.loads(text)["comparison"]
+    assert code == 0
+    assert (found["only_first"], found["only_second"], found["unlike"]) == ([], [], [])
+    assert min(d["cosine"] for d in found["differences"]) > 0.99999
+
+
+def test_show(mill, made, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, text, _ = mill("imatrix", "show", made, "--json", "--layer-similarity", "--plot", tmp_path / "a.png", "--top", 3)
+    found = json.loads(text)
+    assert code == 0
+    entry = next(e for e in found["entries"] if e["name"] == "blk.1.ffn_up_exps.weight")
+    sums, counts = load(made).entries["blk.1.ffn_up_exps.weight"]
+    means = sums.sum(0, dtype=np.float64) / counts.sum()
+    assert (entry["columns"], entry["matrices"], entry["fewest"]) == (256, 8, counts.min())
+    assert entry["sum"] == pytest.approx(means.sum())
+    assert entry["top"] == [[int(c), pytest.approx(means[c] / means.sum())] for c in np.argsort(-means)[:3]]
+    shares = means / means.sum()
+    assert entry["entropy"] == pytest.approx(-(shares * np.log2(shares)).sum())
+    assert {s["layer"] for s in found["layer_similarity"]} == {1, 2, 3}
+    assert all(0 <= s["cosine"] <= 1 for s in found["layer_similarity"])
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    code, text, _ = mill("imatrix", "show", made)
+    assert "12 chunks of 128 tokens, text: calibration.txt" in text
+    assert mill("imatrix", "show", made, made, "--plot", tmp_path / "b.png")[0] == 0
+
+
+def test_converting_says_what_is_lost(mill, made, tmp_path):
+    code, _, err = mill("imatrix", "convert", made, tmp_path / "a.dat")
+    assert code == 0
+    assert "does not keep how many tokens each expert of 9 stacks saw" in err
+    assert "does not keep the window of 128 tokens" in err
+    code, _, err = mill("imatrix", "convert", tmp_path / "a.dat", tmp_path / "b.imatrix")
+    assert code == 0
+    assert "did not keep how many tokens each expert saw" in err
+    a, b = load(made).means(), load(tmp_path / "b.imatrix").means()
+    assert all(np.allclose(a[name].reshape(-1), b[name].reshape(-1), rtol=1e-6) for name in a)
+
+
+def test_quantize_says_what_is_covered(mill, made, tmp_path):
+    imatrix = load(made)
+    imatrix.entries["blk.9.attn_q.weight"] = imatrix.entries.pop("blk.2.attn_output.weight")
+    for layer in (1, 2):
+        del imatrix.entries[f"blk.{layer}.attn_k_b.weight"]
+        del imatrix.entries[f"blk.{layer}.ffn_gate_exps.weight"]
+    sums, counts = (array.copy() for array in imatrix.entries["blk.3.ffn_down_exps.weight"])
+    imatrix.entries["blk.3.ffn_down_exps.weight"] = sums, counts
+    sums[5], counts[5] = 0, 0
+    imatrix.save(tmp_path / "i.imatrix")
+    code, _, err = mill("quantize", DEMO, tmp_path / "q.gguf", "iq4_k", "--imatrix", tmp_path / "i.imatrix", "--dry-run")
+    assert code == 0
+    assert "data for 47 of 51 weight tensors, 2 of them from a tensor with the same input" in err
+    assert "none for token_embd, attn_k_b (2 layers, 1 to 2), attn_output (layer 2)" in err
+    assert "1 entries name no tensor of this model (first blk.9.attn_q.weight): not used" in err
+    assert "1 experts saw no token, 0 fewer than 32 (first blk.3.ffn_down_exps.weight #5)" in err
+
+
+def of(name, width=256, value=1.0, count=64):
+    return {name: (np.full((1, width), value, np.float32), np.array([count]))}
+
+
+BAD = {
+    "of another model": (of("blk.0.ffn_up.weight", 512), "entry blk.0.ffn_up.weight is 1 x 512, the tensor needs 1 x 256"),
+    "other names": (of("model.layers.0.mlp.up_proj"), "none of its 1 entries (model.layers.0.mlp.up_proj, ...) names a tensor"),
+    "no counts": (of("blk.0.ffn_up.weight", count=0), "every count is zero"),
+    "NaN": (of("blk.0.ffn_up.weight", value=np.nan), "entry blk.0.ffn_up.weight holds NaN, infinite or negative sums"),
+    "negative": (of("blk.0.ffn_up.weight", value=-1), "entry blk.0.ffn_up.weight holds NaN, infinite or negative sums"),
+    "negative count": (of("blk.0.ffn_up.weight", count=-3), "entry blk.0.ffn_up.weight holds negative counts"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_found_before_any_work(mill, tmp_path, case):
+    entries, message = BAD[case]
+    Imatrix(entries, ["t"], 1).save(tmp_path / "bad.imatrix")
+    for job in (
+        ("quantize", DEMO, tmp_path / "out.gguf", "iq4_k", "--imatrix", tmp_path / "bad.imatrix"),
+        ("imatrix", DEMO, "-f", TEXT, "-o", tmp_path / "out", "--in-file", tmp_path / "bad.imatrix"),
+    ):
+        code, _, err = mill(*job)
+        assert code == 1
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.imatrix"]
+
+
+REFUSED = [
+    (["-o", "x"], 2, "nothing to do"),
+    (["MODEL", "-o", "x"], 2, "nothing to do"),
+    (["-f", "TEXT", "-o", "x"], 2, "a text (-f) needs a MODEL"),
+    (["MODEL", "-f", "nothing", "-o", "x"], 1, "-f nothing: there is no such file"),
+    (["MODEL", "-f", "TEXT:0", "-o", "x"], 1, "the weight '0' is no whole number"),
+    (["MODEL", "-f", "TEXT", "-o", "x", "--from-chunk", "100000"], 1, "--from-chunk 100000: the text has only"),
+    (["MODEL", "-f", "TEXT", "-o", "x", "--in-file", "TEXT"], 1, "not an imatrix"),
+    (["MODEL", "-f", "TEXT", "-o", "TEXT"], 1, "is an input of this job"),
+    (["merge", "TEXT", "TEXT", "-o", "x"], 1, "not an imatrix"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSED, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_refusals(mill, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    given = [a.replace("MODEL", str(DEMO)).replace("TEXT", str(TEXT)) for a in arguments]
+    got, out, err = mill("imatrix", *given)
+    assert (got, out) == (code, "")
+    assert message in err
+    assert not list(tmp_path.iterdir())

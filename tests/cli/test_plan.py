@@ -1,0 +1,88 @@
+"""`plan` on DeepSeek-V3 in full size, against what ik_llama.cpp logged when it loaded the published files."""
+
+import json
+
+import pytest
+
+from ggufmill.cli import main
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def plan(capsys):
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main(["plan", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rules", "cpu", "gpu"),
+    [
+        ("deepseek-v3-iq4_k_r4", "exps=CPU", 376768.00 + 938.98, 17743.99),
+        ("deepseek-r1-0528-dq4_k_r4", "exps=CPU,attn_kv_b=CPU", 405413.00 + 938.98, 17743.99 - 1037.00),
+        ("deepseek-r1-0528-iq2_k_r4", "exps=CPU", 212744.00 + 580.45, 10951.30),
+    ],
+)
+def test_logged_sizes(plan, header_only_deepseek_v3, recipe, rules, cpu, gpu):
+    arguments = (header_only_deepseek_v3, "--recipe", recipe, "--vram", "24GiB", "-ot", rules, "-ctk", "q8_0", "-amb", 512)
+    code, out, _ = plan(*arguments, "--json")
+    found = json.loads(out)
+    devices = {d["name"]: d for d in found["devices"]}
+    assert code == 0
+    assert devices["CPU"]["weights"] / MIB == pytest.approx(cpu, abs=0.01)
+    assert devices["CUDA0"]["weights"] / MIB == pytest.approx(gpu, abs=0.01)
+    assert devices["CUDA0"]["cache"] / MIB == pytest.approx(1166.62, abs=0.01)
+    assert devices["CUDA0"]["compute"] / MIB == pytest.approx(3425.00, rel=0.001)
+    assert devices["CPU"]["cache"] == devices["CPU"]["compute"] == 0
+    assert found["fits"]
+    assert found["warnings"] == []
+
+
+def test_interleaved_experts_on_the_gpu_and_dead_rules(plan, header_only_deepseek_v3):
+    rules = r"blk\.3\.ffn_.*_exps=CUDA0,exps=CPU,ffn_gate_exps=CUDA0"
+    code, _, err = plan(header_only_deepseek_v3, "--recipe", "deepseek-v3-iq2_k_r4", "--vram", "32GiB", "-ot", rules)
+    assert code == 0
+    assert r"warning: -ot ffn_gate_exps=CUDA0 does nothing: blk\.3\.ffn_.*_exps=CUDA0 comes first" in err
+    assert "blk.3.ffn_gate_exps.weight (iq2_k_r4) and 2 more would lie on CUDA0" in err
+
+
+def test_the_largest_that_fits_is_chosen(plan, header_only_deepseek_v3):
+    arguments = (header_only_deepseek_v3, "--vram", "24GiB", "-ot", "exps=CPU", "-ctk", "q8_0")
+    found = json.loads(plan(*arguments, "--ram", "256GiB", "--json")[1])
+    fitting = [c for c in found["candidates"] if c["fits"]]
+    assert found["fits"]
+    assert found["total_bytes"] == max(c["total_bytes"] for c in fitting)
+    assert {"deepseek-v3-iq2_k_r4.txt", "Q2_K", "IQ3_XXS"} <= {c["recipe"] for c in fitting}
+    assert "deepseek-v3-iq4_k_r4.txt" in {c["recipe"] for c in found["candidates"] if not c["fits"]}
+
+
+def test_where_nothing_fits_the_smallest_is_shown(plan, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
+    code, out, err = plan(folder, "--ram", "10K", "-c", 16)
+    assert code == 0
+    assert "nothing fits" in out
+    assert "CPU lacks" in err
+
+
+def test_a_quantised_file_counts_as_it_is(plan, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
+    with pytest.raises(SystemExit):
+        main(["quantize", str(folder), str(tmp_path / "q.gguf"), "q8_0"])
+    code, out, _ = plan(tmp_path / "q.gguf", "--cpu-moe", "-c", 256, "--tensors")
+    assert code == 0
+    assert "as it is" in out
+    assert "blk.1.ffn_down.weight" in out
+
+
+def test_wrong_usage_is_one_line(plan, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
+    for arguments, reason in ((("-ot", "exps"), "is not `regex=CPU`"), (("-ot", "exps=CUDA0"), "there is no CUDA0")):
+        code, _, err = plan(folder, "--type", "q8_0", *arguments)
+        assert code == 1
+        assert reason in err

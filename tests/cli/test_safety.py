@@ -1,0 +1,356 @@
+"""What may happen to a job: interruption at any moment, a full disk, a source that changes, shrinks or cannot be read.
+
+Each time: one line, exit code 1, nothing under the final name; and --resume ends with the bytes of an undisturbed job.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import ggufmill.cli.writing as writing
+from ggufmill.formats import TYPES, FormatError, open_gguf
+from ggufmill.formats.execute import execute
+from ggufmill.formats.gguf_header import header_bytes
+from ggufmill.formats.safetensors import open_safetensors
+from ggufmill.imatrix.entries import Imatrix
+from ggufmill.quantize import verify as verifying
+from ggufmill.recipes import FOLDER
+
+MILL = [sys.executable, "-m", "ggufmill"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A checkpoint, a GGUF of it, a split one."""
+    folder = tmp_path_factory.mktemp("sources")
+    shutil.copytree(FOLDER / "demo", folder / "checkpoint")
+    for out, more in (
+        ("whole.gguf", ["--outtype", "q8_0"]),
+        ("split.gguf", ["--outtype", "q8_0", "--split-max-tensors", "40"]),
+    ):
+        subprocess.run([*MILL, "convert", folder / "checkpoint", folder / out, *more], check=True, capture_output=True)
+    return folder
+
+
+# verb -> source, options
+JOBS = {
+    "quantize": ("checkpoint", ["q8_0", "--custom-q", "exps=q4_0"]),
+    "convert": ("checkpoint", ["--outtype", "bf16"]),
+    "repack": ("whole.gguf", []),
+    "merge": ("split-00001-of-00002.gguf", []),
+}
+
+
+def largest(path):
+    """The file that holds most of the weights: of a folder or of a split model, or the one that is given."""
+    files = list(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+@pytest.fixture(scope="module")
+def calm(sources):
+    """verb -> the bytes that an undisturbed job writes, each worked out once."""
+    known = {}
+
+    def of(verb):
+        if verb not in known:
+            source, options = JOBS[verb]
+            out = sources / f"calm-{verb}.gguf"
+            subprocess.run([*MILL, verb, sources / source, out, *options], check=True, capture_output=True)
+            known[verb] = out.read_bytes()
+        return known[verb]
+
+    return of
+
+
+@pytest.fixture(params=JOBS)
+def job(request, sources, calm, tmp_path):
+    """(command, source, the file's bytes from an undisturbed job)."""
+    source, options = JOBS[request.param]
+    return [request.param, sources / source, tmp_path / "out.gguf", *options], sources / source, calm(request.param)
+
+
+def told(result, out):
+    """The one line of an error, after checking what holds for every failure."""
+    code, _, err = result
+    assert code == 1
+    line = err.splitlines()[-1]
+    assert line.startswith("ggufmill: ")
+    assert "fault of the program" not in line
+    assert "Traceback" not in err
+    assert not out.exists()
+    return line
+
+
+def test_a_source_that_shrinks(job, mill, tmp_path, monkeypatch):
+    command, source, bytes_ = job
+    file = largest(source)
+    known, data = file.stat(), file.read_bytes()
+
+    def shrinks(plan, **options):
+        os.truncate(file, len(data) * 3 // 5)
+        return execute(plan, **options)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "execute", shrinks)
+            line = told(mill(*command), tmp_path / "out.gguf")
+        assert "has become shorter" in line
+        assert "--resume goes on" in line
+    finally:
+        file.write_bytes(data)
+        os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
+    code, _, err = mill(*command, "--resume")
+    assert code == 0, err
+    assert (tmp_path / "out.gguf").read_bytes() == bytes_
+
+
+def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
+    command, source, _ = job
+    file = largest(source)
+    known = file.stat()
+
+    def changes(plan, **options):
+        result = options.pop("unchanged")
+        return execute(plan, unchanged=lambda: (os.utime(file), result()), **options)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "execute", changes)
+            assert "has changed while it was read" in told(mill(*command), tmp_path / "out.gguf")
+        assert "belongs to a job with another source" in told(mill(*command, "--resume"), tmp_path / "out.gguf")
+    finally:
+        os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
+    assert mill(*command, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "said"), [("preadv", errno.EIO, "Input/output"), ("pwrite", errno.ENOSPC, "No space")]
+)
+def test_a_page_that_cannot_be_read_and_a_disk_that_fills(job, mill, tmp_path, monkeypatch, call, code, said):
+    command, _, bytes_ = job
+    real, calls = getattr(os, call), []
+
+    def fails(*arguments):
+        calls.append(1)
+        if len(calls) > 30:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"ggufmill.formats.{'span' if call == 'preadv' else 'ordered'}.os.{call}", fails)
+        line = told(mill(*command), tmp_path / "out.gguf")
+    assert said in line
+    assert "--resume goes on" in line
+    assert mill(*command, "--resume")[0] == 0
+    assert (tmp_path / "out.gguf").read_bytes() == bytes_
+
+
+def test_a_disk_too_small_for_it(job, mill, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ggufmill.formats.execute.os.posix_fallocate", full)
+        assert "cannot be allocated (No space left on device)" in told(mill(*job[0]), tmp_path / "out.gguf")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_limit_of_a_files_size(sources, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [*MILL, "repack", sources / "whole.gguf", tmp_path / "out.gguf"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert "File too large" in told((done.returncode, done.stdout, done.stderr), tmp_path / "out.gguf")
+
+
+def held(journal):
+    """Whether a job has begun to write: it then holds the lock on its journal."""
+    try:
+        with journal.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_signals(job, tmp_path, number):
+    """Sent at moments from the beginning of the writing on."""
+    command, _, bytes_ = job
+    out, journal, stopped = tmp_path / "out.gguf", tmp_path / "out.gguf.journal", 0
+    for delay in (0.0, 0.05, 0.15):
+        process = subprocess.Popen([*MILL, *command, "--resume"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        while not held(journal) and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        if process.returncode == 0 or (out.exists() and not journal.exists()):
+            break
+        stopped += 1
+        assert "Traceback" not in err
+        if out.exists():  # the last moment: all was written
+            assert out.read_bytes() == bytes_
+        elif number == signal.SIGINT:
+            assert process.returncode == 1
+            assert "interrupted; what was finished is kept, --resume goes on with it" in err
+    assert stopped or command[0] == "merge"  # which is over in a moment
+    if not out.exists() or journal.exists():
+        subprocess.run([*MILL, *command, "--resume"], check=True, capture_output=True)
+    assert out.read_bytes() == bytes_
+    assert os.listdir(tmp_path) == ["out.gguf"]
+
+
+# -- inputs that other programs end on
+
+
+def write_gguf(path, **tensors):
+    entries = [(name.replace("_w", ".weight"), x.shape[::-1], TYPES["f32"]) for name, x in tensors.items()]
+    header, offsets, size = header_bytes({"general.architecture": "llama"}, entries, 32)
+    data = bytearray(size)
+    data[: len(header)] = header
+    for offset, x in zip(offsets, tensors.values(), strict=True):
+        data[offset : offset + x.nbytes] = x.tobytes()
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["iq2_xxs", "iq1_s", "q4_0"])
+def test_rows_of_zeros(mill, tmp_path, kind):
+    x = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
+    x[2:5] = 0
+    source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=np.zeros((8, 256), np.float32))
+    entry = (np.ones((1, 256), np.float32), np.array([512], np.int64))
+    empty = (np.zeros((1, 256), np.float32), np.array([512], np.int64))
+    Imatrix({"a.weight": entry, "b.weight": entry, "c.weight": empty}, ["t"], 1).save(tmp_path / "i.dat")
+    out = tmp_path / "out.gguf"
+    code, text, err = mill("quantize", source, out, kind, "--pure", "--imatrix", tmp_path / "i.dat", "--verify", "--json")
+    assert code == 0, err
+    assert json.loads(text)["verification"]["problems"] == []
+    assert mill("inspect", out, "--check")[0] == 0
+
+
+def test_importance_that_is_missing_for_one_tensor(mill, tmp_path):
+    x = np.ones((8, 256), np.float32)
+    source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=x)
+    Imatrix({"a.weight": (np.ones((1, 256), np.float32), np.array([512], np.int64))}, ["t"], 1).save(tmp_path / "i.dat")
+    command = ("quantize", source, tmp_path / "out.gguf", "iq2_xxs", "--pure", "--imatrix", tmp_path / "i.dat")
+    line = told(mill(*command), tmp_path / "out.gguf")
+    assert "b.weight is to become iq2_xxs, which needs importance data, and the imatrix has no entry for it" in line
+    planned = ("quantize", *command[1:3], "iq2_xxs", "--custom-q", "b.weight=q8_0", *command[-2:])
+    assert mill(*planned)[0] == 0
+
+
+def test_rows_that_no_type_fits(mill, tmp_path):
+    x = np.random.default_rng(1).normal(size=(8, 33)).astype(np.float32)
+    source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=np.ones((4, 96), np.float32))
+    command = ("quantize", source, tmp_path / "out.gguf", "q4_k")
+    line = told(mill(*command), tmp_path / "out.gguf")
+    assert "a.weight: q4_K cannot hold a tensor of 33 x 8" in line
+    assert "give it another type (f16 and bf16 hold any)" in line
+    code, _, err = mill(*command, "--custom-q", "a.weight=bf16", "--verify")
+    assert code == 0, err
+    types = {name: t.type.name for name, t in open_gguf(tmp_path / "out.gguf").tensors.items()}
+    assert types["a.weight"] == "bf16"
+    assert types["b.weight"] == "q5_0"
+    assert "another type than asked for" in err
+
+
+# -- what was written, looked at
+
+
+def test_verify_finds_damage(job, mill, tmp_path, monkeypatch):
+    command, _, _ = job
+    if command[0] == "merge":
+        pytest.skip("merging has no --verify: it copies")
+
+    def damages(plan, **options):
+        result = execute(plan, **options)
+        place, output = plan.places[3], plan.outputs[3]
+        with plan.files[place.file].path.open("r+b") as file:
+            file.seek(place.offset)
+            first = file.read(1)[0]
+            file.seek(place.offset)
+            file.write(bytes([first ^ 0x40]))
+        named.append(output.name)
+        return result
+
+    named = []
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "execute", damages)
+        code, text, err = mill(*command, "--verify", "--json")
+    assert code == 1
+    assert f"{named[0]} (" in err
+    assert "bytes are not those that the source gives" in err
+    found = json.loads(text)["verification"]
+    assert [t["name"] for t in found["tensors"] if t["problem"]] == named
+    assert sum(t["problems"] for t in found["types"]) == 1
+
+
+def test_verify_finds_an_error_that_is_too_large(sources, mill, tmp_path, monkeypatch):
+    command = ("quantize", sources / "checkpoint", tmp_path / "out.gguf", "q8_0", "--custom-q", "exps=q4_0", "--verify")
+    code, text, _ = mill(*command)
+    assert code == 0
+    assert "expected below" in text
+    monkeypatch.setattr(verifying, "SLACK", 0.1)
+    code, _, err = mill(*command, "--force")
+    assert code == 1
+    assert "is expected" in err
+
+
+def test_a_repack_and_a_copy_are_exact(sources, mill, tmp_path):
+    code, text, _ = mill("repack", sources / "whole.gguf", tmp_path / "out.gguf", "--verify", "--manifest", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert {t["kind"] for t in found["verification"]["tensors"]} == {"copy", "repack"}
+    assert all(t["error"] == 0 for t in found["verification"]["tensors"])
+    code, text, _ = mill("hash", tmp_path / "out.gguf", "--check", found["manifest"])
+    assert code == 0
+    assert text.count("Ok") == len(found["tensors"]) + 1
+
+
+# -- files that are mapped
+
+
+def test_a_mapped_file_that_shrinks_ends_in_an_error(sources, tmp_path):
+    path = tmp_path / "a.gguf"
+    shutil.copy(sources / "whole.gguf", path)
+    info = list(open_gguf(path).tensors.values())[-1]
+    os.truncate(path, info.offset)
+    for look in (lambda: info.data.sum(), lambda: info.read(0, 1)):
+        with pytest.raises(FormatError, match="has become shorter"):
+            look()
+    shutil.copytree(FOLDER / "demo", tmp_path / "demo")
+    tensors = open_safetensors(tmp_path / "demo")
+    tensor = max(tensors.values(), key=lambda t: t.offset + t.nbytes)
+    assert tensor.data.size
+    os.truncate(tensor.path, tensor.offset)
+    for look in (lambda: tensor.data.sum(), lambda: tensor.rows(0, 1)):
+        with pytest.raises(FormatError, match="has become shorter"):
+            look()
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.safetensors", "/etc/passwd", "..", "", "sub/x.safetensors", ".\\..\\x", "a\0b", 5, None]
+)
+def test_an_index_cannot_name_files_elsewhere(tmp_path, name):
+    (tmp_path / "out.safetensors").write_bytes(b"x")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(FormatError, match="is not the name of a shard|shards are missing"):
+        open_safetensors(folder)

@@ -1,0 +1,146 @@
+"""Recipes for a size, from the command line."""
+
+import json
+import re
+
+import pytest
+
+from ggufmill.cli import main
+from ggufmill.quantize.recipe import load_recipe
+from ggufmill.recipes import FOLDER
+
+DEMO = FOLDER / "demo"
+TYPES = ("--types", "q4_0,q5_0,q8_0")
+
+
+@pytest.fixture
+def mill(capsys):
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def llama(tiny_llama, write_checkpoint, tmp_path):
+    return write_checkpoint(tmp_path / "m", *tiny_llama(hidden_size=64, intermediate_size=96, vocab_size=64))
+
+
+def test_a_size_is_met_from_below_and_the_recipe_does_what_it_says(mill, llama, tmp_path):
+    out = tmp_path / "r.txt"
+    code, text, _ = mill("search", llama, out, "--target-bpw", 6.5, *TYPES, "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert 6.3 < found["bits_per_weight"] <= 6.5  # tensors of a tiny model are few and differ by kilobytes
+    assert load_recipe(out).text == found["recipe"]
+    plan = json.loads(mill("quantize", llama, tmp_path / "q.gguf", "--recipe", out, "--dry-run", "--no-timing", "--json")[1])
+    assert plan["total_bytes"] == found["total_bytes"]
+    assert {t["name"]: t["type"] for t in plan["tensors"] if t["name"] in found["tensors"]} == found["tensors"]
+    assert plan["warnings"] == []
+    again = tmp_path / "again.txt"
+    assert mill("search", llama, again, "--target-bpw", 6.5, *TYPES)[0] == 0
+    same = [re.sub("again.txt|r.txt| --json", "", p.read_text()) for p in (out, again)]
+    assert same[0] == same[1]
+
+
+def test_sensitivity_is_measured_kept_and_used(mill, tmp_path, monkeypatch):
+    out = tmp_path / "r.txt"
+    text = ("-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 2, "--measurements", 3, "-t", 1, "--rows", 8)
+    arguments = ("search", DEMO, out, *TYPES, *text)
+    code, first, _ = mill(*arguments, "--target-bpw", 5.5, "--json")
+    found = json.loads(first)
+    assert code == 0
+    assert 0.995 * 5.5 < found["bits_per_weight"] <= 5.5
+    assert 0 < found["kld_mean"] < 1
+    assert "measured" in out.read_text()
+    state = json.loads((tmp_path / "r.txt.state.json").read_text())
+    assert len(state["errors"]) == 51
+
+    from ggufmill.quantize.damage import Sample
+
+    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
+    assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
+    assert json.loads(mill(*arguments, "--target-bpw", 5.5, "--json", "--force")[1])["tensors"] == found["tensors"]
+    smaller = json.loads(mill(*arguments, "--target-bpw", 5.2, "--json", "--force")[1])
+    assert smaller["predicted_damage"] > found["predicted_damage"]
+    reached = json.loads(mill(*arguments, "--max-kld", 2 * found["kld_mean"], "--json", "--force")[1])
+    assert reached["kld_mean"] <= 2 * found["kld_mean"]
+    assert reached["total_bytes"] <= found["total_bytes"]
+
+
+def test_quantize_to_a_file_size_with_rules_that_stay(mill, llama, tmp_path):
+    out = tmp_path / "q.gguf"
+    given = ("--custom-q", "attn_v=q8_0", "--target-size", "70K", *TYPES)
+    dry = json.loads(mill("quantize", llama, out, *given, "--dry-run", "--no-timing", "--json")[1])
+    assert not list(tmp_path.glob("q.*"))
+    code, text, _ = mill("quantize", llama, out, *given, "--json")
+    assert code == 0
+    assert out.stat().st_size == json.loads(text)["file_bytes"] == dry["file_bytes"] <= 70_000
+    assert out.stat().st_size > 0.9 * 70_000
+    types = {t["name"]: (t["type"], t["rule"]) for t in json.loads(text)["tensors"]}
+    assert types["blk.0.attn_v.weight"] == ("q8_0", "attn_v=q8_0")
+    assert (tmp_path / "q.gguf.recipe.txt").exists()
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[quantize]\ntarget_size = '70K'\nrules = 'attn_v=q8_0'\n")
+    by_recipe = json.loads(mill("quantize", llama, out, "--recipe", recipe, *TYPES, "--dry-run", "--no-timing", "--json")[1])
+    assert [t["type"] for t in by_recipe["tensors"]] == [t["type"] for t in dry["tensors"]]
+
+
+def test_a_budget_for_the_gpu(mill, llama, tmp_path):
+    arguments = ("search", llama, tmp_path / "r.txt", "--target-bpw", 7, "--gpu", "attn", "--gpu-size", "20K", *TYPES, "--json")
+    found = json.loads(mill(*arguments, "--repacked")[1])
+    assert {kind for name, kind in found["tensors"].items() if "attn" in name} <= {"q4_0", "q5_0", "q8_0"}
+    assert any(kind.endswith(("_r4", "_r8")) for kind in found["tensors"].values())
+    code, _, err = mill(*arguments[:-1], "--gpu-size", "2K", "--force")
+    assert code == 1
+    assert "--gpu-size" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "one target"),
+        (("--target-bpw", 4, "--target-size", "1G"), "one target"),
+        (("--target-bpw", 1), "cannot be reached"),
+        (("--max-kld", 0.1), "needs a text"),
+        (("--target-bpw", 5, "--gpu-size", "1G"), "--gpu REGEX"),
+        (("--target-bpw", 5, "--types", "iq9_k"), "iq9_k"),
+    ],
+)
+def test_wrong_usage_is_one_line(mill, llama, tmp_path, arguments, reason):
+    code, _, err = mill("search", llama, tmp_path / "r.txt", *arguments)
+    assert code == 1
+    assert reason in err.splitlines()[-1]
+    assert not (tmp_path / "r.txt").exists()
+
+
+def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
+    out = tmp_path / "r.txt"
+    assert mill("search", llama, out, "--target-bpw", 6, *TYPES)[0] == 0
+    assert "measured anew" in mill("search", llama, out, "--target-bpw", 6, *TYPES, "--seed", 3, "--force")[2]
+    (tmp_path / "r.txt.state.json").write_text("[]")
+    code, _, err = mill("search", llama, out, "--target-bpw", 6, *TYPES, "--force")
+    assert code == 1
+    assert "remove it" in err
+
+
+def test_a_run_sends_to_search(mill, tmp_path):
+    (tmp_path / "r.toml").write_text(f"[source]\nmodel = '{DEMO}'\n[quantize]\ntarget_bpw = 4.0\n")
+    code, _, err = mill("run", tmp_path / "r.toml", "-o", tmp_path / "out", "--dry-run")
+    assert code == 1
+    assert "ggufmill search" in err
+
+
+def test_dry_run_tells_time_and_disk(mill, llama, tmp_path):
+    plan = json.loads(mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--json")[1])
+    assert plan["disk"]["needed"] == plan["file_bytes"]
+    assert plan["disk"]["free"] > 0
+    assert plan["predicted"]["seconds"] == pytest.approx(sum(plan["predicted"]["seconds_by_type"].values()))
+    assert plan["predicted"]["seconds_by_type"]["q8_0"] > 0
+    text = mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run")[1]
+    assert re.search(r"disk: .* needed, .* free\ntime: about .* on this machine", text)
+    assert "time:" not in mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--no-timing")[1]

@@ -1,0 +1,192 @@
+"""Jobs that are cut short, cut up, or made of several texts: the same sums come out."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ggufmill.convert import open_source
+from ggufmill.formats import FormatError, PlanError
+from ggufmill.imatrix.calibration import cut
+from ggufmill.imatrix.collect import Extent, collect
+from ggufmill.imatrix.state import load_state
+from ggufmill.imatrix.texts import Text, check_texts, parse_text, stretches
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+
+N_CTX = 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(open_source(FOLDER / "demo"), batch=128, ubatch=128, threads=2)
+
+
+@pytest.fixture(scope="module")
+def tokens(model):
+    return model.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8")[:3000])[: 9 * N_CTX]
+
+
+class Killed(Exception):
+    pass
+
+
+def same(a, b):
+    return a.entries.keys() == b.entries.keys() and all(
+        np.array_equal(a.entries[n][0], b.entries[n][0]) and np.array_equal(a.entries[n][1], b.entries[n][1]) for n in a.entries
+    )
+
+
+def test_a_resumed_run_ends_in_the_same_bytes(model, tokens, tmp_path):
+    job = cut(model, [(tokens[: 5 * N_CTX], 1), (tokens[5 * N_CTX :], 3)], N_CTX, datasets=["a", "b"])
+    extent = Extent(output=True, embeddings=True)
+    whole, result = collect(model, job, extent=extent)
+    whole.save(tmp_path / "whole.imatrix")
+    for stop in (3, 5, 7):  # also between the two weights
+
+        def kill(state, stop=stop):
+            state.save(tmp_path / "state")
+            if state.done >= stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            collect(model, job, extent=extent, state_frequency=1, on_state=kill)
+        state = load_state(tmp_path / "state")
+        assert stop <= state.done < 9
+        reports = []
+        resumed, again = collect(
+            model, job, extent=extent, resume=state, on_chunk=lambda r, n, to=reports: to.append((r.chunks, n))
+        )
+        resumed.save(tmp_path / "resumed.imatrix")
+        assert (tmp_path / "resumed.imatrix").read_bytes() == (tmp_path / "whole.imatrix").read_bytes()
+        assert again.perplexity == result.perplexity
+        assert reports[0] == (state.done + 1, 9)
+    assert whole.chunk_count == 5 + 3 * 4
+
+
+def test_a_state_of_another_job_is_refused(model, tokens, tmp_path):
+    states = []
+    collect(model, tokens, n_ctx=N_CTX, state_frequency=2, on_state=states.append)
+    states[0].save(tmp_path / "state")
+    for other, options in ((tokens[N_CTX:], {}), (tokens, {"extent": Extent(output=True)})):
+        with pytest.raises(PlanError, match=r"the interrupted run was of another job .* had done 3 windows"):
+            collect(model, other, n_ctx=N_CTX, resume=load_state(tmp_path / "state"), **options)
+    data = (tmp_path / "state").read_bytes()
+    for damaged in (data[: len(data) // 2], b"something else", b""):
+        (tmp_path / "state").write_bytes(damaged)
+        with pytest.raises(FormatError, match="not the state of a collection"):
+            load_state(tmp_path / "state")
+
+
+def test_parts_merged_are_the_whole(model, tokens):
+    whole, _ = collect(model, tokens, n_ctx=N_CTX)
+    starts = ((0, 2), (2, 4), (6, None))
+    parts = [cut(model, [(tokens, 1)], N_CTX, from_chunk=start, chunks=chunks) for start, chunks in starts]
+    made = [collect(model, part)[0] for part in parts]
+    merged = made[0].merge(*made[1:])
+    assert merged.chunk_count == whole.chunk_count == 9
+    assert merged.entries.keys() == whole.entries.keys()
+    for name, (sums, counts) in whole.entries.items():
+        assert np.array_equal(merged.entries[name][1], counts), name
+        np.testing.assert_allclose(merged.entries[name][0], sums, rtol=1e-3, atol=1e-3 * sums.max())
+
+
+def test_a_weight_counts_as_so_many_readings(model, tokens):
+    once, _ = collect(model, tokens[: 3 * N_CTX], n_ctx=N_CTX, extent=Extent(embeddings=True))
+    job = cut(model, [(tokens[: 3 * N_CTX], 4)], N_CTX)
+    four, _ = collect(model, job, extent=Extent(embeddings=True))
+    assert four.chunk_count == 12
+    for name, (sums, counts) in once.entries.items():
+        assert np.array_equal(four.entries[name][1], 4 * counts)
+        assert np.array_equal(four.entries[name][0], 4 * sums)
+
+
+def test_threads_do_not_change_a_bit(model, tokens):
+    one = load_model(open_source(FOLDER / "demo"), batch=128, ubatch=128, threads=1)
+    assert same(collect(one, tokens[: 3 * N_CTX], n_ctx=N_CTX)[0], collect(model, tokens[: 3 * N_CTX], n_ctx=N_CTX)[0])
+
+
+def test_embeddings_count_as_often_as_they_are_used(model, tokens):
+    made, _ = collect(model, tokens[: 2 * N_CTX], n_ctx=N_CTX, extent=Extent(embeddings=True))
+    ids = cut(model, [(tokens[: 2 * N_CTX], 1)], N_CTX).windows.reshape(-1)
+    tensor = model.source.tensors["token_embd.weight"]
+    rows = np.concatenate([tensor.read(i, i + 1) for i in ids.tolist()]).astype(np.float64)
+    sums, counts = made.entries["token_embd.weight"]
+    np.testing.assert_allclose(sums[0], (rows**2).sum(0), rtol=1e-6)
+    assert counts.tolist() == [len(ids)]
+
+
+def test_windows_that_are_not_there(model, tokens):
+    with pytest.raises(PlanError, match="the text has 10 tokens, one window needs 64"):
+        cut(model, [(tokens[:10], 1)], N_CTX)
+    with pytest.raises(PlanError, match="--from-chunk 9: the text has only 9 windows of 64 tokens"):
+        cut(model, [(tokens, 1)], N_CTX, from_chunk=9)
+
+
+CHAT = [{"role": "user", "content": "How are lists sorted?"}, {"role": "assistant", "content": "With sort."}]
+SHARED_CHAT = [{"from": "human", "value": "How are lists sorted?"}, {"from": "gpt", "value": "With sort."}]
+
+
+def test_texts_of_all_kinds(model, tmp_path):
+    encode = model.tokenizer.encode
+    (tmp_path / "plain.txt").write_text("The list is sorted.")
+    rows = [{"text": "One."}, {"text": "Two."}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    given = [parse_text(str(tmp_path / "plain.txt")), parse_text(f"{tmp_path / 'rows.jsonl'}:2")]
+    assert [text.weight for text in given] == [1, 2]
+    assert stretches(model, given) == [(encode("The list is sorted."), 1), (encode("One.") + encode("Two."), 2)]
+    assert stretches(model, given, enough=1) == [(encode("The list is sorted."), 1)]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"id": 1, "messages": CHAT}) + "\n" + json.dumps({"messages": SHARED_CHAT}))
+    [(ids, _)] = stretches(model, [Text(tmp_path / "chat.jsonl")], template="chatml")
+    half = len(ids) // 2
+    assert ids[:half] == ids[half:]
+    assert "<|im_start|>user\nHow are lists sorted?" in model.tokenizer.decode(ids)
+
+
+def test_parquet(model, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"id": [1, 2, 3], "story": ["One.", None, "Two."], "messages": [CHAT, CHAT, CHAT]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    text, encode = Text(tmp_path / "t.parquet"), model.tokenizer.encode
+    assert stretches(model, [text], column="story") == [(encode("One.") + encode("Two."), 1)]
+    assert "With sort." in model.tokenizer.decode(stretches(model, [text], template="chatml")[0][0])
+    with pytest.raises(FormatError, match=r"t\.parquet: no column 'tale'; there are id, story, messages"):
+        stretches(model, [text], column="tale")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(FormatError, match=r"t\.parquet: "):
+        stretches(model, [text])
+
+
+def test_without_pyarrow_it_is_said_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(PlanError, match=r'parquet files need pyarrow: pip install "ggufmill\[parquet\]"'):
+        check_texts([Text(tmp_path / "a.parquet")])
+
+
+BROKEN = {
+    "not json": r"a\.jsonl, line 2: not JSON",
+    "17": "line 2: neither an object nor a text",
+    '{"words": "x"}': r"line 2: none of the columns messages, .*; there are words",
+    '{"text": 5}': "line 2: neither a text nor a list of messages",
+    '{"messages": [{"role": "user"}]}': "line 2: a message has no role or no content",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_broken_lines_are_named(model, tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "fine"}) + "\n" + line + "\n")
+    with pytest.raises(FormatError, match=BROKEN[line]):
+        stretches(model, [Text(tmp_path / "a.jsonl")], template="chatml")
+
+
+def test_texts_that_cannot_be(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(PlanError, match="there is no such file"):
+        parse_text(str(tmp_path / "b.txt"))
+    with pytest.raises(PlanError, match="the weight '1.5' is no whole number above 0"):
+        parse_text(f"{tmp_path / 'a.txt'}:1.5")
+    with pytest.raises(PlanError, match="is given twice"):
+        check_texts([Text(tmp_path / "a.txt"), Text(tmp_path / "a.txt", 2)])
+    (tmp_path / "c:2").write_text("a name like this is a file's")
+    assert parse_text(str(tmp_path / "c:2")).weight == 1
