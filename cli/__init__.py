@@ -33,7 +33,7 @@ VERBS = {
     "split": "Cut a GGUF into several files",
     "merge": "Make one GGUF of several files",
     "hash": "Hash tensors and files, or check them",
-    "recipes": "List and show the recipes that come along",
+    "recipes": "List, show, check and explain recipes",
     "run": "Every stage a recipe names, ending in a report",
 }
 

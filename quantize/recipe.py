@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ STAGES: dict[str, dict[str, Key]] = {
 # Where a rule may end: a type name that is followed by a comma, the line's end or a comment.
 _END = re.compile(r"\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
 _COMMENT = re.compile(r"\s+#.*$")
+_MOST_ENDS = 32  # that are tried for one rule: a long line of many rules, the first of them wrong, is not tried to its end
 
 
 def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
@@ -173,13 +175,14 @@ def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
     place = f"{where}, line {number}, column "
     start = at + len(line[at:]) - len(line[at:].lstrip())
     failure: RecipeError | None = None
-    for end in _ends(line, start):
+    for end in islice(_ends(line, start), _MOST_ENDS):
         pattern = line[start : end.start()]
         try:
             regex = re.compile(pattern)
-        except re.error as error:
-            column = start + 1 + (error.pos or 0)
-            failure = failure or RecipeError(f"{place}{column}: {pattern!r} is not a regular expression ({error.msg})")
+        except (re.error, OverflowError, RecursionError) as error:
+            column = start + 1 + (getattr(error, "pos", None) or 0)
+            shown, said = pattern if len(pattern) <= 200 else f"{pattern[:200]}...", getattr(error, "msg", error)
+            failure = failure or RecipeError(f"{place}{column}: {shown!r} is not a regular expression ({said})")
             continue
         kind = parse_type(end["type"], place + str(end.start("type") + 1))
         return Rule(pattern, kind, number, regex), end.end()
@@ -231,7 +234,7 @@ def load_recipe(path: str | Path) -> Recipe:
         return Recipe(path.name, parse_rules(from_shell(text), str(path)), text)
     try:
         stages = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError; numbers of thousands of digits; tables nested as deep
         raise RecipeError(f"{path}: {error}") from None
     _check(stages, path)
     wanted = stages.get("quantize", {})

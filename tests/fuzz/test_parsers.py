@@ -256,4 +256,4 @@ def test_files_that_were_trouble_once(path):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 16 << 20
+    assert peak < 64 << 20  # the sandbox's limit is 16 Mi characters
