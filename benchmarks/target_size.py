@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,17 @@ def draw(mixes: list[dict[str, Any]], points: list[dict[str, Any]], path: Path) 
         ("stock mixes, interleaved", "x", "tab:gray", [m for m in mixes if m["name"].endswith(("_R4", "_R8"))]),
     ):
         axes.scatter([m["bits"] for m in chosen], [m["kld"] for m in chosen], marker=marker, c=colour, s=22, label=label)
-    written: list[tuple[float, float]] = []
-    for m in sorted(mixes, key=lambda m: -m["kld"]):
-        if not m["name"].endswith(("_R4", "_R8")):
-            near = sum(abs(m["bits"] - x) < 0.35 and abs(log(m["kld"] / y)) < 0.1 for x, y in written)
-            written.append((m["bits"], m["kld"]))
-            place = (
-                {"xytext": (5 + 34 * (near // 2), 0)}
-                if near % 2 == 0
-                else {"xytext": (-5 - 34 * (near // 2), 0), "ha": "right"}
-            )
-            axes.annotate(m["name"], (m["bits"], m["kld"]), fontsize=6, va="center", textcoords="offset points", **place)
+    written: list[tuple[float, float]] = []  # where labels stand: bits, logarithm of the divergence
+    for m in sorted(mixes, key=lambda m: (-m["kld"], m["bits"])):
+        if m["name"].endswith(("_R4", "_R8")):
+            continue
+        x, y = m["bits"] + 0.06, log(m["kld"])
+        for bits, height in written:  # from the highest down: one that is in the way pushes down
+            if abs(bits - x) < 0.42 and abs(height - y) < 0.07:
+                y = height - 0.07
+        written.append((x, y))
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": "gray"}
+        axes.annotate(m["name"], (m["bits"], m["kld"]), (x, exp(y)), fontsize=6, va="center", arrowprops=line)
     for label, colour, text in (
         ("found", "tab:red", "found (sensitivity measured)"),
         ("no text", "tab:orange", "found (errors of weights alone)"),

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..formats import TYPES
 from .console import gib
 from .report import COMPARISON, ROLES, comparison, markdown, measured, role_rows
 
+_LAST_SHARED = 40  # type ids up to here are those of llama.cpp, the fork's own begin above (FORMATS A)
 _TAGS = ("gguf", "quantized")
 _NOT_OURS = ("safetensors", "pytorch", "transformers", "fp8", "bf16")  # of the source's tags: no longer true
 
@@ -33,9 +35,9 @@ def card_text(found: dict[str, Any]) -> str:
             "",
             f"Quantised with an importance matrix from {', '.join(found['imatrix_texts']) or 'an unnamed text'}{tokens}.",
         ]
-    ours = [t["type"] for t in found["table"] if t["type"].lower().startswith("iq") or "_r" in t["type"].lower()]
-    if any(t.lower().endswith(("_r4", "_r8", "_k", "_ks", "_kss", "_kt", "_kl")) and t.lower().startswith("iq") for t in ours):
-        lines += ["", "Some of these types are known to ik_llama.cpp and ggufmill only."]
+    ours = [name for name in found["types"] if TYPES[name].id > _LAST_SHARED]
+    if ours:
+        lines += ["", f"{', '.join(ours)}: known to ik_llama.cpp and ggufmill, not to llama.cpp."]
     lines += ["", "## Use", "", "```sh", f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}", "```"]
     lines += ["", "## How it was made", "", f"With ggufmill {found['version']}. The recipe, `{found['recipe']}`:", ""]
     lines += ["```toml", found["rules"].rstrip(), "```", "", "```sh", f"ggufmill run {found['recipe']}", "```", ""]

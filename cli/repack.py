@@ -53,6 +53,6 @@ def command(
     if dry_run:
         show_plan(plan, as_json)
     else:
-        source = gguf_source(opened) if verify else None
+        made_from = gguf_source(opened) if verify else None
         job = {"threads": threads, "resume": resume, "force": force, "as_json": as_json}
-        write(plan, "repack", opened.paths, verify=source, manifest=manifest, **job)
+        write(plan, "repack", opened.paths, verify=made_from, manifest=manifest, **job)

@@ -68,8 +68,10 @@ class TensorInfo:
 
     @property
     def data(self) -> np.ndarray:
-        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is touched. Raises FormatError when the file
-        has become shorter; it must not become so while the view is used."""
+        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is touched.
+
+        Raises FormatError when the file has become shorter; it must not become so while the view is used.
+        """
         check_reaches(self.path, self.offset + self.nbytes)
         flat = self._map[self.offset : self.offset + self.nbytes]
         return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)

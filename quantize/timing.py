@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -16,18 +17,25 @@ SECONDS = 0.1  # a type is timed for
 COPY_SPEED = 2e9  # bytes per second of what is only copied or permuted: a guess, since the disk decides
 
 
-def elements_per_second(kind: TensorType, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Of one thread encoding random rows with importance; the first call, which may compile, is not counted."""
+def elements_per_second(kind: TensorType, threads: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Of so many threads at once encoding random rows with importance; a first call, which may compile, does not count."""
     columns = max(512, kind.block)
     rows = max(kind.rows, SAMPLE // columns // kind.rows * kind.rows)
     draw = np.random.default_rng(0)
     x = draw.standard_normal((rows, columns)).astype(np.float32) * 0.02
     weights = None if kind.is_float else (draw.chisquare(2, columns) + 0.01).astype(np.float32)
     encode(x[: kind.rows], kind.name, weights)
-    began, count = clock(), 0
-    while count == 0 or clock() - began < SECONDS:
-        encode(x, kind.name, weights)
-        count += 1
+    began = clock()
+
+    def work(_: int) -> int:
+        count = 0
+        while count == 0 or clock() - began < SECONDS:
+            encode(x, kind.name, weights)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(threads) as pool:
+        count = sum(pool.map(work, range(threads)))
     return count * x.size / max(clock() - began, 1e-9)
 
 
@@ -48,7 +56,7 @@ def predict(plan: Plan, threads: int) -> dict[str, float]:
             copying += output.nbytes
         else:
             work[output.type.name] = work.get(output.type.name, 0) + output.n_elements
-    found = {name: n / elements_per_second(TYPES[name]) / threads for name, n in work.items()}
+    found = {name: n / elements_per_second(TYPES[name], threads) for name, n in work.items()}
     if copying:
         found["copy"] = copying / COPY_SPEED
     return found

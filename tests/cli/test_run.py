@@ -134,6 +134,7 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert r'quantized_by: "me: \"x\""' in front
     assert "# license:" in front
     assert "huggingface.co/someone/model" in card
+    assert "q8_0_r8: known to ik_llama.cpp and ggufmill, not to llama.cpp" in card
     assert "exps=q4_0" in card
     assert str(tmp_path) not in card
 

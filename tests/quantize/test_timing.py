@@ -15,12 +15,12 @@ def planned(source_type, kind):
 
 def test_speed_is_elements_over_time_on_the_clock():
     ticks = iter(range(1000))
-    speed = timing.elements_per_second(TYPES["q8_0"], lambda: float(next(ticks)))
+    speed = timing.elements_per_second(TYPES["q8_0"], 1, lambda: float(next(ticks)))
     assert speed == timing.SAMPLE / 2  # begun at 0, one run, enough at 1, read at 2
 
 
 def test_work_is_shared_by_threads_and_copies_are_not_encoding(monkeypatch):
-    monkeypatch.setattr(timing, "elements_per_second", lambda kind: {"q8_0": 1000.0}[kind.name])
+    monkeypatch.setattr(timing, "elements_per_second", lambda kind, threads: {"q8_0": 1000.0}[kind.name] * threads)
     one = timing.predict(make_plan([planned("f32", "q8_0")], {}, "out.gguf"), 1)
     two = timing.predict(make_plan([planned("f32", "q8_0")], {}, "out.gguf"), 2)
     assert one == {"q8_0": 256 * 64 / 1000}
