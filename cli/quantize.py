@@ -52,6 +52,7 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--pure", is_flag=True, help="Every weight becomes TYPE; mix and rules are left aside.")
 @click.option("--leave-output-tensor", is_flag=True, help="Copy output.weight as it is.")
 @click.option("--extra-output-tensor", type=flags.TYPE, help="Write a copy of the output matrix of this type beside it.")
+@click.option("--prune-layers", metavar="LAYERS", help="Leave these layers out, for example 20,22-25; the others move up.")
 @click.option("--include-weights", multiple=True, metavar="TEXT", help="Use imatrix entries with TEXT in their name only.")
 @click.option("--exclude-weights", multiple=True, metavar="TEXT", help="Leave imatrix entries with TEXT in their name aside.")
 @click.option("--allow-requantize", is_flag=True, help="Allow quantising what is quantised already.")
@@ -94,6 +95,7 @@ def command(
     ffn_gate_inp_type: TensorType | None,
     leave_output_tensor: bool,
     extra_output_tensor: TensorType | None,
+    prune_layers: str | None,
     include_weights: tuple[str, ...],
     exclude_weights: tuple[str, ...],
     remote: bool,
@@ -135,6 +137,7 @@ def command(
     from ..formats.plan import parse_size
     from ..quantize.choosing import Flags
     from ..quantize.planning import plan_quantize
+    from ..quantize.prune import parse_layers, pruned
     from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
     from .importance import load_importance
@@ -167,6 +170,9 @@ def command(
     importance = None
     if imatrix is not None:
         importance = load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
+    if prune_layers is not None:
+        opened, former = pruned(opened, parse_layers(prune_layers))
+        importance = importance.renamed(former) if importance is not None else None
     default = type or loaded.type
     target = recipe_target(loaded, target_size, target_bpw, max_kld)
     if target is not None:

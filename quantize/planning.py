@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class Importance:
 
     means: Mapping[str, np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    def renamed(self, former: Mapping[str, str]) -> Importance:
+        """The same data under the names of a model whose layers have moved; former: new name -> name in this data."""
+        return replace(self, means={new: self.means[old] for new, old in former.items() if old in self.means})
 
     def of(self, tensor: SourceTensor) -> np.ndarray | None:
         """float32 [shape[2] or 1, shape[0]] for a tensor, by its own name or a substitute's; None if there is none.
@@ -268,6 +273,8 @@ def _metadata(
         metadata |= hidden if hide else importance.metadata
     if recipe_text:
         metadata["ggufmill.recipe"] = recipe_text
+        hits = Counter(o.rule for o in outputs)
+        metadata["ggufmill.rule_hits"] = [f"{count} {rule}" for rule, count in hits.items()]
     if version:
         metadata["ggufmill.version"] = version
     return metadata
