@@ -98,9 +98,18 @@ class Run:
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.mla_layout = stages.get("convert", {}).get("mla_layout", "ik")
-        self.source = open_source(self._existing(stages["source"]["model"]), mla_layout=self.mla_layout)
+        self.source = open_source(self._model(stages["source"]), mla_layout=self.mla_layout)
         self.texts = {stage: self._words(stage) for stage in ("imatrix", "validate") if "text" in stages.get(stage, {})}
         self.memory = Memory(folder.state, fresh)
+
+    def _model(self, source: dict[str, Any]) -> str | Path:
+        """A path, or hf:OWNER/NAME of the hub, whose revision may stand beside it."""
+        name, revision = source["model"], source.get("revision")
+        if name.startswith("hf:"):
+            return f"{name}@{revision}" if revision else name
+        if revision:
+            raise PlanError(f"{self.recipe.name}: [source] revision is for a model = 'hf:OWNER/NAME'; {name} is a path")
+        return self._existing(name)
 
     def _existing(self, name: str) -> Path:
         path = self.path.parent / name

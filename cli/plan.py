@@ -18,7 +18,7 @@ _CACHE = click.Choice(CACHE_TYPES, case_sensitive=False)
 
 
 @click.command(short_help="What goes where: RAM, GPUs, KV cache, buffers")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("model", type=flags.SourceName())
 @click.option("--ram", metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
 @click.option("--vram", metavar="SIZE,...", help="Memory of each GPU, CUDA0 first (24GiB,24GiB). [default: no GPU]")
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(1), default=32768, show_default=True, help="Context in tokens.")
@@ -40,7 +40,7 @@ _CACHE = click.Choice(CACHE_TYPES, case_sensitive=False)
 @click.option("--tensors", "each", is_flag=True, help="Show every tensor.")
 @flags.as_json
 def command(
-    model: Path,
+    model: str | Path,
     ram: str | None,
     vram: str | None,
     amb: int | None,
@@ -78,7 +78,7 @@ def command(
     overrides += experts_to_cpu(n_cpu_moe) if n_cpu_moe is not None else []
     overrides += experts_to_cpu() if cpu_moe else []
     wanted = Use(gpu_layers=ngl, attention_bytes=amb << 20 if amb else None, flash=flash == "on", **use)
-    job = _Planner(open_source(model, mla_layout=mla_layout), wanted, overrides, capacities)
+    job = _Planner(open_source(model, mla_layout=mla_layout, remote=isinstance(model, str)), wanted, overrides, capacities)
     if recipe is not None or type is not None or job.quantised:
         chosen, tried = job.of(recipe, type), []
     else:

@@ -54,12 +54,12 @@ _imatrix = click.option("--imatrix", type=click.Path(exists=True, dir_okay=False
 
 @command.command()
 @click.argument("recipe")
-@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
+@click.argument("model", type=flags.SourceName(), required=False)
 @_default
 @_imatrix
 @click.option("--strict", is_flag=True, help="Exit with 1 if there is anything to warn of.")
 @flags.as_json
-def lint(recipe: str, model: Path | None, as_json: bool, strict: bool, **options: Any) -> None:
+def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **options: Any) -> None:
     """Check RECIPE by itself, and against MODEL (a GGUF or a Hugging Face folder) if one is given.
 
     \b
@@ -88,12 +88,12 @@ def lint(recipe: str, model: Path | None, as_json: bool, strict: bool, **options
 
 
 @command.command()
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("model", type=flags.SourceName())
 @click.option("--recipe", metavar="FILE", help="The recipe; left out, --type alone counts.")
 @_default
 @_imatrix
 @flags.as_json
-def explain(model: Path, recipe: str | None, as_json: bool, **options: Any) -> None:
+def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any) -> None:
     """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
 
     \b
@@ -131,7 +131,7 @@ def explain(model: Path, recipe: str | None, as_json: bool, **options: Any) -> N
     emit(summary | {"bits_per_weight": plan.bits_per_weight}, as_json, text)
 
 
-def _plan(model: Path, recipe: str | None, type: TensorType | str | None, imatrix: Path | None) -> Plan:
+def _plan(model: str | Path, recipe: str | None, type: TensorType | str | None, imatrix: Path | None) -> Plan:
     """What `quantize --dry-run` would plan, with importance data taken for granted where none is given."""
     from ..convert import open_source
     from ..quantize.lint import without_imatrix
@@ -140,7 +140,9 @@ def _plan(model: Path, recipe: str | None, type: TensorType | str | None, imatri
     from .importance import load_importance
 
     loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
-    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout", "ik"))
+    source = open_source(
+        model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout", "ik"), remote=isinstance(model, str)
+    )
     importance = load_importance(imatrix, source, quiet=True) if imatrix is not None else Assumed({})
     plan = plan_quantize(
         source,

@@ -17,7 +17,7 @@ def parse_regex(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 @click.command(short_help="Find the best recipe of a given size")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("model", type=flags.SourceName())
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @flags.target_size
 @flags.target_bpw
@@ -50,7 +50,7 @@ def parse_regex(ctx: click.Context, param: click.Parameter, value: str | None) -
 @flags.force
 @flags.as_json
 def command(
-    model: Path,
+    model: str | Path,
     out: Path,
     target_size: str | None,
     target_bpw: float | None,

@@ -106,7 +106,7 @@ _WINDOW = _whole(4)
 _COUNT = _whole(1)
 # Stages of a TOML recipe and the keys each may have.
 STAGES: dict[str, dict[str, Key]] = {
-    "source": {"model": _NAME},
+    "source": {"model": _NAME, "revision": _NAME},
     "convert": {"mla_layout": Key("ik, mainline or legacy", lambda v: v in _LAYOUTS)},
     "imatrix": {"text": _NAME, "ctx": _WINDOW, "chunks": _COUNT, "file": _NAME},
     "quantize": {
