@@ -128,6 +128,14 @@ def test_stop(visit, served, reciting):
     assert answers(browser)[1] == "abc"
 
 
+def test_details_that_come_after_the_first_message(visit, served, reciting):
+    browser = visit(served(reciting(ANSWER)))
+    say(browser, "Go")
+    wait_for(browser, lambda: len(answers(browser)) == 1)
+    failure = browser.execute_async_script("const done = arguments[0]; describe().then(() => done(''), e => done(String(e)))")
+    assert failure == ""
+
+
 def test_a_key_is_asked_for(visit, served, reciting):
     browser = visit(served(reciting(ANSWER), api_key="k3y"))
     field = wait_for(browser, lambda: find(browser, "#key") if find(browser, "#key").is_displayed() else None)
