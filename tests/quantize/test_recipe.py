@@ -138,7 +138,7 @@ def test_toml_values_are_checked(tmp_path, table, key, value, allowed):
         ("[quantize]\nrule=''", r"\[quantize\] has no key 'rule'; it may have"),
         ("rules = 3", "is not a stage"),
         ("[convert]\nouttype='f16'", r"\[convert\] has no key 'outtype'; it may have mla_layout"),
-        ("[source]\nrevision='x'", r"\[source\] has no key 'revision'; it may have model"),
+        ("[source]\nbranch='x'", r"\[source\] has no key 'branch'; it may have model, revision"),
         ("[quantize]\ntype='q4_kk'", r"\[quantize\] type: there is no file type 'q4_kk'; near it are"),
         ("[validate]\ntext='t'\nbaseline='nope'", r"\[validate\] baseline: there is no tensor type 'nope'"),
         ("[validate]\nmax_kld=0.1", r"\[validate\] max_kld needs text"),
