@@ -5,8 +5,6 @@ Every architecture is a row of CASES: a class of transformers and what its confi
 
 import dataclasses
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -449,23 +447,6 @@ def test_the_text_model_between_a_tower_and_a_projector(tmp_path, write_checkpoi
     whole["text_config"]["model_type"] = "strange"
     with pytest.raises(FormatError, match="text_config has model_type 'strange'; known are llama, mistral"):
         open_source(write_checkpoint(tmp_path / "whole", whole, tensors))
-
-
-def test_a_trained_model_with_its_own_tokenizer():
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    folder = Path(os.environ.get("GGUFMILL_SHARED", "")) / "data" / "story"
-    if not (folder / "config.json").exists():
-        pytest.skip("GGUFMILL_SHARED does not hold data/story")
-    model = load_model(open_source(folder))
-    text = "Once upon a time there was a little girl named Lily. She loved to play outside in the park, 3 times a day! " * 4
-    reference_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokens = reference_tokenizer(text)["input_ids"]
-    assert model.tokenizer.encode(text) == tokens
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        expected = reference(torch.tensor([tokens])).logits[0].numpy()
-    assert np.abs(model.logits(tokens) - expected).max() < 2e-3
 
 
 QUANTISED = {
