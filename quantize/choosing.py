@@ -75,7 +75,8 @@ class Chooser:
     """Chooses for the tensors of one source, which it has to be asked about in order.
 
     default   a type for what no rule takes; the name of a file type: that mix; None: such tensors keep their type
-    hits      how many tensors each rule took; by role, how many each role's flag
+    hits      how many tensors each rule decided; by role, how many each role's flag
+    overruled the first tensor that a rule came first for but did not decide, and what does
     kept      names of the tensors that nothing said anything about
     """
 
@@ -88,9 +89,10 @@ class Chooser:
         has_imatrix: bool,
         pure: bool = False,
     ):
-        self.matcher, self.flags = Matcher(() if pure else rules), flags
+        self.matcher, self.flags, self.pure = Matcher(() if pure else rules), flags, pure
         self.tied = OUTPUT not in source.tensors
         self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *flags.roles], 0)
+        self.overruled: dict[Rule, tuple[str, str]] = {}
         self.kept: list[str] = []
         self.default, self.mix = default, None
         if isinstance(default, str):
@@ -104,17 +106,24 @@ class Chooser:
     def choose(self, tensor: SourceTensor) -> Choice:
         """Raises PlanError when the type that was asked for holds no such row, nor has a fallback that does."""
         rule = self.matcher.first(tensor.name)
+        choice = self._decide(tensor, rule)
         if rule is not None:
-            self.hits[rule] += 1
+            if choice.rule == str(rule) or choice.type is rule.type:
+                self.hits[rule] += 1
+            else:
+                self.overruled.setdefault(rule, (tensor.name, choice.rule))
+        return choice
+
+    def _decide(self, tensor: SourceTensor, rule: Rule | None) -> Choice:
         if not quantisable(tensor):
             return self._untouched(tensor)
         mixed = self.mix.choose(tensor.name, tensor.shape[0]) if self.mix is not None else None
         if self.flags.leave_output and tensor.name == OUTPUT:
-            return Choice(_kept_type(tensor), "kept")
+            return Choice(_kept_type(tensor), "--leave-output-tensor")
         role = next((name for name, part in ROLES if part in tensor.name), "")
         special = self._special(tensor.name)
         if special is not None:
-            wanted, why = special, "flag"
+            wanted, why = special
         elif rule is not None:
             wanted, why = rule.type, str(rule)
         elif role in self.flags.roles:
@@ -137,10 +146,11 @@ class Chooser:
             return Choice(tensor.stored, "kept")
         return Choice(TYPES["f32"], "stays f32")
 
-    def _special(self, name: str) -> TensorType | None:
-        if name == EMBEDDINGS[0]:  # tied: the embeddings are the output too
-            return self.flags.token_embedding or (self.flags.output if self.tied else None)
-        return self.flags.output if name == OUTPUT else None
+    def _special(self, name: str) -> tuple[TensorType, str] | None:
+        if name == EMBEDDINGS[0] and self.flags.token_embedding is not None:
+            return self.flags.token_embedding, "--token-embedding-type"
+        output = name == OUTPUT or (name == EMBEDDINGS[0] and self.tied)  # tied: the embeddings are the output too
+        return (self.flags.output, "--output-tensor-type") if output and self.flags.output is not None else None
 
 
 def _fitted(tensor: SourceTensor, wanted: TensorType, why: str) -> Choice:

@@ -13,6 +13,7 @@ from .recipe import Rule
 
 # Types for models that were trained with weights of -1, 0 and 1; weights of others they round away.
 TERNARY = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "i2_s")
+FOR_TERNARY = "is for models trained with ternary weights; others are lost in it"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _TAKES_ALL = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")
 
@@ -28,7 +29,7 @@ def suspicious(rules: Sequence[Rule]) -> list[str]:
                     f"{where}[{low}-{high}] in {rule.pattern!r} is a set of single digits, not the numbers {low} to {high}"
                 )
         if rule.type.name in TERNARY:
-            found.append(f"{where}{rule.type.name} is for models trained with ternary weights; others are lost in it")
+            found.append(f"{where}{rule.type.name} {FOR_TERNARY}")
     return found
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..formats.plan import Output, Plan, make_plan
-from .choosing import EMBEDDINGS, INTEGERS, OUTPUT, Choice, Chooser, Flags
-from .lint import suspicious
+from .choosing import EMBEDDINGS, INTEGERS, OUTPUT, ROUTER, Choice, Chooser, Flags
+from .lint import FOR_TERNARY, TERNARY, suspicious
 from .mixes import file_type_id
 from .recipe import Matcher, Rule
 from .transform import producer
@@ -230,9 +230,19 @@ def _check_importance(
 
 def _warnings(report: _Report, chooser: Chooser, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
     warnings = [*report.warnings, *suspicious(rules)]
+    if isinstance(chooser.default, TensorType) and chooser.default.name in TERNARY:
+        warnings.append(f"{chooser.default.name} {FOR_TERNARY}")
+    if chooser.pure and rules:
+        warnings.append("--pure leaves the rules aside: every weight gets the same type")
     names, matcher = {o.name: None for o in outputs}, Matcher(rules)
     for rule in rules:
-        if chooser.hits[rule]:
+        if chooser.hits[rule] or chooser.pure:
+            continue
+        if rule in chooser.overruled:
+            name, why = chooser.overruled[rule]
+            what = "stays as it is, norms, routers and the like do" if why in ("kept", "stays f32") else f"follows {why}"
+            flag = "; --ffn-gate-inp-type gives routers a type" if name.endswith(ROUTER) else ""
+            warnings.append(f"line {rule.line}: {rule} decides nothing; {name} {what}{flag}")
             continue
         matched = rule.matched(names)
         if matched is not None:

@@ -140,6 +140,30 @@ def test_loud_recipes(v3, tmp_path):
     assert next(o for o in plan.outputs if o.name == "token_embd.weight").type.name == "bf16"
 
 
+def warned(v3, tmp_path, rules, **options):
+    return plan_quantize(v3, tmp_path / "o.gguf", rules=parse_rules(rules), type=TYPES["q8_0"], **options).warnings
+
+
+def test_rules_that_decide_nothing_are_told(v3, tmp_path):
+    one = "line 1: ffn_norm=q4_0 decides nothing; blk.0.ffn_norm.weight stays as it is, norms, routers and the like do"
+    assert warned(v3, tmp_path, "ffn_norm=q4_0") == [one]
+    router = warned(v3, tmp_path, "ffn_gate_inp=q8_0")
+    assert len(router) == 1
+    assert router[0].endswith("; --ffn-gate-inp-type gives routers a type")
+    assert warned(v3, tmp_path, "ffn_norm=f32\nffn_gate_inp=f32") == []  # recipes say what happens anyway
+    flags = Flags(output=TYPES["q6_K"])
+    beaten = ["line 1: ^output\\.weight=q4_0 decides nothing; output.weight follows --output-tensor-type"]
+    assert warned(v3, tmp_path, "^output\\.weight=q4_0", flags=flags) == beaten
+    left = warned(v3, tmp_path, "^output\\.weight=q4_0", flags=Flags(leave_output=True))
+    assert left == ["line 1: ^output\\.weight=q4_0 decides nothing; output.weight follows --leave-output-tensor"]
+    assert warned(v3, tmp_path, "ffn=q4_0", pure=True) == ["--pure leaves the rules aside: every weight gets the same type"]
+
+
+def test_a_ternary_default_is_told_too(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["iq2_bn"])
+    assert [w for w in plan.warnings if w.startswith("iq2_bn is for models trained with ternary weights")]
+
+
 def test_flags_beat_rules_and_pure_beats_both(v3, tmp_path):
     rules = parse_rules(".*=q8_0")
     flags = Flags(token_embedding=TYPES["q6_K"], output=TYPES["iq5_k"])
