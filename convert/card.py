@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..formats import FormatError, PlanError
-from .config import read_json
+from .config import LARGEST, read_json
 
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
-_LARGEST = 1 << 20  # of a front matter
+_LARGEST, _DEEPEST = 1 << 20, 50  # characters of a front matter, brackets within brackets
 _TEXTS = ("name", "author", "version", "organization", "finetune", "basename", "description", "quantized_by", "size_label")
 _TEXTS += ("url", "doi", "uuid", "repo_url", "source.url", "source.doi", "source.uuid", "source.repo_url")
 _TEXTS += ("license", "license.name", "license.link")
@@ -74,7 +74,7 @@ def file_metadata(path: Path) -> dict[str, Any]:
             out[key] = _value(path, key, value)
     try:
         return out | _keys(fields)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: {error}") from None
 
 
@@ -87,14 +87,33 @@ def _front_matter(path: Path, notes: list[str]) -> dict[str, Any]:
         if match is None:
             return {}
         # A language 'no' is Norwegian and no falsehood, and a tab is a mistake that cards have.
-        text = re.sub(r"^(\s*- )no$", r'\1"no"', match[1], flags=re.MULTILINE).replace("\t", "  ")
-        card = yaml.safe_load(text)
+        text = re.sub(r"^([ \t]*- )no$", r'\1"no"', match[1], flags=re.MULTILINE).replace("\t", "  ")
+        card = yaml.load(text, _loader())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        notes.append(f"the model card {path} is left aside: {str(error).splitlines()[0][:200]}")
+    except Exception as error:  # yaml's kinds, and whatever its constructors make of `!!bool x`
+        notes.append(f"the model card {path} is left aside: {' '.join(f'{error}'.split())[:200] or type(error).__name__}")
         return {}
     return card if isinstance(card, dict) else {}
+
+
+def _loader() -> Any:
+    """yaml's safe loader, without aliases, ten lines of which can stand for more than there is memory, and without brackets
+    within brackets, whose reading takes the square of their number."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has aliases (*name)")
+            return super().compose_node(parent, index)
+
+        def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+            if self.flow_level > _DEEPEST:
+                raise yaml.YAMLError(f"it has more than {_DEEPEST} brackets within each other")
+            super().fetch_flow_collection_start(TokenClass)
+
+    return Loader
 
 
 def _keys(fields: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +142,9 @@ def _keys(fields: dict[str, Any]) -> dict[str, Any]:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, (dict, list)):
         raise TypeError(f"{name} is {json.dumps(value)[:60]}; a text is needed")
-    return value if isinstance(value, str) else str(value)
+    text = value if isinstance(value, str) else str(value)
+    text.encode("utf-8")  # raises UnicodeEncodeError for halves of characters
+    return text
 
 
 def _texts(name: str, values: list[Any]) -> list[str]:
@@ -136,12 +157,12 @@ def _value(path: Path, key: str, value: Any) -> Any:
         return value
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
         return np.uint32(value) if 0 <= value < 1 << 32 else np.int64(value)
-    if isinstance(value, float):
+    if isinstance(value, float) and abs(value) <= LARGEST:
         return np.float32(value)
     if isinstance(value, list) and value and all(isinstance(v, str) for v in value):
         return value
     if isinstance(value, list) and value and all(type(v) is bool for v in value):
         return np.array(value, bool)
-    if isinstance(value, list) and value and all(type(v) in (int, float) for v in value):
+    if isinstance(value, list) and value and all(type(v) in (int, float) and abs(v) <= LARGEST for v in value):
         return np.array(value, np.int32 if all(type(v) is int and abs(v) < 1 << 31 for v in value) else np.float32)
     raise FormatError(f"{path}: {key} is {json.dumps(value)[:60]}, which GGUF cannot hold")

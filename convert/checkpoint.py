@@ -41,6 +41,9 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tiktoken.model",
     "qwen.tiktoken",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
     "vocab.txt",
     "hf_quant_config.json",
 )

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ..formats import TYPES, FormatError, TensorType
-from ..formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, fp8_to_f32
+from ..formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, fp8_to_bf16, fp8_to_f32
 from ..formats.safetensors import StoredTensor
 
 Rows = slice | np.ndarray  # of a matrix: a run (start and stop given), or the numbers of single rows in any order
@@ -86,6 +86,15 @@ class Weight:
         if self.stored.dtype in _FP8:
             return fp8_to_f32(words, self.source_type, self._factors(rows), self._block[1])
         return self.widened(words)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether there is `narrow`."""
+        return self.stored.dtype in _FP8
+
+    def narrow(self, rows: Rows) -> np.ndarray:
+        """uint8 [number of rows, 2 * columns]: what `read` gives, rounded to bf16; only for fp8, where it is one step."""
+        return fp8_to_bf16(self.words(rows), self.source_type, self._factors(rows), self._block[1]).view(np.uint8)
 
     def widened(self, words: np.ndarray) -> np.ndarray:
         """Stored words [rows, columns] of a float type, C-contiguous -> float32 of that shape."""

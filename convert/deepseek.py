@@ -93,7 +93,8 @@ def _attention_keys(a: Attention, mla_layout: str) -> dict[str, Any]:
 
 
 def _expert_keys(config: Config) -> dict[str, Any]:
-    is_v3 = "DeepseekV3ForCausalLM" in config.get("architectures", [])
+    names = config.get("architectures")  # of the text part of a larger model nobody has looked at them yet
+    is_v3 = isinstance(names, list) and "DeepseekV3ForCausalLM" in names
     scoring = config.get("scoring_func", "sigmoid" if is_v3 else "softmax")
     if not isinstance(scoring, str) or scoring not in GATING:
         raise config.fail(f"scoring_func is {scoring!r}; known are {', '.join(GATING)}")
@@ -128,7 +129,8 @@ def _expert_keys(config: Config) -> dict[str, Any]:
 
 def _topk_method(config: Config) -> str:
     """'greedy', 'group_limited_greedy' (V2) or 'noaux_tc' (V3: a bias on every expert's score)."""
-    is_v3 = "DeepseekV3ForCausalLM" in config.get("architectures", [])
+    names = config.get("architectures")  # of the text part of a larger model nobody has looked at them yet
+    is_v3 = isinstance(names, list) and "DeepseekV3ForCausalLM" in names
     method = config.get("topk_method", "noaux_tc" if is_v3 else "greedy")
     known = ("greedy", "group_limited_greedy", "noaux_tc")
     if method not in known:

@@ -37,10 +37,16 @@ def stacked(name: str, weights: list[Weight]) -> SourceTensor:
         matrix, at = divmod(start, rows)
         return weights[matrix].raw(slice(at, at + stop - start))
 
+    def narrow(start: int, stop: int) -> np.ndarray:
+        matrix, at = divmod(start, rows)
+        return weights[matrix].narrow(slice(at, at + stop - start))
+
     kinds = {w.kind for w in weights}
     kind = first.kind if len(kinds) == 1 else None
     sources = "+".join(sorted({w.source_type for w in weights}))
-    return SourceTensor(name, (first.columns, rows, len(weights)), sources, read, raw if kind else None, kind)
+    narrows = all(w.narrows for w in weights)
+    shape, optional = (first.columns, rows, len(weights)), (raw if kind else None, kind)
+    return SourceTensor(name, shape, sources, read, *optional, narrow=narrow if narrows else None)
 
 
 def interleaved(n_head: int) -> Edit:
@@ -235,7 +241,8 @@ def _by_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[
         return take(order(start, stop))
 
     raw = partial(run, weight.raw) if weight.kind else None
-    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind)
+    narrow = partial(run, weight.narrow) if weight.narrows else None
+    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind, narrow=narrow)
 
 
 def _vector(name: str, weight: Weight, order: np.ndarray) -> SourceTensor:

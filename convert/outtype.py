@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from ..formats import TYPES, TensorSource, TensorType
-from ..quantize.recipe import Rule, parse_rules
+from ..quantize.recipe import Matcher, Recipe, Rule, parse_rules
 
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")
 EXPERTS = r"_exps\.weight$"
 
 
 def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
-    """A name of OUTTYPES -> the type of all weights, and rules for those that are to have another.
+    """A name of quantize.recipe.OUTTYPES -> the type of all weights, and rules for those that are to have another.
 
     auto: f16 for a checkpoint in f16, else bf16; what is stored in a quantised type (gpt-oss's experts in mxfp4) stays so.
     mxfp4: as auto, with all experts in that type, those that are stored in it bit by bit. Others: every weight in that type.
@@ -26,3 +25,14 @@ def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
     if name == "mxfp4":
         lines = [f"{EXPERTS}={name}"]
     return TYPES["f16" if floats == {"f16"} else "bf16"], parse_rules("\n".join(lines), f"--outtype {name}")
+
+
+def recipe_types(source: TensorSource, recipe: Recipe) -> tuple[TensorType | str | None, list[Rule]]:
+    """The default type and the rules of a recipe for this source: [convert] outtype says what [quantize] leaves open."""
+    name = recipe.stages.get("convert", {}).get("outtype")
+    if name is None:
+        return recipe.type, recipe.rules
+    default, more = out_type(source, name)
+    matcher = Matcher(recipe.rules)
+    left = {n: None for n in source.tensors if matcher.first(n) is None}
+    return default, [*recipe.rules, *(rule for rule in more if rule.matched(left) is not None)]

@@ -15,7 +15,7 @@ def phi3(config: Config, mla_layout: str) -> Description:
     config.expect("hidden_act", "silu", "this activation")
     config.expect("attention_bias", False, "biases in the attention")
     outline = Outline("phi3", config, rope_kinds=KINDS)
-    size = config.get("sliding_window")
+    size = config.integer("sliding_window") if config.get("sliding_window") is not None else None
     if size is not None and size < config.integer("max_position_embeddings"):
         outline.window([True] * outline.layers)
         outline.notes.append(f"llama.cpp does not use the sliding window of {size} tokens in this architecture")

@@ -18,6 +18,7 @@ import numpy as np
 from ..formats import FormatError
 
 NORMAL, UNKNOWN = 1, 2
+_KINDS = range(1, 7)  # of pieces
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
 _VARINT, _LONG, _BYTES, _SHORT = 0, 1, 2, 5  # wire types
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # fields of ModelProto
@@ -52,7 +53,7 @@ def read_pieces(path: Path) -> PieceModel:
         model = _model(path.read_bytes())
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, IndexError, struct.error) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
         raise FormatError(f"{path}: not a SentencePiece model ({error})") from None
     if model.kind not in (UNIGRAM, BPE):
         raise FormatError(f"{path}: a SentencePiece model of kind {model.kind}; only unigram (1) and BPE (2) can be converted")
@@ -67,6 +68,8 @@ def _model(data: bytes) -> PieceModel:
             text, score, kind = parts.get(1, b""), parts.get(2, 0.0), parts.get(3, NORMAL)
             if not isinstance(text, bytes):
                 raise ValueError("a piece without a text")
+            if kind not in _KINDS:
+                raise ValueError(f"a piece of type {kind!r:.40}")
             model.pieces.append((text.decode("utf-8"), float(score), int(kind)))
         elif number == _TRAINER and isinstance(value, bytes):
             parts = dict(_fields(value))

@@ -62,24 +62,29 @@ ARCHITECTURES = {
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
 
-def open_source(path: str | Path, *, mla_layout: str = "ik", remote: bool = False) -> TensorSource:
+def open_source(path: str | Path, *, mla_layout: str | None = None, remote: bool = False) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
-    mla_layout: how DeepSeek's latent attention is laid out, 'ik', 'mainline' or 'legacy'; without effect on others and on a
-    GGUF. A repository is downloaded into the hub's cache; remote: but for the weights, of which only headers are read now, and
-    the rest when it is needed. No tensor data is read. Raises FormatError for what is malformed, incomplete or of an unknown
-    architecture, and PlanError for an unknown layout.
+    mla_layout: how DeepSeek's latent attention is laid out, 'ik' (also for None), 'mainline' or 'legacy'; without effect on
+    other architectures, and not for a GGUF, which has the layout it has. A repository is downloaded into the hub's cache;
+    remote: but for the weights, of which only headers are read now, and the rest when it is needed. No tensor data is read.
+    Raises FormatError for what is malformed, incomplete or of an unknown architecture, and PlanError for an unknown layout, or
+    one for a GGUF.
     """
-    if mla_layout not in MLA_LAYOUTS:
+    if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout)
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout or MLA_LAYOUTS[0])
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
-        return _checkpoint_source(Fetched(str(path), path), mla_layout)
+        if not (path / "config.json").exists():
+            raise FormatError(f"{path} is no checkpoint: it has no config.json")
+        return _checkpoint_source(Fetched(str(path), path), mla_layout or MLA_LAYOUTS[0])
     if path.suffix == ".gguf":
+        if mla_layout is not None:
+            raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
         return gguf_source(path)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")

@@ -4,7 +4,7 @@ Of tokenizer.json two kinds of BPE are known. Byte-level ones become model 'gpt2
 rule that cuts words. SentencePiece-like ones (spaces written as U+2581, unknown characters as byte tokens) become model
 'llama', whose readers know no merges: they join the neighbours whose joint token has the highest score, so a token's score is
 the negative rank of the merge that makes it. Unigram models become 't5', WordPiece 'bert'. Without a tokenizer.json, or with
-one of another kind, SentencePiece's own file, tiktoken's or a vocab.txt is read.
+one of another kind, SentencePiece's own file, tiktoken's, GPT-2's vocab.json with merges.txt, or a vocab.txt is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FormatError
-from . import sentencepiece, tiktoken, wordpiece
+from . import merges, sentencepiece, tiktoken, wordpiece
 from .characters import spelt
 from .config import Config, read_json
 from .pretokenizers import identify
@@ -53,7 +53,7 @@ def read_vocabulary(folder: Path, config: Config, n_vocab: int) -> tuple[dict[st
         tokenizer = read_json(path)
         try:
             found = _from_json(tokenizer, settings, config, n_vocab, notes)
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as error:
             raise FormatError(f"{path}: not a tokenizer of the usual form ({type(error).__name__}: {error})") from None
     if found is None:
         found = _from_other_files(folder, settings, config, n_vocab, notes)
@@ -115,6 +115,8 @@ def _from_other_files(
             is_bpe = model.kind == sentencepiece.BPE
             ends = (known.get("bos_token") if is_bpe else None, None if is_bpe else known.get("eos_token"))
             return _with_specials(keys, ends, known | settings, config, notes)
+    if merges.is_there(folder):
+        return _of_merges(folder, settings, config, added, n_vocab, notes)
     if (folder / "vocab.txt").is_file():
         if settings.get("do_lower_case") is False:
             notes.append(wordpiece.CASE)
@@ -180,6 +182,26 @@ def _of_ranks(path: Path, config: Config, added: Added, n_vocab: int, notes: lis
     pairs = tiktoken.merges(ranks)
     keys = {"model": "gpt2", "pre": pre or "default", "tokens": texts, "token_type": np.array(types, np.int32)}
     return keys | {"merges": [f"{spelt(left)} {spelt(right)}" for left, right in pairs]}
+
+
+def _of_merges(
+    folder: Path, settings: dict[str, Any], config: Config, added: Added, n_vocab: int, notes: list[str]
+) -> dict[str, Any]:
+    vocab, model_type = merges.read_vocab(folder), str(config.get("model_type", ""))
+    pre = merges.rule(settings, model_type)
+    if pre is None:
+        notes.append(f"{merges.FILES[1]} does not say how words of model_type {model_type!r} are cut; taken as by GPT-2")
+    if pre == "qwen2":
+        notes += _unwritten("normalizer", [{"type": "NFC"}])
+    if settings.get("add_prefix_space") is True:
+        notes.append("the tokenizer sets a space before a text; readers of GGUF do not: token ids may differ")
+    settings = merges.usual(pre, vocab) | settings
+    special, later = merges.special_texts(settings), merges.read_added(folder)
+    more = {id: (text, text in special) for text, id in (vocab | later).items() if text in special or text in later}
+    texts, types = _laid_out({id: (text, NORMAL) for text, id in vocab.items()}, more | added, n_vocab, notes)
+    keys = {"model": "gpt2", "pre": pre or "gpt-2", "tokens": texts, "token_type": np.array(types, np.int32)}
+    keys["merges"] = merges.read_merges(folder)
+    return _with_specials(keys, (None, None), settings, config, notes)
 
 
 def _of_words(vocab: dict[str, int], added: Added, n_vocab: int, notes: list[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import IO
 
 import numpy as np
 
+from .allocator import keep_freed, release_freed
 from .errors import FormatError, MillError, PlanError
 from .ordered import OrderedWriter, Sink
 from .plan import Output, Place, Plan
@@ -29,6 +30,8 @@ from .types import dims
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB, about 20 chunks of memory per worker at the worst
 
 CHUNKS_PER_WORKER = 3  # under way at once, being made or waiting for those before them to be written
+
+DIRECT_BYTES = 256 << 20  # to write: what is smaller is better found in memory by who reads it next
 
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
 # (tensor name -> checksum of all that are finished, a call that brings them and their record to disk)
@@ -193,6 +196,7 @@ def execute(
             progress(plan.total_bytes - sum(o.nbytes for o, _ in todo), "")
         if finished is not None:
             finished(done, files.sync)
+        keep_freed()
         try:
             _write_tensors(files, todo, done, workers, progress, finished)
             files.sync()
@@ -210,6 +214,7 @@ def execute(
         files.journal_path.unlink()
     finally:
         files.close()
+        release_freed()
     return Result([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
@@ -264,9 +269,9 @@ def _journal_lines(files: _Files) -> list[dict[str, str]]:
     try:
         lines = [json.loads(line) for line in whole.splitlines()]
         known = all(isinstance(line.get("xxh3"), str) and isinstance(line.get("tensor"), str) for line in lines[1:])
-        if not known or (lines and "fingerprint" not in lines[0]):
+        if not known or (lines and not isinstance(lines[0].get("fingerprint"), str)):
             raise ValueError
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise PlanError(f"{files.journal_path} is damaged, so nothing can be resumed; start afresh with --force") from None
     journal.truncate(len(whole.encode("utf-8", "surrogateescape")))
     return lines
@@ -330,7 +335,8 @@ def _write_tensors(
         else:
             writer.put(number, sink, data)
 
-    writer = OrderedWriter(CHUNKS_PER_WORKER * workers, record, progress or (lambda count, name: None))
+    is_large = sum(output.nbytes for output, _ in todo) >= DIRECT_BYTES
+    writer = OrderedWriter(CHUNKS_PER_WORKER * workers, record, progress or (lambda count, name: None), direct=is_large)
     number = 0
     with ThreadPoolExecutor(workers) as pool:
         for output, place in todo:

@@ -112,6 +112,44 @@ def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: i
     return out
 
 
+# Both tables in one, for a kernel that looks up in a table of its module, which no store can change: else it is no vector code.
+_FP8_TABLE = np.concatenate(list(FP8_VALUES.values()))
+_FIRST_CODE = dict(zip(FP8_VALUES, range(0, 512, 256), strict=True))
+
+
+@kernel
+def _narrow_fp8_row(codes, first, factors, out):
+    for c in range(codes.size):
+        b = np.float32(_FP8_TABLE[np.uint32(codes[c]) + first] * factors[c]).view(np.uint32)
+        high = np.uint32(b >> np.uint32(16))
+        rounded = np.uint32(np.uint32(b + np.uint32(0x7FFF)) + np.uint32(high & np.uint32(1))) >> np.uint32(16)
+        is_nan = np.uint32(b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        quiet = np.uint32(high | np.uint32(64))
+        out[c] = np.uint16(quiet if is_nan else rounded)
+
+
+@kernel
+def _narrow_fp8(codes, first, scale, bits, block_columns, factors, out):
+    for r in range(codes.shape[0]):
+        is_same = r > 0
+        for b in range(scale.shape[1]):
+            is_same = is_same and bits[r, b] == bits[r - 1, b]
+        if not is_same:  # the rows of a block have the same factors
+            for b in range(scale.shape[1]):
+                factors[b * block_columns : (b + 1) * block_columns] = scale[r, b]
+        _narrow_fp8_row(codes[r], first, factors, out[r])
+
+
+def fp8_to_bf16(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
+    """As `f32_to_bf16` of what `fp8_to_f32` gives, bit for bit, without the float32 between: uint16 words [rows, columns]."""
+    out = np.empty(codes.shape, np.uint16)
+    flat, scale = _words(codes, np.uint8), np.ascontiguousarray(scale, np.float32)
+    factors = np.empty(scale.shape[1] * block_columns, np.float32)
+    first, bits = np.uint32(_FIRST_CODE[kind]), scale.view(np.uint32)
+    _narrow_fp8(flat.reshape(codes.shape), first, scale, bits, block_columns, factors, out)
+    return out
+
+
 # float type -> (words as they are stored, all bits but the sign, the bits of infinity: what is not smaller is not finite)
 _INFINITY = {
     "f32": (np.uint32, np.uint32(0x7FFFFFFF), 0x7F800000),

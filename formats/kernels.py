@@ -7,10 +7,10 @@ that it imports, and of the data files beside those.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import platform
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +27,8 @@ from .errors import MillError
 ROOT = Path(__file__).parent.parent
 _PACKAGE = __name__.rpartition(".formats")[0]
 _choosing_folder = threading.RLock()
+# `from ..a.b import c, d`, over several lines in brackets. To parse every file would be a tenth of a short command's time.
+_RELATIVE = re.compile(r"^[ \t]*from[ ]+(\.+)([\w.]*)[ ]+import[ ]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
@@ -101,11 +103,13 @@ def _closure(source: Path) -> set[Path]:
 def _imports(path: Path) -> list[Path]:
     """Files of the relative imports of a module (`from ..formats.types import x`, `from . import y`)."""
     files: list[Path] = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if not isinstance(node, ast.ImportFrom) or node.level == 0:
-            continue
-        folder = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-        candidates = [folder.with_suffix(".py"), folder / "__init__.py", *(folder / f"{a.name}.py" for a in node.names)]
+    for dots, module, names in _RELATIVE.findall(path.read_text("utf-8")):
+        folder = path.parents[len(dots) - 1].joinpath(*module.split("."))
+        candidates = [
+            folder.with_suffix(".py"),
+            folder / "__init__.py",
+            *(folder / f"{n}.py" for n in re.findall(r"\w+", names)),
+        ]
         files += [c for c in candidates if c.is_file()]
     return files
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from .direct import LEAST_BYTES, DirectWriter
+
 FLUSH_BYTES = 32 << 20  # so much is written before the system is told to begin bringing it to disk
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin writing the dirty pages of a range, do not wait (linux/fs.h)
 
@@ -39,11 +41,12 @@ class OrderedWriter:
     two threads at once.
 
     slots bounds the chunks that are under way: to be acquired before one is begun; released here when it is written.
+    direct: large tensors are written past the page cache (see `direct`).
     failures: what went wrong in writing or was given to `fail`; once there is one, chunks are still taken, for tensors that
     can yet be finished.
     """
 
-    def __init__(self, slots: int, done: Callable[[Sink], None], wrote: Callable[[int, str], None]):
+    def __init__(self, slots: int, done: Callable[[Sink], None], wrote: Callable[[int, str], None], *, direct: bool = False):
         self.slots = Semaphore(slots)
         self.failures: list[BaseException] = []
         self._done, self._wrote = done, wrote
@@ -51,6 +54,8 @@ class OrderedWriter:
         self._ready: dict[int, tuple[Sink, np.ndarray | None]] = {}
         self._next, self._busy = 0, False
         self._flushed: dict[int, int] = {}
+        self._direct = DirectWriter() if direct else None
+        self._into: Sink | None = None  # the tensor whose bytes the direct writer takes
 
     def put(self, number: int, sink: Sink, data: np.ndarray | None) -> None:
         """data: uint8, C-contiguous, the tensor's next bytes after those of the chunk before; None for one that failed."""
@@ -83,15 +88,30 @@ class OrderedWriter:
             sink.failed = True
             return
         view = memoryview(data.reshape(-1).data)
-        while view:
-            written = os.pwrite(sink.handle, view, sink.at)
-            sink.at, view = sink.at + written, view[written:]
-        sink.digest.update(data.reshape(-1).data)
-        self._flush(sink)
+        sink.digest.update(view)
+        if not self._put_direct(sink, view):
+            while view:
+                written = os.pwrite(sink.handle, view, sink.at)
+                sink.at, view = sink.at + written, view[written:]
+            self._flush(sink)
         sink.left -= data.size
         self._wrote(data.size, sink.name)
         if sink.left == 0:
             self._done(sink)
+
+    def _put_direct(self, sink: Sink, view: memoryview) -> bool:
+        if self._direct is None:
+            return False
+        if sink is not self._into:
+            if sink.left < LEAST_BYTES or not self._direct.usable:
+                return False
+            self._into = sink
+            self._direct.begin(sink.handle, sink.at)
+        self._direct.put(view)
+        sink.at += len(view)
+        if sink.left == len(view):
+            self._direct.end()
+        return True
 
     def _flush(self, sink: Sink) -> None:
         """Begins bringing to disk what was written some while ago: else all of it waits for the end, or for the system's limit

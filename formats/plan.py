@@ -248,7 +248,7 @@ def parse_size(text: str) -> int:
         if match is None:
             raise ValueError
         size = int(float(match[1]) * _UNITS[match[2].upper()])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise PlanError(f"{text!r} is not a size; write for example 50G or 512MiB") from None
     if size <= 0:
         raise PlanError(f"a size of {text!r} is too small")

@@ -58,5 +58,5 @@ def read_released(path: Path) -> Released:
         return Released(int(said["size"]), int(said["mtime_ns"]), header)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{stub(path)}: damaged ({error!r})") from None

@@ -48,6 +48,8 @@ class SourceTensor:
     mapped       all of those bytes where they lie, in a mapped file or in memory: uint8 [n_rows, row_bytes], not to be written;
                  None if there is no such place
     files        what it is read from, where that is known
+    narrow       (start, stop) -> what `read` gives, rounded to bf16: uint8 [stop - start, 2 * shape[0]]; where there is a
+                 shorter way to that than through `read`
     """
 
     name: str
@@ -58,6 +60,7 @@ class SourceTensor:
     stored: TensorType | None = None
     mapped: np.ndarray | None = field(default=None, repr=False, compare=False)
     files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
+    narrow: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:

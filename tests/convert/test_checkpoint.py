@@ -94,13 +94,18 @@ def test_damaged_folders(tiny, tmp_path):
         open_source(folder)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[]", "not a JSON object"), (None, "No such file")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[]", "not a JSON object")])
 def test_damaged_configs(tiny, text, message):
     folder = tiny()
-    (folder / "config.json").unlink()
-    if text is not None:
-        (folder / "config.json").write_text(text)
+    (folder / "config.json").write_text(text)
     with pytest.raises(FormatError, match=f"config.json: {message}"):
+        open_source(folder)
+
+
+def test_a_folder_without_config(tiny):
+    folder = tiny()
+    (folder / "config.json").unlink()
+    with pytest.raises(FormatError, match=r"is no checkpoint: it has no config\.json"):
         open_source(folder)
 
 

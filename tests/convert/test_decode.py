@@ -36,6 +36,7 @@ def test_floats(weigh, dtype):
     assert np.array_equal(weight.read(slice(2, 5)), x[2:5].astype(np.float32))
     assert np.array_equal(weight.read(np.array([4, 0, 4])), x[[4, 0, 4]].astype(np.float32))
     assert weight.read(slice(0, 6)).flags.writeable
+    assert not weight.narrows
     if dtype is np.float64:
         assert weight.kind is None
     else:
@@ -58,6 +59,9 @@ def test_fp8_in_blocks(weigh, block, shape):
     assert np.array_equal(weight.read(rows), dense[rows])
     assert weight.kind is None
     assert weight.source_type == "f8_e4m3"
+    assert weight.narrows
+    for some in (slice(5, 11), rows):
+        assert weight.narrow(some).tobytes() == dense[some].astype(BF16).tobytes()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (9,), (9, 1)])

@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -97,6 +99,12 @@ def test_sentencepiece_unigram(tmp_path, options):
     for text in NASTY:
         assert ours.encode(text, add_special=False) == theirs.encode(text), text
     assert ours.encode("fox") == [*theirs.encode("fox"), 2]
+    for raw in BROKEN:
+        ids = ours.encode(raw.decode("utf-8", "surrogateescape"), add_special=False)
+        if "byte_fallback" in options:
+            assert b"".join(map(ours.piece, ids)).strip() == raw.strip()
+        else:
+            assert ids == theirs.encode(with_replacements(raw))
 
 
 def test_unigram_of_a_tokenizer_json(tmp_path):
@@ -217,6 +225,133 @@ def test_damaged_ranks(tmp_path, line):
         read(tmp_path, 200)
 
 
+@pytest.fixture
+def merged(tmp_path):
+    """Writes vocab.json and merges.txt of a small byte-level BPE, cut by the rule of that name; how many tokens."""
+
+    def build(pre):
+        trained = Tokenizer(models.BPE())
+        splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[pre].splits]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        trained.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+        options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": ["<|endoftext|>"]}
+        trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, show_progress=False, **options))
+        model = json.loads(trained.to_str())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"], ensure_ascii=False))
+        lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
+        (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n")
+        return len(model["vocab"])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "pre"),
+    [("GPT2Tokenizer", "granite", "gpt-2"), ("Qwen2Tokenizer", "anything", "qwen2"), ("Qwen2TokenizerFast", "qwen2", "qwen2")],
+)
+def test_vocab_and_merges_are_those_of_transformers(tmp_path, merged, name, model_type, pre):
+    transformers = pytest.importorskip("transformers")
+    n = merged(pre)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_start|>": n, "<tool>": n + 1, "<|im_end|>": n + 2}))
+    (tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}')
+    settings = {"tokenizer_class": name, "eos_token": "<|im_end|>", "chat_template": "{{ x }}<|im_end|>"}
+    keys, notes = read(tmp_path, n + 5, settings, model_type=model_type)
+    assert [note for note in notes if "normalizer NFC" not in note] == []
+    assert bool(notes) == (pre == "qwen2")
+    assert (keys["tokenizer.ggml.model"], keys["tokenizer.ggml.pre"]) == ("gpt2", pre)
+    end = keys["tokenizer.ggml.tokens"].index("<|endoftext|>")
+    assert keys["tokenizer.ggml.unknown_token_id"] == end
+    assert keys.get("tokenizer.ggml.bos_token_id") == (end if pre == "gpt-2" else None)
+    assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.eot_token_id"]) == (n + 2, n + 2)
+    assert not keys["tokenizer.ggml.add_bos_token"]
+    types = keys["tokenizer.ggml.token_type"]
+    assert types[[end, n, n + 1, n + 2, n + 3]].tolist() == [CONTROL, CONTROL, USER_DEFINED, CONTROL, UNUSED]
+    theirs = getattr(transformers, name.removesuffix("Fast")).from_pretrained(tmp_path)
+    ours = RuntimeTokenizer(keys)
+    for text in NASTY:
+        if pre == "qwen2":
+            text = unicodedata.normalize("NFC", text)
+        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False), text
+        assert ours.decode(ours.encode(text)) == text
+    text = "<|im_start|>user\nthe <tool> fox<|im_end|>\n<|endoftext|>"
+    assert ours.encode(text, add_special=False, parse_special=True) == theirs.encode(text, add_special_tokens=False)
+    broken = b"a\xff\xfe b".decode("utf-8", "surrogateescape")
+    assert b"".join(ours.piece(i) for i in ours.encode(broken, add_special=False)) == b"a\xff\xfe b"
+
+
+def test_vocab_and_merges_are_those_of_tokenizers(tmp_path, merged):
+    """And the rule is known by the family, where the class is GPT-2's; without either it is GPT-2's, with a note."""
+    n = merged("starcoder")
+    keys, notes = read(tmp_path, n, {"tokenizer_class": "GPT2Tokenizer"}, model_type="starcoder2")
+    assert notes == []
+    theirs = Tokenizer(models.BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    theirs.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    ours = RuntimeTokenizer(keys)
+    for text in NASTY:
+        assert ours.encode(text, add_special=False) == theirs.encode(text).ids, text
+    keys, notes = read(tmp_path, n, {"add_prefix_space": True}, model_type="nobody")
+    assert keys["tokenizer.ggml.pre"] == "gpt-2"
+    assert "does not say how words of model_type 'nobody' are cut" in notes[0]
+    assert "a space before a text" in notes[1]
+
+
+def test_what_counts_of_added_tokens(tmp_path, merged):
+    """tokenizer_config.json's own list before added_tokens.json; a merge may begin with a # as the heading does."""
+    n = merged("gpt-2")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<a>": n, "<b>": n + 1, "<far>": n + 90}))
+    told = {"added_tokens_decoder": {str(n): {"content": "<a>", "special": True}}, "bos_token": {"content": "<b>"}}
+    with (tmp_path / "merges.txt").open("a") as file:
+        file.write("# #\r\n#version x\n")
+    keys, notes = read(tmp_path, n + 2, {"tokenizer_class": "GPT2Tokenizer", **told})
+    assert keys["tokenizer.ggml.token_type"][-2:].tolist() == [CONTROL, CONTROL]
+    assert keys["tokenizer.ggml.bos_token_id"] == n + 1
+    assert keys["tokenizer.ggml.merges"][-2:] == ["# #", "#version x"]
+    assert notes == [f"1 tokens of the tokenizer have ids beyond the {n + 2} of the model and are left out"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("merges.txt", b"#version: 0.2\na b c\n", "line 2 is not a pair of tokens: 'a b c'"),
+        ("merges.txt", b"#version: 0.2\na b\n\nab\n", "line 4 is not a pair"),
+        ("merges.txt", b"a \n", "line 1 is not a pair"),
+        ("merges.txt", b"\xff \xfe\n", "not UTF-8 text"),
+        ("vocab.json", b"[]", "not a JSON object|not an object"),
+        ("vocab.json", b'{"a": "1"}', "not a list of tokens with their ids"),
+        ("vocab.json", b'{"a": true}', "not a list of tokens with their ids"),
+        ("vocab.json", b'{"a": 1, "b": 1}', "several tokens have the same id"),
+        ("added_tokens.json", b'{"a": 1.5}', "not a list of tokens with their ids"),
+    ],
+)
+def test_damaged_vocab_and_merges(tmp_path, merged, file, content, message):
+    n = merged("gpt-2")
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(FormatError, match=f"{file}: .*(?:{message})"):
+        read(tmp_path, n)
+
+
+def test_one_of_the_two_files_is_not_enough(tmp_path, merged):
+    merged("gpt-2")
+    (tmp_path / "merges.txt").unlink()
+    assert read(tmp_path, 600)[0] == {"tokenizer.ggml.model": "no_vocab"}
+
+
+BROKEN = (
+    b"\xff\xfe",
+    b"ab\xffa c\xfe",
+    b"\xc3",
+    "é".encode() + b"\x80 ",
+    b"\xed\xa0\x80 x",
+    "\U000f0000é".encode() + b"\xff",
+)
+
+
+def with_replacements(raw):
+    """Each byte that is no UTF-8 as U+FFFD, as a reader does it that has no tokens for bytes."""
+    return re.sub("[\udc80-\udcff]", "\ufffd", raw.decode("utf-8", "surrogateescape"))
+
+
 def word_pieces():
     theirs = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     theirs.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -252,6 +387,9 @@ def test_word_pieces(tmp_path, kind):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special=False) == expected, text
     assert ours.encode("the fox") == [2, *theirs.encode("the fox", add_special_tokens=False).ids, 3]
+    for raw in BROKEN:
+        ids = ours.encode(raw.decode("utf-8", "surrogateescape"), add_special=False)
+        assert ids == theirs.encode(with_replacements(raw), add_special_tokens=False).ids, raw
 
 
 def test_word_pieces_with_case_are_noted(tmp_path):

@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ggufmill.formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, f32_to_bf16, fp8_to_f32
+from ggufmill.formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, f32_to_bf16, fp8_to_bf16, fp8_to_f32
 
 ALL_WORDS = np.arange(65536, dtype=np.uint16)
 
@@ -55,6 +55,22 @@ def test_fp8_blocks_with_a_short_last_one():
     scale = draw.random((5, 3), np.float32)
     expected = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.repeat(scale, 8, axis=1)[:, :20]
     assert np.array_equal(fp8_to_f32(codes, "f8_e4m3", scale, 8), expected)
+
+
+@pytest.mark.parametrize("kind", ["f8_e4m3", "f8_e5m2"])
+@pytest.mark.parametrize(("columns", "block"), [(256, 256), (256, 128), (250, 64), (100, 128), (7, 1), (0, 4)])
+def test_fp8_to_bf16_is_both_steps_in_one(kind, columns, block):
+    """Bit for bit, with scales of every sort, and rows whose scales are those of the row before but for the sign of a zero."""
+    draw = np.random.default_rng(9)
+    odd = [0, -0.0, 1e-45, -3e-39, 1.0, np.inf, -np.inf, np.nan, 3.4e38, 2.0**-120, 0.1]
+    scale = np.concatenate([np.repeat(odd, 2), draw.standard_normal(30)]).astype(np.float32)[:, None]
+    scale = np.broadcast_to(scale, (len(scale), -(-columns // block))).copy()
+    scale[30:, :1] *= -1
+    codes = draw.integers(0, 256, (len(scale), columns), np.uint8)
+    codes[:, : min(columns, 256)] = np.arange(256)[:columns]
+    with np.errstate(all="ignore"):
+        expected = f32_to_bf16(fp8_to_f32(codes, kind, scale, block))
+    assert np.array_equal(fp8_to_bf16(codes, kind, scale, block), expected)
 
 
 def test_e8m0():

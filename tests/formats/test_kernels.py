@@ -6,14 +6,22 @@ import pytest
 
 from ggufmill.formats import MillError, kernels
 
+IMPORTS = (
+    "from .callee import FACTOR\n",
+    "from . import os, callee\n",
+    "from .nothing import (\n    x,\n)\nfrom . import (\n    x,  # y\n    callee as c,\n)\n",
+    "def f():\n    from ..package.callee import FACTOR\n",
+)
 
-def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch):
+
+@pytest.mark.parametrize("source", IMPORTS)
+def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, source):
     """numba's own cache would go on with the old callee: here the folder's key changes with every file that is imported."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "callee.py").write_text("FACTOR = 10\n")
-    (package / "caller.py").write_text("from .callee import FACTOR\n")
+    (package / "caller.py").write_text(source)
     monkeypatch.setattr(kernels, "ROOT", package)
 
     def folder():
