@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -43,7 +48,18 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return import_module(f".{cmd_name.replace('-', '_')}", __package__).command if cmd_name in VERBS else None
+        if cmd_name not in VERBS:
+            return None
+        command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+        if not gc.get_freeze_count():  # modules stay: to search them for garbage again and again takes a quarter of a second
+            gc.freeze()
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = " or ".join(get_close_matches(args[0], VERBS, 2))
+            ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):  # from the table: --help need not import every verb
@@ -66,18 +82,24 @@ def main(arguments: list[str] | None = None) -> None:
     A verb that can go on after Ctrl-C says so in the KeyboardInterrupt it raises: KeyboardInterrupt("--resume goes on ...").
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    _make_writable()
     try:
         with _termination_as_interrupt():
             status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
+        sys.stdout.flush()
         sys.exit(status if isinstance(status, int) else 0)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        seen = f" (`{where.command_path} --help` shows how it is used)" if where is not None else ""
+        _fail(" ".join(error.format_message().split()).rstrip(".") + seen, 2)
     except (KeyboardInterrupt, click.Abort) as error:
         offer = str(error.__cause__ or error)  # click turns the one into the other
         _fail(f"interrupted; {offer}" if offer else "interrupted")
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read has had enough; what is left is not written at the end of the program either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if "--debug" in arguments:
@@ -110,6 +132,17 @@ def _one_line(error: Exception) -> str:
     return f"a fault of the program: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
 
 
-def _fail(text: str) -> None:
-    print(f"ggufmill: {text}", file=sys.stderr)
-    sys.exit(1)
+def _make_writable() -> None:
+    """Output goes on where a stream is closed, or its encoding lacks a character: that one is written as an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (as long as the program lives)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    """One line, whatever is in a name or a message."""
+    print("ggufmill:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
+    sys.exit(code)

@@ -1,34 +1,23 @@
+"""`ggufmill bench` measures speeds as llama-bench does."""
+
 from __future__ import annotations
 
 import csv
 import io
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .console import emit, gib
+from . import flags
+from .console import emit, gib, progress_bar
 from .settings import CACHE_TYPES
 
 MiB = 1 << 20
-
-
-class _List(click.ParamType):
-    """Values separated by commas; the option may be given several times too."""
-
-    def __init__(self, item: Callable[[str], Any], name: str):
-        self.item, self.name = item, name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(self.item(part.strip()) for part in value.split(","))
-        except (ValueError, KeyError):
-            self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
 
 class _Pair(click.ParamType):
@@ -48,8 +37,8 @@ def _cache_type(text: str) -> str:
     return {name.lower(): name for name in CACHE_TYPES}[text.lower()]
 
 
-_NUMBER, _CACHE = _List(int, "a number"), _List(_cache_type, "a cache type")
-_SWITCH = _List(lambda text: {"0": False, "1": True}[text], "0 or 1")
+_NUMBER, _CACHE = flags.Listed(int, "a number"), flags.Listed(_cache_type, "a cache type")
+_SWITCH = flags.Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")
 
 # Options whose every combination is measured -> (field of Settings, column, how the value gets there).
 _GRID: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
@@ -128,6 +117,8 @@ def command(
     chosen = {key: list(itertools.chain(*values)) for key, values in grid.items() if values}
     shown = [*_ALWAYS, *(_GRID[key][1] for key in chosen if key != "threads"), "test", "t/s"]
     writer, rows, about = _Writer(form, shown), [], []
+    total = len(models) * math.prod(len(values) for values in chosen.values()) * len(tests)
+    bar = progress_bar(total=total, desc="bench", unit="test", disable=form != "json")
     for path in models:
         source = open_source(path)
         for values in itertools.product(*chosen.values()):
@@ -140,15 +131,18 @@ def command(
                 row = _row(loaded, about[-1], speed)
                 rows.append(row)
                 writer.row(row)
+                bar.update()
 
             bench(loaded, tests, repetitions, warmup == "1", report)
+    bar.close()
     if form == "json":
         emit({"rows": rows, "models": about, "program": describe_program()}, True, str)
 
 
 def _row(model: Any, about: dict[str, Any], speed: Any) -> dict[str, Any]:
-    s, case = model.settings, speed.case
-    cache_k, cache_v = s.cache_types
+    from ..runtime.provenance import describe_settings
+
+    used, case = describe_settings(model), speed.case
     largest = next(iter(about["types"]), "")
     return {
         "model": f"{about['architecture']} {_count(about['parameters'])} {largest}",
@@ -157,15 +151,15 @@ def _row(model: Any, about: dict[str, Any], speed: Any) -> dict[str, Any]:
         "model_size": about["nbytes"],
         "model_n_params": about["parameters"],
         "backend": "CPU",
-        "n_threads": model.graph.store.workers.count,
-        "n_batch": s.batch,
-        "n_ubatch": s.ubatch,
-        "type_k": cache_k,
-        "type_v": cache_v,
-        "fa": int(s.flash),
-        "mla": s.mla,
-        "amb": s.attention_bytes // MiB,
-        "rtr": int(s.repack),
+        "n_threads": used["threads"],
+        "n_batch": used["batch"],
+        "n_ubatch": used["ubatch"],
+        "type_k": used["cache_k"],
+        "type_v": used["cache_v"],
+        "fa": int(used["flash"]),
+        "mla": used.get("mla"),
+        "amb": used["attention_bytes"] // MiB,
+        "rtr": int(used["repack"]),
         "test": case.name,
         "n_prompt": case.n_prompt,
         "n_gen": case.n_gen,

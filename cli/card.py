@@ -8,7 +8,7 @@ from typing import Any
 
 from ..formats import TYPES
 from .console import gib
-from .report import COMPARISON, ROLES, comparison, markdown, measured, role_rows
+from .report import COMPARISON, FAILED, ROLES, comparison, markdown, measured, role_rows
 
 _LAST_SHARED = 40  # type ids up to here are those of llama.cpp, the fork's own begin above (FORMATS A)
 _TAGS = ("gguf", "quantized")
@@ -21,6 +21,8 @@ def card_text(found: dict[str, Any]) -> str:
     name = Path(found["files"][0]).name
     base = card.get("base_model")
     lines = [*_front(found), "", f"# {Path(found['recipe']).stem}", ""]
+    if found["failures"]:
+        lines += [f"> **Not fit to be published.** {FAILED} {'; '.join(found['failures'])}.", ""]
     origin = f"[{base}](https://huggingface.co/{base})" if base else f"`{found['source_name']}`"
     bits = f"{found['bits_per_weight']:.3f} bits per weight, {gib(found['file_bytes'])} in {len(found['files'])} file"
     lines += [f"A GGUF quantisation of {origin} ({found['architecture']}): {bits}{'s' * (len(found['files']) > 1)}."]
@@ -41,6 +43,8 @@ def card_text(found: dict[str, Any]) -> str:
     lines += ["", "## Use", "", "```sh", f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}", "```"]
     lines += ["", "## How it was made", "", f"With ggufmill {found['version']}. The recipe, `{found['recipe']}`:", ""]
     lines += ["```toml", found["rules"].rstrip(), "```", "", "```sh", f"ggufmill run {found['recipe']}", "```", ""]
+    if found["search"] is not None:
+        lines += ["The rules that it found:", "", "```", found["search"]["recipe"].rstrip(), "```", ""]
     lines += [
         f"The same recipe, source and version give the same bytes. More figures and plots: `{Path(found['report']).name}`.",
         "",

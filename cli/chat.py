@@ -1,3 +1,5 @@
+"""`ggufmill chat` talks with a model in the terminal."""
+
 from __future__ import annotations
 
 import signal

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from ..runtime import Model
 
 
-def origin(model: Model, full: bool, *, quiet: bool) -> dict[str, Any]:
+def origin(model: Model, full: bool) -> dict[str, Any]:
     """`describe_model`, with a bar over what is read of large files."""
     from ..runtime.provenance import describe_model
 
     total = sum(path.stat().st_size for path in model.source.files)
-    with byte_progress(total if full else 0, "checksum", quiet=quiet or not full or total < 1 << 30) as progress:
+    with byte_progress(total if full else 0, "checksum", quiet=not full or total < 1 << 30) as progress:
         return describe_model(model, full, progress)
 
 
@@ -41,7 +41,11 @@ def origin_lines(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
 
 def setting_text(settings: dict[str, Any]) -> str:
     keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact")
-    return ", ".join(f"{key} {settings[key]}" for key in keys if settings.get(key) not in (None, False))
+    return ", ".join(f"{key} {_setting(settings[key])}" for key in keys if settings.get(key) is not None)
+
+
+def _setting(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -49,10 +53,13 @@ def read_result(path: Path) -> dict[str, Any]:
     from ..formats import PlanError
 
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except ValueError:
+        found: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or "perplexity" not in found or "tokens_xxh3" not in found:
+    losses = found.get("window_losses") if isinstance(found, dict) else None
+    numbers = [found.get("perplexity"), *(losses or [])] if isinstance(found, dict) and isinstance(losses or [], list) else []
+    fits = all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
+    if not numbers or not fits or "tokens_xxh3" not in found:
         raise PlanError(f"{path} is not a result of `ggufmill perplexity --json`")
     return found
 

@@ -1,5 +1,8 @@
+"""`ggufmill compare` says where two models differ."""
+
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +12,16 @@ import click
 from . import flags
 from .comparable import origin, origin_lines
 from .console import byte_progress, emit, table
-from .plots import need_matplotlib, plot_comparison
+from .idle import refuse_idle
+from .plots import plot_comparison
 from .settings import load, run_options
+from .words import decoded
 
 if TYPE_CHECKING:
     from ..runtime.compare import Comparison
+
+_TEXT, _WEIGHTS = "a text (-f)", "weights (leave --no-weights out)"
+_NEEDS = {"n_ctx": _TEXT, "chunks": _TEXT, "tensors": _WEIGHTS}
 
 
 @click.command(short_help="Errors of layers and weights between two models")
@@ -28,18 +36,20 @@ if TYPE_CHECKING:
 )
 @run_options(n_ctx=512)
 @click.option("--chunks", type=click.IntRange(1), default=1, show_default=True, help="Windows of the text to read.")
-@click.option("--tensors", metavar="REGEX", default="", help="Only weights of tensors in whose name this is found.")
+@click.option(
+    "--tensors", type=flags.REGEX, default="", metavar="REGEX", help="Only weights of tensors with this in their name."
+)
 @click.option("--no-weights", is_flag=True, help="Layers only: large models are decoded as a whole for their weights.")
 @click.option("--products", is_flag=True, help="Also errors of each tensor's products with what A puts into it (needs -f).")
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the errors to this file.")
+@flags.plot("the errors")
 @flags.as_json
 def command(
     a: Path,
     b: Path,
     text: Path | None,
     chunks: int,
-    tensors: str,
+    tensors: re.Pattern[str],
     no_weights: bool,
     products: bool,
     full_hash: bool,
@@ -62,27 +72,28 @@ def command(
     from ..runtime.compare import check, compare, tensor_nbytes
     from ..runtime.provenance import describe_program, describe_settings, describe_text
 
-    if plot is not None:
-        need_matplotlib()
     if no_weights and text is None:
         raise PlanError("--no-weights without a text (-f) leaves nothing to compare")
     if products and (text is None or no_weights):
         raise PlanError("--products needs a text (-f) and weights")
+    refuse_idle(_NEEDS, {_TEXT: text is not None, _WEIGHTS: not no_weights})
     models = [load(open_source(path), settings) for path in (a, b)]
+    if not (no_weights or any(tensors.search(name) for name in models[0].source.tensors)):
+        raise click.UsageError(f"--tensors: no tensor of {a} has {tensors.pattern!r} in its name")
     data = text.read_bytes() if text is not None else None
     total = sum(tensor_nbytes(t) for m in models for t in m.source.tensors.values())
-    with nullcontext() if no_weights else byte_progress(total, "compare", quiet=as_json or total < 1 << 28) as progress:
+    with nullcontext() if no_weights else byte_progress(total, "compare", quiet=total < 1 << 28) as progress:
         found = compare(
             models[0],
             models[1],
-            data.decode("utf-8", "replace") if data is not None else None,
+            decoded(data, text) if text is not None and data is not None else None,
             n_ctx=settings["n_ctx"],
             chunks=chunks,
-            weights=None if no_weights else tensors,
+            weights=None if no_weights else tensors.pattern,
             products=products,
             on_tensor=progress,
         )
-    about = [origin(m, full_hash, quiet=as_json) for m in models]
+    about = [origin(m, full_hash) for m in models]
     summary = {
         "a": about[0],
         "b": about[1],

@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from ..runtime.perplexity import Perplexity
 
 
+SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
+
+
+def progress_bar(**options: Any) -> tqdm:
+    """A bar on stderr with rate and ETA, as wide as the terminal. options: of tqdm."""
+    return tqdm(file=sys.stderr, mininterval=SECONDS[not sys.stderr.isatty()], dynamic_ncols=True, **options)
+
+
 @contextmanager
 def byte_progress(total: int, label: str, *, quiet: bool = False) -> Iterator[Callable[[int, str], None]]:
     """A bar of bytes with rate and ETA; the context's value is called with (bytes, name of the tensor)."""
-    with tqdm(total=total, unit="B", unit_scale=True, desc=label, disable=quiet, mininterval=0.2, dynamic_ncols=True) as bar:
+    with progress_bar(total=total, unit="B", unit_scale=True, desc=label, disable=quiet) as bar:
 
         def advance(count: int, name: str) -> None:
             bar.update(count)
@@ -30,9 +38,9 @@ def byte_progress(total: int, label: str, *, quiet: bool = False) -> Iterator[Ca
 
 
 @contextmanager
-def chunk_progress(label: str, *, quiet: bool = False) -> Iterator[Callable[[Perplexity, int], None]]:
+def chunk_progress(label: str) -> Iterator[Callable[[Perplexity, int], None]]:
     """A bar of windows with the running perplexity; called with (result so far, windows in all)."""
-    with tqdm(unit="chunk", desc=label, disable=quiet, dynamic_ncols=True) as bar:
+    with progress_bar(unit="chunk", desc=label) as bar:
 
         def advance(so_far: Perplexity, total: int) -> None:
             bar.total = total
@@ -73,10 +81,15 @@ def gib(nbytes: int) -> str:
 def emit(value: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
     """One JSON object on stdout, with null for what is not finite, or the text for eyes."""
     if as_json:
-        click.echo(json.dumps(_finite(value), allow_nan=False))
+        click.echo(json_text(value))
     else:
         encoding = sys.stdout.encoding or "utf-8"
         click.echo(text().encode(encoding, "backslashreplace").decode(encoding))
+
+
+def json_text(value: dict[str, Any], indent: int | None = None) -> str:
+    """With null for what is not finite."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:

@@ -1,3 +1,5 @@
+"""`ggufmill convert` makes a GGUF of a checkpoint."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,14 +9,15 @@ import click
 
 from .. import __version__
 from . import flags
+from .job import Job, job_options
 from .writing import finish
 
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype, which takes long to import
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe, which takes long to import
 
 
 @click.command(short_help="Hugging Face checkpoint to GGUF")
 @click.argument("model", type=flags.SourceName(file_okay=False))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=flags.OUT)
 @click.option(
     "--outtype",
     type=click.Choice(OUTTYPES),
@@ -22,36 +25,30 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of convert.outtype
     show_default=True,
     help="auto: f16 for an f16 checkpoint, else bf16, and experts that are stored in mxfp4 stay in it; mxfp4: all experts do.",
 )
-@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.mla_layout
 @flags.allow_nonfinite
 @flags.remote
 @flags.delete_source_shards
-@flags.metadata_file
-@click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
+@flags.metadata
 @flags.split_max_size
 @flags.split_max_tensors
 @flags.tensor_first_split
 @flags.partial_requant
-@flags.verify
-@flags.manifest
-@flags.dry_run
-@flags.resume
-@flags.force
-@flags.threads
-@flags.as_json
+@job_options
 def command(
     model: Path | str,
     out: Path,
     outtype: str,
-    mla_layout: str,
+    mla_layout: str | None,
     allow_nonfinite: bool,
     remote: bool,
-    metadata_file: Path | None,
-    override_kv: tuple[str, ...],
-    split_max_size: str | None,
+    override_kv: dict[str, Any],
+    split_max_size: int | None,
     split_max_tensors: int | None,
     tensor_first_split: bool,
-    **job: Any,
+    delete_source_shards: bool,
+    partial_requant: bool,
+    job: Job,
 ) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 
@@ -67,14 +64,11 @@ def command(
       ggufmill convert hf:Qwen/Qwen3-8B@main qwen3.gguf --remote
     """
     from ..convert import open_source
-    from ..convert.card import file_metadata
     from ..convert.outtype import out_type
-    from ..formats.plan import parse_size
     from ..quantize.planning import plan_quantize
 
-    is_remote = remote or (job["dry_run"] and isinstance(model, str))
+    is_remote = remote or (job.dry_run and isinstance(model, str))
     source = open_source(model, mla_layout=mla_layout, remote=is_remote)
-    given = file_metadata(metadata_file) if metadata_file is not None else {}
     weights, rules = out_type(source, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
@@ -83,11 +77,19 @@ def command(
         type=weights,
         rules=rules,
         allow_requantize=True,
-        override_kv=given | dict(map(flags.parse_override, override_kv)),
-        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        override_kv=override_kv,
+        split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
         nonfinite=replaced,
         version=__version__,
     )
-    finish(plan, "convert", source, replaced=replaced, **job)
+    finish(
+        plan,
+        "convert",
+        source,
+        job,
+        replaced=replaced,
+        delete_source_shards=delete_source_shards,
+        partial_requant=partial_requant,
+    )

@@ -11,7 +11,8 @@ import numpy as np
 
 from .. import __version__
 from ..formats.plan import Plan
-from .roles import layer, role, sizes
+from ..imatrix.coverage import place
+from .roles import role, sizes
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
@@ -29,8 +30,9 @@ def report_json(
     validation: dict[str, Any] | None,
     verification: Verification,
     quantized: Plan | None = None,
+    search: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """plan: of the final file; quantized: of the one before it was repacked, if it was."""
+    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Run.search` gave."""
     errors = {t.name: t.error for t in verification.tensors}
     before = quantized or plan
     return {
@@ -52,6 +54,7 @@ def report_json(
         "tensors": len(plan.outputs),
         "total_bytes": plan.total_bytes,
         "file_bytes": plan.file_bytes,
+        "quantized_file_bytes": before.file_bytes,
         "bits_per_weight": plan.bits_per_weight,
         "weights": sum(o.n_elements for o in plan.outputs),
         "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in plan.histogram().items()},
@@ -59,8 +62,8 @@ def report_json(
         "table": [
             {
                 "name": o.name,
-                "layer": layer(o.name)[0],
-                "kind": layer(o.name)[1],
+                "layer": place(o.name)[0],
+                "kind": place(o.name)[1],
                 "role": role(o.name),
                 "shape": list(o.shape),
                 "type": o.type.name,
@@ -72,9 +75,11 @@ def report_json(
         ],
         "warnings": before.warnings,
         "validation": validation,
+        "failures": run.judge(validation),
         "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
         "seconds": run.memory.seconds,
         "rules": run.recipe.text,
+        "search": search and {**search, "path": str(run.folder.found.resolve()), "recipe": run.decided.text},
         "card": _card(run, plan),
     }
 

@@ -1,3 +1,5 @@
+"""`ggufmill generate` continues a prompt."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,24 +8,33 @@ from typing import Any
 import click
 
 from . import flags
+from .sampling import sampling_options
 from .settings import load, run_options
 
 
 @click.command(short_help="Continue a prompt")
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.option("-p", "--prompt", required=True, help="Text to continue.")
-@click.option("-n", "--n-predict", type=int, default=128, show_default=True, help="Tokens at most; -1: until the model ends.")
-@click.option("--temp", type=float, default=0.8, show_default=True, help="0: always the most probable token.")
-@click.option("--top-k", type=int, default=40, show_default=True, help="0: off.")
-@click.option("--top-p", type=float, default=0.95, show_default=True, help="1: off.")
-@click.option("--min-p", type=float, default=0.05, show_default=True, help="0: off.")
-@click.option("--repeat-penalty", type=float, default=1.0, show_default=True, help="1: off.")
-@click.option("-s", "--seed", type=int, help="The same seed gives the same text.")
+@click.option(
+    "-n",
+    "--n-predict",
+    type=click.IntRange(-1),
+    default=128,
+    show_default=True,
+    help="Tokens at most; -1: no limit.",
+)
+@sampling_options
 @run_options()
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @flags.as_json
 def command(
-    model: Path, prompt: str, n_predict: int, ignore_eos: bool, as_json: bool, settings: dict[str, Any], **sampling: Any
+    model: Path,
+    prompt: str,
+    n_predict: int,
+    ignore_eos: bool,
+    as_json: bool,
+    sampling: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
@@ -32,9 +43,10 @@ def command(
     import json
 
     from ..convert import open_source
-    from ..runtime.generate import generate
+    from ..runtime.generate import generate, warm_up
 
     loaded = load(open_source(model), settings)
+    warm_up(loaded)
     running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, **sampling)
     pieces = []
     if not as_json:

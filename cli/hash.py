@@ -1,3 +1,5 @@
+"""`ggufmill hash` makes digests of files, tensors and layers."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,6 +10,7 @@ import click
 from ..formats import MillError, PlanError, open_gguf
 from . import flags
 from .console import byte_progress, emit
+from .writing import protect
 
 ALGORITHMS = ("xxh64", "sha1", "sha256")  # of formats.hashes, the strongest last
 
@@ -24,7 +27,7 @@ def _algorithm_options(command: Any) -> Any:
 @click.option("--all", "every", is_flag=True, help="Use all of these.")
 @click.option("--uuid", is_flag=True, help="A UUIDv5 of the file's tensors.")
 @click.option("--no-layer", is_flag=True, help="Only the files, not each tensor.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the manifest to this file.")
+@click.option("-o", "--output", type=flags.OUT_FILE, help="Write the manifest to this file.")
 @click.option(
     "-c", "--check", "manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare with a manifest."
 )
@@ -52,6 +55,8 @@ def command(
     from ..formats.hashes import Hash, hash_file, read_manifest
 
     opened = open_gguf(file)
+    if output is not None:
+        protect([output], [*opened.paths, *([manifest] if manifest is not None else [])])
     wanted = [name for name in ALGORITHMS if every or chosen[name]]
     expected: dict[tuple[str, str], str] = {}
     if manifest is not None:
@@ -67,7 +72,7 @@ def command(
     found: list[Hash] = []
     lines: list[str] = []
     bad: list[str] = []
-    with byte_progress(total, "hash", quiet=as_json) as progress:
+    with byte_progress(total, "hash") as progress:
         algorithms = [*wanted, "uuid"] if uuid and manifest is None else wanted
         for entry in hash_file(opened, algorithms, layers=not no_layer, progress=progress):
             found.append(entry)

@@ -1,3 +1,5 @@
+"""`ggufmill imatrix` collects an importance matrix, and groups what is done with such files."""
+
 from __future__ import annotations
 
 import os
@@ -9,12 +11,16 @@ import click
 from . import flags
 from .console import chunk_progress, emit, warn
 from .coverage import coverage_json, coverage_text
+from .idle import refuse_idle
 from .imatrix_show import convert, merge, show
 from .settings import load, run_options
 from .writing import protect
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
+
+_ROWS = "a .jsonl or .parquet file (-f)"
+_NEEDS = {"column": _ROWS, "template": _ROWS}
 
 
 class _ComputeByDefault(click.Group):
@@ -43,7 +49,7 @@ for verb in (show, merge, convert):
     command.add_command(verb)
 
 
-@command.command()
+@command.command(short_help="Run texts through a model")
 @click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option(
     "-f",
@@ -53,9 +59,7 @@ for verb in (show, merge, convert):
     multiple=True,
     help="Text, .jsonl or .parquet; may be given several times. A token of a:3 counts three times.",
 )
-@click.option(
-    "-o", "--output", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".dat: legacy format."
-)
+@click.option("-o", "--output", "out", type=flags.OUT_FILE, required=True, help=".dat: legacy format.")
 @click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")
 @click.option("--template", metavar="NAME|FILE", help="Chat template for conversations. [default: the model's own]")
 @click.option(
@@ -79,7 +83,7 @@ for verb in (show, merge, convert):
     help="Windows between saves of what --resume needs, to OUT.state; 0: never.",
 )
 @click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also write OUT.at_N every so many windows.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the coverage to this file (PNG).")
+@flags.plot("the coverage")
 @flags.resume
 @flags.force
 @flags.as_json
@@ -119,7 +123,7 @@ def compute(
     from ..imatrix.calibration import cut
     from ..imatrix.collect import Extent, collect
     from ..imatrix.state import load_state
-    from ..imatrix.texts import check_texts, parse_text, stretches
+    from ..imatrix.texts import ROWS, check_texts, parse_text, stretches
 
     if not texts:
         if not in_files:
@@ -134,6 +138,7 @@ def compute(
         raise click.UsageError("a text (-f) needs a MODEL to run through")
     given = [parse_text(text) for text in texts]
     check_texts(given)
+    refuse_idle(_NEEDS, {_ROWS: any(text.path.suffix in ROWS for text in given)})
     state_path = out.with_name(out.name + ".state")
     source = open_source(model)
     protect([out, state_path, *([plot] if plot else [])], [*source.files, *(text.path for text in given), *in_files])
@@ -143,11 +148,7 @@ def compute(
         raise PlanError(f"{out} exists; {how}use --force to replace it")
     if state_path.exists() and not (resume or force):
         raise PlanError(f"{state_path} is left from an interrupted run; --resume goes on with it, --force starts afresh")
-    if plot is not None:
-        from .plots import need_matplotlib
-
-        need_matplotlib()
-    if not os.access(out.absolute().parent, os.W_OK) and out.absolute().parent.exists():
+    if not os.access(out.absolute().parent, os.W_OK):
         raise PlanError(f"{out.absolute().parent}: not a folder that can be written to")
     before = [load_imatrix(path).fit(source, str(path)) for path in in_files]
     extent = Extent(process_output, process_embedding)
@@ -168,9 +169,8 @@ def compute(
         from_chunk=from_chunk,
         datasets=[text.path.name for text in given],
     )
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     try:
-        with chunk_progress("imatrix", quiet=as_json) as progress:
+        with chunk_progress("imatrix") as progress:
             imatrix, result = collect(
                 loaded,
                 job,

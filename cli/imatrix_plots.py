@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,10 +126,6 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     widest = max((abs(r) for r in ratios.values()), default=0.0) or 1e-6
     maps = [("log10 of 1 - cosine", apart, "magma", None), ("log2 of second / first", ratios, "RdBu_r", (-widest, widest))]
     _maps([m for m in maps if m[1]], title, path)
-
-
-def _log10(value: float) -> float:
-    return math.log10(value) if value > 0 else math.nan
 
 
 def _each(found: Sequence[TensorStatistics], value: Callable[[TensorStatistics], float]) -> dict[str, float]:

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from ..imatrix.statistics import Comparison, Similarity, TensorStatistics
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUT = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Statistics of a matrix, or how two differ")
 @click.argument("file", type=_FILE)
 @click.argument("other", type=_FILE, required=False)
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Columns named of each tensor.")
 @click.option("--layer-similarity", "-lsim", is_flag=True, help="Cosine of each tensor with the same one of the layer before.")
-@click.option("--plot", type=_OUT, help="Draw a heat map, layers by tensors, to this file (PNG).")
+@flags.plot("a heat map, layers by tensors,")
 @flags.as_json
 def show(file: Path, other: Path | None, top: int, layer_similarity: bool, plot: Path | None, as_json: bool) -> None:
     """Statistics of an imatrix FILE; with OTHER, how the two differ.
@@ -44,9 +43,6 @@ def show(file: Path, other: Path | None, top: int, layer_similarity: bool, plot:
     from ..imatrix.statistics import layer_similarity as similarity
 
     if plot is not None:
-        from .plots import need_matplotlib
-
-        need_matplotlib()
         protect([plot], [file, *([other] if other else [])])
     imatrix, second = load(file), load(other) if other is not None else None
     found, alike = statistics(imatrix, top), similarity(imatrix) if layer_similarity else []
@@ -112,9 +108,9 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-@click.command()
+@click.command(short_help="Add several matrices up")
 @click.argument("files", nargs=-1, required=True, type=_FILE)
-@click.option("-o", "--output", "out", type=_OUT, required=True, help=".dat: legacy format.")
+@click.option("-o", "--output", "out", type=flags.OUT_FILE, required=True, help=".dat: legacy format.")
 @flags.force
 @flags.as_json
 def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> None:
@@ -142,9 +138,9 @@ def write_merged(parts: Sequence[Imatrix], out: Path, inputs: Sequence[Path], fo
     emit(value, as_json, lambda: f"{out}: {len(merged.entries)} entries, {merged.chunk_count} chunks")
 
 
-@click.command()
+@click.command(short_help="Write a matrix in the other format")
 @click.argument("file", type=_FILE)
-@click.argument("out", type=_OUT)
+@click.argument("out", type=flags.OUT_FILE)
 @flags.force
 @flags.as_json
 def convert(file: Path, out: Path, force: bool, as_json: bool) -> None:

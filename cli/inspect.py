@@ -1,3 +1,5 @@
+"""`ggufmill inspect` shows what is in a file."""
+
 from __future__ import annotations
 
 from math import prod

@@ -7,7 +7,22 @@ from html import escape
 from typing import Any
 
 from .console import gib
-from .report import COMPARISON, ERRORS, ROLES, TYPES, comparison, coverage_line, error_rows, measured, role_rows, type_rows
+from .report import (
+    COMPARISON,
+    ERRORS,
+    FAILED,
+    ROLES,
+    SEARCH,
+    TYPES,
+    comparison,
+    coverage_line,
+    error_rows,
+    measured,
+    role_rows,
+    search_line,
+    search_rows,
+    type_rows,
+)
 from .svg import COLOURS, Series, bars, lines
 
 _STYLE = """
@@ -33,7 +48,7 @@ svg{display:block;width:100%;height:auto;max-width:36rem}svg text{font:10px syst
 th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap}
 td.n,th.n{text-align:right}th{color:var(--soft);font-weight:500}
 pre{background:var(--card);border:1px solid var(--grid);border-radius:.5rem;padding:.8rem;overflow-x:auto;font-size:.85rem}
-pre.text{white-space:pre-wrap}summary{cursor:pointer}
+pre.text{white-space:pre-wrap}.bad{color:var(--c3)}summary{cursor:pointer}
 """
 _COLOURS = "".join(
     f".f{i}{{fill:var(--c{i})}}.s{i}{{stroke:var(--c{i});fill:none;stroke-width:1.6}}" for i in range(10)
@@ -45,11 +60,13 @@ def page_text(found: dict[str, Any]) -> str:
     name = found["recipe"]
     body = [
         f"<h1>{escape(name)}</h1>",
+        *_failures(found),
         f'<p class="soft">{escape(found["source"])}. Made {escape(found["made"])} by ggufmill {escape(found["version"])} on '
         f"{escape(found['machine'])}.</p>",
         _tiles(found),
         *_warnings(found),
         _section("Size", [_sizes(found), ("Shares", _table(ROLES, role_rows(found)) + _table(TYPES, type_rows(found)))]),
+        *_search(found),
         *_validation(found),
         *_errors(found),
         *_imatrix(found),
@@ -87,6 +104,11 @@ def _count(n: int) -> str:
     return str(n)
 
 
+def _failures(found: dict[str, Any]) -> list[str]:
+    lines = "".join(f"<li>{escape(failure)}</li>" for failure in found["failures"])
+    return [f'<p class="bad"><b>{FAILED}</b></p><ul class="bad">{lines}</ul>'] if lines else []
+
+
 def _warnings(found: dict[str, Any]) -> list[str]:
     notes = [*found["warnings"], *(found["validation"] or {}).get("notes", [])]
     return [f"<h2>Warnings</h2><ul>{''.join(f'<li>{escape(w)}</li>' for w in notes)}</ul>"] if notes else []
@@ -100,6 +122,14 @@ def _sizes(found: dict[str, Any]) -> tuple[str, str]:
         label = f"{role}: {gib(nbytes)}, {nbytes / found['total_bytes']:.1%}"
         rows.append((label, [(name, types[name] / 2**20) for name in keys if name in types]))
     return "Size by role and type", bars(rows, keys, " MiB")
+
+
+def _search(found: dict[str, Any]) -> list[str]:
+    if found["search"] is None:
+        return []
+    rules = f"<pre>{escape(found['search']['recipe'].rstrip())}</pre>"
+    rest = f"<p>{escape(search_line(found))}</p>{_table(SEARCH, search_rows(found))}"
+    return [_section("Search", [], f"{rest}<details><summary>The recipe that was found</summary>{rules}</details>")]
 
 
 def _validation(found: dict[str, Any]) -> list[str]:

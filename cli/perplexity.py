@@ -1,3 +1,5 @@
+"""`ggufmill perplexity` scores a text."""
+
 from __future__ import annotations
 
 import time
@@ -10,6 +12,7 @@ from . import flags
 from .comparable import comparison_text, origin, origin_lines, read_result, setting_text
 from .console import emit, table, warn
 from .settings import load, run_options
+from .words import decoded
 
 if TYPE_CHECKING:
     from ..runtime.perplexity import Perplexity
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Perplexity and KL divergence on a text")
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("-f", "--file", "text", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("-f", "--file", "text", type=flags.FILE, required=True, help="Text to read.")
 @run_options(n_ctx=512)
 @flags.chunks
 @click.option(
@@ -62,19 +65,18 @@ def command(
 
     before = read_result(earlier) if earlier is not None else None
     data = text.read_bytes()
+    words = decoded(data, text)
     loaded = load(open_source(model), settings)
     base = load(open_source(baseline), settings) if baseline is not None else None
     running = _Running(as_json, base is not None, max(1, loaded.settings.batch // settings["n_ctx"]))
     try:
-        result = perplexity(
-            loaded, data.decode("utf-8", "replace"), n_ctx=settings["n_ctx"], chunks=chunks, on_chunk=running, baseline=base
-        )
+        result = perplexity(loaded, words, n_ctx=settings["n_ctx"], chunks=chunks, on_chunk=running, baseline=base)
     finally:
         running.end()
     warn(result.notes)
-    about = {"about": origin(loaded, full_hash, quiet=as_json), "baseline_about": None}
+    about = {"about": origin(loaded, full_hash), "baseline_about": None}
     if base is not None:
-        about["baseline_about"] = origin(base, full_hash, quiet=as_json)
+        about["baseline_about"] = origin(base, full_hash)
     summary = {
         "model": str(model),
         "text": str(text),
@@ -133,8 +135,9 @@ class _Running:
 
     def _estimate(self, total: int) -> None:
         seconds, together = time.monotonic() - self.began, min(self.together, total)
-        minutes = seconds * total / together / 60
-        left = f"{minutes / 60:.2f} hours" if minutes >= 60 else f"{minutes:.2f} minutes"
+        from .forecast import duration
+
+        left = duration(seconds * total / together)
         click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)
 
     def _say(self, text: str, newline: bool = True) -> None:

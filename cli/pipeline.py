@@ -4,75 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import __version__
 from ..convert import open_source
-from ..formats import TYPES, MillError, PlanError, open_gguf
+from ..convert.outtype import recipe_types
+from ..formats import MillError, PlanError, TensorType, open_gguf
 from ..formats.execute import Result, execute, journal_path, preflight
 from ..formats.plan import Plan
 from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
 from ..quantize.planning import Expected, Importance, plan_quantize
-from ..quantize.recipe import Recipe
-from ..quantize.source import gguf_source, rounded
+from ..quantize.recipe import Recipe, load_recipe
+from ..quantize.source import gguf_source
 from ..quantize.verify import Checked, Verification
 from ..repack.job import plan_repack
 from ..runtime import Model, load_model
-from ..runtime.compare import compare
-from ..runtime.generate import generate
-from ..runtime.perplexity import Perplexity, perplexity
 from .checking import refuse_problems, verified, watch
 from .console import byte_progress, chunk_progress, gib
+from .folder import Folder
+from .measured import save_text
 from .remembered import Memory, key_of
+from .searching import SearchJob
+from .target import recipe_target, recipe_wishes
+from .validation import Validation
+from .words import Words, read_words
 from .writing import protect, warn_replaced
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Where a run keeps what it makes. state.json: stage -> `Done`."""
-
-    path: Path
-    stem: str
-
-    @property
-    def gguf(self) -> Path:
-        return self.path / f"{self.stem}.gguf"
-
-    @property
-    def imatrix(self) -> Path:
-        return self.path / f"{self.stem}.imatrix"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def repacked(self) -> Path:
-        return self.path / f"{self.stem}-repacked.gguf"
-
-    @property
-    def reports(self) -> tuple[Path, Path, Path, Path]:
-        """For programs, for people as Markdown and as a page, and the draft of a model card."""
-        return self.path / "report.json", self.path / "report.md", self.path / "report.html", self.path / "README.md"
-
-
-@dataclass(frozen=True)
-class Words:
-    """A text that a stage reads: its tokens by the source's own tokenizer, and the windows they are cut into."""
-
-    path: Path
-    tokens: np.ndarray
-    n_ctx: int
-    chunks: int | None
-    digest: str
 
 
 class Run:
@@ -97,9 +59,12 @@ class Run:
         stages = recipe.stages
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
-        self.mla_layout = stages.get("convert", {}).get("mla_layout", "ik")
+        self.mla_layout = stages.get("convert", {}).get("mla_layout")
         self.source = open_source(self._model(stages["source"]), mla_layout=self.mla_layout)
-        self.texts = {stage: self._words(stage) for stage in ("imatrix", "validate") if "text" in stages.get(stage, {})}
+        stages_of_text = ("imatrix", "search", "validate")
+        self.texts = {stage: self._words(stage) for stage in stages_of_text if "text" in stages.get(stage, {})}
+        self.target = recipe_target(recipe)
+        self.wishes = recipe_wishes(recipe, self.path.parent, threads=threads)
         self.memory = Memory(folder.state, fresh)
 
     def _model(self, source: dict[str, Any]) -> str | Path:
@@ -118,21 +83,9 @@ class Run:
         return path
 
     def _words(self, stage: str) -> Words:
-        """Reads and tokenises a stage's text. Raises PlanError unless it is UTF-8 and fills a window."""
-        wanted = self.recipe.stages[stage]
-        where, path, n_ctx = f"{self.recipe.name}, [{stage}] text", self._existing(wanted["text"]), wanted.get("ctx", 512)
-        if path.is_dir():
-            raise PlanError(f"{where}: {path} is a folder; give a file")
-        try:
-            text = path.read_text("utf-8")
-        except UnicodeDecodeError as error:
-            raise PlanError(f"{where}: {path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
-        tokenizer = self._source_model.tokenizer
-        tokens = np.asarray(tokenizer.encode(text), np.int64)
-        if len(tokens) < n_ctx:
-            raise PlanError(f"{where}: {path} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer one or less ctx")
-        digest = key_of(hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer.bos if tokenizer.add_bos else None, path.name)
-        return Words(path, tokens, n_ctx, wanted.get("chunks"), digest)
+        wanted, where = self.recipe.stages[stage], f"{self.recipe.name}, [{stage}] text"
+        path = self._existing(wanted["text"])
+        return read_words(where, path, wanted.get("ctx", 512), wanted.get("chunks"), self._source_model.tokenizer)
 
     @cached_property
     def _source_model(self) -> Model:
@@ -167,9 +120,16 @@ class Run:
             return None
         words = self.texts.get("imatrix")
         if words is not None:
-            key = key_of(__version__, self.source.identity, self.mla_layout, words.digest, words.n_ctx, words.chunks)
-            self.memory.stage("imatrix", key, [self.folder.imatrix], lambda: self._collected(words))
+            self.memory.stage("imatrix", self._imatrix_key, [self.folder.imatrix], lambda: self._collected(words))
         return load(self.imatrix_path).fit(self.source, str(self.imatrix_path))
+
+    @cached_property
+    def _imatrix_key(self) -> str:
+        """Of all that decides what is in the imatrix."""
+        words = self.texts.get("imatrix")
+        if words is not None:
+            return key_of(__version__, self.source.identity, self.mla_layout, words.digest, words.n_ctx, words.chunks)
+        return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _collected(self, words: Words) -> dict[str, Any]:
         with chunk_progress("imatrix") as progress:
@@ -195,15 +155,74 @@ class Run:
             return self._importance()
         return Expected({}, Imatrix({}, [words.path.name], 1, words.n_ctx).metadata(self.folder.imatrix.name))
 
+    # -- search
+
+    def _search_job(self, importance: Importance | None, state: Path | None) -> SearchJob:
+        planning = {"split_max_size": self.recipe.split_max_size, "allow_requantize": False, "ignore_imatrix_rules": False}
+        return SearchJob(
+            self.source,
+            importance,
+            self.wishes,
+            fixed=self.recipe.rules,
+            fixed_text=self.recipe.rules_text,
+            state=state,
+            planning=planning,
+        )
+
+    @property
+    def _search_key(self) -> str:
+        wishes, words = self.wishes, self.texts.get("search")
+        types = ",".join(kind.name for kind in wishes.types)
+        measuring = (wishes.rows, wishes.seed, wishes.measurements, wishes.refine, words and words.digest, wishes.n_ctx)
+        made_from = (__version__, self.source.identity, self.mla_layout, self._imatrix_key, self.recipe.split_max_size)
+        return key_of(*made_from, self.target, self.recipe.rules_text, types, wishes.repacked, wishes.chunks, *measuring)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the rules are known: they stand in the recipe, or were found before."""
+        return self.target is None or self.memory.holds("search", self._search_key, [self.folder.found])
+
+    def search(self) -> dict[str, Any] | None:
+        """Finds the rules of a recipe with a target, and leaves them in a file; None for a recipe without one."""
+        if self.target is None:
+            return None
+        target, importance = self.target, self._importance()
+
+        def work() -> dict[str, Any]:
+            if self.fresh:
+                self.folder.measured.unlink(missing_ok=True)
+            result = self._search_job(importance, self.folder.measured).find(target)
+            save_text(self.folder.found, result.text)
+            text = self.wishes.text.name if self.wishes.text is not None else None
+            asked = {"size": target.size, "bits": target.bits, "divergence": target.divergence}
+            said = {
+                "target": target.text,
+                "asked": asked,
+                "tensors": len(result.types),
+                "text": text,
+                "imatrix": importance is not None,
+            }
+            return said | result.figures()
+
+        return self.memory.stage("search", self._search_key, [self.folder.found], work)
+
+    @property
+    def decided(self) -> Recipe:
+        """What the file is quantised by: the recipe, or the one that was found for it."""
+        return load_recipe(self.folder.found) if self.target is not None else self.recipe
+
     # -- quantize
 
     def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None) -> Plan:
+        recipe = self.decided
+        default, rules = recipe_types(self.source, recipe)
         return plan_quantize(
             self.source,
             self.folder.gguf,
-            type=self.recipe.type,
-            rules=self.recipe.rules,
-            recipe_text=self.recipe.text,
+            type=default,
+            rules=rules,
+            recipe_text=recipe.text,
+            allow_requantize="outtype" in recipe.stages.get("convert", {}),
             importance=importance,
             split_max_size=self.recipe.split_max_size,
             nonfinite=replaced,
@@ -211,18 +230,30 @@ class Run:
         )
 
     def check(self) -> Plan:
-        """The preflight: everything that can be known before any work. Returns the plan, exact but for the importance data."""
-        plan = self._plan(self._expected_importance(), None)
-        written = [*self.folder.reports, self.folder.state, self.folder.state.with_suffix(".part")]
-        protect([*written, *[self.folder.imatrix] * ("imatrix" in self.texts)], self.inputs)
+        """The preflight: everything that can be known before any work. Returns the plan, exact but for the importance data; of
+        a recipe with a target whose rules are not found yet, the plan with the smallest types allowed."""
+        importance, room = self._expected_importance(), None
+        made = [self.folder.imatrix] * ("imatrix" in self.texts)
+        made += [self.folder.found, self.folder.measured] if self.target is not None else []
+        protect([*self.folder.reports, self.folder.state, self.folder.state.with_suffix(".part"), *made], self.inputs)
         ours = self.fresh or self.memory.knows("quantize")  # else an existing file is somebody's who never ran this recipe here
-        room = None if "repack" not in self.recipe.stages else 2 * plan.file_bytes
+        if self.target is None or self.is_found:
+            plan = self._plan(importance, None)
+            types = {o.name: [o.type] for o in plan.outputs}
+        else:
+            if self.folder.found.exists() and not (ours or self.memory.knows("search")):
+                raise PlanError(f"{self.folder.found} exists; use --force to replace it")
+            search = self._search_job(importance, None)
+            plan, room = search.least(self.target, self.folder.gguf), search.most(self.target)
+            types = {o.name: [o.type] for o in plan.outputs} | search.options
+        if "repack" in self.recipe.stages:
+            room = 2 * (room or plan.file_bytes)
         preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs, needed=room)
         if "repack" in self.recipe.stages:
             protect([self.folder.repacked], self.inputs)
-            self._check_repack(plan)
-        if "validate" in self.texts:
-            self._check_validation()
+            self._check_repack(types)
+        if self._validation is not None:
+            self._validation.check(self._source_model)
         return plan
 
     def quantize(self) -> Plan:
@@ -257,14 +288,14 @@ class Run:
 
     # -- repack
 
-    def _check_repack(self, plan: Plan) -> None:
-        """Raises PlanError when nothing of the plan's file could be repacked."""
+    def _check_repack(self, types: Mapping[str, Sequence[TensorType]]) -> None:
+        """Raises PlanError when no tensor, as one of the types that it may get, could be repacked."""
         where, pattern = f"{self.recipe.name}, [repack]", self.recipe.stages["repack"].get("pattern", "")
         try:
             search = re.compile(pattern).search
         except re.error as error:
             raise PlanError(f"{where} pattern: {pattern!r} is no regular expression: {error}") from None
-        if not any(o.type.packed is not None and search(o.name) for o in plan.outputs):
+        if not any(search(name) and any(kind.packed is not None for kind in kinds) for name, kinds in types.items()):
             raise PlanError(f"{where}: no tensor of a type with an interleaved form has {pattern!r} in its name")
 
     def repack(self, quantized: Plan) -> Plan:
@@ -302,71 +333,23 @@ class Run:
     # -- validate
 
     @cached_property
-    def _baseline(self) -> Plan:
-        """The baseline is what a file of that type would hold: the source's weights rounded to it, without the file."""
-        name = self.recipe.stages["validate"].get("baseline", "bf16")
-        replaced: list[tuple[str, int]] | None = [] if self.allow_nonfinite else None
-        return plan_quantize(self.source, self.folder.gguf, type=TYPES[name], nonfinite=replaced)
-
-    def _check_validation(self) -> None:
-        where, prompt = f"{self.recipe.name}, [validate]", self.recipe.stages["validate"].get("prompt", "")
-        try:
-            _ = self._baseline
-        except PlanError as error:
-            raise PlanError(f"{where} baseline: {error}") from None
-        length = len(self._source_model.tokenizer.encode(prompt, parse_special=True))
-        if length > self._source_model.n_ctx:
-            raise PlanError(f"{where} prompt: it has {length} tokens, the model holds {self._source_model.n_ctx}")
-
-    def validate(self, plan: Plan) -> dict[str, Any] | None:
-        """Perplexity of baseline and result with the divergence between them, and a text from each; None without [validate]."""
-        wanted, words = self.recipe.stages.get("validate", {}), self.texts.get("validate")
+    def _validation(self) -> Validation | None:
+        words, wanted = self.texts.get("validate"), self.recipe.stages.get("validate", {})
         if words is None:
             return None
-        name, prompt, length = wanted.get("baseline", "bf16"), wanted.get("prompt", ""), wanted.get("n", 64)
+        return Validation(self.recipe.name, wanted, words, self.source, self.allow_nonfinite)
 
-        def work() -> dict[str, Any]:
-            models = {
-                name: load_model(rounded(self.source, self._baseline)),
-                "result": load_model(open_source(plan.files[0].path)),
-            }
-            running: dict[str, list[float | None]] = {"perplexity": [], "baseline_perplexity": [], "kld_mean": []}
-            with chunk_progress("validate") as progress:
+    def validate(self, plan: Plan) -> dict[str, Any] | None:
+        """What `Validation.measure` finds of the plan's file; None without [validate]."""
+        job = self._validation
+        if job is None:
+            return None
+        key = key_of(__version__, plan.fingerprint, *job.settings)
+        return self.memory.stage("validate", key, [], lambda: job.measure(plan))
 
-                def on_chunk(so_far: Perplexity, total: int) -> None:
-                    progress(so_far, total)
-                    for figure, values in running.items():
-                        values.append(getattr(so_far, figure))
-
-                result = perplexity(
-                    models["result"],
-                    words.tokens,
-                    n_ctx=words.n_ctx,
-                    chunks=words.chunks,
-                    on_chunk=on_chunk,
-                    baseline=models[name],
-                )
-            base = self._baseline
-            found: dict[str, Any] = {"baseline": name, "baseline_bytes": base.total_bytes}
-            found |= {"baseline_bits": base.bits_per_weight, **result.as_json(), "running": running}
-            layers = compare(models[name], models["result"], words.tokens, words.n_ctx, chunks=1, weights=None)
-            found["layers"] = [asdict(layer) for layer in layers.layers]
-            if prompt:
-                found["texts"] = {
-                    label: generate(model, prompt, n_predict=length, temp=0).text() for label, model in models.items()
-                }
-            return found
-
-        key = key_of(__version__, plan.fingerprint, words.digest, words.n_ctx, words.chunks, name, prompt, length)
-        return self.memory.stage("validate", key, [], work)
-
-    def judge(self, validation: dict[str, Any] | None) -> list[str]:
+    def judge(self, figures: dict[str, Any] | None) -> list[str]:
         """What exceeds the limits that the recipe sets."""
-        wanted, failures = self.recipe.stages.get("validate", {}), []
-        for limit, figure in (("max_ppl_ratio", "ratio"), ("max_kld", "kld_mean")):
-            if validation is not None and limit in wanted and validation[figure] > wanted[limit]:
-                failures.append(f"{figure} is {validation[figure]:.4f}, the recipe allows {limit} = {wanted[limit]}")
-        return failures
+        return self._validation.failures(figures) if self._validation is not None and figures is not None else []
 
     def settings(self) -> str:
         nbytes = sum(p.stat().st_size for p in self.source.files if p.suffix in (".safetensors", ".gguf"))

@@ -1,3 +1,5 @@
+"""`ggufmill plan` says what goes where in memory."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,16 +21,22 @@ _CACHE = click.Choice(CACHE_TYPES, case_sensitive=False)
 
 @click.command(short_help="What goes where: RAM, GPUs, KV cache, buffers")
 @click.argument("model", type=flags.SourceName())
-@click.option("--ram", metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
-@click.option("--vram", metavar="SIZE,...", help="Memory of each GPU, CUDA0 first (24GiB,24GiB). [default: no GPU]")
+@click.option("--ram", type=flags.SIZE, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
+@click.option("--vram", type=flags.SIZES, metavar="SIZE,...", help="Memory of each GPU (24GiB,24GiB). [default: no GPU]")
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(1), default=32768, show_default=True, help="Context in tokens.")
 @click.option("-ub", "--ubatch-size", "ubatch", type=click.IntRange(1), default=512, show_default=True, help="Tokens per pass.")
-@click.option("-ctk", "--cache-type-k", "cache_k", type=_CACHE, default="f16", show_default=True, help="Type of cached keys.")
-@click.option("-ctv", "--cache-type-v", "cache_v", type=_CACHE, default="f16", show_default=True, help="Type of cached values.")
+@click.option("-ctk", "--cache-type-k", "cache_k", type=_CACHE, help="Type of cached keys. [default: f16]")
+@click.option("-ctv", "--cache-type-v", "cache_v", type=_CACHE, help="Type of cached values. [default: f16]")
+@click.option("-mla", "--mla-use", "mla", type=click.IntRange(0, 3), help="Latent attention's mode. [default: 3]")
 @click.option(
-    "-mla", "--mla-use", "mla", type=click.IntRange(0, 3), default=3, show_default=True, help="Latent attention's mode."
+    "-fa",
+    "--flash-attn",
+    "flash",
+    type=click.Choice(("on", "off")),
+    default="on",
+    show_default=True,
+    help="No scores stored.",
 )
-@click.option("-fa", "--flash-attn", "flash", type=click.Choice(("on", "off")), default="on", show_default=True)
 @click.option("-amb", "--attn-max-batch", "amb", metavar="MiB", type=click.IntRange(1), help="Bound of attention's buffer.")
 @click.option("-ngl", "--n-gpu-layers", "ngl", type=click.IntRange(0), help="Layers on GPUs, the last ones. [default: all]")
 @click.option("-ot", "--override-tensor", "ot", multiple=True, metavar="REGEX=DEVICE,...", help="First match wins.")
@@ -36,13 +44,13 @@ _CACHE = click.Choice(CACHE_TYPES, case_sensitive=False)
 @click.option("--n-cpu-moe", type=click.IntRange(0), help="The experts of the first N layers stay in RAM.")
 @click.option("--recipe", metavar="FILE", help="Recipe that the model is to be quantised by. [default: all are tried]")
 @click.option("--type", "type", type=flags.FILE_TYPE, help="File type for what no rule takes.")
-@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.mla_layout
 @click.option("--tensors", "each", is_flag=True, help="Show every tensor.")
 @flags.as_json
 def command(
     model: str | Path,
-    ram: str | None,
-    vram: str | None,
+    ram: int | None,
+    vram: tuple[int, ...] | None,
     amb: int | None,
     ngl: int | None,
     ot: tuple[str, ...],
@@ -50,7 +58,7 @@ def command(
     n_cpu_moe: int | None,
     recipe: str | None,
     type: TensorType | str | None,
-    mla_layout: str,
+    mla_layout: str | None,
     flash: str,
     each: bool,
     as_json: bool,
@@ -68,12 +76,9 @@ def command(
       ggufmill plan DeepSeek-V3/ --recipe deepseek-v3-iq2_k_r4 --vram 32GiB -ot "blk\\.[3-4]\\.ffn=CUDA0,exps=CPU" --json
     """
     from ..convert import open_source
-    from ..formats.plan import parse_size
     from ..runtime.memory import CPU, Use, experts_to_cpu, parse_overrides
 
-    capacities: dict[str, int | None] = {CPU: parse_size(ram) if ram else None}
-    sizes = [part for part in (vram or "").split(",") if part.strip()]
-    capacities |= {f"CUDA{i}": parse_size(size) for i, size in enumerate(sizes)}
+    capacities: dict[str, int | None] = {CPU: ram, **{f"CUDA{i}": size for i, size in enumerate(vram or ())}}
     overrides = [rule for text in ot for rule in parse_overrides(text)]
     overrides += experts_to_cpu(n_cpu_moe) if n_cpu_moe is not None else []
     overrides += experts_to_cpu() if cpu_moe else []
@@ -144,12 +149,13 @@ class _Planner:
         return _Candidate(label, plan.total_bytes, plan.bits_per_weight, placed, types, bool(dead))
 
     def tried(self) -> list[_Candidate]:
-        """Every shipped recipe whose rules all find something, and every file type, largest first."""
+        """Every shipped recipe whose rules all find something, and every file type, largest first: none larger than the model
+        as it is, nor of its size with other types."""
         from ..quantize import can_encode
         from ..quantize.mixes import default_type, file_types
         from ..recipes import names
 
-        found = []
+        found, as_it_is = [], self.of(None, None)
         for name in names():
             if name.endswith(".txt"):
                 candidate = self.of(name, None)
@@ -162,7 +168,9 @@ class _Planner:
                     found.append(self.of(None, name))
                 except PlanError:
                     continue
-        return sorted(found, key=lambda c: (-c.nbytes, c.label))
+        same = [c for c in found if c.types == as_it_is.types]
+        smaller = [c for c in found if c.nbytes < as_it_is.nbytes]
+        return sorted((same or [as_it_is]) + smaller, key=lambda c: (-c.nbytes, c.label))
 
 
 def _texts(chosen: _Candidate, tried: Sequence[_Candidate], each: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from ..runtime.compare import Comparison
 
 
-def need_matplotlib() -> None:
-    """Raises PlanError without it: to be asked for before the work is done, not after."""
+def check_picture(path: Path) -> None:
+    """Raises PlanError if no picture can be drawn to that file: to be asked before the work is done, not after."""
     try:
         import matplotlib.figure  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
-        raise PlanError('--plot needs matplotlib: pip install "ggufmill[plot]"') from None
+        raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
+    if path.suffix and path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        raise PlanError(f"--plot: {path} is no picture; its name may end in .png, .svg or .pdf")
+    if not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
+        raise PlanError(f"--plot: the folder {path.absolute().parent} is not there, or cannot be written to")
 
 
 def _figure(height: float) -> Any:

@@ -1,3 +1,5 @@
+"""`ggufmill quantize` writes a model in other types."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,9 +10,22 @@ import click
 
 from .. import __version__
 from ..formats import PlanError, TensorType
+from ..formats.execute import preflight
 from ..quantize.choosing import ROLES
 from . import flags
-from .writing import finish
+from .idle import refuse_idle
+from .job import Job, job_options
+from .writing import finish, protect
+
+_TARGET, _IMATRIX, _SHOWN = "a target (--target-size, --target-bpw, --max-kld)", "--imatrix", "--dry-run"
+_NEEDS = {
+    "types": _TARGET,
+    "calibration": _TARGET,
+    "include_weights": _IMATRIX,
+    "exclude_weights": _IMATRIX,
+    "hide_imatrix": _IMATRIX,
+    "no_timing": _SHOWN,
+}
 
 
 def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +40,7 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(cls=flags.ListsTypes, short_help="Quantise a GGUF or a checkpoint by recipe")
 @click.argument("source", type=flags.SourceName())
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=flags.OUT)
 @click.argument("type", type=flags.FILE_TYPE, required=False)
 @click.option(
     "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."
@@ -33,16 +48,14 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--custom-q", "custom_q", multiple=True, metavar="RULES", help="Rules on the command line: regex=type,regex=type,..."
 )
-@click.option(
-    "--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix, GGUF or .dat."
-)
+@flags.imatrix
 @flags.target_size
 @flags.target_bpw
 @flags.max_kld
 @flags.types
 @click.option(
     "--calibration",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=flags.FILE,
     help="Text to measure the tensors' sensitivity on, for --target-size and its like.",
 )
 @click.option("--token-embedding-type", type=flags.TYPE, help="Type of token_embd.weight; beats the rules.")
@@ -62,22 +75,15 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @flags.allow_nonfinite
 @flags.remote
 @flags.delete_source_shards
-@flags.metadata_file
-@click.option("--override-kv", multiple=True, metavar="KEY=TYPE:VALUE", help="Set metadata; TYPE is int, float, bool or str.")
-@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), help="[default: the recipe's, else ik]")
+@flags.metadata
+@flags.mla_layout
 @flags.split_max_size
 @flags.split_max_tensors
 @flags.tensor_first_split
 @flags.keep_split
 @flags.partial_requant
-@flags.verify
-@flags.manifest
-@flags.dry_run
 @click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
-@flags.resume
-@flags.force
-@flags.threads
-@flags.as_json
+@job_options
 def command(
     source: Path | str,
     out: Path,
@@ -85,7 +91,7 @@ def command(
     recipe: str | None,
     custom_q: tuple[str, ...],
     imatrix: Path | None,
-    target_size: str | None,
+    target_size: int | None,
     target_bpw: float | None,
     max_kld: float | None,
     types: str | None,
@@ -100,20 +106,13 @@ def command(
     exclude_weights: tuple[str, ...],
     remote: bool,
     delete_source_shards: bool,
-    metadata_file: Path | None,
-    override_kv: tuple[str, ...],
+    override_kv: dict[str, Any],
     mla_layout: str | None,
     allow_nonfinite: bool,
-    split_max_size: str | None,
+    split_max_size: int | None,
     partial_requant: bool,
-    verify: bool,
-    manifest: bool,
-    dry_run: bool,
     no_timing: bool,
-    resume: bool,
-    force: bool,
-    threads: int | None,
-    as_json: bool,
+    job: Job,
     **options: Any,
 ) -> None:
     """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.
@@ -133,21 +132,21 @@ def command(
       ggufmill quantize Qwen3/ out.gguf --target-size 12G --imatrix qwen3.imatrix --calibration calibration.txt
     """
     from ..convert import open_source
-    from ..convert.card import file_metadata
-    from ..formats.plan import parse_size
+    from ..convert.outtype import recipe_types
     from ..quantize.choosing import Flags
     from ..quantize.planning import plan_quantize
     from ..quantize.prune import parse_layers, pruned
     from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
     from .importance import load_importance
-    from .searching import Wishes, parse_types, recipe_target, search_for
+    from .measured import save_text
+    from .searching import SearchJob
+    from .target import recipe_target, recipe_wishes
 
     path = find(recipe) if recipe is not None else None
     loaded = load_recipe(path) if path is not None else Recipe("", [], "")
-    rules, text = loaded.rules, loaded.text
+    custom, text = parse_rules("\n".join(custom_q), "--custom-q"), loaded.text
     if custom_q:
-        rules = [*parse_rules("\n".join(custom_q), "--custom-q"), *rules]
         text = "\n".join([*custom_q, text]).strip()
     if include_weights and exclude_weights:
         raise PlanError("--include-weights and --exclude-weights exclude each other")
@@ -160,28 +159,48 @@ def command(
         leave_output_tensor,
         extra_output_tensor,
     )
-    layout = mla_layout or loaded.stages.get("convert", {}).get("mla_layout", "ik")
-    is_remote = remote or (dry_run and isinstance(source, str))
+    layout = mla_layout or loaded.stages.get("convert", {}).get("mla_layout")
+    is_remote = remote or (job.dry_run and isinstance(source, str))
     opened = open_source(source, mla_layout=layout, remote=is_remote)
-    given = file_metadata(metadata_file) if metadata_file is not None else {}
-    split_size = None if options["keep_split"] else loaded.split_max_size
-    if split_max_size:
-        split_size = parse_size(split_max_size)
+    if split_max_size is None and not options["keep_split"]:
+        split_max_size = loaded.split_max_size
     importance = None
     if imatrix is not None:
-        importance = load_importance(imatrix, opened, quiet=as_json, include=include_weights, exclude=exclude_weights)
+        importance = load_importance(imatrix, opened, quiet=job.as_json, include=include_weights, exclude=exclude_weights)
     if prune_layers is not None:
         opened, former = pruned(opened, parse_layers(prune_layers))
         importance = importance.renamed(former) if importance is not None else None
-    default = type or loaded.type
+    default, rules = (type, loaded.rules) if type is not None else recipe_types(opened, loaded)
+    rules = [*custom, *rules]
     target = recipe_target(loaded, target_size, target_bpw, max_kld)
+    refuse_idle(_NEEDS, {_TARGET: target is not None, _IMATRIX: imatrix is not None, _SHOWN: job.dry_run})
+    if leave_output_tensor and output_tensor_type is not None:
+        raise click.UsageError("--leave-output-tensor copies what --output-tensor-type would make anew: give one of them")
+    inputs = [p for p in (path, imatrix) if p is not None]
     if target is not None:
         if default is not None or chosen != Flags() or options["pure"]:
             raise PlanError("a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed")
-        given_rules = "\n".join([*custom_q, loaded.rules_text]).strip()
-        wishes = Wishes(parse_types(types), text=calibration, threads=threads)
-        found = search_for(target, opened, importance, wishes, rules, given_rules, None if dry_run else out, quiet=as_json)
-        rules, text = parse_rules(found), found
+        folder = path.parent if path is not None else Path()
+        wishes = recipe_wishes(loaded, folder, types=types, text=calibration, threads=job.threads)
+        recipe_out, state = (out.with_name(out.name + suffix) for suffix in (".recipe.txt", ".state.json"))
+        search = SearchJob(
+            opened,
+            importance,
+            wishes,
+            fixed=rules,
+            fixed_text="\n".join([*custom_q, loaded.rules_text]),
+            state=None if job.dry_run else state,
+            planning={"override_kv": override_kv, "split_max_size": split_max_size, **options, "strict": False},
+        )
+        if not job.dry_run:  # what stands in the way is said before anything is measured
+            inputs += [p for p in (wishes.text,) if p is not None]
+            protect([recipe_out, state], [*opened.files, *inputs])
+            least, needed = search.least(target, out), search.most(target)
+            preflight(least, force=job.force, resume=job.resume, inputs=[*opened.files, *inputs], needed=needed)
+        text = search.find(target).text
+        rules = parse_rules(text)
+        if not job.dry_run:
+            save_text(recipe_out, text)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
@@ -191,8 +210,8 @@ def command(
         recipe_text=text,
         flags=chosen,
         importance=importance,
-        override_kv=given | dict(map(flags.parse_override, override_kv)),
-        split_max_size=split_size,
+        override_kv=override_kv,
+        split_max_size=split_max_size,
         nonfinite=replaced,
         version=__version__,
         **options,
@@ -201,16 +220,10 @@ def command(
         plan,
         "quantize",
         opened,
-        inputs=[p for p in (path, imatrix) if p is not None],
+        job,
+        inputs=inputs,
         replaced=replaced,
         delete_source_shards=delete_source_shards,
         partial_requant=partial_requant,
-        verify=verify,
-        manifest=manifest,
-        dry_run=dry_run,
         timing=not no_timing,
-        resume=resume,
-        force=force,
-        threads=threads,
-        as_json=as_json,
     )

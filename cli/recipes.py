@@ -1,3 +1,5 @@
+"""`ggufmill recipes` lists, shows, checks and explains recipes."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,8 +22,9 @@ def command() -> None:
     """
 
 
-@command.command("list")
-def list_() -> None:
+@command.command("list", short_help="The recipes that come along")
+@flags.as_json
+def list_(as_json: bool) -> None:
     """One line per recipe: its name and its first comment.
 
     Example: ggufmill recipes list
@@ -30,10 +33,11 @@ def list_() -> None:
     for name in names():
         first = find(name).read_text("utf-8").splitlines()[0]
         rows.append((name, first.lstrip("# ") if first.startswith("#") else ""))
-    click.echo(table(("recipe", "what it is"), rows))
+    found = {"recipes": [{"name": name, "about": about} for name, about in rows]}
+    emit(found, as_json, lambda: table(("recipe", "what it is"), rows))
 
 
-@command.command()
+@command.command(short_help="Print a recipe")
 @click.argument("name")
 def show(name: str) -> None:
     """Print a recipe.
@@ -49,14 +53,13 @@ def show(name: str) -> None:
 _default = click.option(
     "--type", "type", type=flags.FILE_TYPE, help="File type for what no rule takes. [default: the recipe's]"
 )
-_imatrix = click.option("--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix.")
 
 
-@command.command()
+@command.command(short_help="Check a recipe, by itself or against a model")
 @click.argument("recipe")
 @click.argument("model", type=flags.SourceName(), required=False)
 @_default
-@_imatrix
+@flags.imatrix
 @click.option("--strict", is_flag=True, help="Exit with 1 if there is anything to warn of.")
 @flags.as_json
 def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **options: Any) -> None:
@@ -87,11 +90,11 @@ def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **o
         raise PlanError(f"--strict: {recipe} has {len(warnings)} warnings")
 
 
-@command.command()
+@command.command(short_help="Which rule takes which tensors, in bytes")
 @click.argument("model", type=flags.SourceName())
 @click.option("--recipe", metavar="FILE", help="The recipe; left out, --type alone counts.")
 @_default
-@_imatrix
+@flags.imatrix
 @flags.as_json
 def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any) -> None:
     """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
@@ -134,26 +137,30 @@ def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any
 def _plan(model: str | Path, recipe: str | None, type: TensorType | str | None, imatrix: Path | None) -> Plan:
     """What `quantize --dry-run` would plan, with importance data taken for granted where none is given."""
     from ..convert import open_source
+    from ..convert.outtype import recipe_types
     from ..quantize.lint import without_imatrix
     from ..quantize.planning import Assumed, plan_quantize
     from ..quantize.recipe import Recipe, load_recipe
     from .importance import load_importance
+    from .target import recipe_target
 
     loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
-    source = open_source(
-        model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout", "ik"), remote=isinstance(model, str)
-    )
+    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=isinstance(model, str))
     importance = load_importance(imatrix, source, quiet=True) if imatrix is not None else Assumed({})
+    default, rules = recipe_types(source, loaded)
     plan = plan_quantize(
         source,
         "out.gguf",
-        type=type or loaded.type,
-        rules=loaded.rules,
+        type=type or default,
+        rules=rules if type is None else loaded.rules,
         recipe_text=loaded.text,
         importance=importance,
         ignore_imatrix_rules=True,
         allow_requantize=True,
     )
+    if recipe_target(loaded) is not None:
+        click.echo(f"note: {loaded.name} has a target: types for what no rule takes are found by `run`, `quantize`", err=True)
+        plan.warnings[:] = [w for w in plan.warnings if not w.startswith("no rule takes")]
     if imatrix is None:
         plan.warnings.extend(without_imatrix(plan))
     return plan

@@ -67,24 +67,35 @@ class Memory:
         self._remember(name, Done(key, self.seconds[name], result, [_made(f) for f in files]))
         return result
 
+    def holds(self, name: str, key: str, files: Sequence[Path]) -> bool:
+        """Whether the stage is done with this key, and its files are as it left them. Says and changes nothing."""
+        known = self._state.get(name)
+        return known is not None and known.result is not None and known.key == key and self._problem(known, files) is None
+
     def _intact(self, name: str, known: Done, files: Sequence[Path]) -> bool:
-        """Whether the files are those that the stage left; says what is wrong with them. Reads only what has a new time."""
+        """Whether the files are those that the stage left; says what is wrong with them."""
+        problem = self._problem(known, files)
+        if problem:
+            click.echo(f"{name}: {problem}; it is made again", err=True)
+        elif problem is None:
+            self._remember(name, known)
+        return problem is None
+
+    @staticmethod
+    def _problem(known: Done, files: Sequence[Path]) -> str | None:
+        """What is wrong with a stage's files: '' if they are others by name. Reads only what has a new time, and notes that."""
         if [made.name for made in known.files] != [f.name for f in files]:
-            return False
+            return ""
         for i, (made, file) in enumerate(zip(known.files, files, strict=True)):
-            problem = ""
             if not file.is_file():
-                problem = "is gone"
-            elif (size := file.stat().st_size) != made.nbytes:
-                problem = f"has {size:,} bytes, not the {made.nbytes:,} that were written"
-            elif file.stat().st_mtime_ns != made.mtime_ns:
+                return f"{file} is gone"
+            if (size := file.stat().st_size) != made.nbytes:
+                return f"{file} has {size:,} bytes, not the {made.nbytes:,} that were written"
+            if file.stat().st_mtime_ns != made.mtime_ns:
                 known.files[i] = _made(file)
-                problem = "has changed since it was written" if known.files[i].xxh3 != made.xxh3 else ""
-            if problem:
-                click.echo(f"{name}: {file} {problem}; it is made again", err=True)
-                return False
-        self._remember(name, known)
-        return True
+                if known.files[i].xxh3 != made.xxh3:
+                    return f"{file} has changed since it was written"
+        return None
 
     def _remember(self, name: str, done: Done) -> None:
         self._state[name] = done
@@ -122,6 +133,10 @@ def _done(entry: dict[str, Any]) -> Done:
     """Raises TypeError or KeyError for what is not a `Done` as JSON."""
     files = [Made(**made) for made in entry["files"]]
     fits = isinstance(entry["key"], str) and isinstance(entry["seconds"], int | float)
-    if not fits or not isinstance(entry["result"], dict | None) or not all(isinstance(m.name, str) for m in files):
+    if not fits or not isinstance(entry["result"], dict | None) or not all(_is_made(m) for m in files):
         raise TypeError
     return Done(entry["key"], entry["seconds"], entry["result"], files)
+
+
+def _is_made(made: Made) -> bool:
+    return all(isinstance(text, str) for text in (made.name, made.xxh3)) and type(made.nbytes) is type(made.mtime_ns) is int

@@ -54,7 +54,10 @@ def short_text(found: dict[str, Any]) -> str:
         parts += [f"{label}: {text!r}" for label, text in v.get("texts", {}).items()]
     else:
         parts.append(f"{gib(found['total_bytes'])}, {found['bits_per_weight']:.3f} bits per weight")
+    if found["search"] is not None:
+        parts.append(table(SEARCH, search_rows(found)))
     places = [("model", f) for f in found["files"]] + [("imatrix", found["imatrix"])] * bool(found["imatrix"])
+    places += [("recipe", found["search"]["path"])] if found["search"] is not None else []
     parts.append("\n".join(f"{what:8} {where}" for what, where in [*places, ("report", found["report"])]))
     parts.append(", ".join(f"{stage} {s:.1f} s" for stage, s in found["seconds"].items()))
     return "\n\n".join(parts)
@@ -83,6 +86,33 @@ def error_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
     return rows
 
 
+def search_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:
+    """Under SEARCH: what the search was asked for and predicted, against what was measured of the file."""
+    s, v = found["search"], found["validation"]
+    asked = {unit: f"at most {s['asked'][unit]:,}" if s["asked"][unit] is not None else "" for unit in s["asked"]}
+    divergence = f"{s['predicted_damage']:.5f}" if s["kld_mean"] is not None else ""  # without a text it is something else
+    rows: list[tuple[object, ...]] = [
+        ("bytes of the file", asked["size"], f"{s['file_bytes']:,}", f"{found['quantized_file_bytes']:,}"),
+        ("bits per weight", asked["bits"], f"{s['bits_per_weight']:.3f}", f"{found['bits_per_weight']:.3f}"),
+    ]
+    if s["kld_mean"] is not None:
+        error = f" +/- {s['kld_error']:.5f}" if s["kld_error"] is not None else ""
+        rows.append((f"KL divergence, {s['text']}", asked["divergence"], divergence, f"{s['kld_mean']:.5f}{error}"))
+    if v is not None and (s["kld_mean"] is None or v["dataset"] != s["text"]):
+        rows.append((f"KL divergence, {v['dataset']}", "", divergence, f"{v['kld_mean']:.5f}"))
+    return rows
+
+
+def search_line(found: dict[str, Any]) -> str:
+    """How the types were found, in a sentence."""
+    s = found["search"]
+    imatrix = "with" if s["imatrix"] else "without"
+    how = f"sensitivity measured on {s['text']}" if s["text"] else "relative errors of all tensors counting alike"
+    return f"Types of {s['tensors']} tensors were searched for, {imatrix} an imatrix, {how}: {Path(s['path']).name}."
+
+
+FAILED = "The result is beyond the limits that the recipe sets:"  # above found["failures"]
+SEARCH = ("", "asked for", "predicted", "measured")
 TYPES, ROLES = ("type", "tensors", "size", "share"), ("role", "types", "size", "share")
 ERRORS = ("type", "tensors", "mean error", "largest")
 
@@ -93,7 +123,11 @@ def report_text(found: dict[str, Any]) -> str:
     lines += ["", f"- {found['source']}", *(f"- result: `{Path(f).name}`" for f in found["files"])]
     if found["imatrix"]:
         lines.append(f"- imatrix: `{Path(found['imatrix']).name}`, {found['imatrix_entries']} entries")
+    if found["failures"]:
+        lines[1:1] = ["", f"**{FAILED}**", "", *(f"- {failure}" for failure in found["failures"])]
     v = found["validation"]
+    if found["search"] is not None:
+        lines += ["", "## Search", "", search_line(found), "", *markdown(SEARCH, search_rows(found))]
     if v is not None:
         lines += ["", "## Validation", "", *markdown(COMPARISON, comparison(found)), "", measured(v)]
         if v.get("layers"):
@@ -113,6 +147,8 @@ def report_text(found: dict[str, Any]) -> str:
         lines += ["", "## Warnings", "", *(f"- {w}" for w in found["warnings"])]
     lines += ["", "## Time", "", *markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in found["seconds"].items()])]
     lines += ["", "## Recipe", "", "```toml", found["rules"].rstrip(), "```", ""]
+    if found["search"] is not None:
+        lines += ["The rules that were found:", "", "```", found["search"]["recipe"].rstrip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -17,18 +17,11 @@ _ROLES = (
     ("embeddings", r"^(token_embd|per_layer_token_embd)"),
     ("output", r"^output"),
 )
-_LAYER = re.compile(r"^blk\.(\d+)\.(.+?)(?:\.weight)?$")
 
 
 def role(name: str) -> str:
     """The first that fits; 'other' for what no pattern knows."""
     return next((label for label, pattern in _ROLES if re.search(pattern, name)), "other")
-
-
-def layer(name: str) -> tuple[int | None, str]:
-    """(3, 'ffn_up') for blk.3.ffn_up.weight; (None, name) outside of the layers."""
-    match = _LAYER.match(name)
-    return (int(match[1]), match[2]) if match else (None, name.removesuffix(".weight"))
 
 
 def sizes(outputs: Iterable[Output]) -> dict[str, dict[str, int]]:

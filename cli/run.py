@@ -1,10 +1,17 @@
+"""`ggufmill run` goes through all the stages of a recipe."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from . import flags
+
+if TYPE_CHECKING:
+    from ..formats.plan import Plan
+    from .pipeline import Run
 
 
 @click.command(short_help="Every stage a recipe names, ending in a report")
@@ -18,7 +25,7 @@ from . import flags
 def command(
     recipe: str, out: Path | None, force: bool, allow_nonfinite: bool, dry_run: bool, threads: int | None, as_json: bool
 ) -> None:
-    """Run every stage that the TOML file RECIPE names: imatrix, quantise, repack, validate; ends in a report.
+    """Run every stage that the TOML file RECIPE names: imatrix, search, quantise, repack, validate; ends in a report.
 
     The folder then holds, beside the model: report.html (one page with plots, nothing outside of it is loaded), report.md,
     report.json, and README.md, the draft of a model card.
@@ -26,51 +33,78 @@ def command(
     Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
     command is given again; a stage whose inputs have not changed is not repeated.
 
+    With target_size = "180G", target_bpw or max_kld under [quantize], types for the tensors that no rule takes are searched for
+    as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,
+    measurements, refine. The recipe that is found lies beside the model, as RECIPE.recipe.txt.
+
     \b
     Examples:
       ggufmill run demo
       ggufmill run my-model.toml -o results --dry-run
     """
-    import json
-
-    from ..formats import MillError, PlanError
     from ..quantize.recipe import load_recipe
     from ..recipes import find
-    from .card import card_text
-    from .findings import report_json
-    from .page import page_text
-    from .pipeline import Folder, Run
-    from .report import report_text, short_text
-    from .writing import show_plan
+    from .folder import Folder
+    from .pipeline import Run
 
     path = find(recipe)
-    loaded = load_recipe(path)
-    if {"target_size", "target_bpw"} & set(loaded.stages.get("quantize", {})):
-        raise PlanError(f"{recipe}: a run needs rules: find them with `ggufmill search`, or use `ggufmill quantize --recipe`")
-    stem = path.stem
-    folder = Folder(out or Path("out") / stem, stem)
-    job = Run(loaded, path, folder, threads=threads, fresh=force, allow_nonfinite=allow_nonfinite)
-    for note in job.source.notes:
-        click.echo(f"note: {note}", err=True)
+    job = Run(
+        load_recipe(path),
+        path,
+        Folder(out or Path("out") / path.stem, path.stem),
+        threads=threads,
+        fresh=force,
+        allow_nonfinite=allow_nonfinite,
+    )
+    if not as_json:
+        for note in job.source.notes:
+            click.echo(f"note: {note}", err=True)
     plan = job.check()
     if dry_run:
+        _show(job, plan, as_json)
+    else:
+        _carry_out(job, plan, as_json)
+
+
+def _show(job: Run, plan: Plan, as_json: bool) -> None:
+    """The plan; of a recipe whose rules are still to be found, what is known of it."""
+    from .writing import show_plan
+
+    if job.target is None:
         show_plan(plan, as_json)
         return
-    for warning in plan.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    found = job.is_found
+    if not found:
+        click.echo(f"note: types for {job.target.text} are still to be found; these are the smallest allowed", err=True)
+    show_plan(plan, as_json, more={"search": {"target": job.target.text, "found": found}})
+
+
+def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
+    """All stages; what they leave in the folder is reported. Raises MillError when the result is beyond the recipe's limits."""
+    from ..formats import MillError
+    from .card import card_text
+    from .console import emit, json_text, warn
+    from .findings import report_json
+    from .page import page_text
+    from .report import report_text, short_text
+
+    if job.target is None:
+        warn(plan.warnings)
     try:
         imatrix = job.imatrix
+        search = job.search()
         quantized = job.quantize()
+        if job.target is not None:
+            warn(quantized.warnings)
         plan = job.repack(quantized)
         verification = job.verify(quantized, plan)
         validation = job.validate(plan)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(job.to_go_on) from None
-    found = report_json(job, plan, imatrix, validation, verification, quantized)
-    texts = (json.dumps(found, indent=1) + "\n", report_text(found), page_text(found), card_text(found))
-    for path, text in zip(folder.reports, texts, strict=True):
-        path.write_text(text, "utf-8")
-    click.echo(json.dumps(found) if as_json else short_text(found))
-    failures = job.judge(validation)
-    if failures:
-        raise MillError("; ".join(failures))
+    found = report_json(job, plan, imatrix, validation, verification, quantized, search)
+    texts = (json_text(found, 1) + "\n", report_text(found), page_text(found), card_text(found))
+    for path, text in zip(job.folder.reports, texts, strict=True):
+        path.write_text(text, "utf-8", "surrogateescape")
+    emit(found, as_json, lambda: short_text(found))
+    if found["failures"]:
+        raise MillError("; ".join(found["failures"]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import click
+
+from . import flags
 
 # option, keyword, type, default, help: llama.cpp's names and defaults
 _OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
@@ -24,17 +25,13 @@ _OPTIONS: tuple[tuple[str, str, Any, Any, str], ...] = (
 def sampling_options(command: Callable) -> Callable:
     """Adds the options and --seed to a command, which gets them as one keyword argument, `sampling`: fields of `Sampling`."""
 
-    @functools.wraps(command)
-    def gathered(**given: Any) -> Any:
-        names = [*(name for _, name, *_ in _OPTIONS), "seed"]
-        return command(**{k: v for k, v in given.items() if k not in names}, sampling={name: given[name] for name in names})
-
     options = [
         click.option(option, name, type=kind, default=default, show_default=True, help=text)
         for option, name, kind, default, text in _OPTIONS
     ]
     options.append(click.option("-s", "--seed", type=click.IntRange(0), help="The same seed gives the same text."))
-    return functools.reduce(lambda function, option: option(function), reversed(options), gathered)
+    names = [*(name for _, name, *_ in _OPTIONS), "seed"]
+    return flags.gathered(options, names, "sampling", dict)(command)
 
 
 def template_option(command: Callable) -> Callable:

@@ -1,37 +1,35 @@
+"""`ggufmill search` finds types for a size."""
+
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from . import flags
+from .idle import refuse_idle
 
-
-def parse_regex(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    try:
-        return re.compile(value) if value is not None else None
-    except re.error as error:
-        raise click.BadParameter(f"{value!r} is not a regular expression ({error})") from None
+_TEXT, _SPLIT = "a text (-f)", "--gpu-size, or --repacked"
+_NEEDS = {"n_ctx": _TEXT, "chunks": _TEXT, "measurements": _TEXT, "refine": _TEXT, "gpu": _SPLIT}
 
 
 @click.command(short_help="Find the best recipe of a given size")
 @click.argument("model", type=flags.SourceName())
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out", type=flags.OUT_FILE)
 @flags.target_size
 @flags.target_bpw
 @flags.max_kld
-@click.option(
-    "-f", "--file", "text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Text to measure sensitivity on."
-)
+@click.option("-f", "--file", "text", type=flags.FILE, help="Text to measure sensitivity on.")
 @flags.ctx
 @click.option("--chunks", type=click.IntRange(1), default=8, show_default=True, help="Windows of the text to read.")
-@click.option("--imatrix", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Importance matrix.")
+@flags.imatrix
 @flags.types
 @click.option("--repacked", is_flag=True, help="Interleaved types (_R4, _R8) where there are such, but for --gpu tensors.")
-@click.option("--gpu", metavar="REGEX", callback=parse_regex, help="Tensors for a GPU: their rows stay plain.")
-@click.option("--gpu-size", metavar="SIZE", help="A budget of their own for --gpu tensors, within the target.")
+@click.option("--gpu", metavar="REGEX", type=flags.REGEX, help="Tensors for a GPU: their rows stay plain.")
+@click.option("--gpu-size", type=flags.SIZE, metavar="SIZE", help="A budget of their own for --gpu tensors, within the target.")
 @click.option("--rules", metavar="FILE", help="A recipe whose rules stay as they are; types are chosen for the other tensors.")
 @click.option("--rows", type=click.IntRange(8), default=64, show_default=True, help="Rows per tensor that errors come from.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Picks the rows.")
@@ -45,22 +43,22 @@ def parse_regex(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option(
     "--refine", type=click.IntRange(0), default=0, show_default=True, help="Rounds of measuring around what is found."
 )
-@click.option("--mla-layout", type=click.Choice(["ik", "mainline", "legacy"]), default="ik", show_default=True)
+@flags.mla_layout
 @flags.threads
 @flags.force
 @flags.as_json
 def command(
     model: str | Path,
     out: Path,
-    target_size: str | None,
+    target_size: int | None,
     target_bpw: float | None,
     max_kld: float | None,
     types: str | None,
     imatrix: Path | None,
     gpu: re.Pattern[str] | None,
-    gpu_size: str | None,
+    gpu_size: int | None,
     rules: str | None,
-    mla_layout: str,
+    mla_layout: str | None,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -79,35 +77,30 @@ def command(
     """
     from ..convert import open_source
     from ..formats import PlanError
-    from ..formats.plan import parse_size
     from ..quantize.recipe import load_recipe
     from ..recipes import find
     from .console import emit
     from .importance import load_importance
-    from .searching import Job, Target, Wishes, command_line, parse_types, save_text
+    from .measured import save_text
+    from .searching import SearchJob, command_line
+    from .target import Target, Wishes, parse_types
     from .writing import histogram_text, protect, totals_text
 
-    target = Target(
-        parse_size(target_size) if target_size else None,
-        target_bpw,
-        max_kld,
-        gpu,
-        parse_size(gpu_size) if gpu_size else None,
-    )
+    refuse_idle(_NEEDS, {_TEXT: options["text"] is not None, _SPLIT: gpu_size is not None or options["repacked"]})
+    target = Target(target_size, target_bpw, max_kld, gpu, gpu_size)
     fixed = load_recipe(find(rules)) if rules is not None else None
     source = open_source(model, mla_layout=mla_layout)
     state = out.with_name(out.name + ".state.json")
     protect([out, state], [*source.files, *(Path(p) for p in (imatrix, options["text"], rules) if p is not None)])
     if out.exists() and not force:
         raise PlanError(f"{out} exists; use --force to replace it")
-    job = Job(
+    job = SearchJob(
         source,
         load_importance(imatrix, source, quiet=as_json) if imatrix is not None else None,
         Wishes(parse_types(types), **options),
         fixed=fixed.rules if fixed is not None else (),
         fixed_text=fixed.rules_text if fixed is not None else "",
         state=state,
-        quiet=as_json,
     )
     result = job.find(target, command_line())
     save_text(out, result.text)
@@ -119,6 +112,7 @@ def command(
             lines.append(
                 f"KL divergence: predicted {result.found.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
             )
-        return "\n\n".join([*lines, f"{out}: ggufmill quantize {model} OUT.gguf --recipe {out}"])
+        given, made = shlex.quote(str(model)), shlex.quote(str(out))
+        return "\n\n".join([*lines, f"{out}: ggufmill quantize {given} OUT.gguf --recipe {made}"])
 
     emit({"out": str(out), "target": target.text, **result.as_json()}, as_json, text)

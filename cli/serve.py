@@ -1,3 +1,5 @@
+"""`ggufmill serve` offers a model over HTTP."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,7 +36,7 @@ from .settings import run_options
 )
 @click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
 @sampling_options
-@run_options()
+@run_options(parallel=True)
 def command(
     model: Path,
     host: str,
@@ -55,6 +57,13 @@ def command(
     /apply-template. Sampling options are defaults that a request can change. What a request shares with an earlier one is not
     computed again. Ctrl-C ends it.
 
+    With --parallel N requests share their steps, which takes less time than one after the other. A text does not depend on its
+    neighbours, but for the last bits of probabilities where weights are of types that only checkpoints have. Between two steps
+    at most -ub tokens of one prompt are read, and never more than 512.
+
+    Functions (tools) are called where the chat template knows them and the form of its model's calls is known; thoughts become
+    reasoning_content ("reasoning_format": "none" leaves them in the text).
+
     \b
     Examples:
       ggufmill serve model-iq4_k.gguf
@@ -64,7 +73,7 @@ def command(
     try:
         from ..runtime.serve import serve
     except ImportError as error:
-        raise click.UsageError(f"serving needs starlette and uvicorn ({error}): pip install 'ggufmill[serve]'") from None
+        raise click.UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
     from ..convert import open_source
     from ..runtime import load_model
     from ..runtime.serve.engine import End

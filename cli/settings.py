@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from . import flags
 
 if TYPE_CHECKING:
     from ..formats import TensorSource
@@ -35,6 +36,12 @@ def _switch(ctx: click.Context, param: click.Parameter, value: str) -> bool:
     return _SWITCH[value]
 
 
+def _alone(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    """Refuses more than the one sequence that all verbs but `serve` work on."""
+    if value is not None and value > 1:
+        raise click.BadParameter("several sequences at once are for `serve`; this works on one")
+
+
 # The keyword that click gives the command -> the field of Settings, and how its value gets there.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "n_ctx": ("n_ctx", int),
@@ -52,7 +59,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def _options(n_ctx: int | None) -> list[Callable[[Callable], Callable]]:
+def _options(n_ctx: int | None, parallel: bool) -> list[Callable[[Callable], Callable]]:
     cache = click.Choice(CACHE_TYPES, case_sensitive=False)
     switch = click.Choice(tuple(_SWITCH), case_sensitive=False)
     window = "Context in tokens." if n_ctx else "Context in tokens. [default: the model's]"
@@ -61,7 +68,6 @@ def _options(n_ctx: int | None) -> list[Callable[[Callable], Callable]]:
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
         click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens taken on together. [default: 2048]"),
         click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
-        click.option("-np", "--parallel", type=click.IntRange(1), help="Sequences served at once. [default: 1]"),
         click.option("-ctk", "--cache-type-k", type=cache, help="Type of the cached keys. [default: f16]"),
         click.option("-ctv", "--cache-type-v", type=cache, help="Type of the cached values. [default: f16]"),
         click.option(
@@ -91,26 +97,28 @@ def _options(n_ctx: int | None) -> list[Callable[[Callable], Callable]]:
             type=Reduction(),
             help="Use N experts per token and more only if they weigh T times the strongest.",
         ),
+        click.option(
+            "-np",
+            "--parallel",
+            type=click.IntRange(1),
+            hidden=not parallel,  # else -np would be read as -n p
+            callback=None if parallel else _alone,
+            help="Sequences served at once. [default: 1]",
+        ),
     ]
 
 
-def run_options(n_ctx: int | None = None) -> Callable[[Callable], Callable]:
+def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> Callable[[Callable], Callable]:
     """Adds all options to a command, which gets them as one keyword argument, `settings`: a dict for load_model.
 
     n_ctx: the command's default; with None, settings["n_ctx"] is only there if it was given. Options that were not given are
-    left out, so that the defaults are those of `Settings`.
+    left out, so that the defaults are those of `Settings`. parallel: the command works on several sequences, -np says how many.
     """
 
-    def decorate(command: Callable) -> Callable:
-        @functools.wraps(command)
-        def gathered(**given: Any) -> Any:
-            values = {key: given.pop(key) for key in _FIELDS}
-            chosen = {_FIELDS[key][0]: _FIELDS[key][1](value) for key, value in values.items() if value is not None}
-            return command(**given, settings=chosen)
+    def chosen(values: dict[str, Any]) -> dict[str, Any]:
+        return {_FIELDS[key][0]: _FIELDS[key][1](value) for key, value in values.items() if value is not None}
 
-        return functools.reduce(lambda function, option: option(function), reversed(_options(n_ctx)), gathered)
-
-    return decorate
+    return flags.gathered(_options(n_ctx, parallel), list(_FIELDS), "settings", chosen)
 
 
 def load(source: TensorSource, settings: dict[str, Any]) -> Model:

@@ -1,3 +1,5 @@
+"""`ggufmill split` makes shards of one file."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,14 +7,15 @@ from pathlib import Path
 import click
 
 from . import flags
-from .writing import show_plan, write
+from .job import Job, job_options
+from .writing import finish
 
 DEFAULT_TENSORS = 128  # as gguf-split
 
 
 @click.command(short_help="Cut a GGUF into several files")
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=flags.OUT)
 @flags.split_max_size
 @click.option(
     "--split-max-tensors",
@@ -20,22 +23,14 @@ DEFAULT_TENSORS = 128  # as gguf-split
     help=f"Split after this many tensors. [default: {DEFAULT_TENSORS}, or no limit]",
 )
 @flags.tensor_first_split
-@flags.dry_run
-@flags.resume
-@flags.force
-@flags.threads
-@flags.as_json
+@job_options
 def command(
     source: Path,
     out: Path,
-    split_max_size: str | None,
+    split_max_size: int | None,
     split_max_tensors: int | None,
     tensor_first_split: bool,
-    dry_run: bool,
-    resume: bool,
-    force: bool,
-    threads: int | None,
-    as_json: bool,
+    job: Job,
 ) -> None:
     """Cut the GGUF SOURCE (one file, or any shard of a split model) into OUT-00001-of-0000N.gguf.
 
@@ -49,7 +44,7 @@ def command(
     """
     from ..formats import open_gguf
     from ..formats.copying import plan_copy
-    from ..formats.plan import parse_size
+    from ..quantize.source import gguf_source
 
     opened = open_gguf(source)
     if split_max_size is None and split_max_tensors is None:
@@ -57,11 +52,8 @@ def command(
     plan = plan_copy(
         opened,
         out,
-        split_max_size=parse_size(split_max_size) if split_max_size else None,
+        split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
     )
-    if dry_run:
-        show_plan(plan, as_json)
-    else:
-        write(plan, "split", opened.paths, threads=threads, resume=resume, force=force, as_json=as_json)
+    finish(plan, "split", gguf_source(opened), job)

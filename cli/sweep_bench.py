@@ -1,3 +1,5 @@
+"""`ggufmill sweep-bench` measures speeds over the depth of the context."""
+
 from __future__ import annotations
 
 import json
@@ -7,9 +9,10 @@ from typing import Any
 
 import click
 
+from . import flags
 from .comparable import setting_text
-from .console import emit
-from .plots import need_matplotlib, plot_sweep
+from .console import emit, progress_bar
+from .plots import plot_sweep
 from .settings import load, run_options
 
 HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), ("T_TG s", 8), ("S_TG t/s", 8))
@@ -21,7 +24,7 @@ HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), (
 @click.option("--pp", type=click.IntRange(1), help="Prompt tokens per step. [default: -ub, or 512]")
 @click.option("-n", "--tg", type=click.IntRange(1), help="Tokens generated per step. [default: a quarter of the prompt's]")
 @click.option("--no-warmup", is_flag=True, help="Measure at once: the first figures then include the compiling of kernels.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the speeds to this file.")
+@flags.plot("the speeds")
 @click.option(
     "-o",
     "--output-format",
@@ -54,16 +57,17 @@ def command(
     from ..runtime.bench import sweep
     from ..runtime.provenance import describe_model, describe_program, describe_settings
 
-    if plot is not None:
-        need_matplotlib()
     loaded = load(open_source(model), settings)
     used, about, rows = describe_settings(loaded), describe_model(loaded), []
     form = "json" if as_json else output_format
-    if form == "md":
-        click.echo(f"n_kv_max = {settings['n_ctx']}, {setting_text(used)}\n")
-        click.echo(_line([f"{name:>{width}}" for name, width in HEADINGS]))
-        click.echo(_line(["-" * (width - 1) + ":" for _, width in HEADINGS]))
-    for depth in sweep(loaded, settings["n_ctx"], pp or settings.get("ubatch", 512), tg, not no_warmup):
+    step = pp or settings.get("ubatch", 512)
+    depths = sweep(loaded, settings["n_ctx"], step, tg, not no_warmup)
+    total = len(range(0, settings["n_ctx"] - max(step, tg or 0) + 1, step))
+    for depth in progress_bar(iterable=depths, total=total, desc="sweep-bench", unit="depth", disable=form != "json"):
+        if form == "md" and not rows:
+            click.echo(f"n_kv_max = {settings['n_ctx']}, {setting_text(used)}\n")
+            click.echo(_line([f"{name:>{width}}" for name, width in HEADINGS]))
+            click.echo(_line(["-" * (width - 1) + ":" for _, width in HEADINGS]))
         rows.append(depth)
         if form == "md":
             values = (depth.t_pp, depth.s_pp, depth.t_tg, depth.s_tg)

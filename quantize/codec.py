@@ -13,6 +13,7 @@ import numpy as np
 from ..formats import TYPES, MillError, PlanError, TensorType
 from ..formats.floats import all_finite
 from ..repack import pack, unpack
+from ..repack.interleave import type_named
 from .importance import guarded
 
 _LINE = 64  # bytes
@@ -117,7 +118,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     row length or row count that it cannot hold, or importance of another width or that is no weight (negative, not finite);
     NonFiniteError for NaN or infinity in x.
     """
-    kind = _lookup(type)
+    kind = type_named(type)
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
@@ -145,7 +146,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     """uint8 [rows, row_bytes] -> float32 [rows, n]; for a repacked type rows have to be whole groups. Raises PlanError."""
-    kind = _lookup(type)
+    kind = type_named(type)
     if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or q.shape[0] % kind.rows:
         raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
     if q.size == 0:
@@ -160,9 +161,3 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
 def _with_codec(kind: TensorType) -> TensorType:
     """The type itself if it has a codec or is plain, else the plain type whose bits it permutes."""
     return kind if kind.base is None or kind.name.lower() in _FAMILY_OF else TYPES[kind.base]
-
-
-def _lookup(name: str) -> TensorType:
-    if name not in TYPES:
-        raise PlanError(f"unknown tensor type {name!r}")
-    return TYPES[name]

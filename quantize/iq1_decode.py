@@ -61,8 +61,10 @@ def level_tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_iq1_s(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, n / 256 * 50] -> float32 [rows, n] (layout: the gguf package's IQ1_S)."""
     return decoder(_decode_s, *level_tables())(q, n)
 
 
 def decode_iq1_m(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, n / 256 * 56] -> float32 [rows, n] (layout: the gguf package's IQ1_M)."""
     return decoder(_decode_m, *level_tables())(q, n)

@@ -116,6 +116,10 @@ def _levels(blocks: np.ndarray) -> np.ndarray:
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 2 + n / 256 * 86].
+
+    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
+    """
     rows, n = x.shape
     v = tamed(guarded(x, importance, BLOCK))
     x, exponents = normalised(x)
@@ -132,6 +136,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n] (spec part B)."""
     blocks = np.ascontiguousarray(q[:, _KIND.row_meta :]).reshape(-1, _KIND.block_bytes)
     d = q[:, : _KIND.row_meta].copy().view("<f2").astype(np.float32)
     scales = (_levels(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)

@@ -137,6 +137,10 @@ def _decode(words, d, blocks_per_row, out):
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 4 + n / 256 * 128].
+
+    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
+    """
     rows, n = x.shape
     v = tamed(guarded(x, importance, BLOCK))
     x, exponents = normalised(x)
@@ -152,6 +156,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n] (spec part B)."""
     d = q[:, : _KIND.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
     words = q[:, _KIND.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
     out = np.empty((len(words), BLOCK), np.float32)

@@ -129,6 +129,7 @@ def half_scales(blocks: np.ndarray, at: int = 0) -> np.ndarray:
 
 
 def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34] (spec D.1), without regard to importance."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["q8_0"].row_bytes(n)), np.uint8)
     _encode_q8_0(x.reshape(-1), out.reshape(-1))

@@ -91,6 +91,7 @@ def _decode(q, units, out):
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 32, and importance float32 [n] or None -> uint8 [rows, n / 32 * 17] (spec part B)."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["mxfp4"].row_bytes(n)), np.uint8)
     _encode(x, as_rows(importance), _UNITS, _INVERSES, out)

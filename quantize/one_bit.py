@@ -57,6 +57,7 @@ def _decode(q, scales, out):
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 128, and importance float32 [n] or None -> uint8 [rows, n / 128 * 18] (spec D.1)."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["q1_0_g128"].row_bytes(n)), np.uint8)
     _encode(x, as_rows(importance), out.reshape(-1, _BYTES))
@@ -64,6 +65,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, n / 128 * 18] -> float32 [rows, n] (spec part B)."""
     blocks = q.reshape(-1, _BYTES)
     out = np.empty((len(blocks), BLOCK), np.float32)
     _decode(blocks, half_scales(blocks), out)

@@ -172,6 +172,10 @@ def _empty(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def encode_rows(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """q8_KV: float32 [rows, n] -> uint8 [rows, 8 + n] (spec D.8), without regard to importance.
+
+    Raises NonFiniteError for NaN or infinity.
+    """
     out = _empty("q8_KV", x)
     if not _encode_rows(x, out, out.view(np.float32), out.view(np.int32)):
         refuse_nonfinite(x)
@@ -179,6 +183,7 @@ def encode_rows(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode_rows(q: np.ndarray, n: int) -> np.ndarray:
+    """q8_KV: uint8 [rows, 8 + n] -> float32 [rows, n] (spec D.8)."""
     out = new_rows(len(q), n)
     _decode_rows(q, out)
     return out

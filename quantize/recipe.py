@@ -6,8 +6,8 @@ case. A TOML recipe carries the same text under `[quantize] rules` and may name 
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +89,7 @@ def _whole(least: int) -> Key:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_size(value: Any) -> bool:
@@ -99,22 +99,50 @@ def _is_size(value: Any) -> bool:
         return False
 
 
+def _is_regex(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and value != "" and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+# What [convert] outtype may be; a file is only written in it where no rule of [quantize] says otherwise.
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")
 _LAYOUTS = ("ik", "mainline", "legacy")
 _TEXT = Key("text", lambda v: isinstance(v, str))
 _NAME = Key("text that is not empty", lambda v: isinstance(v, str) and v != "")
 _WINDOW = _whole(4)
 _COUNT = _whole(1)
+_SIZE = Key("a size such as '180G', or a number of bytes", _is_size)
+_POSITIVE = Key("a number above 0", lambda v: _is_number(v) and v > 0)
 # Stages of a TOML recipe and the keys each may have.
 STAGES: dict[str, dict[str, Key]] = {
     "source": {"model": _NAME, "revision": _NAME},
-    "convert": {"mla_layout": Key("ik, mainline or legacy", lambda v: v in _LAYOUTS)},
+    "convert": {
+        "outtype": Key(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
+        "mla_layout": Key("ik, mainline or legacy", lambda v: v in _LAYOUTS),
+    },
     "imatrix": {"text": _NAME, "ctx": _WINDOW, "chunks": _COUNT, "file": _NAME},
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
-        "target_size": Key("a size such as '180G', or a number of bytes", _is_size),
-        "target_bpw": Key("a number above 0", lambda v: _is_number(v) and v > 0),
-        "split_max_size": Key("a size such as '50G', or a number of bytes", _is_size),
+        "target_size": _SIZE,
+        "target_bpw": _POSITIVE,
+        "max_kld": _POSITIVE,
+        "split_max_size": _SIZE,
+    },
+    "search": {
+        "text": _NAME,
+        "ctx": _WINDOW,
+        "chunks": _COUNT,
+        "types": _NAME,
+        "repacked": Key("true or false", lambda v: isinstance(v, bool)),
+        "gpu": Key("a regular expression", _is_regex),
+        "gpu_size": _SIZE,
+        "rows": _whole(8),
+        "seed": _whole(0),
+        "measurements": _COUNT,
+        "refine": _whole(0),
     },
     "repack": {"pattern": _NAME},
     "validate": {
@@ -124,11 +152,13 @@ STAGES: dict[str, dict[str, Key]] = {
         "baseline": _NAME,
         "prompt": _TEXT,
         "n": _COUNT,
-        "max_ppl_ratio": Key("a number above 0", lambda v: _is_number(v) and v > 0),
+        "max_ppl_ratio": _POSITIVE,
         "max_kld": Key("a number, at least 0", lambda v: _is_number(v) and v >= 0),
     },
     "report": {"base_model": _NAME, "quantized_by": _NAME},
 }
+
+TARGETS = ("target_size", "target_bpw", "max_kld")  # keys of [quantize]: types for what no rule takes are searched for
 
 # Where a rule may end: a type name that is followed by a comma, the line's end or a comment.
 _END = re.compile(r"\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
@@ -228,6 +258,8 @@ def load_recipe(path: str | Path) -> Recipe:
     path = Path(path)
     try:
         text = path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows those that come along") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}") from None
     if path.suffix != ".toml":
@@ -268,8 +300,36 @@ def _check(stages: dict[str, Any], path: Path) -> None:
         idle = [key for key in values if key not in ("text", "file")]
         if idle and "text" not in values:
             raise RecipeError(f"{path}: [{stage}] {idle[0]} needs text = ... beside it, a file to read")
+    if "outtype" in stages.get("convert", {}):
+        given = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)
+        if given is not None:
+            raise RecipeError(f"{path}: [convert] outtype and [quantize] {given} both say what no rule takes is to be")
+    _check_search(stages, path)
     if "baseline" in validate:
         parse_type(validate["baseline"], f"{path}: [validate] baseline")
+
+
+def _check_search(stages: dict[str, Any], path: Path) -> None:
+    """Refuses a target and what goes with it where they contradict each other, or nothing would come of them."""
+    quantize, search = stages.get("quantize", {}), stages.get("search")
+    targets = [key for key in TARGETS if key in quantize]
+    if len(targets) > 1:
+        raise RecipeError(f"{path}: [quantize] has both {targets[0]} and {targets[1]}; give one target")
+    if targets and "type" in quantize:
+        raise RecipeError(f"{path}: [quantize] {targets[0]} leaves no room for type; give rules for what is fixed")
+    if search is None:
+        search = {}
+    elif not targets:
+        raise RecipeError(f"{path}: [search] needs a target: [quantize] {', '.join(TARGETS[:-1])} or {TARGETS[-1]}")
+    idle = [key for key in ("ctx", "chunks", "measurements", "refine") if key in search]
+    if idle and "text" not in search:
+        raise RecipeError(f"{path}: [search] {idle[0]} needs text = ... beside it, a file to read")
+    if "gpu_size" in search and ("gpu" not in search or "max_kld" in quantize):
+        raise RecipeError(f"{path}: [search] gpu_size needs gpu beside it, a regex, and [quantize] target_size or target_bpw")
+    if "max_kld" in quantize and "text" not in search:
+        raise RecipeError(f"{path}: [quantize] max_kld needs [search] text, a file to measure on")
+    if search.get("repacked") and "repack" in stages:
+        raise RecipeError(f"{path}: [search] repacked and [repack] are two ways to the same; give one of them")
 
 
 class Matcher:

@@ -16,14 +16,17 @@ def producer(
     """(start, stop) -> uint8 [stop - start, row_bytes] of the target type.
 
     The cheapest way that changes no bit is taken: a copy when the source holds the type already, a permutation between a type
-    and its repacked twin. importance: float32 [matrices, columns] or None. replaced: takes (tensor name, how many) of weights
-    that are NaN or infinite and were encoded as 0; None: such a weight raises MillError, naming tensor, row and column.
+    and its repacked twin, bf16 at once where the source can give it. importance: float32 [matrices, columns] or None.
+    replaced: takes (tensor name, how many) of weights that are NaN or infinite and were encoded as 0; None: such a weight
+    raises MillError, naming tensor, row and column.
     """
     moved = None
     if tensor.stored is not None and tensor.raw is not None:
         moved = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
         if moved is not None and not target.is_float:
             return moved
+    if target.name == "bf16" and tensor.narrow is not None:
+        moved = tensor.narrow
     _, rows, matrices = dims(tensor.shape)
 
     def produce(start: int, stop: int) -> np.ndarray:

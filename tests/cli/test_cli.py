@@ -80,12 +80,29 @@ REFUSALS = [
     (["quantize", "MODEL", "out.gguf", "q4_kk"], 2, "there is no file type 'q4_kk'; near it are"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--frobnicate"], 2, "No such option"),
     (["quantize", "nothing", "out.gguf"], 2, "does not exist"),
-    (["quantize", "MODEL", "out.gguf", "--recipe", "none.txt"], 1, "none.txt: No such file"),
+    (
+        ["quantize", "MODEL", "out.gguf", "--recipe", "none.txt"],
+        1,
+        "none.txt: No such file or directory; `ggufmill",
+    ),
+    (["quantise", "MODEL", "out.gguf"], 2, "there is no verb 'quantise'; did you mean quantize?"),
+    (["recipes", "shwo"], 2, "Did you mean 'show'?"),
+    (["convert", "junk", "out.gguf"], 2, "junk is a file; give a folder, or hf:OWNER/NAME"),
+    (["convert", ".", "out.gguf"], 1, ". is no checkpoint: it has no config.json"),
+    (["repack", "junk", "out.gguf", "--pattern", "("], 2, "'(' is not a regular expression"),
+    (["compare", "junk", "junk", "--tensors", "("], 2, "'(' is not a regular expression"),
+    (["search", "MODEL", "r.txt", "--gpu", "("], 2, "'(' is not a regular expression"),
+    (["plan", "MODEL", "--ram", "5Q"], 2, "'5Q' is not a size"),
+    (["plan", "MODEL", "--vram", "5G,5Q"], 2, "'5G,5Q' is not a size such as 24GiB"),
+    (["split", "junk", "out", "--split-max-size", "9" * 400 + "G"], 2, "is not a size"),
+    (["generate", "MODEL", "-p", "x", "--top-p", "7"], 2, "7.0 is not in the range"),
+    (["search", "MODEL", "r.txt", "--target-bpw", "nan"], 1, "a target of nan cannot be reached"),
+    (["search", "MODEL", "r.txt", "--target-bpw", "5", "-f", "binary"], 1, "binary is no text: it has a zero byte"),
     (["quantize", "MODEL", "out.gguf", "--custom-q", "ffn=iq9"], 1, "--custom-q, line 1, column 5: there is no tensor type"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--custom-q", "nope=q8_0", "--strict"], 1, "--strict: line 1: nope=q8_0"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--imatrix", "junk"], 1, "junk: not an imatrix"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--override-kv", "a=b"], 2, "is not KEY=TYPE:VALUE"),
-    (["quantize", "MODEL", "out.gguf", "q8_0", "--split-max-size", "5Q"], 1, "'5Q' is not a size"),
+    (["quantize", "MODEL", "out.gguf", "q8_0", "--split-max-size", "5Q"], 2, "'5Q' is not a size"),
     (["quantize", "MODEL", "taken.gguf", "q8_0"], 1, "taken.gguf exists; use --force"),
     (["quantize", "junk", "out.gguf", "q8_0"], 1, "junk is neither a checkpoint folder nor a .gguf file"),
     (["inspect", "taken.gguf"], 1, "not a GGUF file"),
@@ -98,6 +115,7 @@ REFUSALS = [
 def test_refusals_are_one_line_and_leave_nothing(mill, checkpoint, tmp_path, monkeypatch, arguments, code, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.gguf").write_bytes(b"something of the user's that must stay")
+    (tmp_path / "binary").write_bytes(b"text and \0")
     (tmp_path / "junk").write_bytes(b"this is junk of some length, and neither text nor model")
     before = sorted(p.name for p in tmp_path.iterdir())
     got, out, err = mill(*["model" if a == "MODEL" else a for a in arguments])
@@ -106,7 +124,7 @@ def test_refusals_are_one_line_and_leave_nothing(mill, checkpoint, tmp_path, mon
     assert out == ""
     said = [line for line in err.splitlines() if line.strip() and "chunk/s" not in line]
     lines = [line for line in said if not line.startswith(("note:", "warning:", "compiling"))]
-    assert len(lines) == 1 or code == 2
+    assert len(lines) == 1
     assert "Traceback" not in err
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     assert (tmp_path / "taken.gguf").read_bytes().startswith(b"something")

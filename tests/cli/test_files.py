@@ -7,19 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from ggufmill.cli import main
 from ggufmill.formats import open_gguf
-
-
-@pytest.fixture
-def mill(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -158,3 +146,11 @@ def test_inspect_json_is_complete(mill, model):
     assert found["metadata"].keys() == found["metadata_types"].keys() == opened.metadata.keys()
     assert found["metadata_types"]["llama.block_count"] == "uint32"
     assert found["metadata_types"]["general.name"] == "string"
+
+
+def test_hash_never_writes_over_the_model(mill, model, tmp_path):
+    before = model.read_bytes()
+    code, _, err = mill("hash", model, "-o", model)
+    assert code == 1
+    assert "is an input of this job" in err
+    assert model.read_bytes() == before

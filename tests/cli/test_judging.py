@@ -39,7 +39,7 @@ def test_perplexity_prints_running_values_and_the_estimate(mill, files):
     assert running
     assert final
     assert final[1] == running[3]
-    assert re.search(r"seconds per pass of 3 windows, \d+\.\d\d minutes for all 3", err)
+    assert re.search(r"seconds per pass of 3 windows, [\d.]+ (s|min) for all 3", err)
     assert "digest xxh3:" in out
     found = json.loads(mill(*arguments, "--json")[1])
     assert f"{found['perplexity']:.4f}" == final[1]
@@ -173,7 +173,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_work(mill, files, tmp_p
     for arguments in (("sweep-bench", files[1]), ("compare", *files)):
         code, out, err = mill(*arguments, "--plot", tmp_path / "x.png")
         assert code == 1
-        assert 'pip install "ggufmill[plot]"' in err
+        assert "pip install matplotlib" in err
         assert out == ""
 
 

@@ -62,6 +62,19 @@ def test_the_largest_that_fits_is_chosen(plan, header_only_deepseek_v3):
     assert "deepseek-v3-iq4_k_r4.txt" in {c["recipe"] for c in found["candidates"] if not c["fits"]}
 
 
+def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
+    for file_type in ("bf16", "f16"):
+        path = tmp_path / f"{file_type}.gguf"
+        with pytest.raises(SystemExit):
+            main(["convert", str(folder), str(path), "--outtype", file_type])
+        found = json.loads(plan(path, "--json", "-c", 16)[1])
+        assert found["recipe"] == file_type.upper()
+        assert found["total_bytes"] == max(c["total_bytes"] for c in found["candidates"])
+        assert not ({"F32", "BF16", "F16"} - {file_type.upper()}) & {c["recipe"] for c in found["candidates"]}
+        assert "Q8_0" in {c["recipe"] for c in found["candidates"]}
+
+
 def test_where_nothing_fits_the_smallest_is_shown(plan, tiny_llama, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
     code, out, err = plan(folder, "--ram", "10K", "-c", 16)
@@ -82,7 +95,12 @@ def test_a_quantised_file_counts_as_it_is(plan, tiny_llama, write_checkpoint, tm
 
 def test_wrong_usage_is_one_line(plan, tiny_llama, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
-    for arguments, reason in ((("-ot", "exps"), "is not `regex=CPU`"), (("-ot", "exps=CUDA0"), "there is no CUDA0")):
+    for arguments, reason in (
+        (("-ot", "exps"), "is not `regex=CPU`"),
+        (("-ot", "exps=CUDA0"), "there is no CUDA0"),
+        (("-fa", "off", "-ctv", "q8_0"), "need flash attention"),
+        (("-mla", "3"), "-mla 3 has nothing to act on"),
+    ):
         code, _, err = plan(folder, "--type", "q8_0", *arguments)
         assert code == 1
         assert reason in err

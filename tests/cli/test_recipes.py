@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+from ggufmill.convert import open_source
+from ggufmill.quantize.planning import Assumed, plan_quantize
+from ggufmill.quantize.recipe import load_recipe
+from ggufmill.recipes import find, names
+
 DEMO = Path(__file__).parents[2] / "recipes" / "demo"
 
 
@@ -29,3 +34,28 @@ def test_explain_says_who_takes_what(mill):
     assert code == 0
     assert "iq2_xxs needs an imatrix" in out
     assert mill("recipes", "explain", DEMO)[0] == 2
+
+
+def test_a_recipe_with_a_target_leaves_types_open(mill, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[quantize]\ntarget_bpw = 4\nrules = 'token_embd=q8_0'\n")
+    code, out, err = mill("recipes", "lint", recipe, DEMO, "--json", "--strict")
+    assert code == 0, err
+    assert json.loads(out)["warnings"] == []
+    assert "r.toml has a target" in err
+
+
+def test_the_shipped_recipes_are_as_they_should_be(mill, header_only_deepseek_v3):
+    """Each on the headers of the 671 B model it is for; the one warning is what llama-quantize does there too."""
+    listed = json.loads(mill("recipes", "list", "--json")[1])["recipes"]
+    assert [recipe["name"] for recipe in listed] == names()
+    assert all(recipe["about"] for recipe in listed)
+    expected = {"deepseek-r1-q2_k.txt": ["another type than asked for: blk.0.attn_k_b.weight (iq4_nl) and 60 more"]}
+    source, assumed = open_source(header_only_deepseek_v3), Assumed({})
+    for name in names():
+        recipe = load_recipe(find(name))
+        if name.endswith(".txt"):
+            plan = plan_quantize(source, "out.gguf", rules=recipe.rules, importance=assumed, ignore_imatrix_rules=True)
+            warnings = [w for w in plan.warnings if "decides nothing" not in w]  # people give rules to norms too
+            assert warnings == expected.get(name, []), name
+        assert mill("recipes", "lint", name, "--strict")[0] == 0

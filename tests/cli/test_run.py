@@ -145,6 +145,12 @@ def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
     assert "the recipe allows max_kld = 1e-09" in err
     assert (tmp_path / "out/small.gguf").exists()
     assert "KL divergence" in out
+    failure = re.search(r"kld_mean is .*", err)[0]
+    markdown, page, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html", "README.md"))
+    assert markdown.index(failure) < markdown.index("Made 2")
+    assert page.index(f"<li>{failure}</li>") < page.index("Made 2")
+    assert "> **Not fit to be published.**" in card
+    assert card.index(failure) < card.index("A GGUF quantisation of")
 
 
 @pytest.mark.parametrize(
@@ -357,3 +363,23 @@ def test_a_killed_run_goes_on(recipe, tmp_path):
     subprocess.run([*command, str(tmp_path / "out")], check=True, capture_output=True)
     for name in ("small.gguf", "small.imatrix"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
+
+
+def test_a_conversion_alone(tiny_llama, write_checkpoint, tmp_path, capsys):
+    """[convert] outtype is what `convert --outtype` writes, without [quantize] and for what its rules leave."""
+    folder = write_checkpoint(tmp_path / "model", *tiny_llama(num_hidden_layers=1))
+    path = tmp_path / "only.toml"
+    path.write_text("[source]\nmodel = 'model'\n[convert]\nouttype = 'f16'\n")
+    assert run(capsys, path, "-o", tmp_path / "out")[0] == 0
+    made = open_gguf(tmp_path / "out" / "only.gguf")
+    assert {t.type.name for t in made.tensors.values() if len(t.shape) > 1} == {"f16"}
+    path.write_text(path.read_text() + "[quantize]\nrules = 'ffn_up=q8_0'\n")
+    assert run(capsys, path, "-o", tmp_path / "mixed")[0] == 0
+    mixed = open_gguf(tmp_path / "mixed" / "only.gguf")
+    assert mixed.tensors["blk.0.ffn_up.weight"].type.name == "q8_0"
+    assert mixed.tensors["blk.0.ffn_down.weight"].type.name == "f16"
+    path.write_text(f"[source]\nmodel = '{made.path}'\n[convert]\nmla_layout = 'mainline'\n")
+    code, _, err = run(capsys, path, "-o", tmp_path / "again")
+    assert code == 1
+    assert "has the MLA layout it has: another (mainline) is made from the checkpoint" in err
+    assert folder.exists()

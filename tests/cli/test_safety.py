@@ -275,8 +275,6 @@ def test_rows_that_no_type_fits(mill, tmp_path):
 
 def test_verify_finds_damage(job, mill, tmp_path, monkeypatch):
     command, _, _ = job
-    if command[0] == "merge":
-        pytest.skip("merging has no --verify: it copies")
 
     def damages(plan, **options):
         result = execute(plan, **options)
@@ -321,6 +319,18 @@ def test_a_repack_and_a_copy_are_exact(sources, mill, tmp_path):
     code, text, _ = mill("hash", tmp_path / "out.gguf", "--check", found["manifest"])
     assert code == 0
     assert text.count("Ok") == len(found["tensors"]) + 1
+    parts = tmp_path / "parts-00001-of-00002.gguf"
+    for command in (
+        ("split", sources / "whole.gguf", tmp_path / "parts", "--split-max-tensors", 40),
+        ("merge", parts, tmp_path / "merged.gguf"),
+    ):
+        code, text, _ = mill(*command, "--verify", "--manifest", "--json")
+        found = json.loads(text)
+        assert code == 0
+        assert {t["kind"] for t in found["verification"]["tensors"]} == {"copy"}
+        assert found["verification"]["problems"] == []
+        assert mill("hash", found["files"][0]["path"], "--check", found["manifest"])[0] == 0
+    assert (tmp_path / "merged.gguf").read_bytes() == (sources / "whole.gguf").read_bytes()
 
 
 # -- files that are mapped

@@ -5,24 +5,11 @@ import re
 
 import pytest
 
-from ggufmill.cli import main
 from ggufmill.quantize.recipe import load_recipe
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
 TYPES = ("--types", "q4_0,q5_0,q8_0")
-
-
-@pytest.fixture
-def mill(capsys):
-    def call(*arguments):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -128,11 +115,37 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
     assert "remove it" in err
 
 
-def test_a_run_sends_to_search(mill, tmp_path):
-    (tmp_path / "r.toml").write_text(f"[source]\nmodel = '{DEMO}'\n[quantize]\ntarget_bpw = 4.0\n")
-    code, _, err = mill("run", tmp_path / "r.toml", "-o", tmp_path / "out", "--dry-run")
-    assert code == 1
-    assert "ggufmill search" in err
+def test_what_stands_in_the_way_is_said_before_anything_is_measured(mill, llama, tmp_path, monkeypatch):
+    from ggufmill.quantize.damage import Sample
+
+    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("measured"))
+    out = tmp_path / "q.gguf"
+    out.write_bytes(b"of the user")
+    quantize = ("quantize", llama, out, *TYPES)
+    assert "exists; use --force" in mill(*quantize, "--target-bpw", 6)[2]
+    assert "cannot be reached" in mill(*quantize, "--target-bpw", 4, "--force")[2]
+    assert "[search] text" in mill(*quantize, "--max-kld", 0.1, "--force")[2]
+    text = tmp_path / "q.gguf.recipe.txt"
+    text.write_text("attn=q8_0")
+    assert "is an input of this job" in mill(*quantize, "--recipe", text, "--target-bpw", 6, "--force")[2]
+    assert "--gpu-size" in mill("search", llama, tmp_path / "r.txt", "--target-bpw", 6, "--gpu", "attn", "--gpu-size", "1K")[2]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "q.gguf", "q.gguf.recipe.txt"]
+
+
+def test_quantize_takes_the_search_of_a_recipe(mill, llama, tmp_path):
+    (tmp_path / "words.txt").write_text("some words of a text " * 20)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[quantize]\ntarget_bpw = 6.5\n[search]\ntypes = 'q4_0,q5_0,q8_0'\nrows = 8\nseed = 3\n")
+    arguments = ("quantize", llama, tmp_path / "q.gguf", "--recipe", recipe, "--json")
+    found = json.loads(mill(*arguments)[1])
+    assert 6.2 < found["bits_per_weight"] <= 6.5
+    assert set(found["types"]) <= {"q4_0", "q5_0", "q8_0", "f32"}
+    assert "Errors of 8 rows per tensor, seed 3" in (tmp_path / "q.gguf.recipe.txt").read_text()
+    found = json.loads(mill(*arguments, "--target-bpw", 8.6, "--types", "q8_0,q4_0", "--force")[1])
+    assert found["bits_per_weight"] > 8
+    assert set(found["types"]) <= {"q4_0", "q8_0", "f32"}
+    recipe.write_text("[quantize]\ntarget_bpw = 6.5\n[search]\ntext = 'nothing.txt'\n")
+    assert "nothing.txt does not exist" in mill(*arguments, "--force")[2]
 
 
 def test_dry_run_tells_time_and_disk(mill, llama, tmp_path):

@@ -109,4 +109,4 @@ def test_without_the_extra_it_is_told_what_to_install(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(DEMO)])
     assert ended.value.code == 2
-    assert "pip install 'ggufmill[serve]'" in capsys.readouterr().err
+    assert "pip install starlette uvicorn" in capsys.readouterr().err

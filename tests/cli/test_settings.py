@@ -18,7 +18,7 @@ def run():
 
     def invoke(*arguments, n_ctx=None):
         @click.command()
-        @run_options(n_ctx)
+        @run_options(n_ctx, parallel=True)
         @click.argument("model")
         def verb(model, settings):
             click.echo(json.dumps([model, settings]))

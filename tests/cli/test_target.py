@@ -1,0 +1,222 @@
+"""A recipe with a target: `run` finds the rules, and keeps, uses and reports them."""
+
+import json
+import os
+import re
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from ggufmill.formats import open_gguf
+from ggufmill.quantize.recipe import RecipeError, load_recipe
+
+RECIPE = """
+[source]
+model = "m"
+{imatrix}
+[quantize]
+target_bpw = 6.5
+rules = "attn_v=q8_0"
+[search]
+types = "q4_0,q5_0,q8_0"
+rows = 8
+{search}
+{more}
+"""
+TEXT = 'text = "words.txt"\nctx = 32\nchunks = 2\nmeasurements = 4'
+IMATRIX = '[imatrix]\ntext = "words.txt"\nctx = 32\nchunks = 2'
+VALIDATE = '[validate]\ntext = "words.txt"\nctx = 32\nchunks = 2'
+
+
+@pytest.fixture
+def recipe(tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama(hidden_size=64, intermediate_size=96, vocab_size=288)
+    folder = write_checkpoint(tmp_path / "m", config, {name: 0.2 * x for name, x in tensors.items()})
+    tokenizer = Tokenizer(models.BPE())  # of single bytes
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["hello"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (tmp_path / "words.txt").write_text("".join(chr(97 + i * i % 23) for i in range(200)))
+
+    def write(search="", imatrix="", more="", **changes):
+        text = RECIPE.format(search=search, imatrix=imatrix, more=more)
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "r.toml").write_text(text)
+        return tmp_path / "r.toml"
+
+    return write
+
+
+def test_the_search_is_a_stage_like_the_others(mill, recipe, tmp_path):
+    arguments = ("run", recipe(TEXT, IMATRIX, VALIDATE), "-o", tmp_path / "out", "--json")
+    code, text, err = mill(*arguments)
+    assert code == 0, err
+    found = json.loads(text)
+    search, out = found["search"], tmp_path / "out"
+    assert 6.2 < found["bits_per_weight"] <= 6.5
+    assert search["bits_per_weight"] == found["bits_per_weight"]
+    assert search["file_bytes"] == (out / "r.gguf").stat().st_size
+    assert search["asked"] == {"size": None, "bits": 6.5, "divergence": None}
+    assert search["kld_mean"] > 0
+    assert search["predicted_damage"] > 0
+
+    rules = load_recipe(out / "r.recipe.txt")
+    assert rules.text == search["recipe"] == open_gguf(out / "r.gguf").metadata["ggufmill.recipe"]
+    types = {name: t.type.name for name, t in open_gguf(out / "r.gguf").tensors.items()}
+    assert types["blk.0.attn_v.weight"] == "q8_0"  # by the rule that was given
+    assert set(types.values()) == {"f32", "q4_0", "q5_0", "q8_0"}
+    plan = json.loads(mill("quantize", tmp_path / "m", out / "x.gguf", "--recipe", out / "r.recipe.txt", "--dry-run",
+                           "--no-timing", "--json")[1])  # fmt: skip
+    assert {t["name"]: t["type"] for t in plan["tensors"]} == types
+
+    report, page = (out / "report.md").read_text(), (out / "report.html").read_text()
+    assert "## Search" in report
+    assert f"| KL divergence, words.txt |  | {search['predicted_damage']:.5f} | {search['kld_mean']:.5f}" in report
+    assert "<h2>Search</h2>" in page
+    for written in (report, page, (out / "README.md").read_text()):
+        assert "found by ggufmill" in written
+        assert str(tmp_path) not in written
+
+    before = (out / "r.gguf").stat().st_mtime_ns
+    code, text, err = mill(*arguments)
+    assert code == 0
+    assert re.findall(r"(\w+): done before", err) == ["imatrix", "search", "quantize", "verify", "validate"]
+    assert (out / "r.gguf").stat().st_mtime_ns == before
+    dry = mill(*arguments, "--dry-run")
+    assert json.loads(dry[1])["file_bytes"] == search["file_bytes"]
+    assert json.loads(dry[1])["search"] == {"target": "6.5 bits per weight", "found": True}
+
+
+def test_what_changes_makes_the_search_run_again_and_measures_nothing_twice(mill, recipe, tmp_path, monkeypatch):
+    out = ("-o", tmp_path / "out")
+
+    def searched(*arguments, **changes):
+        code, _, err = mill("run", recipe(*arguments, **changes), *out)
+        assert code == 0, err
+        return "search: done before" not in err
+
+    assert searched()
+    assert not searched()
+    with monkeypatch.context() as patch:
+        patch.setattr("ggufmill.quantize.damage.Sample.error", lambda self, kind: pytest.fail("errors were known"))
+        assert searched(**{"target_bpw = 6.5": "target_size = '70K'"})
+        assert (tmp_path / "out" / "r.gguf").stat().st_size <= 70_000
+        assert searched(**{"attn_v=q8_0": "attn_v=q5_0"})
+        assert searched(**{"q4_0,": ""}, **{"6.5": "7"})
+    assert searched(**{"rows = 8": "rows = 16"})
+    assert searched("seed = 1")
+    assert not searched("seed = 1")
+    (tmp_path / "out" / "r.recipe.txt").write_text("# by hand\n.*=q8_0\n")
+    assert searched("seed = 1")
+    assert "by hand" not in (tmp_path / "out" / "r.recipe.txt").read_text()
+
+
+def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
+    from ggufmill.quantize import damage
+
+    known, calls = damage.Sample.error, []
+
+    def interrupted(self, kind):
+        calls.append(kind.name)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return known(self, kind)
+
+    arguments = ("run", recipe(), "-o", tmp_path / "out")
+    monkeypatch.setattr(damage.Sample, "error", interrupted)
+    code, _, err = mill(*arguments)
+    assert code == 1
+    assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command goes on with it"
+    kept = json.loads((tmp_path / "out/r.recipe.txt.state.json").read_text())["errors"]
+    assert kept
+    assert mill(*arguments)[0] == 0
+    whole = json.loads((tmp_path / "out/r.recipe.txt.state.json").read_text())["errors"]
+    assert len(calls) == 12 + sum(map(len, whole.values())) - sum(map(len, kept.values()))
+
+
+def test_a_dry_run_writes_nothing_and_says_what_is_not_known(mill, recipe, tmp_path):
+    code, text, err = mill("run", recipe(TEXT, IMATRIX), "-o", tmp_path / "out", "--dry-run", "--json")
+    plan = json.loads(text)
+    assert code == 0
+    assert plan["search"] == {"target": "6.5 bits per weight", "found": False}
+    assert plan["bits_per_weight"] < 6.5
+    assert "types for 6.5 bits per weight are still to be found" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("search", "more", "changes", "message"),
+    [
+        ("", "", {"6.5": "1.5"}, "1.5 bits per weight cannot be reached"),
+        ("", "", {"q4_0,": "q4_z,"}, "[search] types: there is no tensor type 'q4_z'"),
+        ('text = "none.txt"', "", {}, "none.txt does not exist"),
+        ('text = "m"', "", {}, "is a folder; give a file"),
+        ("", "[repack]\npattern = 'nowhere'", {}, "[repack]: no tensor of a type"),
+        ("gpu = 'nowhere'\ngpu_size = '5K'", "", {}, "'nowhere' finds no tensor"),
+        ("gpu = 'attn'\ngpu_size = '1K'", "", {}, "with the smallest types allowed these tensors take more"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(mill, recipe, tmp_path, search, more, changes, message):
+    code, _, err = mill("run", recipe(search, "", more, **changes), "-o", tmp_path / "out")
+    assert code == 1
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_lies_in_the_folder_is_not_ours(mill, recipe, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "r.recipe.txt").write_text("somebody's")
+    arguments = ("run", recipe(), "-o", out)
+    code, _, err = mill(*arguments)
+    assert code == 1
+    assert "r.recipe.txt exists; use --force" in err
+    assert (out / "r.recipe.txt").read_text() == "somebody's"
+    assert mill(*arguments, "--force")[0] == 0
+    assert mill(*arguments)[0] == 0
+    os.rename(out / "r.recipe.txt", tmp_path / "found.toml")
+    assert "is gone; it is made again" in mill(*arguments)[2]
+
+
+def test_a_divergence_and_interleaved_rows(mill, recipe, tmp_path):
+    target = {"target_bpw = 6.5": "max_kld = 0.001"}
+    code, text, err = mill("run", recipe(f"repacked = true\n{TEXT}", more=VALIDATE, **target), "-o", tmp_path / "out", "--json")
+    assert code == 0, err
+    found = json.loads(text)
+    assert found["search"]["kld_mean"] <= 0.001
+    assert any(name.endswith(("_r4", "_r8")) for name in found["types"])
+    code, text, err = mill("run", recipe(TEXT, **target, more="[repack]"), "-o", tmp_path / "repacked", "--json")
+    assert code == 0, err
+    found = json.loads(text)
+    assert any(name.endswith(("_r4", "_r8")) for name in found["types"])
+    assert not re.search(r"_r\d", found["search"]["recipe"])
+
+
+REFUSED = [
+    ("[quantize]\ntarget_bpw = 4\nmax_kld = 0.1\n", "both target_bpw and max_kld"),
+    ("[quantize]\ntarget_bpw = 4\ntype = 'q8_0'\n", "leaves no room for type"),
+    ("[quantize]\ntype = 'q8_0'\n[search]\nseed = 1\n", "[search] needs a target"),
+    ("[quantize]\nmax_kld = 0.1\n", "max_kld needs [search] text"),
+    ("[quantize]\nmax_kld = 0\n", "max_kld = 0 has to be a number above 0"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nchunks = 8\n", "[search] chunks needs text"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nrefine = 1\n", "[search] refine needs text"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nseed = -1\n", "seed = -1 has to be a whole number, at least 0"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nrows = 4\n", "rows = 4 has to be a whole number, at least 8"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\ngpu = '('\n", "gpu = '(' has to be a regular expression"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\ngpu_size = '5G'\n", "gpu_size needs gpu beside it"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nrepacked = 1\n", "repacked = 1 has to be true or false"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nrepacked = true\n[repack]\n", "two ways to the same"),
+    ("[quantize]\ntarget_bpw = 4\n[search]\nquiet = true\n", "[search] has no key 'quiet'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_recipes_that_contradict_themselves(tmp_path, text, message):
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(tmp_path / "r.toml")
+    assert message in str(error.value)
