@@ -1,23 +1,18 @@
 """Conversations: messages to text by a model's own template, and turns that build on each other.
 
-A template is a program that came with a file from somewhere: it runs in a sandbox and sees plain data only.
+A template is a program that came with a file from somewhere: it runs in a sandbox, in a process of its own, and sees plain
+data only.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.exceptions import SecurityError
-from jinja2.utils import Namespace
-
 from ..formats import MillError, PlanError
+from . import confined
 from .generate import Generation, generate
 from .model import Model
-from .sandbox import Sandbox, limited, narrow, written
 from .templates import BUILT_IN
 from .tokenizer import Tokenizer
 from .vocabulary import Vocabulary
@@ -41,12 +36,7 @@ class ChatTemplate:
     def __init__(self, text: str, specials: Mapping[str, str] | None = None, name: str = "chat template"):
         """specials: variables such as bos_token. Raises PlanError for a template that is not valid."""
         self.text, self.name, self.specials = text, name, dict(specials or {})
-        try:
-            self._template = _environment().from_string(text)
-        except TemplateSyntaxError as error:
-            raise PlanError(f"the {name} is not valid: line {error.lineno}: {error.message}") from None
-        except (TemplateError, RecursionError) as error:
-            raise PlanError(f"the {name} is not valid: {error}") from None
+        self._answer(None)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation.
@@ -56,16 +46,21 @@ class ChatTemplate:
         tools or enable_thinking. Raises PlanError when the template refuses the messages or fails.
         """
         given = {"tools": None, "documents": None, **self.specials, **variables}
-        try:
-            with limited():
-                pieces = self._template.generate(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
-                return written(pieces)
-        except SecurityError as error:
-            raise PlanError(f"the {self.name} does what a template must not: {error}") from None
-        except TemplateError as error:
-            raise PlanError(f"the {self.name} cannot write these messages: {error}") from None
-        except Exception as error:  # whatever its expressions raise
-            raise PlanError(f"the {self.name} cannot write these messages: {type(error).__name__}: {error}") from None
+        return self._answer({"messages": list(messages), "add_generation_prompt": add_generation_prompt, **given})
+
+    def _answer(self, variables: Mapping[str, Any] | None) -> str:
+        """What the template writes; without variables it is only compiled. Raises PlanError."""
+        told = confined.answer(self.text, variables)
+        if "written" in told:
+            return told["written"]
+        kind, said = told["wrong"], told["said"]
+        if kind == "syntax":
+            raise PlanError(f"the {self.name} is not valid: line {told['line']}: {said}")
+        if kind == "refused":
+            raise PlanError(f"the {self.name} does what a template must not: {said}")
+        if variables is None:
+            raise PlanError(f"the {self.name} is not valid: {said}")
+        raise PlanError(f"the {self.name} cannot write these messages: {said if kind == 'template' else f'{kind}: {said}'}")
 
 
 def find_template(metadata: Mapping[str, Any], choice: str | None = None) -> ChatTemplate:
@@ -181,43 +176,3 @@ class Conversation:
         if len(ids) >= self.session.n_ctx:
             raise MillError(f"the message does not fit: {len(ids)} tokens into a context of {self.session.n_ctx} (-c sets it)")
         return ids
-
-
-class _Namespace(Namespace):
-    """jinja2's, without names that begin with an underscore."""
-
-    def __init__(*args: Any, **values: Any) -> None:
-        self, *rest = args
-        for name in dict(*rest, **values):
-            _checked_name(name)
-        Namespace.__init__(self, *rest, **values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        Namespace.__setitem__(self, _checked_name(name), value)
-
-
-def _checked_name(name: str) -> str:
-    if name.startswith("_"):
-        raise SecurityError(f"a name may not begin with an underscore: {name}")
-    return name
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """Not jinja2's, which writes '<' as an escape and sorts keys."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment() -> Sandbox:
-    environment = Sandbox()
-    environment.filters["tojson"] = narrow(_tojson)
-    environment.globals |= {
-        "raise_exception": _raise,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-        "dict": lambda *values, **named: dict(*values, **named),
-        "namespace": _Namespace,
-    }
-    return environment

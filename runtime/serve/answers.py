@@ -95,10 +95,12 @@ class Answer:
             if event is None:
                 yield b": still here\n\n"
             elif isinstance(event, Text):
-                yield _event(replies.piece(event.text, event.drawn))
+                for piece in replies.pieces(event.text, event.drawn):
+                    yield _event(piece)
             else:
                 problem = _problem(event)
-                yield _event(problem.as_json() if problem is not None else replies.last(event))
+                for last in replies.last(event) if problem is None else [problem.as_json()]:
+                    yield _event(last)
                 if problem is None and with_usage:
                     yield _event(replies.used(event))
                 yield b"data: [DONE]\n\n"

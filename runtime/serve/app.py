@@ -24,10 +24,13 @@ from ..sampling import Sampling
 from .about import describe, model_name
 from .answers import Answer, as_json, failed
 from .engine import Engine, checked_length
+from .forms import calls_of, shown, thoughts_of
 from .guard import Guard
+from .history import History
 from .page import page
 from .replies import Replies
 from .requests import Completion, RequestError, parse_chat, parse_completion
+from .speech import Speech
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
@@ -52,7 +55,9 @@ def make_app(
     """
     defaults = {"n_predict": -1, **(options or {})}
     Sampling(**{key: value for key, value in defaults.items() if key != "n_predict"})
-    routes = _Routes(model, engine or Engine(model), _template(model, template), alias or model_name(model), max_body, defaults)
+    own_for_tools = template is None and "tokenizer.chat_template.tool_use" in model.metadata
+    templates = _template(model, template), _template(model, "tool_use" if own_for_tools else template)
+    routes = _Routes(model, engine or Engine(model), templates, alias or model_name(model), max_body, defaults)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -117,12 +122,14 @@ class _Routes:
         self,
         model: Model,
         engine: Engine,
-        template: ChatTemplate | PlanError,
+        templates: tuple[ChatTemplate | PlanError, ChatTemplate | PlanError],
         name: str,
         max_body: int,
         defaults: Mapping[str, Any],
     ):
-        self.model, self.engine, self.template, self.name = model, engine, template, name
+        """templates: for conversations without functions, and with them."""
+        self.model, self.engine, self.name = model, engine, name
+        self.template, *_ = self._histories = [History(t) if isinstance(t, ChatTemplate) else t for t in templates]
         self.max_body, self.defaults = max_body, defaults
         self._tokenizer = model.tokenizer
         self._about, self._since = describe(model), int(time.time())
@@ -141,7 +148,7 @@ class _Routes:
 
     async def props(self, request: Request) -> Response:
         tokens, vocabulary = self._tokenizer.vocabulary.tokens, self._tokenizer.vocabulary
-        template = self.template.text if isinstance(self.template, ChatTemplate) else None
+        template = self.template.text if isinstance(self.template, History) else None
         sampling = {key: value for key, value in self.defaults.items() if key != "seed"}
         return as_json(
             {
@@ -171,8 +178,9 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         wanted = parse_chat(await self._body(request), self.defaults)
-        ids = await run_in_threadpool(lambda: prompt_tokens(self._tokenizer, self._written(wanted)))
-        return await self._answer(request, wanted, ids, chat=True)
+        text = await run_in_threadpool(self._written, wanted)
+        ids = await run_in_threadpool(prompt_tokens, self._tokenizer, text)
+        return await self._answer(request, wanted, ids, self._speech(wanted, text))
 
     async def completion(self, request: Request) -> Response:
         wanted = parse_completion(await self._body(request), self.defaults)
@@ -181,7 +189,7 @@ class _Routes:
             ids = await run_in_threadpool(self._tokenizer.encode, prompt, parse_special=True)
         else:
             ids = self._checked_ids("prompt", prompt or [])
-        return await self._answer(request, wanted, ids, chat=False)
+        return await self._answer(request, wanted, ids)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request)
@@ -220,14 +228,36 @@ class _Routes:
             raise RequestError("the request has to be a JSON object", code="invalid_json")
         return body
 
+    def _history(self, wanted: Completion) -> History:
+        """Raises RequestError when there is no template, or none that knows functions where there are some."""
+        history = self._histories[bool(wanted.tools)]
+        if isinstance(history, PlanError):
+            raise RequestError(str(history), code="no_chat_template")
+        if wanted.tools and not history.tools:
+            message = "the model's chat template does not tell it of functions (--template chooses another)"
+            raise RequestError(message, param="tools", code="unsupported_parameter")
+        return history
+
     def _written(self, wanted: Completion) -> str:
         """The messages as text. Raises RequestError."""
-        if isinstance(self.template, PlanError):
-            raise RequestError(str(self.template), code="no_chat_template")
+        history, tools = self._history(wanted), {"tools": wanted.tools} if wanted.tools else {}
         try:
-            return self.template.render(wanted.messages or [], **wanted.variables)
+            return history.render(wanted.messages or [], {**wanted.variables, **tools})
         except PlanError as error:
             raise RequestError(str(error), param="messages", code="template_error") from None
+
+    def _speech(self, wanted: Completion, text: str) -> Speech:
+        """What tells the parts of the answer to a written conversation apart; the marks of the parts have to be written out."""
+        template = self._history(wanted).text
+        thoughts = thoughts_of(template) if wanted.reasoning else None
+        calls = calls_of(template) if wanted.tools else None
+        marks = [mark for form in (thoughts, calls) if form is not None for mark in form.marks]
+        vocabulary = self._tokenizer.vocabulary
+        special = ((text, id) for text, id, _ in vocabulary.splitting if vocabulary.is_control(id))
+        wanted.options["shown"] = shown(marks, special) if marks else ()
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in wanted.tools}
+        thinking = thoughts is not None and text.rstrip().endswith(thoughts.begin)
+        return Speech(thoughts, calls, functions, thinking)
 
     def _checked_ids(self, name: str, tokens: list[Any]) -> list[int]:
         n = len(self._tokenizer.vocabulary.tokens)
@@ -235,13 +265,15 @@ class _Routes:
             raise RequestError(f"{name} has to hold token ids from 0 to {n - 1}", param=name, code="invalid_value")
         return tokens
 
-    async def _answer(self, request: Request, wanted: Completion, ids: list[int], chat: bool) -> Response:
+    async def _answer(self, request: Request, wanted: Completion, ids: list[int], speech: Speech | None = None) -> Response:
+        """speech: of a chat."""
+        chat = speech is not None
         param = "messages" if chat else "prompt"
         try:
             checked_length(self.model, ids)
         except PlanError as error:
             raise RequestError(str(error), param=param, code="context_length_exceeded") from None
-        replies = Replies(self._tokenizer, self.name, chat, "n_probs" in wanted.options)
+        replies = Replies(self._tokenizer, self.name, chat, "n_probs" in wanted.options, speech)
         shown = [name for name in wanted.ignored if _NAME.fullmatch(name)][:20]
         headers = {"X-Ignored-Fields": ", ".join(shown)} if shown else {}
         answer = Answer(self.engine, ids, wanted.options, request)

@@ -1,15 +1,22 @@
-"""One thread that generates for many: a bounded queue, sessions that are kept so that what repeats is not computed again."""
+"""One thread that generates for many: a bounded queue, sessions that are kept so that what repeats is not computed again.
+
+Whatever asks for one token goes through the model together, so that a step reads each weight once for all. Long prompts are
+read a piece at a time, in turn, between these steps.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
+from ..clock import working_seconds
 from ..generate import Generation, Timings, common_prefix, generate
+from ..kernels.products import FEW
 from ..model import Model, Session
 from ..sampling import Drawn
 
@@ -36,7 +43,7 @@ class End:
     error: Exception | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """Something to be generated.
 
@@ -49,28 +56,33 @@ class Job:
     notify: Callable[[Text | End], None]
     counts: bool = True
     cancelled: bool = False
-    running: Generation | None = None
 
     def cancel(self) -> None:
         """Ends it as soon as the step under way is done, or before it began. From any thread."""
         self.cancelled = True
-        if self.running is not None:
-            self.running.cancel()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
-    """A session and who uses it. used: a count that grows, to tell the one that was idle longest."""
+    """A session that is kept. used: a count that grows, to tell the one that was idle longest."""
 
     session: Session
-    job: Job | None = None
-    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
     used: int = 0
+
+
+@dataclass(eq=False)
+class _Running:
+    """A job at work. since: `working_seconds()` from which on time counts for its next step; sent: of what was drawn."""
+
+    job: Job
+    slot: _Slot
+    generation: Generation
+    since: float
     sent: int = 0
 
 
 class Engine:
-    """Generates on a thread of its own, a piece for each running job in turn."""
+    """Generates on a thread of its own, a step of all running jobs at a time."""
 
     def __init__(self, model: Model, waiting: int = 16, on_end: Callable[[End], None] | None = None):
         """waiting: jobs that may queue up behind the `settings.parallel` running ones; on_end: told of each job that ends."""
@@ -78,6 +90,8 @@ class Engine:
         self.slots = model.settings.parallel
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock, self._open, self._jobs = threading.Lock(), True, set[int]()
+        self._waiting: deque[Job] = deque()  # this and what follows is the thread's own
+        self._running: list[_Running] = []
         self._slots: list[_Slot] = []
         self._count = 0
         self._thread = threading.Thread(target=self._work, name="ggufmill-engine", daemon=True)
@@ -117,39 +131,36 @@ class Engine:
 
     def _work(self) -> None:
         while self._open or self._jobs:
-            running = [slot for slot in self._slots if slot.job is not None]
-            if len(running) < self.slots:
-                try:
-                    job = self._queue.get(block=not running)
-                except queue.Empty:
-                    job = None
-                if job is not None:
-                    self._begin(job)
-                    continue
-            for slot in running:
-                self._step(slot)
-            if not self._open:
-                self._drain()
+            self._fetch(block=not self._running and not self._waiting)
+            for running in [r for r in self._running if r.job.cancelled or not self._open]:
+                self._tell(running, running.generation.cancelled())
+            while self._waiting and len(self._running) < self.slots:
+                self._begin(self._waiting.popleft())
+            self._step()
+
+    def _fetch(self, block: bool) -> None:
+        """Takes over what came into the queue, and ends what waits and is not wanted any more. block: waits for something."""
+        while block or not self._queue.empty():
+            job, block = self._queue.get(), False
+            if job is not None:
+                self._waiting.append(job)
+        for job in [job for job in self._waiting if job.cancelled or not self._open]:
+            self._waiting.remove(job)
+            self._end(job, End("cancelled"))
 
     def _begin(self, job: Job) -> None:
-        if job.cancelled or not self._open:
-            self._end(job, End("cancelled"))
-            return
-        slot = self._slot_for(job.prompt)
-        slot.job, slot.sent = job, 0
+        began, slot = working_seconds(), self._slot_for(job.prompt)
         try:
-            job.running = generate(self.model, job.prompt, session=slot.session, **job.options)
+            generation = generate(self.model, job.prompt, session=slot.session, **job.options)
         except Exception as error:
-            slot.job = None
             self._end(job, End(error=error))
             return
-        if job.cancelled:  # between the look above and now
-            job.running.cancel()
-        slot.pieces = iter(job.running)
+        self._running.append(_Running(job, slot, generation, began))
 
     def _slot_for(self, prompt: list[int]) -> _Slot:
         """The free session that shares most with the prompt; a new one if none shares anything and there may be more."""
-        free = [slot for slot in self._slots if slot.job is None]
+        taken = [running.slot for running in self._running]
+        free = [slot for slot in self._slots if slot not in taken]
         best = max(free, key=lambda s: (common_prefix(s.session.tokens, prompt), -s.used), default=None)
         if best is None or (len(self._slots) < self.slots and common_prefix(best.session.tokens, prompt) < 2):
             best = _Slot(self.model.session())
@@ -158,44 +169,64 @@ class Engine:
         best.used = self._count
         return best
 
-    def _step(self, slot: _Slot) -> None:
-        job = slot.job
-        assert job is not None
-        assert job.running is not None
-        if not self._open:
-            job.running.cancel()
+    def _step(self) -> None:
+        """A token for each job that has read its prompt, and a piece of one prompt."""
+        single = [running for running in self._running if len(running.generation.wanted) == 1]
+        # Not more than FEW: beyond, products are made in another way, and a row's last bits depend on how many there are.
+        for first in range(0, len(single), FEW):
+            self._feed(single[first : first + FEW])
+        reading = next((running for running in self._running if len(running.generation.wanted) > 1), None)
+        if reading is not None:
+            self._running.remove(reading)
+            self._running.append(reading)  # the others' turn
+            self._feed([reading])
+
+    def _feed(self, together: list[_Running]) -> None:
         try:
-            text = next(slot.pieces, None)
+            logits = self.model.feed([(running.slot.session, running.generation.wanted) for running in together])
         except Exception as error:
-            self._slots.remove(slot)  # whatever state its session is in
-            self._end(job, End(error=error))
+            if len(together) == 1:
+                self._fail(together[0], error)
+                return
+            for running in together:  # that only those end whose fault it is
+                self._feed([running])
             return
-        drawn = job.running.drawn[slot.sent :]
-        slot.sent += len(drawn)
-        if text is not None:
-            _tell(job, Text(text, drawn))
-            return
-        slot.job = None
-        self._end(job, End(job.running.reason, drawn, job.running.timings))
+        for running, row in zip(together, logits, strict=True):
+            try:
+                text = running.generation.take(row, running.since)
+            except Exception as error:
+                self._fail(running, error)
+                continue
+            running.since = working_seconds()
+            self._tell(running, text)
+
+    def _tell(self, running: _Running, text: str) -> None:
+        """Hands on what is new of a job: text, its end, or nothing yet."""
+        generation, drawn = running.generation, []
+        if text or not generation.wanted:
+            drawn = generation.drawn[running.sent :]
+            running.sent += len(drawn)
+        if text:
+            _notify(running.job, Text(text, drawn))
+            drawn = []
+        if not generation.wanted:
+            self._running.remove(running)
+            self._end(running.job, End(generation.reason, drawn, generation.timings))
+
+    def _fail(self, running: _Running, error: Exception) -> None:
+        self._running.remove(running)
+        self._slots.remove(running.slot)  # whatever state its session is in
+        self._end(running.job, End(error=error))
 
     def _end(self, job: Job, end: End) -> None:
         with self._lock:
             self._jobs.discard(id(job))
-        _tell(job, end)
+        _notify(job, end)
         if self._on_end is not None and job.counts:
             self._on_end(end)
 
-    def _drain(self) -> None:
-        while True:
-            try:
-                job = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if job is not None:
-                self._end(job, End("cancelled"))
 
-
-def _tell(job: Job, event: Text | End) -> None:
+def _notify(job: Job, event: Text | End) -> None:
     """A listener that is gone must not end the engine."""
     try:
         job.notify(event)

@@ -11,6 +11,7 @@ from ..generate import Timings
 from ..sampling import Drawn
 from ..tokenizer import Tokenizer
 from .engine import End
+from .speech import Speech
 
 Json = dict[str, Any]
 
@@ -47,8 +48,11 @@ def usage(t: Timings) -> Json:
 class Replies:
     """The objects of one answer, which share an id. chat: /v1/chat/completions rather than /v1/completions."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str, chat: bool, probabilities: bool):
+    def __init__(self, tokenizer: Tokenizer, model: str, chat: bool, probabilities: bool, speech: Speech | None = None):
+        """speech: tells the answer's parts apart."""
         self._tokenizer, self._chat, self._probabilities = tokenizer, chat, probabilities
+        self._speech = speech or Speech()
+        self._unsent: list[Drawn] = []
         self._offset = 0
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex[:24]}",
@@ -59,7 +63,8 @@ class Replies:
 
     def whole(self, text: str, drawn: Sequence[Drawn], end: End) -> Json:
         """The answer in one object."""
-        said: Json = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        deltas = self._speech.hear(text) + self._speech.end()
+        said: Json = {"message": _message(deltas)} if self._chat else {"text": text}
         kind = "chat.completion" if self._chat else "text_completion"
         return self._object(kind, said, drawn, end) | {"usage": usage(end.timings), "timings": timings(end.timings)}
 
@@ -67,13 +72,23 @@ class Replies:
         """The first chunk of a stream; there is none for a completion."""
         return self._chunk({"role": "assistant", "content": ""}, ()) if self._chat else None
 
-    def piece(self, text: str, drawn: Sequence[Drawn]) -> Json:
-        """A chunk of text."""
-        return self._chunk({"content": text}, drawn)
+    def pieces(self, text: str, drawn: Sequence[Drawn]) -> list[Json]:
+        """Chunks for a piece of text; none while it is not certain what it is."""
+        self._unsent += drawn
+        return self._chunks(self._speech.hear(text))
 
-    def last(self, end: End) -> Json:
-        """The chunk that says why it ended."""
-        return self._chunk({}, end.drawn, end) | {"timings": timings(end.timings)}
+    def last(self, end: End) -> list[Json]:
+        """What was held back, and the chunk that says why it ended."""
+        chunks = self._chunks(self._speech.end())
+        return [*chunks, self._chunk({}, [*self._unsent, *end.drawn], end) | {"timings": timings(end.timings)}]
+
+    def _chunks(self, deltas: Sequence[Json]) -> list[Json]:
+        """The first of them tells the probabilities of all tokens so far."""
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(delta, self._unsent))
+            self._unsent = []
+        return chunks
 
     def used(self, end: End) -> Json:
         """The chunk after the last, for those who asked for usage."""
@@ -90,6 +105,8 @@ class Replies:
         if self._probabilities and (drawn or end is not None):
             probabilities = {"content": [self._entry(d) for d in drawn]} if self._chat else self._columns(drawn)
         finish = _FINISH[end.reason] if end is not None else None
+        if finish == "stop" and self._speech.called:
+            finish = "tool_calls"
         choice = {"index": 0, **said, "logprobs": probabilities, "finish_reason": finish}
         return {**self._head, "object": kind, "choices": [choice]}
 
@@ -109,3 +126,15 @@ class Replies:
             self._offset += len(token)
         top = [{self._tokenizer.piece(i).decode("utf-8", "replace"): p for i, p in d.top} for d in drawn]
         return {"tokens": tokens, "token_logprobs": [d.logprob for d in drawn], "top_logprobs": top, "text_offset": offsets}
+
+
+def _message(deltas: Sequence[Json]) -> Json:
+    """The message that the chunks of a stream add up to."""
+    texts = {key: "".join(delta.get(key, "") for delta in deltas) for key in ("content", "reasoning_content")}
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    message: Json = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
+    if texts["reasoning_content"]:
+        message["reasoning_content"] = texts["reasoning_content"]
+    if calls:
+        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+    return message

@@ -29,6 +29,8 @@ class Completion:
 
     messages or prompt  one of the two
     options             of `generate`: n_predict, stop, ignore_eos, n_probs and the fields of `Sampling`
+    tools               functions that may be called, as the client described them
+    reasoning           thoughts are told apart from the answer
     variables           what the chat template gets besides
     ignored             names of fields that have no effect here
     """
@@ -38,6 +40,8 @@ class Completion:
     stream: bool = False
     include_usage: bool = False
     options: Json = field(default_factory=dict)
+    tools: list[Json] = field(default_factory=list)
+    reasoning: bool = True
     variables: Json = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
 
@@ -46,7 +50,10 @@ Check = Callable[[str, Any], Any]
 
 
 def _wrong(name: str, what: str, value: Any) -> RequestError:
-    shown = json.dumps(value, default=str)
+    try:
+        shown = json.dumps(value, default=str)
+    except RecursionError:  # it was read a few calls above
+        shown = "that"
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return RequestError(f"{name} has to be {what}, not {shown}", param=name, code="invalid_value")
 
@@ -83,7 +90,7 @@ def _stops(name: str, value: Any) -> list[str]:
 
 
 def _limit(name: str, value: Any) -> int:
-    if value != -1:
+    if type(value) is not int or value != -1:
         _number(1, 1 << 30, whole=True)(name, value)
     return value
 
@@ -128,6 +135,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
 }
 _READ_ELSEWHERE = ("model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "user")
+# Of these some are refused elsewhere, others without effect.
+_CHAT_ONLY = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_format", "reasoning_effort", "chat_template_kwargs")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -136,7 +145,7 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Completi
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", "a list of at least one message", messages)
-    request = _common(body, defaults)
+    request = _common(body, defaults, _CHAT_ONLY)
     request.messages = [_message(i, message) for i, message in enumerate(messages)]
     if body.get("logprobs") is not None and _flag("logprobs", body["logprobs"]):
         top = body.get("top_logprobs")
@@ -145,14 +154,17 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Completi
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
     if body.get("chat_template_kwargs") is not None:
         request.variables = dict(_object("chat_template_kwargs", body["chat_template_kwargs"]))
-        taken = {"messages", "add_generation_prompt"} & request.variables.keys()
+        taken = {"messages", "add_generation_prompt", "tools"} & request.variables.keys()
         if taken:
             raise RequestError(f"chat_template_kwargs cannot set {taken.pop()}", param="chat_template_kwargs")
     if body.get("reasoning_effort") is not None:
         if not isinstance(body["reasoning_effort"], str):
             raise _wrong("reasoning_effort", "a text", body["reasoning_effort"])
         request.variables.setdefault("reasoning_effort", body["reasoning_effort"])
-    request.ignored = [name for name in request.ignored if name not in ("chat_template_kwargs", "reasoning_effort")]
+    request.tools = _tools(body)
+    request.reasoning = _reasoning(body.get("reasoning_format"))
+    if body.get("parallel_tool_calls") is False:
+        request.ignored.append("parallel_tool_calls")
     return request
 
 
@@ -171,10 +183,11 @@ def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Co
     return request
 
 
-def _common(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Completion:
+def _common(body: Mapping[str, Any], defaults: Mapping[str, Any], reads: tuple[str, ...] = ()) -> Completion:
+    """reads: further fields that the caller looks at itself."""
     for name, neutral in _REFUSED.items():
         value = body.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and name not in reads and value not in neutral:
             raise RequestError(f"{name} is not supported", param=name, code="unsupported_parameter")
     if body.get("model") is not None and not isinstance(body["model"], str):
         raise _wrong("model", "a text", body["model"])
@@ -186,13 +199,38 @@ def _common(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Completion:
     if options.get("top_p") == 0:  # only the most probable token is then left
         options |= {"top_p": 1.0, "top_k": 1}
     streams = _object("stream_options", body.get("stream_options") or {})
-    known = {*_OPTIONS, *_REFUSED, *_READ_ELSEWHERE}
+    known = {*_OPTIONS, *_REFUSED, *_READ_ELSEWHERE, *reads}
     return Completion(
         stream=_flag("stream", body.get("stream") or False),
         include_usage=_flag("stream_options.include_usage", streams.get("include_usage") or False),
         options=options,
         ignored=[name for name in body if name not in known],
     )
+
+
+def _tools(body: Mapping[str, Any]) -> list[Json]:
+    """Functions that may be called; none with tool_choice 'none'."""
+    choice = body.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        message = "tool_choice can be none or auto: a model cannot be made to call a function here"
+        raise RequestError(message, param="tool_choice", code="unsupported_parameter")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise _wrong("tools", "a list", tools)
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _wrong(f"tools[{i}]", 'like {"type": "function", "function": {"name": ...}}', tool)
+        if not isinstance(function.get("parameters", {}), dict):
+            raise _wrong(f"tools[{i}].function.parameters", "an object", function["parameters"])
+    return [] if choice == "none" else tools
+
+
+def _reasoning(value: Any) -> bool:
+    formats = {None: True, "auto": True, "deepseek": True, "none": False}
+    if not isinstance(value, str | None) or value not in formats:
+        raise _wrong("reasoning_format", "auto, deepseek or none", value)
+    return formats[value]
 
 
 def _message(number: int, message: Any) -> Json:
@@ -209,7 +247,21 @@ def _message(number: int, message: Any) -> Json:
         content = ""
     if not isinstance(content, str):
         raise _wrong(f"{where}.content", "a text or a list of parts", content)
-    return {**message, "role": "system" if role == "developer" else role, "content": content}
+    checked = {**message, "role": "system" if role == "developer" else role, "content": content}
+    calls = checked.pop("tool_calls", None)
+    return {**checked, "tool_calls": _past_calls(f"{where}.tool_calls", calls)} if calls else checked
+
+
+def _past_calls(where: str, calls: Any) -> list[Json]:
+    if not isinstance(calls, list):
+        raise _wrong(where, "a list", calls)
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
+            raise _wrong(
+                f"{where}[{i}]", 'like {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}', call
+            )
+    return calls
 
 
 def _part(where: str, part: Any) -> str:

@@ -135,7 +135,12 @@ def test_errors(client):
     assert error(max_tokens=0).param == "max_tokens"
     assert error(stop=[1]).param == "stop"
     assert error(n=2).code == "unsupported_parameter"
-    assert error(tools=[{"type": "function"}]).param == "tools"
+    tool = {"type": "function", "function": {"name": "f"}}
+    refused = error(tools=[tool])
+    assert (refused.param, refused.code) == ("tools", "unsupported_parameter")
+    assert "chat template does not tell it of functions" in refused.message
+    assert error(tools=[tool, {"type": "function"}]).param == "tools[1]"
+    assert error(tools=[tool], tool_choice="required").code == "unsupported_parameter"
     assert error(messages=[]).param == "messages"
     assert error(messages=[{"role": "king", "content": ""}]).param == "messages[0].role"
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
