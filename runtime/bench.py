@@ -71,13 +71,19 @@ class Runner:
 
     def prompt(self, cache: KVCache, n: int) -> None:
         """Reads n tokens and computes the logits after the last."""
-        hidden = self.model.hidden([(cache, self._random.integers(0, self._top, n))])[0]
-        self.model.head(hidden[-1:])
+        self._read(cache, self._tokens(n))
 
     def generate(self, cache: KVCache, n: int) -> None:
         """n tokens one by one, with the logits after each."""
-        for _ in range(n):
-            self.prompt(cache, 1)
+        tokens = self._tokens(n)
+        for i in range(n):
+            self._read(cache, tokens[i : i + 1])
+
+    def _tokens(self, n: int) -> np.ndarray:
+        return self._random.integers(0, self._top, n)
+
+    def _read(self, cache: KVCache, tokens: np.ndarray) -> None:
+        self.model.head(self.model.hidden([(cache, tokens)])[0][-1:])
 
     def seconds(self, case: Case) -> float:
         """One repetition."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..formats import FormatError, PlanError
-from .feedforward import Activation, FusedFeedForward, GatedFeedForward, PlainFeedForward, gelu, silu_times
+from .feedforward import Activation, FusedFeedForward, GatedFeedForward, PlainFeedForward, gelu_times, silu_times
 from .hyper import Hyper
 from .moe import SIGMOID, SOFTMAX, GatedShare, MixtureOfExperts, Router
 from .weights import WeightStore
@@ -16,7 +16,7 @@ FeedForward = Callable[[np.ndarray], np.ndarray]
 
 
 def feed_forward(
-    store: WeightStore, hyper: Hyper, layer: int, activation: Activation = silu_times, ungated: FeedForward = gelu
+    store: WeightStore, hyper: Hyper, layer: int, activation: Activation = silu_times, ungated: Activation = gelu_times
 ) -> FeedForward:
     """Experts where the layer has a router (ffn_gate_inp), a gated block where it has a gate (ffn_gate, or in ffn_up).
 

@@ -89,6 +89,7 @@ class KVCache:
         # uint8 [heads, tokens, row bytes], and what `rows` says of them
         self._rows = [{name: _new(part, 0) for name, part in parts.items()} for _ in range(n_layers)]
         self._places: list[dict[str, Rows]] = [{} for _ in range(n_layers)]
+        self._table, self._table_end = np.zeros((0, 0, 3), np.int64), 0
 
     def room_for(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
@@ -106,10 +107,20 @@ class KVCache:
             grown[:, : self.length] = store[:, : self.length]
             self._rows[layer][name] = store = grown
             self._places[layer].pop(name, None)
+            self._table_end = 0
         place = self._places[layer].get(name)
         if place is None:
             place = self._places[layer][name] = Rows.of(store, KINDS[self.parts[name].type])
         return place
+
+    def table(self, new: int) -> np.ndarray:
+        """What `rows` says of all layers and names, int64 [layers, names, 3]: address, bytes of a row and of a head's rows. The
+        same array for as long as it says the same."""
+        if self.length + new > self._table_end:
+            rows = [self.rows(layer, name, new) for layer in range(self.n_layers) for name in self.parts]
+            places = np.array([(place.address, place.row_bytes, place.head_bytes) for place in rows], np.int64)
+            self._table, self._table_end = places.reshape(self.n_layers, -1, 3), min(place.owner.shape[1] for place in rows)
+        return self._table
 
     def put(self, layer: int, name: str, rows: np.ndarray) -> Task | None:
         """Has the rows of this pass written, float32 [n, heads, width]: at once, or by the task that is returned.
@@ -123,7 +134,7 @@ class KVCache:
             address = place.address + self.length * place.row_bytes
             fields = (rows.ctypes.data, address, place.kind, n, part.heads, part.width, place.row_bytes, place.head_bytes)
             return Task(keep.address, np.array(fields, np.int64), -(-n // ROWS_AT_ONCE), (rows, place.owner))
-        bytes_ = _encoded(rows.reshape(n * part.heads, part.width), part.type)
+        bytes_ = encoded(rows.reshape(n * part.heads, part.width), part.type)
         place.owner[:, self.length : self.length + n] = bytes_.reshape(n, part.heads, -1).transpose(1, 0, 2)
         return None
 
@@ -173,7 +184,7 @@ def _new(part: Part, tokens: int) -> np.ndarray:
     return whole[start : start + size].reshape(part.heads, tokens, part.row_bytes)
 
 
-def _encoded(rows: np.ndarray, type_name: str) -> np.ndarray:
+def encoded(rows: np.ndarray, type_name: str) -> np.ndarray:
     """encode, but rows with NaN or infinity are kept for others to find: all bits set are NaN in every type's scale."""
     try:
         return encode(rows, type_name)

@@ -10,11 +10,14 @@ import numpy as np
 from .attention import Span, causal_attention
 from .cache import KVCache, Rows, Task
 from .flash import Segment, attend, run_tasks
+from .kernels.flash_shared import Shared
+from .kernels.small import add_part, add_rows
 from .norms import Norm
 from .rope import Rope
 from .threads import Workers, one_blas_thread
 from .weights import Linear, WeightStore
 
+ADDED = 1 << 16  # numbers from which on a sum is shared out: some ten microseconds
 SCORES_BYTES = 2 << 20  # scores that a thread has in hand: about what its own cache holds
 
 
@@ -23,7 +26,7 @@ class Settings:
     """How a model is run; every field can be given to `load_model` by name.
 
     n_ctx             tokens a session may hold; None: the context length that the model was trained for
-    cache_bytes       decoded float32 weights kept in memory
+    cache_bytes       decoded float32 weights kept in memory; None: 4 GiB, or a quarter of what is free if that is less
     threads           cores used; None: all that the process may use
     batch             tokens of several sequences taken on together
     ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
@@ -42,7 +45,7 @@ class Settings:
     """
 
     n_ctx: int | None = None
-    cache_bytes: int = 4 << 30
+    cache_bytes: int | None = None
     threads: int | None = None
     batch: int = 2048
     ubatch: int = 2048
@@ -152,13 +155,34 @@ class Step:
             self._plain(q[at], keys, values, out[at], span)
         return out.reshape(len(q), -1)
 
-    def over(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, span: Span, workers: Workers) -> None:
+    def over(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        span: Span,
+        workers: Workers,
+        shared: Shared | None = None,
+        shared_out: np.ndarray | None = None,
+    ) -> None:
         """Attention of q [n, heads, width] over k [heads, m, width] and v [heads, m, value width], rows filled up to a multiple
-        of sixteen numbers with zeros, into out [n, heads, value width]: float32, C-contiguous, m >= n."""
+        of sixteen numbers with zeros, into out [n, heads, value width]: float32, C-contiguous, m >= n.
+
+        shared: m values more, the same for all heads, that are weighed into shared_out (see flash.Segment).
+        """
         if self.flash:
-            attend([Segment(q, Rows.of(k), Rows.of(v), k.shape[1] - len(q), out)], len(k), span, workers)
-        else:
-            self._plain(q, k[..., : q.shape[2]], v[..., : out.shape[2]], out, span)
+            segment = Segment(q, Rows.of(k), Rows.of(v), k.shape[1] - len(q), out, shared, shared_out)
+            attend([segment], len(k), span, workers)
+            return
+        self._plain(q, k[..., : q.shape[2]], v[..., : out.shape[2]], out, span)
+        if shared is not None and shared_out is not None:
+            values = np.broadcast_to(shared.rows, (len(k), *shared.rows.shape))
+            squares = shared_out.dtype == np.float64
+            weighed = np.empty((len(q), len(k), shared.width), np.float32) if squares else shared_out
+            self._plain(q, k[..., : q.shape[2]], values, weighed, span)
+            if squares:
+                np.einsum("nhr,nhr->hr", weighed, weighed, dtype=np.float64, out=shared_out)
 
     def _plain(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray, span: Span) -> None:
         n, heads, width = q.shape
@@ -243,39 +267,51 @@ class Decoder:
 
         Returns the normalised output of the last layer, float32 [n, n_embd]; the caches then hold the tokens.
         """
-        segments, positions, row = [], [], 0
         for cache, count in caches:
             cache.room_for(count)
-            segments.append((cache, slice(row, row + count)))
-            positions.append(np.arange(cache.length, cache.length + count))
-            row += count
-        settings = self.settings
-        scores_bytes = min(settings.attention_bytes, SCORES_BYTES)
-        step = Step(segments, np.concatenate(positions), self.store.workers, settings.flash, scores_bytes)
         # NaN and infinity are looked for in the results, not reported by the hardware.
-        with one_blas_thread(), np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
             x = self.embedding.lookup(tokens)
             self.store.check(self.embedding.name, x)
             if self.embedding_scale != 1:
                 x *= np.float32(self.embedding_scale)
             if self.single is None or len(tokens) != 1 or not self.single(x, caches[0][0]):
-                x = self._through_layers(x, step)
+                with one_blas_thread():
+                    x = self._through_layers(x, self._step(caches))
             x = self.norm(x)
         for cache, count in caches:
             cache.commit(count)
         return x
 
+    def _step(self, caches: list[tuple[KVCache, int]]) -> Step:
+        segments, positions, row = [], [], 0
+        for cache, count in caches:
+            segments.append((cache, slice(row, row + count)))
+            positions.append(np.arange(cache.length, cache.length + count))
+            row += count
+        settings = self.settings
+        scores_bytes = min(settings.attention_bytes, SCORES_BYTES)
+        return Step(segments, np.concatenate(positions), self.store.workers, settings.flash, scores_bytes)
+
     def _through_layers(self, x: np.ndarray, step: Step) -> np.ndarray:
         for number, block in enumerate(self.blocks):
             attended = block.attended(x, step)
             fed_forward = block.fed_forward(x) if block.parallel else None
-            x += attended
+            self._add(x, attended)
             self.store.check(f"the attention of layer {number}", x)
-            x += block.fed_forward(x) if fed_forward is None else fed_forward
+            self._add(x, block.fed_forward(x) if fed_forward is None else fed_forward)
             self.store.check(f"layer {number}", x)
             for told in self.on_layer:
                 told(number, x)
         return x
+
+    def _add(self, x: np.ndarray, more: np.ndarray) -> None:
+        """x += more, by several threads where there is much of it."""
+        if self.store.workers.count == 1 or x.size < ADDED:
+            x += more
+            return
+        places, factors = np.arange(len(x)), np.ones(len(x), np.float32)
+        add_rows(self.store.workers.ready(), add_part.address, np.ascontiguousarray(more), factors, places, x)
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""

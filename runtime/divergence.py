@@ -6,11 +6,11 @@ of 512 tokens would take 300 MB for each of the two models. Blocks are cut into 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from .clock import working_seconds
 from .model import Model
 
 BLOCK_BYTES = 128 << 20  # logits of one model that are in memory at a time
@@ -50,15 +50,15 @@ def score(
     seconds = 0.0
     for start in range(0, len(hidden), rows):
         block = slice(start, start + rows)
-        began = time.perf_counter()
+        began = working_seconds()
         logits = [model.head(hidden[block])]
-        seconds += time.perf_counter() - began
+        seconds += working_seconds() - began
         if baseline is not None and base_hidden is not None:
             logits.append(baseline.head(base_hidden[block]))
         work = _Block(targets[block], *logits)
-        began = time.perf_counter()
+        began = working_seconds()
         found += map_pieces(work, [slice(at, at + piece) for at in range(0, len(logits[0]), piece)])
-        seconds += time.perf_counter() - began if baseline is None else 0.0
+        seconds += working_seconds() - began if baseline is None else 0.0
     losses, *more = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Scored(losses, seconds, *more)
 

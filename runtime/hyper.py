@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ class Hyper:
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.metadata
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether the model has latent attention: keys and values of all heads come out of one row per token."""
+        return "attention.kv_lora_rank" in self
+
     def _get(self, key: str, default: Any) -> Any:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if value is _MISSING:
@@ -49,12 +55,22 @@ class Hyper:
         return value
 
     def float(self, key: str, default: float = _MISSING) -> float:
-        """As `int`, for a real number."""
+        """As `int`, for a real number. Raises FormatError for NaN and infinity, too."""
         value = self._get(key, default)
         try:
-            return float(value)
-        except (TypeError, ValueError):
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
             raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+        if not math.isfinite(number):
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {number}")
+        return number
+
+    def positive(self, key: str, default: float = _MISSING) -> float:
+        """As `float`, for a number above 0."""
+        value = self.float(key, default)
+        if value <= 0:
+            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {value}; it has to be above 0")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self._get(key, default))

@@ -9,8 +9,9 @@ Per token only a latent c [rank] and one rotated key k_pe, shared by all heads, 
 
 and there are two ways to compute with them, equal but for rounding: expand keys and values from the latents, or absorb K_h
 into the query (q_h K_h) and V_h into the output, so that attention runs on the latents themselves. For a few tokens the packed
-rows of k_b, and of v_b or V in kv_b, absorb; everything else takes decoded matrices, those of kv_b where it is there. What is
-cached, and which way is taken when, is the setting `mla` (numbered as in ik_llama.cpp):
+rows of k_b, and of v_b or V in kv_b, absorb; where a file lacks k_b, it is made from kv_b and kept in memory (as q8_0, unless
+kv_b holds floats). Everything else takes decoded matrices, those of kv_b where it is there. What is cached, and which way is
+taken when, is the setting `mla` (numbered as in ik_llama.cpp):
 
     0  each head's keys and values are cached
     1  latents and rotated keys are cached, and the latents once more as values, in a type of their own; absorbs
@@ -20,13 +21,17 @@ cached, and which way is taken when, is the setting `mla` (numbered as in ik_lla
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..formats import FormatError, PlanError
+from ..formats import TYPES, FormatError, PlanError, SourceTensor
+from ..quantize import decode
 from .attention import Span
-from .cache import KVCache, Part, part_of
+from .cache import KVCache, Part, encoded, part_of
 from .decoder import Settings, Step
 from .hyper import Hyper
+from .kernels.flash_shared import Shared
 from .norms import RMSNorm
 from .rope import Rope, rotated_dims
 from .threads import Workers
@@ -65,10 +70,11 @@ class KeyValueMatrices:
         if self.kv_b is None and (self.k_b is None or self.v_b is None):
             raise FormatError(f"{store.source.path}: {prefix}kv_b.weight is missing, and so is {prefix}k_b or {prefix}v_b")
         # What multiplies along the rows of a tensor can do so from its packed bytes; the first that can is taken.
-        self._into_query = [PerHead(self.k_b, heads)] if self.k_b is not None else []
-        self._into_output = [PerHead(self.v_b, heads)] if self.v_b is not None else []
+        linear = self.k_b if self.k_b is not None else self._transposed()
+        self.into_query = [] if linear is None else [PerHead(linear, heads)]
+        self.into_output = [PerHead(self.v_b, heads)] if self.v_b is not None else []
         if self.kv_b is not None:
-            self._into_output.append(PerHead(self.kv_b, heads, (shape.nope, height)))
+            self.into_output.append(PerHead(self.kv_b, heads, (shape.nope, height)))
 
     def _find(self, name: str, *shapes: tuple[int, ...]) -> Linear | None:
         if name not in self.store:
@@ -78,6 +84,28 @@ class KeyValueMatrices:
             expected = " or ".join(map(str, shapes))
             raise FormatError(f"{self.store.source.path}: tensor {name} has shape {found}, expected is {expected}")
         return self.store.linear(name)
+
+    def _transposed(self) -> Linear | None:
+        """k_b as kv_b has it, to be made when it is first used, if there is room for it."""
+        s, held = self.shape, self.kv_b.tensor if self.kv_b is not None else None
+        if held is None or held.stored is None or (self.store.exact and not held.stored.is_float):
+            return None
+        kind = TYPES[held.stored.base or held.stored.name]
+        kind = kind if kind.is_float else TYPES["q8_0"]
+        if not kind.fits(s.nope):
+            return None
+
+        def raw(start: int, stop: int) -> np.ndarray:
+            """Rows of one head."""
+            head, first = divmod(start, s.rank)
+            rows = held.read(head * (s.nope + s.v), (head + 1) * (s.nope + s.v))[: s.nope]
+            return encoded(np.ascontiguousarray(rows.T[first : first + stop - start], np.float32), kind.name)
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return decode(raw(start, stop), kind.name, s.nope)
+
+        shape = (s.nope, s.rank, s.n_head)
+        return Linear(self.store, SourceTensor(f"{held.name} (K, transposed)", shape, kind.name, read, raw, kind))
 
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """K, V as float32 views. kv_b wins where both are there."""
@@ -95,12 +123,12 @@ class KeyValueMatrices:
 
     def absorb(self, q: np.ndarray) -> np.ndarray:
         """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]."""
-        ready = next((each for each in self._into_query if each.takes(q.shape[1])), None)
+        ready = next((each for each in self.into_query if each.takes(q.shape[1])), None)
         return ready.matmul(q) if ready is not None else self._with_all(q, self.load()[0])
 
     def finish(self, weighted: np.ndarray) -> np.ndarray:
         """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]."""
-        ready = next((each for each in self._into_output if each.takes(weighted.shape[1])), None)
+        ready = next((each for each in self.into_output if each.takes(weighted.shape[1])), None)
         return ready.matmul(weighted) if ready is not None else self._with_all(weighted, self.load()[1].transpose(0, 2, 1))
 
     def expand(self, latents: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
@@ -126,18 +154,25 @@ class KeyValueMatrices:
         workers.map(multiply, range(0, heads, step), n * inner * heads * out.shape[2])
         return out
 
+    @property
+    def exact(self) -> bool:
+        """Whether products with these are made in float32, of however many tokens."""
+        return not all(each.from_packed for each in (self.kv_b, self.v_b) if each is not None)
+
     def observe(self, latents: np.ndarray, q_nope: np.ndarray, mixed: np.ndarray) -> None:
-        """latents [n, rank]; q_nope [n, heads, nope]; mixed [n, heads, rank]: each head's attention-weighted latents.
+        """latents [n, rank]; q_nope [n, heads, nope]; mixed: each head's attention-weighted latents, float32 [n, heads, rank],
+        or the sums of their squares, float64 [heads, rank], for an observer with `squares`.
 
         All three tensors are reported, those too that this file does not have: what is learnt here may be for another layout.
         Of these, k_b and v_b have a matrix per head.
         """
-        self.store.tell(f"{self.prefix}kv_b.weight", 0, np.ascontiguousarray(latents))
+        observer: Any = self.store.observer
+        squares = getattr(observer, "squares", None)
+        self.store.tell(f"{self.prefix}kv_b.weight", 0, np.ascontiguousarray(latents) if squares is None else latents)
         for part, linear, inputs in (("k_b", self.k_b, q_nope), ("v_b", self.v_b, mixed)):
             name, pooled = f"{self.prefix}{part}.weight", linear is not None and linear.matrices == 1
-            tell_heads = getattr(self.store.observer, "observe_heads", None)
-            if tell_heads is not None:
-                tell_heads(name, np.ascontiguousarray(inputs), pooled)
+            if squares is not None:
+                observer.add_heads(name, inputs if inputs.dtype == np.float64 else squares(inputs), len(latents), pooled)
                 continue
             rows = np.ascontiguousarray(inputs.transpose(1, 0, 2))
             for matrix, x in enumerate(rows.reshape(1, -1, rows.shape[2]) if pooled else rows):
@@ -204,13 +239,13 @@ class LatentAttention:
         table = step.table(self.rope)
         self.rope.rotate(q[..., shape.nope :], table, step.workers)
         self.rope.rotate(kept[:, None, shape.rank :], table, step.workers)
-        # The input of attn_v_b is each head's weighted latents, which only absorbing computes.
+        # The input of attn_v_b is each head's weighted latents, which absorbing computes, and expanding on request.
         watched = self.store.observer is not None
         if self.mode == 0:
             mixed = self._attend_heads(step, q, kept)
             weighted = self._only_weigh(step, q, kept) if watched else None
         else:
-            mixed, weighted = self._attend_latents(step, q, kept, watched)
+            mixed, weighted = self._attend_latents(step, q, kept)
         step.check(self.store, self.layer, mixed)
         if weighted is not None:
             self.matrices.observe(kept[:, : shape.rank], q[..., : shape.nope], weighted)
@@ -241,36 +276,42 @@ class LatentAttention:
         weighted = step.look(self.layer, wide, names, (1, s.rank), self.span, segments)
         return weighted.reshape(n, s.n_head, s.rank)
 
-    def _attend_latents(
-        self, step: Step, q: np.ndarray, kept: np.ndarray, watched: bool
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Attention over cached latents: [n, heads, v], and each head's weighted latents [n, heads, rank] if watched."""
+    def _attend_latents(self, step: Step, q: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Attention over cached latents: [n, heads, v], and what `observe` wants of the weighted latents if there is need."""
         s, n = self.shape, len(q)
         rows = {"kv": kept[:, None], "v": kept[:, None, : s.rank]}
         step.put(self.layer, {name: rows[name] for name in step.segments[0][0].parts})
         mixed = np.empty((n, s.n_head, s.v), np.float32)
-        reorder = watched and getattr(self.store.observer, "may_reorder", False)
         absorbing, expanding = [], []
         for cache, at in step.segments:
-            (absorbing if reorder or self._absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
-        weighted = None
-        if absorbing or watched:
-            names = ("kv", "v" if self.mode == 1 else "kv")
-            weighted = self._weighted(step, q, names, step.segments if watched else absorbing)
-            if absorbing:
-                some = _rows_of(absorbing, n)
-                mixed[some] = self.matrices.finish(weighted[some].transpose(1, 0, 2)).transpose(1, 0, 2)
+            (absorbing if self.absorbs(at.stop - at.start, cache.length) else expanding).append((cache, at))
+        watched, squares = self.store.observer is not None, getattr(self.store.observer, "squares", None)
+        weighted = np.empty((n, s.n_head, s.rank), np.float32) if watched and squares is None and not absorbing else None
+        sums = np.zeros((s.n_head, s.rank))
+        if absorbing:
+            weighted = self._weighted(step, q, ("kv", "v" if self.mode == 1 else "kv"), absorbing)
+            some = _rows_of(absorbing, n)
+            mixed[some] = self.matrices.finish(weighted[some].transpose(1, 0, 2)).transpose(1, 0, 2)
+            if squares is not None:
+                sums += squares(weighted[some])
         if expanding:
             keys, values = self.matrices.load()
             for cache, at in expanding:
                 past = cache.read(self.layer, "kv", at.stop - at.start)[0]
-                self._attend_expanded(step, q[at], past, keys, values, mixed[at])
-        return mixed, weighted if watched else None
+                found = np.empty((s.n_head, s.rank))
+                wanted = found if squares is not None else weighted[at] if watched and weighted is not None else None
+                self._attend_expanded(step, q[at], past, keys, values, mixed[at], wanted)
+                if squares is not None:
+                    sums += found
+        return mixed, sums if squares is not None else weighted if watched else None
 
-    def _absorbs(self, new: int, past: int) -> bool:
-        """Multiplications per head: expanding costs products of all tokens with K and V, absorbing costs wider attention."""
-        if self.mode != 3:
-            return self.mode == 1
+    def absorbs(self, new: int, past: int) -> bool:
+        """Multiplications per head: expanding costs products of all tokens with K and V, absorbing costs wider attention.
+
+        A single token absorbs whatever the past is: expanding takes decoded matrices.
+        """
+        if self.mode != 3 or new == 1:
+            return self.mode in (1, 3)
         s, total = self.shape, past + new
         expand = total * s.rank * (s.nope + s.v) + new * total * (s.nope + s.rope + s.v)
         absorb = new * s.rank * (s.nope + s.v) + new * total * (2 * s.rank + s.rope)
@@ -284,12 +325,13 @@ class LatentAttention:
         keys: np.ndarray,
         values: np.ndarray,
         out: np.ndarray,
-        weighted: np.ndarray | None = None,
+        wanted: np.ndarray | None = None,
     ) -> None:
         """q [n, heads, nope + rope], past [m, rank + rope]: fills in out [n, heads, v].
 
         A few heads at a time, so that their keys and values take no more than `buffer_bytes` (or what one head needs).
-        weighted: takes each head's weighted latents [n, heads, rank]; values are then not expanded, but made from these.
+        wanted: takes each head's weighted latents, float32 [n, heads, rank], or the sums of their squares, float64 [heads,
+        rank], for which they may be rounded.
         """
         s, m, workers = self.shape, len(past), self.store.workers
         k_width, v_width = (-(-width // _LANES) * _LANES for width in (s.nope + s.rope, s.v))
@@ -299,18 +341,9 @@ class LatentAttention:
         most = min(bounded // workers.count, _CHUNK_BYTES // per_head) if side_by_side else bounded
         heads = max(1, min(most, -(-s.n_head // workers.count)))
 
-        latents = np.zeros((m, -(-s.rank // _LANES) * _LANES if weighted is not None else 0), np.float32)
-        if weighted is not None:
-            latents[:, : s.rank] = past[:, : s.rank]
-
-        def weigh(a: int, b: int, k: np.ndarray, team: Workers) -> None:
-            assert weighted is not None
-            found = np.empty((len(q), b - a, s.rank), np.float32)
-            step.over(
-                np.ascontiguousarray(q[:, a:b]), k, np.broadcast_to(latents, (b - a, *latents.shape)), found, self.span, team
-            )
-            weighted[:, a:b] = found
-            np.matmul(found.transpose(1, 0, 2), values[a:b].transpose(0, 2, 1), out=out[:, a:b].transpose(1, 0, 2))
+        latents = None
+        if wanted is not None:
+            latents = Shared(past[:, : s.rank], self.matrices.exact or wanted.dtype == np.float32)
 
         def expand(a: int) -> None:
             b = min(a + heads, s.n_head)
@@ -318,13 +351,14 @@ class LatentAttention:
             np.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), out=k[..., : s.nope])
             k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
             team = _ALONE if side_by_side else workers
-            if weighted is not None:
-                weigh(a, b, k, team)
-                return
             np.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), out=v[..., : s.v])
             result = np.empty((len(q), b - a, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, a:b])
-            step.over(queries, k, v, result, self.span, team)
+            if latents is None or wanted is None:
+                step.over(queries, k, v, result, self.span, team)
+            else:
+                found = wanted[a:b] if wanted.dtype == np.float64 else wanted[:, a:b]
+                step.over(queries, k, v, result, self.span, team, latents, found)
             out[:, a:b] = result
 
         runs = range(0, s.n_head, heads)

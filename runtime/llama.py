@@ -14,10 +14,10 @@ from typing import Any
 
 from ..formats import FormatError
 from .attention import Span
-from .blocks import FeedForward, feed_forward
+from .blocks import feed_forward
 from .cache import KVCache
 from .decoder import Block, Decoder, Settings, embedding_and_head
-from .feedforward import Activation, clamped_swish_times, gelu, gelu_times, silu_times, squared_relu
+from .feedforward import Activation, clamped_swish_times, gelu_times, silu_times, squared_relu_times
 from .grouped import GroupedAttention, Heads, cached_parts
 from .hyper import MOST_LAYERS, Hyper
 from .moe import SIGMOID
@@ -65,7 +65,7 @@ class Variation:
     late_norms: bool = False
     early_norms: bool = True
     parallel: bool = False
-    ungated: FeedForward = gelu
+    ungated: Activation = gelu_times
     rotated: Callable[[int, bool, bool], bool] = lambda layer, local, windows: True
     divides: bool = False
 
@@ -110,7 +110,7 @@ VARIATIONS = {
     "minimax-m2": Variation(keys=NORMALISED),
     "exaone": Variation(),
     "exaone4": Variation(early_norms=False, keys=EXAONE4, rotated=_only_local),
-    "nemotron": Variation(ungated=squared_relu),
+    "nemotron": Variation(ungated=squared_relu_times),
     "smollm3": Variation(pairs=True, rotated=_three_of_four),
     "seed_oss": Variation(ffn_norm="post_attention_norm"),
     "bailingmoe": Variation(pairs=True),
@@ -191,7 +191,7 @@ def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int,
     everywhere = rope_from(hyper, dims, variation.pairs, factors)
     if not variation.local_rope:
         return everywhere, everywhere
-    return everywhere, Rope.plain(hyper.float("rope.freq_base_swa"), dims, variation.pairs)
+    return everywhere, Rope.plain(hyper.positive("rope.freq_base_swa"), dims, variation.pairs)
 
 
 def _spans(store: WeightStore, hyper: Hyper, variation: Variation, heads: Heads) -> list[Span]:

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..formats import TYPES, PlanError, TensorType
+from ..formats import PlanError, TensorType
+from . import grouped, latent
 from .decoder import Settings
 from .hyper import Hyper
-from .latent import Shape, cached_parts
+from .latent import Shape
+from .settings import check_latent, settings_from
 
 CPU = "CPU"
 MIB = 1 << 20
@@ -34,28 +36,35 @@ class Weight:
 
 @dataclass(frozen=True)
 class Use:
-    """How the model is to be run; names as in `Settings`. attention_bytes None: not bounded (no -amb)."""
+    """How the model is to be run; names and defaults (None) as in `Settings`. attention_bytes None: not bounded (no -amb)."""
 
     n_ctx: int
     ubatch: int = 512
-    cache_k: str = "f16"
-    cache_v: str = "f16"
-    mla: int = 3
+    cache_k: str | None = None
+    cache_v: str | None = None
+    mla: int | None = None
     flash: bool = True
     attention_bytes: int | None = None
     gpu_layers: int | None = None  # None: all, if there is a GPU
 
+    def settings(self, hyper: Hyper) -> Settings:
+        """What attention is run with. Raises PlanError for what `load_model` would refuse."""
+        chosen = {"cache_k": self.cache_k, "cache_v": self.cache_v, "mla": self.mla, "flash": self.flash}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        check_latent(given, hyper)
+        return settings_from(given)
+
 
 @dataclass(frozen=True)
 class Override:
-    """`regex=DEVICE` of -ot."""
+    """`regex=DEVICE` of -ot, or what another option stands for; shown as it was given. origin: the option."""
 
     pattern: re.Pattern[str]
     device: str
     origin: str
 
     def __str__(self) -> str:
-        return f"{self.pattern.pattern}={self.device}"
+        return self.origin if self.origin.startswith("--") else f"{self.pattern.pattern}={self.device}"
 
 
 _PAIR = re.compile(r"=\s*(CPU|CUDA\d+)\s*(?:,|$)", re.IGNORECASE)
@@ -130,22 +139,21 @@ class Placement:
 
 
 def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
-    """Bytes that a layer keeps per token. Raises PlanError for a type that does not hold the model's rows."""
+    """Bytes that a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
     hyper = Hyper(dict(metadata), "the model")
-    if "attention.kv_lora_rank" in hyper:
-        value = use.cache_v if use.mla < 2 else None
-        settings = Settings(cache_k=use.cache_k, cache_v=value, mla=use.mla)
-        return sum(part.token_bytes for part in cached_parts(Shape(hyper), settings).values())
-    heads, keys, values = _heads(hyper, layer)
-    return heads * (_row(use.cache_k, keys, "-ctk") + _row(use.cache_v, values, "-ctv"))
+    settings = use.settings(hyper)
+    if hyper.is_latent:
+        parts = latent.cached_parts(Shape(hyper), settings)
+    else:
+        parts = grouped.cached_parts(_heads(hyper, layer), settings)
+    return sum(part.token_bytes for part in parts.values())
 
 
-def _heads(hyper: Hyper, layer: int) -> tuple[int, int, int]:
-    """Of keys and values: how many heads, and the numbers of a key and of a value."""
+def _heads(hyper: Hyper, layer: int) -> grouped.Heads:
     n_head = _of_layer(hyper, "attention.head_count", layer)
     size = hyper.int("embedding_length") // max(1, n_head)
     shared = _of_layer(hyper, "attention.head_count_kv", layer, n_head)
-    return shared, hyper.int("attention.key_length", size), hyper.int("attention.value_length", size)
+    return grouped.Heads(n_head, shared, hyper.int("attention.key_length", size), hyper.int("attention.value_length", size))
 
 
 def _of_layer(hyper: Hyper, key: str, layer: int, default: int | None = None) -> int:
@@ -158,13 +166,6 @@ def _of_layer(hyper: Hyper, key: str, layer: int, default: int | None = None) ->
     return int(value)
 
 
-def _row(type_name: str, width: int, option: str) -> int:
-    kind = TYPES[type_name]
-    if not kind.fits(width):
-        raise PlanError(f"{option} {type_name}: rows of {width} numbers are no multiple of {kind.block}; f16 works")
-    return kind.row_bytes(width)
-
-
 def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     """The buffer that a device which computes whole layers needs.
 
@@ -174,12 +175,12 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     hyper = Hyper(dict(metadata), "the model")
     n_head, ub, n_ctx = _of_layer(hyper, "attention.head_count", 0), use.ubatch, use.n_ctx
     bound = use.attention_bytes
-    if "attention.kv_lora_rank" in hyper:
+    if hyper.is_latent:
         shape = Shape(hyper)
         width = shape.nope + shape.rope
         if not use.flash:
             return _scores(n_ctx, n_head, ub, bound) + n_ctx * shape.rank * 4
-        expanded = n_head * (width + shape.v) * 2 if use.mla in (2, 3) else 0
+        expanded = n_head * (width + shape.v) * 2 if use.settings(hyper).mla in (2, 3) else 0
         queries = ub * n_head * (width + shape.rope) * 4
         return n_ctx * (expanded + shape.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
     n_embd, n_vocab = hyper.int("embedding_length"), hyper.int("vocab_size", 0)

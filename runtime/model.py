@@ -18,8 +18,9 @@ from .decoder import Decoder, Settings
 from .hyper import Hyper
 from .mapped import MappedFiles
 from .moe import MixtureOfExperts
+from .ram import decoded_bytes
 from .repacked import repacked
-from .settings import settings_from
+from .settings import check_latent, settings_from
 from .single import Single
 from .threads import Workers, cores
 from .tokenizer import Tokenizer
@@ -44,14 +45,17 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     if build is None:
         known_names = ", ".join(sorted(GRAPHS))
         raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {known_names})")
-    packed_bytes = 0
+    hyper = Hyper(source.metadata, source.path)
+    check_latent(settings, hyper)
+    stored, packed_bytes = source, 0
     if chosen.repack:
-        source, packed_bytes = repacked(source, Workers(chosen.threads or cores()))
-    store = WeightStore(source, chosen.cache_bytes, chosen.threads or cores(), chosen.exact)
-    graph = build(store, Hyper(source.metadata, source.path), chosen)
+        source, packed_bytes = repacked(stored, Workers(chosen.threads or cores()))
+    cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
+    store = WeightStore(source, cache_bytes, chosen.threads or cores(), chosen.exact)
+    graph = build(store, hyper, chosen)
     if chosen.expert_reduction is not None:
         _reduce_experts(graph, *chosen.expert_reduction)
-    return Model(source, replace(graph, single=Single(graph)), chosen, packed_bytes)
+    return Model(source, replace(graph, single=Single(graph)), chosen, stored, packed_bytes)
 
 
 def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
@@ -65,14 +69,16 @@ def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
 class Model:
     """A model that is ready to run.
 
+    source        its tensors as they are used
+    stored        the same as they are in the file: not interleaved when it was loaded
     graph         its architecture's
     settings      those it was loaded with
     packed_bytes  memory taken by weights that were interleaved when it was loaded
     files         those that its weights are read from
     """
 
-    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings, packed_bytes: int = 0):
-        self.source, self.graph, self.settings, self.packed_bytes = source, graph, settings, packed_bytes
+    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings, stored: TensorSource, packed_bytes: int):
+        self.source, self.graph, self.settings, self.stored, self.packed_bytes = source, graph, settings, stored, packed_bytes
         self.files = MappedFiles(source.files)
 
     @property
@@ -114,11 +120,6 @@ class Model:
         """
         return self.head(self.hidden([(self.new_cache(len(tokens)), tokens)])[0])
 
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """What a token takes in a sequence's cache."""
-        return self.graph.new_cache(1).token_bytes
-
     def new_cache(self, limit: int) -> KVCache:
         """An empty cache for a sequence of at most `limit` tokens."""
         return self.graph.new_cache(limit)
@@ -128,6 +129,20 @@ class Model:
         if n_ctx is not None and n_ctx < 1:
             raise PlanError(f"n_ctx has to be positive, not {n_ctx}")
         return Session(self, n_ctx or self.n_ctx)
+
+    def feed(self, turns: Sequence[tuple[Session, Sequence[int] | np.ndarray]]) -> np.ndarray:
+        """Appends tokens to several sessions (none twice) in one pass, which reads each weight once for all of them.
+
+        Returns the logits after the last token of each, float32 [sessions, n_vocab]. Raises as `hidden` does; no session has
+        then changed.
+        """
+        for session, _ in turns:
+            session.drop_unknown()
+        hidden = self.hidden([(session.cache, tokens) for session, tokens in turns])
+        logits = self.head(np.concatenate([rows[-1:] for rows in hidden]))
+        for session, tokens in turns:
+            session.tokens += [int(token) for token in tokens]
+        return logits
 
     def hidden(self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
@@ -161,7 +176,7 @@ class Model:
                 if take:
                     parts.append((i, tokens[done[i] : done[i] + take]))
                     room -= take
-            joined = np.concatenate([tokens for _, tokens in parts])
+            joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             result = self.graph.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
             row = 0
             for i, tokens in parts:
@@ -175,6 +190,11 @@ class Model:
         return self.graph.logits(hidden)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
+        """The error of `first_nonfinite`, or one that says that nothing was found."""
+        missing = f"{self.source.path}: logits were not finite, but a second run of the same tokens was"
+        return self.first_nonfinite(tokens) or MillError(missing)
+
+    def first_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError | None:
         """Runs the sequence again, looking at every step; the error names the first tensor or layer at fault."""
         store = self.graph.store
         observer, store.observer, store.watch = store.observer, None, True
@@ -184,7 +204,7 @@ class Model:
             return error
         finally:
             store.observer, store.watch = observer, False
-        return MillError(f"{self.source.path}: logits were not finite, but a second run of the same tokens was")
+        return None
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         try:
@@ -195,7 +215,8 @@ class Model:
             raise PlanError(f"tokens have to be whole numbers, not {tokens!r:.60}")
         if ids.ndim != 1 or not len(ids):
             raise PlanError(f"tokens have to be a list of at least one id, not an array of shape {ids.shape}")
-        if ids.min() < 0 or ids.max() >= self.graph.embedding.rows:
+        lowest, highest = (ids[0], ids[0]) if len(ids) == 1 else (ids.min(), ids.max())
+        if lowest < 0 or highest >= self.graph.embedding.rows:
             wrong = ids[(ids < 0) | (ids >= self.graph.embedding.rows)][0]
             raise PlanError(f"token id {wrong} is outside the vocabulary of {self.graph.embedding.rows}")
         return ids.astype(np.int64)
@@ -211,20 +232,16 @@ class Session:
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
-        self._drop_unknown()
-        hidden = self.model.hidden([(self.cache, tokens)])[0]
-        logits = self.model.head(hidden[-1:])[0]
-        self.tokens += [int(token) for token in tokens]
-        return logits
+        return self.model.feed([(self, tokens)])[0]
 
-    def _drop_unknown(self) -> None:
+    def drop_unknown(self) -> None:
         """Where a `feed` was interrupted at its end, the cache has rows of tokens that never were appended."""
         self.cache.truncate(len(self.tokens))
 
     def fork(self, length: int | None = None) -> Session:
         """A session of its own that begins with the first `length` tokens of this one (all if None or more than there are)."""
         _check_length(length)
-        self._drop_unknown()
+        self.drop_unknown()
         other = Session(self.model, self.n_ctx)
         other.cache = self.cache.fork(length)
         other.tokens = self.tokens[: other.cache.length]

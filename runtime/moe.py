@@ -6,19 +6,24 @@ sum to one, a final scale) are those of DeepSeek-V2 (arXiv:2405.04434, section 2
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .feedforward import GatedFeedForward
+from .kernels.experts import RUN, arrange, combine_part
+from .kernels.gemm import room
 from .kernels.gemv import FIRST, MATRIX, TARGET, TOKENS
 from .kernels.products import FEW
-from .kernels.small import add_part, add_rows, route
+from .kernels.small import add_part, add_rows, launch, route, share
 from .weights import Linear
 
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func in GGUF
 _NO_BIAS = np.zeros(0, np.float32)
+_FEW = 4  # tokens of an expert up to which, among many, its products are made as if they were all
+_TOGETHER = 64 << 20  # bytes of results in between: experts of a batch are done some after others, so many at a time
+_ROUTED = 128  # tokens whose experts one thread chooses at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,12 @@ class Router:
         weights = np.empty((len(x), self.used), np.float32)
         bias = _NO_BIAS if self.bias is None else self.bias
         sigmoid, used = self.gating == SIGMOID, self.groups_used
-        route(scores, sigmoid, bias, self.groups, used, self.normalise, float(self.scale), experts, weights)
+
+        def choose(a: int) -> None:
+            b = a + _ROUTED
+            route(scores[a:b], sigmoid, bias, self.groups, used, self.normalise, float(self.scale), experts[a:b], weights[a:b])
+
+        self.linear.store.workers.map(choose, range(0, len(x), _ROUTED))
         return experts, weights
 
 
@@ -73,13 +83,61 @@ class GatedShare:
     """A shared block whose outputs are multiplied by sigmoid(x . gate), a number per token (Qwen 1.5 and 2 MoE)."""
 
     def __init__(self, gate: np.ndarray, block: Callable[[np.ndarray], np.ndarray]):
-        self.gate, self.block = gate, block
+        self.gate, self.block = np.ascontiguousarray(gate, np.float32), block
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_embd]."""
         out = self.block(x)
-        out /= 1 + np.exp(-(x @ self.gate)[:, None])
+        share(np.ascontiguousarray(x), self.gate, out)
         return out
+
+
+class _Rows:
+    """Rows for what the tokens of a batch chose, expert by expert (see kernels.experts.arrange)."""
+
+    def __init__(self, chosen: np.ndarray, weights: np.ndarray, experts: GatedFeedForward, few: int):
+        count, self.unit, self._experts = experts.gate.matrices, experts.unit, experts
+        most = chosen.size + count * self.unit
+        self.starts, self.counts, self.places, self.matrices = (np.empty(n, np.int64) for n in (count, count, most, most))
+        self._rows, self._factors = np.empty(chosen.shape, np.int64), np.empty(chosen.shape, np.float32)
+        results = self.starts, self.counts, self.places, self.matrices, self._rows, self._factors
+        self.fresh = False  # whether what the next results are added to is to be zero before
+        self.many, self.rest = arrange(chosen, weights, count, self.unit, few, *results)
+
+    def jobs(self, some: np.ndarray, low: int) -> np.ndarray:
+        """int64 [some, 4] as for a Gemv: the rows of some experts, counted from row `low` on."""
+        jobs = np.empty((len(some), 4), np.int64)
+        jobs[:, MATRIX], jobs[:, TOKENS] = some, self.counts[some]
+        jobs[:, FIRST] = jobs[:, TARGET] = self.starts[some] - low
+        return jobs
+
+    def together(self, some: np.ndarray, most: int) -> Iterator[np.ndarray]:
+        """Cuts a list of experts into runs of as many as have together no more than so many rows (one at least)."""
+        while len(some):
+            ends = self.starts[some] + self.counts[some] - self.starts[some[0]]
+            stop = max(1, int(np.searchsorted(ends, most, "right")))
+            yield some[:stop]
+            some = some[stop:]
+
+    def span(self, some: np.ndarray) -> tuple[int, int]:
+        """The rows of experts that follow each other, from ... to, in whole units."""
+        low, end = int(self.starts[some[0]]), int(self.starts[some[-1]] + self.counts[some[-1]])
+        return low, low + -(-(end - low) // self.unit) * self.unit
+
+    def runs(self, some: np.ndarray) -> list[tuple[int, tuple[int, int]]]:
+        """(expert, (its first row, the row after its last)) of some experts."""
+        return [(int(e), (int(self.starts[e]), int(self.starts[e] + self.counts[e]))) for e in some]
+
+    def combine(self, results: np.ndarray, low: int, out: np.ndarray) -> None:
+        """Adds results float32 [rows, n_embd], those of the rows from `low` on, to their tokens in out [n, n_embd]."""
+        (n, columns), used, bias = out.shape, self._factors.size // len(out), self._experts.bias.get("down")
+        table = np.empty(13, np.int64)
+        table[:4] = [array.ctypes.data for array in (results, self._factors, self._rows, out)]
+        step = max(1, RUN // (columns * used))
+        table[4:8], table[8] = (n, used, columns, step), 0 if bias is None else bias.ctypes.data
+        table[9:] = self.matrices.ctypes.data, low, low + len(results), self.fresh
+        self.fresh = False
+        launch(self._experts.gate.store.workers.ready(), combine_part.address, table, -(-n // step))
 
 
 class MixtureOfExperts:
@@ -94,12 +152,15 @@ class MixtureOfExperts:
         chosen, weights = self.router(x)
         if self.reduction is not None:
             chosen = reduced(chosen, weights, *self.reduction, self.router.normalise)
+        experts, out = self.experts, self.shared(x) if self.shared is not None else None
+        if len(x) > FEW and experts.many is not None and not experts.gate.store.watch:
+            return self._add_many(np.ascontiguousarray(x, np.float32), chosen, weights, out)
+        out = np.zeros_like(x) if out is None else out
         order = np.argsort(chosen, axis=None, kind="stable")  # (token, choice) pairs, expert by expert
         order = order[np.count_nonzero(chosen < 0) :]  # those that were dropped come first
         tokens, factors, matrices = order // chosen.shape[1], weights.reshape(-1)[order], chosen.reshape(-1)[order]
-        out = self.shared(x) if self.shared is not None else np.zeros_like(x)
         if len(x) > FEW or not self._add_few(x, tokens, factors, matrices, out):
-            self._add_many(x, tokens, factors, matrices, out)
+            self._add_each(x, tokens, factors, matrices, out)
         return out
 
     def _add_few(self, x: np.ndarray, tokens: np.ndarray, factors: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> bool:
@@ -119,7 +180,44 @@ class MixtureOfExperts:
         add_rows(0, add_part.address, results, factors, tokens, out)
         return True
 
-    def _add_many(self, x: np.ndarray, tokens: np.ndarray, factors: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> None:
+    def _add_many(self, x: np.ndarray, chosen: np.ndarray, weights: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+        """Experts of many tokens as programs for the threads' team, and those of a few tokens among them as in `_add_few`.
+
+        out: what the results are added to, if anything. Returns the sum, float32 [n, n_embd].
+        """
+        experts, store = self.experts, self.experts.gate.store
+        few = _FEW if experts.few_at_once and store.observer is None else 0
+        rows = _Rows(chosen, weights, experts, few)
+        rows.fresh, out = out is None, np.empty_like(x) if out is None else out
+        if rows.rest:
+            low, end = rows.many, rows.many + rows.rest
+            jobs = np.stack([rows.jobs(np.flatnonzero((rows.counts > 0) & (rows.counts <= few)), low)] * 2)
+            results = experts.for_few(x[rows.places[low:end]], jobs, rows.matrices[low:end], biased=False)
+            assert results is not None
+            rows.combine(results, low, out)
+        for some in rows.together(np.flatnonzero(rows.counts > few), _TOGETHER // (4 * max(2 * experts.gate.rows, x.shape[1]))):
+            low, end = rows.span(some)
+            results = room("results", (end - low, x.shape[1]))
+            runs = [(expert, rows.places[a:b], slice(a - low, b - low)) for expert, (a, b) in rows.runs(some)]
+            self._tell(x, runs)
+            given = x, rows.jobs(some, low), results, rows.places[low:end], rows.matrices[low:end]
+            for values in experts.for_many(*given):
+                store.workers.map(lambda run, values=values: experts.down.observe(values[run[2]], run[0]), runs)
+            rows.combine(results, low, out)
+        return out
+
+    def _tell(self, x: np.ndarray, runs: list[tuple[int, np.ndarray, slice]]) -> None:
+        experts, store = self.experts, self.experts.gate.store
+
+        def tell(run: tuple[int, np.ndarray, slice]) -> None:
+            inputs = x[run[1]]
+            experts.gate.observe(inputs, run[0])
+            experts.up.observe(inputs, run[0])
+
+        if store.observer is not None:
+            store.workers.map(tell, runs)
+
+    def _add_each(self, x: np.ndarray, tokens: np.ndarray, factors: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> None:
         experts, workers = self.experts, self.experts.gate.store.workers
         present, starts = np.unique(matrices, return_index=True)
         runs = list(zip(present.tolist(), starts.tolist(), [*starts[1:].tolist(), len(matrices)], strict=True))

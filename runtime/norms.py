@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .hyper import Hyper
-from .kernels.small import RUN, normalise, normalise_part
+from .kernels.small import RUN, centre, normalise, normalise_part
 from .weights import WeightStore
 
 Norm = Callable[[np.ndarray], np.ndarray]
@@ -43,7 +43,10 @@ class LayerNorm:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 [..., size] -> a new array of that shape."""
-        out = self.rms(x - x.mean(axis=-1, keepdims=True))
+        rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
+        centred = np.empty_like(rows)
+        centre(rows, centred)
+        out = self.rms(centred).reshape(x.shape)
         if self.bias is not None:
             out += self.bias
         return out

@@ -7,7 +7,6 @@ runs in the same process, window by window: no file of logits lies in between, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import xxhash
 
 from ..formats import PlanError
+from .clock import working_seconds
 from .divergence import score
 from .model import Model
 from .tally import Tally
@@ -119,9 +119,9 @@ def score_windows(model: Model, windows: np.ndarray, tally: Tally, baseline: Mod
     Raises MillError as `perplexity` does.
     """
     first = windows.shape[1] // 2
-    began = time.perf_counter()
+    began = working_seconds()
     outputs = _hidden(model, windows)
-    tally.seconds += time.perf_counter() - began
+    tally.seconds += working_seconds() - began
     bases = _hidden(baseline, windows) if baseline is not None else [None] * len(windows)
     for window, output, base in zip(windows, outputs, bases, strict=True):
         scored = score(model, output, window[first + 1 :], baseline, base)

@@ -17,6 +17,7 @@ import xxhash
 
 from .. import __version__
 from ..formats.span import HASH_BYTES, read_span
+from .hyper import Hyper
 from .model import Model
 from .tally import paired_ratio
 
@@ -72,10 +73,10 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
 
 
 def tensor_sizes(model: Model) -> dict[str, Any]:
-    """parameters, nbytes of all tensors, bits_per_weight, and types: name -> bytes, largest first."""
+    """parameters, nbytes of all tensors, bits_per_weight, and types: name -> bytes, largest first; as they are in the file."""
     types: dict[str, int] = {}
     parameters = 0
-    for tensor in model.source.tensors.values():
+    for tensor in model.stored.tensors.values():
         kind = tensor.stored
         nbytes = kind.nbytes(tensor.shape) if kind is not None and kind.is_known else 2 * tensor.n_elements
         types[tensor.source_type] = types.get(tensor.source_type, 0) + nbytes
@@ -90,10 +91,13 @@ def tensor_sizes(model: Model) -> dict[str, Any]:
 
 
 def describe_settings(model: Model) -> dict[str, Any]:
-    """All settings the model runs with; threads and cache types as they are used."""
+    """All settings the model runs with; threads and cache types as they are used, mla only where there is latent attention."""
     cache_k, cache_v = model.settings.cache_types
     used = {"threads": model.graph.store.workers.count, "cache_k": cache_k, "cache_v": cache_v}
-    return asdict(model.settings) | used
+    settings = asdict(model.settings) | used
+    if not Hyper(model.metadata, model.source.path).is_latent:
+        del settings["mla"]
+    return settings
 
 
 def describe_text(data: bytes, name: str = "") -> dict[str, Any]:

@@ -43,7 +43,9 @@ class Rope:
     def table(self, positions: np.ndarray) -> np.ndarray:
         """int [n] -> complex64 [n, pairs], what `rotate` needs for tokens at these positions."""
         angles = positions[:, None] * self.frequencies
-        return (self.magnitude * (np.cos(angles) + 1j * np.sin(angles))).astype(np.complex64)
+        out = np.empty(angles.shape, np.complex64)
+        out.real, out.imag = self.magnitude * np.cos(angles), self.magnitude * np.sin(angles)
+        return out
 
     def rotate(self, x: np.ndarray, table: np.ndarray, workers: Workers | None = None) -> None:
         """Rotates x float32 [n, heads, size >= dims] in place; the last axis has to be contiguous. workers: who may help."""
@@ -84,7 +86,7 @@ def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | 
     YaRN's ramp begins and ends at a whole pair, unless the metadata says otherwise (rope.scaling.yarn_truncate is false).
     Raises PlanError for a kind of scaling that is not known.
     """
-    base = hyper.float("rope.freq_base", 10000.0)
+    base = hyper.positive("rope.freq_base", 10000.0)
     frequencies = Rope.plain(base, dims, interleaved).frequencies
     if factors is not None:
         frequencies = frequencies / factors
@@ -101,15 +103,17 @@ def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | 
 
 def _yarn(hyper: Hyper, frequencies: np.ndarray, base: float, interleaved: bool) -> Rope:
     """Low frequencies are divided by the factor, high ones are kept, with a ramp in between (paper, section 3.2)."""
-    factor = hyper.float("rope.scaling.factor")
-    trained = hyper.int("rope.scaling.original_context_length", hyper.int("context_length"))
+    factor = hyper.positive("rope.scaling.factor")
+    trained = hyper.size("rope.scaling.original_context_length", hyper.int("context_length"))
+    if base == 1:
+        raise FormatError(f"{hyper.where}: metadata key {hyper.architecture}.rope.freq_base is 1: nothing would turn")
     dims = 2 * len(frequencies)
 
     def pair_of(rotations: float) -> float:
         """The pair (a real number) that turns so many times within the trained context."""
         return dims * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = (pair_of(hyper.float(f"rope.scaling.yarn_beta_{k}", v)) for k, v in (("fast", 32.0), ("slow", 1.0)))
+    low, high = (pair_of(hyper.positive(f"rope.scaling.yarn_beta_{k}", v)) for k, v in (("fast", 32.0), ("slow", 1.0)))
     if hyper.flag("rope.scaling.yarn_truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)

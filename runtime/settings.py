@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from ..formats import PlanError
 from .decoder import Settings
+from .hyper import Hyper
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")
-_OPTIONAL_COUNTS = ("n_ctx", "threads")
+_OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
 _FLAGS = ("flash", "repack", "exact")
 _TYPES = ("cache_k", "cache_v")
 _PLAIN_TYPES = ("f32", "f16", "bf16")
@@ -23,7 +25,7 @@ def settings_from(values: dict[str, Any]) -> Settings:
         if name not in known:
             raise PlanError(f"unknown setting {name!r}; there are {', '.join(known)}")
     chosen = Settings(**values)
-    for name in (*_COUNTS, *_OPTIONAL_COUNTS, "cache_bytes"):
+    for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         value = getattr(chosen, name)
         if value is None and name in _OPTIONAL_COUNTS:
             continue
@@ -47,6 +49,12 @@ def settings_from(values: dict[str, Any]) -> Settings:
     if chosen.expert_reduction is not None:
         _check_reduction(chosen.expert_reduction)
     return chosen
+
+
+def check_latent(values: Mapping[str, Any], hyper: Hyper) -> None:
+    """Raises PlanError where `mla` was chosen for a model without latent attention."""
+    if "mla" in values and not hyper.is_latent:
+        raise PlanError(f"-mla {values['mla']} has nothing to act on: {hyper.where} has no latent attention; leave it away")
 
 
 def _check_reduction(value: Any) -> None:

@@ -241,7 +241,7 @@ class Workers:
 def _blas_control() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     """OpenBLAS's get and set of its number of threads, from the library that numpy has loaded (Linux; elsewhere None)."""
     try:
-        loaded = set(re.findall(r"(/\S*openblas\S*\.so\S*)", Path("/proc/self/maps").read_text()))
+        loaded = set(re.findall(r"(/\S*openblas\S*\.so\S*)", Path("/proc/self/maps").read_text(errors="replace")))
     except OSError:
         return None
     for path in sorted(loaded, key=lambda path: "numpy" not in path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Merger
 
-from ..formats import PlanError
+from ..formats import FormatError, MillError, PlanError
 from ..formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
 # Halves of surrogate pairs are no characters. Those from U+DC80 on stand for bytes that were no UTF-8 (PEP 383).
 _HALF, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
 _REPLACEMENT = "\ufffd"
+_LONGEST = 512  # characters of a token whose parts are looked for: the time this takes grows with the square
 
 
 class Tokenizer:
@@ -29,12 +30,17 @@ class Tokenizer:
         self.vocabulary = Vocabulary(metadata)
         kind = self.vocabulary.kind
         pre = _pre_tokenizer(self.vocabulary) if kind == "gpt2" else PreTokenizer((), add_bos=kind != "t5")
-        self._merger = _MERGERS[kind](self.vocabulary, pre)
+        try:
+            self._merger = _MERGERS[kind](self.vocabulary, pre)
+        except MillError:
+            raise
+        except Exception as error:  # `tokenizers` has no exceptions of its own
+            raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
         self._prefix = "▁" if kind == "llama" and self.vocabulary.space_prefix else ""
         self.bos, self.eos, self.endings = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.endings
-        self.add_bos = bool(self.vocabulary.get("add_bos_token", pre.add_bos)) and self.bos is not None
-        self.add_eos = bool(self.vocabulary.get("add_eos_token", kind == "t5")) and self.eos is not None
-        add_separator = bool(self.vocabulary.get("add_sep_token", kind == "bert"))
+        self.add_bos = self.vocabulary.flag("add_bos_token", pre.add_bos) and self.bos is not None
+        self.add_eos = self.vocabulary.flag("add_eos_token", kind == "t5") and self.eos is not None
+        add_separator = self.vocabulary.flag("add_sep_token", kind == "bert")
         self._last = [self.eos] if self.add_eos and self.eos is not None else []
         if add_separator and self.vocabulary.separator is not None:
             self._last = [self.vocabulary.separator]
@@ -62,12 +68,36 @@ class Tokenizer:
     def _merge(self, text: str) -> list[int]:
         """Token ids of a text without special tokens."""
         if _HALF.search(text) is None:
-            return self._merger.encode(text, add_special_tokens=False).ids
-        known = self._byte_tokens
+            return self._merged(text)
+        known, merged = self._byte_tokens, self._merged
+        text = _HALF.sub(lambda half: half[0] if half[0] in known else _REPLACEMENT, text)
+        if self.vocabulary.kind == "t5" and _HALF.search(text):
+            text, merged = self._normalised(text), self._merged_as_is
         ids: list[int] = []
-        for part in _RAW_BYTE.split(_HALF.sub(lambda half: half[0] if half[0] in known else _REPLACEMENT, text)):
-            ids += [known[part]] if part in known else self._merger.encode(part, add_special_tokens=False).ids
+        for part in _RAW_BYTE.split(text):
+            ids += [known[part]] if part in known else merged(part)
         return ids
+
+    def _normalised(self, text: str) -> str:
+        """The text as a whole, bytes in it left alone: what is done at its ends is not to be done beside each of them."""
+        used = {ord(c) >> 7 for c in text}
+        free = next(block for block in range(0xF0000 >> 7, 0xFFF00 >> 7) if block not in used) << 7  # of private characters
+        stand_ins = {0xDC80 + i: free + i for i in range(0x80)}
+        normalised = self._merger.normalizer.normalize_str(text.translate(stand_ins))  # type: ignore[union-attr]
+        return normalised.translate({stand_in: raw for raw, stand_in in stand_ins.items()})
+
+    def _merged(self, text: str) -> list[int]:
+        return self._ids(lambda: self._merger.encode(text, add_special_tokens=False).ids)
+
+    def _merged_as_is(self, text: str) -> list[int]:
+        """As `_merged`, of what is normalised already."""
+        return self._ids(lambda: [token.id for token in self._merger.model.tokenize(text)]) if text else []
+
+    def _ids(self, merge: Callable[[], list[int]]) -> list[int]:
+        try:
+            return merge()
+        except Exception as error:  # such as characters that nothing stands for
+            raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot write this text: {error}") from None
 
     @cached_property
     def _byte_tokens(self) -> dict[str, int]:
@@ -145,8 +175,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
 
 def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     """GPT-2's scheme: words by expressions, bytes as printable characters, merges in the order of their list."""
-    merges = [_halves(merge) for merge in vocabulary.get("merges", [])]
-    ids = vocabulary.ids
+    merges, ids = vocabulary.merges, vocabulary.ids
     if not merges:  # tiktoken vocabularies have none: a token's rank is its id
         merges = _merges_by_rank(vocabulary, -np.arange(len(vocabulary.tokens)))
     usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
@@ -158,14 +187,9 @@ def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     return merger
 
 
-def _halves(merge: str) -> tuple[str, str]:
-    at = merge.index(" ", 1)  # the first character belongs to the first part, whatever it is
-    return merge[:at], merge[at + 1 :]
-
-
 def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     """SentencePiece's BPE: the pair whose union has the best score is merged first; unknown characters fall back to bytes."""
-    scores = np.asarray(vocabulary.get("scores", -np.arange(len(vocabulary.tokens))), np.float64)
+    scores = vocabulary.scores if vocabulary.scores is not None else -np.arange(len(vocabulary.tokens))
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
     model = models.BPE(
         vocab=vocabulary.ids, merges=_merges_by_rank(vocabulary, scores), unk_token=unknown, byte_fallback=True, fuse_unk=True
@@ -177,7 +201,8 @@ def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
 
 def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     """SentencePiece's unigram model: the pieces whose scores have the largest sum; the text is normalised by its own table."""
-    kinds, scores = vocabulary.kinds, np.asarray(vocabulary.get("scores", np.zeros(len(vocabulary.tokens))), np.float64)
+    kinds = vocabulary.kinds
+    scores = vocabulary.scores if vocabulary.scores is not None else np.zeros(len(kinds))
     used = np.isin(kinds, (NORMAL, USER_DEFINED, BYTE, UNKNOWN))
     lowest = float(scores[kinds == NORMAL].min(initial=0.0))
     # Tokens that no text can become must not be found: a name of their own, which no text has.
@@ -187,9 +212,11 @@ def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     merger = Merger(models.Unigram(table, vocabulary.unknown, has_bytes))
     steps: list[Any] = []
     charsmap = vocabulary.get("precompiled_charsmap", None)
+    if charsmap is not None and not (isinstance(charsmap, np.ndarray) and charsmap.ndim == 1 and charsmap.dtype.itemsize == 1):
+        raise FormatError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     if charsmap is not None and len(charsmap):
-        steps.append(normalizers.Precompiled(np.asarray(charsmap).astype(np.uint8).tobytes()))
-    if vocabulary.get("remove_extra_whitespaces", False):
+        steps.append(normalizers.Precompiled(charsmap.tobytes()))
+    if vocabulary.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if vocabulary.space_prefix:
         steps.append(normalizers.Prepend("▁"))
@@ -217,6 +244,8 @@ def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[st
     for i in np.argsort(-scores, kind="stable").tolist():
         if vocabulary.kinds[i] in (NORMAL, USER_DEFINED, UNUSED):
             token = vocabulary.tokens[i]
+            if len(token) > _LONGEST:
+                continue
             merges += [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ids and token[k:] in ids]
     return merges
 

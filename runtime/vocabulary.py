@@ -58,25 +58,57 @@ class Vocabulary:
         if self.kind not in _DEFAULT_IDS:
             known = ", ".join(_DEFAULT_IDS)
             raise PlanError(f"a vocabulary of kind {self.kind!r} is not supported (tokenizer.ggml.model is one of {known})")
-        self.tokens: list[str] = list(self.get("tokens", []))
-        self.kinds = np.asarray(self.get("token_type", np.full(len(self.tokens), NORMAL)), np.int64)
-        if len(self.kinds) != len(self.tokens):
-            raise FormatError(f"tokenizer.ggml.token_type has {len(self.kinds)} values for {len(self.tokens)} tokens")
+        tokens = self.get("tokens", [])
+        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+            raise FormatError("tokenizer.ggml.tokens is no list of texts")
+        self.tokens: list[str] = tokens
+        kinds = np.asarray(self.get("token_type", np.full(len(tokens), NORMAL)))
+        if kinds.shape != (len(tokens),) or kinds.dtype.kind not in "iu":
+            found = f"{kinds.size} values of {kinds.dtype}" if kinds.ndim else f"{kinds!r:.60}"
+            raise FormatError(f"tokenizer.ggml.token_type has {found} for {len(tokens)} tokens; each needs a whole number")
+        self.kinds = kinds.astype(np.int64)
         default = _DEFAULT_IDS[self.kind]
         self.bos = self.special("bos", self.special("cls", default.get("bos")))
         self.eos = self.special("eos", default.get("eos"))
         self.unknown = self.special("unknown", default.get("unknown"))
         self.separator = self.special("seperator", default.get("seperator"))
-        self.space_prefix = self.kind == "bert" or (self.kind in ("llama", "t5") and bool(self.get("add_space_prefix", True)))
+        self.space_prefix = self.kind == "bert" or (self.kind in ("llama", "t5") and self.flag("add_space_prefix", True))
 
     def get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """float64 [n], None where there are none. Raises FormatError if they are not one for each token."""
+        scores = self.get("scores", None)
+        if scores is None:
+            return None
+        found = np.asarray(scores)
+        if found.shape != (len(self.tokens),) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+            raise FormatError(f"tokenizer.ggml.scores has to hold {len(self.tokens)} numbers, one for each token")
+        return found.astype(np.float64)
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """The halves of each merge, in order. Raises FormatError."""
+        merges = self.get("merges", [])
+        if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
+            raise FormatError("tokenizer.ggml.merges is no list of pairs of tokens with a space between them")
+        # The first character belongs to the first part, whatever it is.
+        return [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.index(" ", 1)]]
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false, of one number as well. Raises FormatError."""
+        value = self.get(key, default)
+        if not isinstance(value, (bool, int, np.bool_, np.integer)):
+            raise FormatError(f"tokenizer.ggml.{key} is {value!r:.60}; it has to be true or false")
+        return bool(value)
 
     def special(self, name: str, default: int | None = None) -> int | None:
         """Id of the token that the metadata calls NAME_token_id, None if it is not a token. Raises FormatError if no number."""
         value = self.get(f"{name}_token_id", default)
         if value is not None and not isinstance(value, (int, np.integer)):
-            raise FormatError(f"tokenizer.ggml.{name}_token_id is {value!r}; it has to be the number of a token")
+            raise FormatError(f"tokenizer.ggml.{name}_token_id is {value!r:.60}; it has to be the number of a token")
         return int(value) if value is not None and 0 <= value < len(self.tokens) else None
 
     @cached_property

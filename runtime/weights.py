@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -27,6 +28,7 @@ Observer = Callable[[str, int, np.ndarray], None]
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile: a few MB, so that one product per tile still is a big one
 PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
+_FEW_ROWS, _ALIKE = 512, 256  # a router has at most so many; tokens multiplied at a time while somebody observes
 GROUP = 16  # tiles begin at multiples of this many rows: the widest row interleave, so that no group is decoded twice
 
 
@@ -36,9 +38,8 @@ class WeightStore:
     workers   the threads that products are shared out to
     observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
               thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
-              With a true `may_reorder` sums may run in another order than without observer, where that saves time. A method
-              observe_heads(name, float32 [n, heads, columns], pooled) takes the inputs of all heads at once (pooled: those
-              of one matrix)
+              One with methods squares(float32 [n, heads, columns]) and add_heads(name, their sums, n, pooled) is told of the
+              inputs of heads that way (pooled: of one matrix), and may be given rows that lie apart
     exact     weights multiply as float32, and activations are not rounded to fewer bits first
     watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
     """
@@ -177,10 +178,16 @@ class Linear:
         return products.plan(packed, stored, self.columns, matrices, part, threads)  # it has the address of the bytes
 
     @cached_property
-    def _from_packed(self) -> bool:
-        """Whether products of many tokens are made straight from the packed rows."""
+    def many(self) -> gemm.Plan | None:
+        """What products of many tokens straight from the packed rows need (see kernels.gemm), or None."""
+        packed, stored = self._packed, self.tensor.stored
+        return None if packed is None or stored is None else gemm.plan(packed, stored, self.columns, self.matrices)
+
+    @cached_property
+    def from_packed(self) -> bool:
+        """Whether products of many tokens are made from the packed rows, without all of them decoded at once."""
         stored = self.tensor.stored
-        return self._packed is not None and stored is not None and gemm.can_multiply(stored)
+        return self.many is not None or (self._packed is not None and stored is not None and gemm.multiplies_decoded(stored))
 
     def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
         """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
@@ -194,39 +201,58 @@ class Linear:
     def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
         """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
         tokens = x if isinstance(x, Tokens) else Tokens(x)
-        if len(tokens) <= products.FEW and self.plan is not None:
+        # Those who observe get the same of a text whatever runs beside it: how many tokens an expert has must not matter.
+        if len(tokens) <= products.FEW and self.store.observer is None and self.plan is not None:
             out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
+        elif self.many is not None:
+            (out,) = _multiply_many(self.store.workers, [self.many], tokens, matrix)
         else:
             out = np.empty((len(tokens), self.rows), np.float32)
-            (self._multiply_packed if self._from_packed else self._multiply_decoded)(tokens, matrix, out)
+            alike = self.store.observer is not None and self.rows <= _FEW_ROWS and not self.from_packed
+            way = self._multiply_by_runs if self.from_packed else self._multiply_alike if alike else self._multiply_decoded
+            way(tokens, matrix, out)
         return self._checked(out, matrix)
 
-    def _multiply_packed(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+    def _multiply_by_runs(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
         packed, stored = self._packed, self.tensor.stored
         assert packed is not None
         assert stored is not None
         first, workers = matrix * self.rows, self.store.workers
         share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
         step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
-        gemm.prepare(stored, tokens)
+        _ = tokens.rounded  # before threads share it
 
         def multiply(low: int) -> None:
-            gemm.multiply(packed[first + low : first + min(low + step, self.rows)], stored, tokens, out, low)
+            gemm.multiply_decoded(packed[first + low : first + min(low + step, self.rows)], stored, tokens, out, low)
 
         workers.map(multiply, range(0, self.rows, step), len(tokens) * self.rows * self.columns // PACKED_SPEED)
 
     def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
-        x, workers, whole, step = tokens.x, self.store.workers, None, self._tile
+        x, workers, whole, step, most = tokens.x, self.store.workers, None, self._tile, len(tokens)
         if self.rows <= self._tile:
             whole = self.store.rows(self.tensor, matrix, 0, self.rows)
-            step = self.rows if len(x) * whole.size < WORTH_SHARING else -(-self.rows // workers.count)
+            step = self.rows
+            if len(x) * whole.size >= WORTH_SHARING:  # of few rows all, and runs of tokens
+                step = max(GROUP, -(-self.rows // workers.count))
+                most = -(-len(x) // max(1, workers.count // -(-self.rows // step)))
 
-        def multiply(low: int) -> None:
+        def multiply(piece: tuple[int, int]) -> None:
+            low, token = piece
             high = min(low + step, self.rows)
             weights = self.store.rows(self.tensor, matrix, low, high) if whole is None else whole[low:high]
-            np.matmul(x, weights.T, out=out[:, low:high])
+            np.matmul(x[token : token + most], weights.T, out=out[token : token + most, low:high])
 
-        workers.map(multiply, range(0, self.rows, step))
+        workers.map(multiply, list(product(range(0, self.rows, step), range(0, len(x), most))))
+
+    def _multiply_alike(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        """As _multiply_decoded, always so many tokens at a time: the library adds up in an order that depends on how many there
+        are, and the last bit of a router's output may change the rounding of all that follows."""
+        x, weights = tokens.x, self.store.rows(self.tensor, matrix, 0, self.rows).T
+        for at in range(0, len(x), _ALIKE):
+            some = x[at : at + _ALIKE]
+            if len(some) < _ALIKE:
+                some = np.concatenate([some, np.zeros((_ALIKE - len(some), x.shape[1]), np.float32)])
+            out[at : at + _ALIKE] = np.matmul(some, weights)[: len(x) - at]
 
     def _checked(self, out: np.ndarray, matrix: int = 0) -> np.ndarray:
         if self.store.watch:
@@ -273,17 +299,17 @@ class PerHead:
         self.part, self.rows = (low, high), high - low
 
     @cached_property
-    def _plan(self) -> np.ndarray | None:
+    def plan(self) -> np.ndarray | None:
         return self.linear.plan_of(self.heads, self.part)
 
     def takes(self, n: int) -> bool:
         """Whether `matmul` can multiply n tokens per head."""
-        return n <= products.FEW and self._plan is not None
+        return n <= products.FEW and self.plan is not None
 
     def matmul(self, x: np.ndarray) -> np.ndarray:
         """x float32 [heads, n, columns] -> float32 [heads, n, rows]. Tells no observer."""
         heads, n, columns = x.shape
-        plan, store = self._plan, self.linear.store
+        plan, store = self.plan, self.linear.store
         assert plan is not None
         out = np.empty((heads * n, self.rows), np.float32)
         rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
@@ -310,15 +336,24 @@ class Together:
         plans = [plan for linear in self.linears if (plan := linear.plan) is not None]
         return np.concatenate(plans) if len(plans) == len(self.linears) else None
 
+    @cached_property
+    def _many(self) -> list[gemm.Plan] | None:
+        plans = [linear.many for linear in self.linears if linear.many is not None]
+        return plans if len(plans) == len(self.linears) else None
+
     def matmul(self, x: np.ndarray) -> list[np.ndarray]:
         """x float32 [n, columns] -> each matrix's product, float32 [n, its rows]. Tells the observer."""
         n, plans, store = len(x), self._plans, self.linears[0].store
-        if n > products.FEW or plans is None or store.watch:
+        many = self._many if n > products.FEW else None
+        if store.watch or (many is None and (n > products.FEW or plans is None)):
             tokens = Tokens(x)
             return [linear.matmul(tokens) for linear in self.linears]
         if store.observer is not None:
             for linear in self.linears:
                 linear.observe(x)
+        if many is not None:
+            return _multiply_many(store.workers, many, Tokens(x))
+        assert plans is not None
         out, results, at = _multiply(store.workers, plans, x, 0, sum(linear.rows for linear in self.linears)), [], 0
         for linear in self.linears:
             end = at + n * linear.rows
@@ -333,3 +368,14 @@ def _multiply(workers: Workers, plans: np.ndarray, x: np.ndarray, matrix: int, r
     x = np.ascontiguousarray(x, np.float32)
     products.multiply(workers.ready(), products.quantise_part.address, plans, matrix, x, out)
     return out
+
+
+def _multiply_many(workers: Workers, plans: list[gemm.Plan], tokens: Tokens, matrix: int = 0) -> list[np.ndarray]:
+    """Each plan's product of many tokens, float32 [n, its rows]."""
+    program, jobs = gemm.Program(workers.count), gemm.one_job(len(tokens), matrix)
+    results = [np.empty((len(tokens), plan.rows), np.float32) for plan in plans]
+    for plan, out in zip(plans, results, strict=True):
+        program.product(1, plan, program.of(0, plan.way, tokens), out, jobs)
+    work = len(tokens) * sum(plan.rows * plan.columns for plan in plans) // PACKED_SPEED
+    program.run(workers.ready() if work >= WORTH_SHARING else 0)
+    return results

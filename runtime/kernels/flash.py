@@ -13,8 +13,9 @@ from ...formats.kernels import kernel
 from ...quantize.lanes import LANES, highest_lane, larger, load, spread, store, sum_lanes
 from .exponential import exponential, exponential_lanes
 from .flash_rows import KINDS, decode_columns, decode_rows
+from .flash_shared import FIELDS, KEYS, ROWS, UNIT, sum_squares
 from .flash_tiles import PANEL, capped, multiply
-from .team import part, view
+from .team import call, part, view
 
 # Words of a job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
 JOB_FIELDS = (
@@ -40,12 +41,18 @@ JOB_FIELDS = (
     "past",  # tokens before the first query's
     "window",  # 0: none
     "splits",
+    "shared",  # address of the part that weighs shared values (see flash_shared), or 0
+    "shared_values",
+    "shared_width",
+    "shared_out",  # float32 [n, shared_heads, shared_width]: of the job's first head
+    "shared_heads",  # 0: shared_out is float64 [tasks, shared_width], for the sums over a task's queries of the squares
     "scale",
     "softcap",  # 0: none
 )
 (
     _TASKS, _Q, _K, _V, _OUT, _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
-    _K_HEAD, _V_HEAD, _PAST, _WINDOW, _SPLITS, _SCALE, _SOFTCAP,
+    _K_HEAD, _V_HEAD, _PAST, _WINDOW, _SPLITS, _SHARED, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE,
+    _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
 # Key heads, queries of a group, queries in time, keys: each from ... to; and which split of the keys.
@@ -53,7 +60,7 @@ TASK_FIELDS = ("head", "head_end", "member", "member_end", "first", "end", "key"
 _TASK_SIZE = len(TASK_FIELDS)
 
 _IN_BLOCKS = KINDS["q8_0"]  # the first of the kinds with blocks of 32
-KEYS = 128  # keys of a block: a multiple of every PANEL
+assert KEYS % PANEL == 0
 _NEVER = np.float32(-1e30)  # below any score, and finite: its difference to itself is 0
 
 
@@ -78,11 +85,11 @@ def _take_queries(job, head, member, member_end, first, end, scale, out, to, wid
 
 
 @kernel
-def _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, v_width):
+def _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, width):
     """Scores of a block, [rows, KEYS] of scores, become exp(score - running maximum); what was summed so far is scaled to it.
 
     unseen: so many rows from the first are left out; position: of the first query, which `members` rows share; the keys are
-    key ... key + count - 1; mixed: rows of v_width.
+    key ... key + count - 1; mixed: rows of `width`.
     """
     padded = _up(count, LANES)
     for r in range(unseen, rows):
@@ -114,14 +121,15 @@ def _weigh(scores, unseen, rows, members, position, window, key, count, softcap,
             shrink = exponential(before - now)
             top[r] = now
             total[r] *= shrink
-            for j in range(r * v_width, (r + 1) * v_width, LANES):
+            for j in range(r * width, (r + 1) * width, LANES):
                 store(mixed, j, load(mixed, j) * shrink)
         total[r] += sum_lanes(sums)
 
 
 @kernel
-def _finish(job, task, head, rows, members, top, total, mixed, v_width):
-    """Divides the sums of a task's rows by their totals, and writes them where the job wants them."""
+def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width):
+    """Divides the sums of a task's rows, m_width apart, by their totals, and writes them where the job wants them: v_width for
+    a head's own values, and behind them those for shared ones. total then is what they were multiplied with."""
     heads, width, first = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], task[4]
     results = job[_SPLITS] * job[_N] * heads
     out = view(job[_OUT], results * width, np.float32)
@@ -138,7 +146,13 @@ def _finish(job, task, head, rows, members, top, total, mixed, v_width):
         tops[to], totals[to] = highest, sum_
         factor = np.float32(0) if sum_ == 0 else factor / sum_
         for j in range(width):
-            out[to * width + j] = mixed[r * v_width + j] * factor
+            out[to * width + j] = mixed[r * m_width + j] * factor
+        total[r] = factor
+        if job[_SHARED_HEADS]:
+            row = (first + r // members) * job[_SHARED_HEADS] + of_all
+            more = view(job[_SHARED_OUT] + 4 * row * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float32)
+            for j in range(more.size):
+                more[j] = mixed[r * m_width + v_width + j] * factor
 
 
 @kernel
@@ -165,7 +179,9 @@ def attend(argument, number):
     # Types in blocks have whole blocks in a row; the others are padded, and so are their rows in memory.
     k_width, v_width = _up(job[_K_WIDTH], LANES), _up(job[_V_WIDTH], PANEL)
     v_given = _up(job[_V_WIDTH], LANES if job[_V_KIND] < _IN_BLOCKS else 2 * LANES)
-    sizes = (rows * k_width, rows * KEYS, rows * v_width, KEYS * max(k_width, v_width), LANES * k_width)
+    shared = _up(job[_SHARED_WIDTH], UNIT) if job[_SHARED] else 0
+    m_width, m_rows = v_width + shared, _up(rows, ROWS) if job[_SHARED] else rows
+    sizes = (rows * k_width, rows * KEYS, m_rows * m_width, KEYS * max(k_width, v_width), LANES * k_width)
     scratch = np.empty(sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + LANES, np.float32)
     at = (-scratch.ctypes.data & 63) // 4
     queries, at = scratch[at : at + sizes[0]], at + sizes[0]
@@ -173,10 +189,10 @@ def attend(argument, number):
     mixed, at = scratch[at : at + sizes[2]], at + sizes[2]
     block, at = scratch[at : at + sizes[3]], at + sizes[3]
     few = scratch[at : at + sizes[4]]
-    block[:] = 0  # products also run over what is behind the last key: what lay there before may be subnormal, and slow
     top, total = np.empty(rows, np.float32), np.empty(rows, np.float32)
     q_at, block_at = queries.ctypes.data, block.ctypes.data
     scores_at, mixed_at = scores.ctypes.data, mixed.ctypes.data
+    weighing = np.empty(len(FIELDS), np.int64)
     for head in range(task[0], task[1]):
         _take_queries(job, head, task[2], task[3], task[4], task[5], scale, queries, 0, k_width)
         top[:], total[:], mixed[:] = _NEVER, 0, 0
@@ -185,18 +201,32 @@ def attend(argument, number):
         while key < end:
             count = min(KEYS, end - key)
             k = job[_K] + head * job[_K_HEAD] + key * job[_K_ROW]
-            decode_columns(job[_K_KIND], k, job[_K_ROW], count, k_width, block, 0, few)
             panels = _up(count, PANEL) // PANEL
+            # Products also run over what is behind the last key or number: what lay there before may be subnormal, and slow.
+            if _up(count, LANES) < panels * PANEL:
+                block[(panels - 1) * k_width * PANEL : panels * k_width * PANEL] = 0
+            decode_columns(job[_K_KIND], k, job[_K_ROW], count, k_width, block, 0, few)
             unseen = max(0, key - position) * members  # rows of the queries before these keys
-            q, s, m = q_at + 4 * k_width * unseen, scores_at + 4 * KEYS * unseen, mixed_at + 4 * v_width * unseen
+            q, s, m = q_at + 4 * k_width * unseen, scores_at + 4 * KEYS * unseen, mixed_at + 4 * m_width * unseen
             multiply(q, 4 * k_width, rows - unseen, block_at, panels, k_width, s, 4 * KEYS, True)
-            _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, v_width)
+            _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, m_width)
             v = job[_V] + head * job[_V_HEAD] + key * job[_V_ROW]
-            decode_rows(job[_V_KIND], v, job[_V_ROW], count, v_given, block, 0, PANEL, count * PANEL)
             panels = v_width // PANEL
-            multiply(s, 4 * KEYS, rows - unseen, block_at, panels, count, m, 4 * v_width, False)
+            if v_given < v_width:
+                block[(panels - 1) * count * PANEL : panels * count * PANEL] = 0
+            decode_rows(job[_V_KIND], v, job[_V_ROW], count, v_given, block, 0, PANEL, count * PANEL)
+            multiply(s, 4 * KEYS, rows - unseen, block_at, panels, count, m, 4 * m_width, False)
+            if job[_SHARED]:
+                weighing[0], weighing[1], weighing[2] = scores_at, mixed_at + 4 * v_width, 4 * m_width
+                weighing[3], weighing[4], weighing[5], weighing[6] = rows, unseen, key, count
+                weighing[7], weighing[8] = job[_SHARED_VALUES], shared
+                weighing[9], weighing[10] = position, members
+                call(job[_SHARED], weighing.ctypes.data, 0)
             key += count
-        _finish(job, task, head, rows, members, top, total, mixed, v_width)
+        _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
+        if job[_SHARED] and not job[_SHARED_HEADS]:
+            squares = view(job[_SHARED_OUT] + 8 * number * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float64)
+            sum_squares(mixed_at + 4 * v_width, 4 * m_width, rows, total, squares)
 
 
 @part

@@ -7,7 +7,6 @@ tile keeps ROWS x PANEL sums in registers: 24 of the 32 that AVX-512 has, 12 of 
 from __future__ import annotations
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
@@ -15,8 +14,9 @@ from ...formats.kernels import kernel
 from ...quantize.arithmetic import operation
 from ...quantize.lanes import F32, LANES, place_of, vector_of
 from .exponential import exponential_lanes
+from .x86 import features
 
-WIDE = bool(get_host_cpu_features().get("avx512f"))
+WIDE = "avx512f" in features()
 VECTORS = 4 if WIDE else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6

@@ -1,4 +1,4 @@
-"""Matrix products of many tokens with packed weights of any type.
+"""Matrix products of many tokens with packed weights of any type, as programs for a team of threads.
 
 Weights are taken from their packed bytes, a few hundred rows at a time, and every row is unpacked once for all tokens:
 
@@ -8,30 +8,37 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 * Elsewhere types of tile_types.py are multiplied as bytes (gemm_bytes.py), with activations of 8 bits and a scale per 32. Other
   quantised types are decoded and multiplied as bf16 where there are dot products of those, as float32 where there are none.
 
-f32 and f16 weights are left to float32 (`can_multiply` is False), and so is bf16 without a tile unit.
+f32 and f16 weights are left to float32, and so is bf16 without a tile unit.
+
+Types that are decoded (`multiply_decoded`) go through Python, a run of rows at a time. All others have a `Plan`; what is to be
+done is entered in a `Program`, and no step of it takes one thread longer than the others.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ...formats import TensorType
 from ...quantize import decode
-from ...repack import unpack as unpack_rows
-from . import amx
-from .activations import RUN, quantise
-from .gemm_bytes import BLOCK, TILE_TOKENS, multiply_bytes
-from .gemm_floats import STRETCH, has_dots, multiply_dots, multiply_expanded, multiply_tiles
+from . import amx, gemm_parts, team
+from .gemm_bytes import BLOCK, TILE_TOKENS
+from .gemm_floats import STRETCH, has_dots, multiply_dots, multiply_tiles
+from .gemm_parts import BYTES, FIELDS, INPUTS, ROUNDED, SPAN, SPLIT
 from .lines import empty, scratch
-from .tile_floats import STEP, panels_of, round_rows
+from .tile_floats import STEP, TOKENS, panels_of, round_rows
 from .tile_types import kind_of
-from .tile_unpack import PANEL, unpack
+from .tile_unpack import PANEL, unpacker
 
 ROWS = 2 * PANEL  # rows are multiplied in multiples of it: where a matrix is divided among threads
 _CHUNK = 1 << 19  # codes unpacked at a time: they stay in the second-level cache
 _SUMS = (8, 512, ROWS)  # pairs of panels, tokens and rows whose sums are kept until all columns are done: half a megabyte
+_EACH = 8  # parts that a thread gets of a stage: what the last to end waits for is half of one, so a sixteenth
+_KEPT = 64 << 20  # bytes of results in between that a thread keeps for the next time
+
+Way = tuple[int, int, int]  # ROUNDED, SPLIT or BYTES; zero and group of BYTES, else 0
 
 
 class Tokens:
@@ -40,7 +47,7 @@ class Tokens:
 
     def __init__(self, x: np.ndarray):
         self.x = np.ascontiguousarray(x, np.float32)
-        self._offsets: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self.made: dict[Way, Inputs] = {}
 
     def __len__(self) -> int:
         return len(self.x)
@@ -50,96 +57,169 @@ class Tokens:
         """As bf16, in blocks."""
         return round_rows(self.x)
 
-    @cached_property
-    def split(self) -> np.ndarray:
-        """As sums of two bf16 numbers, in blocks."""
-        return round_rows(self.x, 2)
 
-    @cached_property
-    def quantised(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes int8 [n, columns], scales float32 [n, columns / 32], sums int16 [n, columns / 16], n filled up with zeros."""
-        n, columns = self.x.shape
-        filled = -(-n // TILE_TOKENS) * TILE_TOKENS
-        codes, scales = empty((filled, columns), np.int8), empty((filled, columns // BLOCK), np.float32)
-        sums = empty((filled, columns // RUN), np.int16)
-        done = quantise(self.x, BLOCK)
-        for target, source in ((codes, done.codes), (scales, done.scales), (sums, done.sums)):
-            target[:n], target[n:] = source, 0
-        return codes, scales, sums
+class Inputs:
+    """Activations in the form that a way of multiplying wants: memory for `rows` rows, whole units, and the table that parts
+    read (see gemm_parts).
 
-    def offsets(self, zero: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-        """Per group of 16 or 32 columns: -zero * (sum of the codes), int32, and that sum times the block's scale, float32."""
-        if (zero, group) not in self._offsets:
-            self._offsets[zero, group] = self._new_offsets(zero, group)
-        return self._offsets[zero, group]
+    x: float32 [any, columns], C-contiguous. places: int64 [rows] or None, which rows of x they are (-1: zeros); None: the first
+    ones, and zeros. name: of the memory, if this thread may keep it.
+    """
 
-    def _new_offsets(self, zero: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-        _, scales, sums = self.quantised
-        if group == BLOCK:
-            sums = sums[:, ::2] + sums[:, 1::2]
+    def __init__(self, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""):
+        columns, (self.way, zero, group) = x.shape[1], way
+        if self.way == BYTES:
+            groups = columns // group
+            sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
         else:
-            scales = np.repeat(scales, 2, axis=1)
-        return sums.astype(np.int32) * np.int32(-zero), sums * scales
+            sizes = (2 * rows * -(-columns // STEP) * STEP * (2 if self.way == SPLIT else 1), 0, 0, 0)
+        ends = np.cumsum([-(-size // 64) * 64 for size in sizes])
+        memory = room(name, (int(ends[-1]),), np.uint8)
+        starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
+        given = 0 if places is None else places.ctypes.data
+        self.table = np.array([x.ctypes.data, given, len(x), columns, self.way, *starts, zero, group], np.int64)
+        assert len(self.table) == INPUTS
+        self._kept = memory, x, places
+        self.parts = rows // unit_of(way) * -(-columns // SPAN)
 
 
-def can_multiply(stored: TensorType) -> bool:
-    """Whether `multiply` takes a tensor stored so; the others are decoded to float32 and multiplied as that."""
+def unit_of(way: Way) -> int:
+    """Rows that inputs are made and multiplied in."""
+    return TILE_TOKENS if way[0] == BYTES else TOKENS
+
+
+def room(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """Memory for results in between: of the name, kept by this thread, unless it has none or that is much."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return scratch(name, shape, dtype) if name and size <= _KEPT else empty(shape, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A matrix, or a stack of them: what does not change from product to product.
+
+    function: address of the part; words: the table of a product (see gemm_parts), as far as it is known
+    """
+
+    function: int
+    words: np.ndarray
+    way: Way
+    rows: int
+    columns: int
+
+
+def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1) -> Plan | None:
+    """What products need to know of a matrix, or of a stack of them; None if products of the type are not made by programs.
+
+    packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used.
+    """
+    rows, kind = len(packed) // matrices, kind_of(stored.name)
+    if not packed.flags.c_contiguous or not stored.is_known:
+        return None
     if stored.name in ("bf16", "bf16_r16"):
-        return amx.permitted()
-    if stored.is_float or not stored.is_known:
-        return False
-    return amx.permitted() or kind_of(stored.name) is not None or has_dots()
-
-
-def prepare(stored: TensorType, tokens: Tokens) -> None:
-    """Makes what `multiply` will need of the tokens: to be called before threads share them."""
-    kind = kind_of(stored.name)
-    if stored.is_float or stored.name == "bf16_r16":
-        _ = tokens.split
-    elif kind is None or amx.permitted():
-        _ = tokens.rounded
+        if columns % STEP or not amx.permitted():
+            return None
+        part, way = gemm_parts.floats_part, (SPLIT, 0, 0)
+        numbers = [int(stored.name == "bf16"), 0, 0, 0]
+    elif kind is None or columns % BLOCK:
+        return None
     else:
-        tokens.offsets(kind.zero, kind.group)
+        numbers = [unpacker(stored.name).address, kind.zero, kind.group, int(kind.m is not None)]
+        if amx.permitted():
+            part, way = gemm_parts.expanded_part, (ROUNDED, 0, 0)
+        else:
+            part, way = gemm_parts.bytes_parts[kind.group], (BYTES, kind.zero, kind.group)
+    known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
+    words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
+    return Plan(part.address, words, way, rows, columns)
+
+
+def multiplies_decoded(stored: TensorType) -> bool:
+    """Whether `multiply_decoded` takes a tensor stored so, for which there is no plan. What is neither is decoded to float32
+    and multiplied as that."""
+    if stored.is_float or stored.name == "bf16_r16" or not stored.is_known:
+        return False
+    return amx.permitted() or has_dots()
+
+
+class Program:
+    """Products and what goes with them, in stages: those of one stage run side by side, on `threads` threads."""
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self._tasks: list[tuple[int, int, int, int]] = []
+        self._kept: list[object] = []
+
+    def task(self, stage: int, function: int, table: np.ndarray, parts: int, *kept: object) -> None:
+        """Parts of a table, in any order with those of the same stage; kept: what has to stay in memory until then."""
+        self._tasks.append((stage, function, table.ctypes.data, parts))
+        self._kept += [table, kept]
+
+    def inputs(
+        self, stage: int, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""
+    ) -> Inputs:
+        """Activations x float32 [n, columns] as `way` wants them (see Inputs)."""
+        made = Inputs(way, x, rows, places, name)
+        self.task(stage, gemm_parts.prepare_part.address, made.table, made.parts, made)
+        return made
+
+    def of(self, stage: int, way: Way, tokens: Tokens) -> Inputs:
+        """As inputs, of all tokens, kept with them."""
+        if way not in tokens.made:
+            unit = unit_of(way)
+            tokens.made[way] = self.inputs(stage, way, tokens.x, -(-len(tokens) // unit) * unit)
+        return tokens.made[way]
+
+    def product(self, stage: int, plan: Plan, inputs: Inputs, out: np.ndarray, jobs: np.ndarray) -> None:
+        """out float32 [any, rows of the plan]; jobs int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs
+        from the first on (a multiple of their unit) times a matrix go to the rows from TARGET on of out."""
+        words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
+        most = max(1, _CHUNK // (plan.columns * ROWS)) * ROWS
+        step = most
+        if self.threads > 1:
+            slices = max(1, int(_EACH * self.threads * tokens.max() // tokens.sum()))
+            step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
+        slices = -(-plan.rows // step)
+        words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
+        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data, plan.rows
+        words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs.table.ctypes.data
+        self.task(stage, plan.function, words, len(jobs) * slices, out, jobs, inputs)
+
+    def run(self, address: int) -> None:
+        """address: of the team (see Workers.ready)."""
+        team.run(address, np.array(sorted(self._tasks, key=lambda task: task[0]), np.int64))
+
+
+def one_job(n: int, matrix: int = 0) -> np.ndarray:
+    """All n rows times a matrix."""
+    return np.array([[matrix, 0, n, 0]], np.int64)
+
+
+def multiply(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray) -> None:
+    """Writes tokens times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this thread."""
+    made, program = plan(q, stored, tokens.x.shape[1]), Program(1)
+    if made is None:
+        assert multiplies_decoded(stored)
+        multiply_decoded(q, stored, tokens, out, 0)
+        return
+    program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)))
+    program.run(0)
 
 
 def rows_at_once(columns: int) -> int:
-    """Rows that `multiply` had better be given at a time."""
+    """Rows that `multiply_decoded` had better be given at a time."""
     return max(1, _CHUNK // (columns * ROWS)) * ROWS
 
 
-def multiply(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray, column: int) -> None:
-    """Writes tokens times the rows q, uint8 [rows, row_bytes] and whole groups, to the columns of out from `column` on.
+def multiply_decoded(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray, column: int) -> None:
+    """As multiply, for types that have no plan, to the columns of out [n, all rows] from `column` on.
 
-    out: float32 [n, all rows], C-contiguous. If the number of rows is no multiple of ROWS, they have to be the last ones.
+    If the number of rows is no multiple of ROWS, they have to be the last ones. Before threads share the tokens one has to ask
+    for `tokens.rounded`.
     """
-    columns, kind = tokens.x.shape[1], kind_of(stored.name)
     sums, stretch = scratch("sums", _SUMS, np.float32), scratch("stretch", (ROWS * STRETCH,), np.uint16)
-    if stored.name in ("bf16", "bf16_r16"):
-        if stored.base is not None and columns % STEP:
-            q, _ = unpack_rows(q, stored.name, columns)
-        elif stored.base is not None:
-            multiply_tiles(_frozen(q).reshape(-1, columns // 2, PANEL, 2), tokens.split, sums, stretch, out, column)
-            return
-        multiply_tiles(panels_of(_frozen(q)), tokens.split, sums, stretch, out, column)
-    elif kind is None:
-        panels = panels_of(np.ascontiguousarray(decode(q, stored.name, columns)))
-        if amx.permitted():
-            multiply_tiles(panels, tokens.rounded, sums, stretch, out, column)
-        else:
-            multiply_dots(panels, tokens.rounded, sums, out, column)
+    panels = panels_of(np.ascontiguousarray(decode(q, stored.name, tokens.x.shape[1])))
+    if amx.permitted():
+        multiply_tiles(panels, tokens.rounded, sums, stretch, out, column)
     else:
-        panels = unpack(q, stored.name, columns)
-        weights = (panels.codes, panels.scales, panels.terms)
-        if amx.permitted():
-            multiply_expanded(*weights, panels.zero, panels.group, tokens.rounded, sums, stretch, out, column)
-        else:
-            codes, scales, _ = tokens.quantised
-            offsets, totals = tokens.offsets(panels.zero, panels.group)
-            multiply_bytes(None if panels.group == BLOCK else True, *weights, codes, scales, offsets, totals, sums, out, column)
-
-
-def _frozen(q: np.ndarray) -> np.ndarray:
-    """The bits of bf16 rows, not to be written: kernels then have one signature, whether they come from a file or not."""
-    bits = np.ascontiguousarray(q).view(np.uint16).view()
-    bits.flags.writeable = False
-    return bits
+        multiply_dots(panels, tokens.rounded, sums, out, column)

@@ -125,13 +125,14 @@ def _all_tokens(weights, weight_step, tokens, token_step, blocks, sums, steps, f
 def multiply_tiles(panels, tokens, sums, stretch, out, column):
     """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c; on the tile unit.
 
-    panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32, read-only; tokens: from `round_rows`, uint16
-    [parts, n / 16, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch:
+    panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32; tokens: from `round_rows`, uint16
+    [n / 16, parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch:
     uint16 [2 * 512 * 16], for use meanwhile, at cache lines; out: float32 [n or less, any]: rows of the panels beyond its last
     column are left out. All C-contiguous.
     """
-    n, columns, rows = tokens.shape[1], tokens.shape[2] * STEP, panels.shape[0]
-    panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
+    part_step = tokens.shape[2] * TILE_BYTES
+    panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[1] * part_step, sums.shape[1] * 8 * PANEL
     at_panels, at_tokens, at_sums, at_stretch = address(panels), address(tokens), address(sums), address(stretch)
     amx.configure()
     for token in range(0, n, sums.shape[1] // TOKENS):
@@ -149,8 +150,8 @@ def multiply_tiles(panels, tokens, sums, stretch, out, column):
                             to = at_stretch + p * STRETCH * 2 * PANEL
                             copy_lines(weights + p * panel_bytes, to, steps * TILE_BYTES // 64)
                         weights, following = at_stretch, STRETCH * 2 * PANEL if second else 0
-                    for part in range(tokens.shape[0]):
-                        from_ = at_tokens + (part * n + token) * token_step + start // STEP * TILE_BYTES
+                    for part in range(tokens.shape[1]):
+                        from_ = at_tokens + token * token_step + part * part_step + start // STEP * TILE_BYTES
                         first = start == 0 and part == 0
                         _all_tokens(weights, following, from_, token_step, blocks, at_sums + pair * sum_step, steps, first)
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
@@ -160,12 +161,13 @@ def multiply_tiles(panels, tokens, sums, stretch, out, column):
 
 @kernel
 def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, out, column):
-    """As multiply_tiles, for panels of bytes (Panels in tile_unpack.py), an even number of them; tokens of one part."""
-    n, columns, rows = tokens.shape[1], tokens.shape[2] * STEP, codes.shape[0]
+    """As multiply_tiles, for panels of bytes (Panels in tile_unpack.py), an even number of them; tokens of one part; terms: of
+    size 0 if there are none."""
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, codes.shape[0]
     token_step, sum_step = tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
     at_codes, at_scales, at_tokens = address(codes), address(scales), address(tokens)
     at_sums, at_stretch = address(sums), address(stretch)
-    at_terms = address(terms) if terms is not None else None
+    at_terms = address(terms)
     zero = np.float32(zero)
     amx.configure()
     for token in range(0, n, sums.shape[1] // TOKENS):
@@ -178,15 +180,12 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, 
                 for pair in range(pairs):
                     for p in range(2):
                         first = (panel + 2 * pair + p) * columns + start
-                        _expand(
-                            at_codes + first * PANEL,
-                            at_scales + first // group * _PAIR_BYTES,
-                            at_terms + first // group * _PAIR_BYTES if at_terms is not None else None,
-                            zero,
-                            group // 4,
-                            width // group,
-                            at_stretch + p * 2 * STRETCH * PANEL,
-                        )
+                        at_group, to = first // group * _PAIR_BYTES, at_stretch + p * 2 * STRETCH * PANEL
+                        at, scale = at_codes + first * PANEL, at_scales + at_group
+                        if terms.size:
+                            _expand(at, scale, at_terms + at_group, zero, group // 4, width // group, to)
+                        else:
+                            _expand(at, scale, None, zero, group // 4, width // group, to)
                     at = at_sums + pair * sum_step
                     _all_tokens(at_stretch, 2 * STRETCH * PANEL, from_, token_step, blocks, at, width // STEP, start == 0)
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
@@ -251,7 +250,7 @@ def _dot_tile(typingctx, weights, weight_step, tokens, sums, steps, first):
 @kernel
 def multiply_dots(panels, tokens, sums, out, column):
     """As multiply_tiles, where has_dots; tokens of one part."""
-    n, columns, rows = tokens.shape[1], tokens.shape[2] * STEP, panels.shape[0]
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
     panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
     at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
     for token in range(0, n, sums.shape[1] // TOKENS):

@@ -98,6 +98,8 @@ class Step:
             if value is None:
                 value = emit.gather(base, addresses, self.size)
                 value = loaded[addresses.tobytes()] = self._unwoven(emit, value) if self.fields.woven else value
+            if width == self.codes.shape[-1] == 2 and self.table is not None and (shift == shift[0]).all():
+                return self._look_up_half(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
             by_word = shift.reshape(LANES, 4)
             if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
                 assert width == 1
@@ -113,6 +115,15 @@ class Step:
         if self.fields.fixed is not None:
             total = emit.builder.or_(total, constant(I8, self.fields.fixed[slot.columns]))
         return total if self.table is None else emit.look_up(self.table, total)
+
+    def _look_up_half(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+        """The table's entries for two bits of every byte, taken from four: shifts and masks serve two such codes."""
+        assert self.table is not None
+        key = (*key, shift // 4)
+        if key not in loaded:
+            right = np.full(BYTES, shift // 4 * 4)
+            loaded[key] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
+        return emit.look_up([self.table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
 
     @staticmethod
     def _unwoven(emit: Emitter, value: Any) -> Any:
@@ -215,6 +226,9 @@ class Step:
 
     def activation_words(self, emit: Emitter, codes: Any, words: np.ndarray) -> Any:
         """<64 x i8>: the codes of activations, four columns per lane."""
+        if (words >= 0).all() and (np.diff(words.reshape(2, -1)) == 1).all():
+            halves = [emit.load(codes, 4 * int(first), vector(I32, LANES // 2)) for first in words[:: LANES // 2]]
+            return emit.builder.bitcast(emit.join(halves), vector(I8, BYTES))
         used = words[words >= 0]
         low, high = int(used.min()), int(used.max())
         total = self.columns // 4

@@ -141,25 +141,25 @@ class Emitter:
                 )
         raise AssertionError("pieces of one byte always do")
 
-    def numbers(self, base: Any, bits: np.ndarray, size: int) -> Any:
-        """<n x i32> of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
+    def numbers(self, base: Any, bits: np.ndarray, size: int, lane: ir.IntType = I32) -> Any:
+        """<n x i32> (or of i16) of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
         total: Any = None
         for unit in (32, 8):  # in words that a run of bits does not cross, where it crosses bytes
             runs = runs_of_bits(bits, unit)
-            if unit == 8 or (len(runs) < len(runs_of_bits(bits, 8)) and bits.max() // 32 * 4 + 4 <= size):
+            if unit == 8 or (lane == I32 and len(runs) < len(runs_of_bits(bits, 8)) and bits.max() // 32 * 4 + 4 <= size):
                 break
         for first, stop in runs:
             shift = bits[:, first] % unit
             if unit == 8:
-                part = self.builder.zext(self.gather(base, bits[:, first] // 8, size), vector(I32, len(bits)))
+                part = self.builder.zext(self.gather(base, bits[:, first] // 8, size), vector(lane, len(bits)))
             else:
                 part = self._words(base, bits[:, first] // 32)
             if shift.any():
-                part = self.builder.lshr(part, constant(I32, shift))
+                part = self.builder.lshr(part, constant(lane, shift))
             if (shift + stop - first).min() < unit:
-                part = self.builder.and_(part, constant(I32, [(1 << stop - first) - 1] * len(bits)))
+                part = self.builder.and_(part, constant(lane, [(1 << stop - first) - 1] * len(bits)))
             if first:
-                part = self.builder.shl(part, constant(I32, [first] * len(bits)))
+                part = self.builder.shl(part, constant(lane, [first] * len(bits)))
             total = part if total is None else self.builder.or_(total, part)
         return total
 
@@ -277,6 +277,45 @@ class Emitter:
             right = self.builder.ashr(self.builder.shl(b, constant(I32, [24 - 8 * byte] * LANES)), constant(I32, [24] * LANES))
             total = self.builder.add(total, self.builder.mul(left, right))
         return total
+
+    def dot_pairs(self, unsigned: Any, signed: Any) -> Any:
+        """<32 x i16>: sums of two products of bytes each, unsigned 0..128 and signed -127..127."""
+        kind = vector(I16, BYTES // 2)
+        if self.level == "avx512":
+            return self.call("llvm.x86.avx512.pmaddubs.w.512", kind, unsigned, signed)
+        if self.level == "avx2":
+            pair = vector(I16, BYTES // 4)
+            return self._by_halves(lambda a, b: self.call("llvm.x86.avx2.pmadd.ub.sw", pair, a, b), unsigned, signed)
+        eight, low = constant(I16, [8] * kind.count), constant(I16, [255] * kind.count)
+        a, b = (self.builder.bitcast(v, kind) for v in (unsigned, signed))
+        even = self.builder.mul(self.builder.and_(a, low), self.builder.ashr(self.builder.shl(b, eight), eight))
+        return self.builder.add(even, self.builder.mul(self.builder.lshr(a, eight), self.builder.ashr(b, eight)))
+
+    def add_pairs(self, total: Any, a: Any, b: Any) -> Any:
+        """<16 x i32> total + the sums of two products of i16 each."""
+        if self.level == "avx512":
+            words = [self.builder.bitcast(v, vector(I32, LANES)) for v in (a, b)]
+            return self.call("llvm.x86.avx512.vpdpwssd.512", vector(I32, LANES), total, *words)
+        return self.builder.add(total, self.join([self._words_of_pairs(*half) for half in self._halves(a, b)]))
+
+    def add_few(self, total: Any, a: Any, b: Any) -> Any:
+        """As add_pairs, of sixteen i16 each, for the first eight lanes."""
+        found = self._words_of_pairs(a, b)
+        both = self.join([found, constant(I32, [0] * (LANES // 2))])
+        return self.builder.add(total, both)
+
+    def _halves(self, *vectors: Any) -> list[tuple]:
+        count = vectors[0].type.count // 2
+        return [tuple(self.shuffle(v, range(i, i + count)) for v in vectors) for i in (0, count)]
+
+    def _words_of_pairs(self, a: Any, b: Any) -> Any:
+        """<8 x i32> of <16 x i16>."""
+        if self.level != "portable":
+            return self.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), a, b)
+        a, b = (self.builder.bitcast(v, vector(I32, 8)) for v in (a, b))
+        high = constant(I32, [16] * 8)
+        low = self.builder.mul(*(self.builder.ashr(self.builder.shl(v, high), high) for v in (a, b)))
+        return self.builder.add(low, self.builder.mul(*(self.builder.ashr(v, high) for v in (a, b))))
 
     def _dot_small(self, unsigned: Any, signed: Any) -> Any:
         pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), unsigned, signed)

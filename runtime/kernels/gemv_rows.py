@@ -15,6 +15,7 @@ from .gemv_books import BookStep
 from .gemv_emit import F32, I64, LANES, Emitter, vector
 from .gemv_fields import HALF, Fields, fields
 from .gemv_trellis import TrellisStep
+from .gemv_whole import WholeStep, takes
 
 _STEP = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns of a step, for types of small blocks
 
@@ -25,6 +26,8 @@ def steps(name: str) -> list[Step]:
     found, kind = fields(name), TYPES[name]
     assert found is not None
     kind_of_step = TrellisStep if found.trellis else Step if found.book is None else BookStep
+    if takes(name):
+        kind_of_step = WholeStep
     blocks = max(1, (256 if found.activations == 256 else _STEP[kind.rows]) // found.block)
     return [kind_of_step(name, blocks), kind_of_step(name, 1)] if blocks > 1 else [kind_of_step(name, 1)]
 

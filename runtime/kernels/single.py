@@ -1,4 +1,4 @@
-"""Parts for programs that hold a whole pass of one token: small tasks in turn, and the choice of its experts."""
+"""Parts for programs that hold a whole pass of one token: small tasks in turn, rows from place to place, its experts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ def in_turn(argument, number):
         row = argument + 8 + 32 * task
         for i in range(read(row + 8 * PARTS)):
             call(read(row + 8 * FUNCTION), read(row + 8 * ARGUMENT), i)
+
+
+ROWS_FIELDS = ("from", "step", "to", "to_step", "count", "width", "places", "adds")
+
+
+@part
+def move(argument, number):
+    """Copies rows of float32, or adds them to what is there.
+
+    Table, int64: address of the first row and bytes from row to row; the same of where they go; how many, and numbers of each;
+    address of int64 [count], which rows to take (0: one after the other); whether they are added.
+    """
+    table = view(argument, 8, np.int64)
+    count, width = table[4], table[5]
+    for i in range(count):
+        row = view(table[6], count, np.int64)[i] if table[6] else i
+        values, out = view(table[0] + row * table[1], width, np.float32), view(table[2] + i * table[3], width, np.float32)
+        for j in range(width):
+            out[j] = out[j] + values[j] if table[7] else values[j]
 
 
 CHOICE_FIELDS = (

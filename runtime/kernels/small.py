@@ -16,7 +16,7 @@ from .team import part, run, view
 RUN = 16384  # elements of one part: some microseconds
 WIDTH = 256  # columns of one part, where rows are added up
 _HUGE = 1e30
-SILU, GELU, CLAMPED_SWISH = range(3)
+SILU, GELU, CLAMPED_SWISH, SQUARED_RELU = range(4)
 
 _FAST = {"reassoc", "nsz", "contract"}  # sums over a row in whatever order is fastest: the same one at every call
 
@@ -42,6 +42,58 @@ def normalise_row(row, weight, epsilon, out):
     inverse = np.float32(1) / np.sqrt(mean_square(row) + epsilon)
     for i in range(row.size):
         out[i] = row[i] * inverse * weight[i]
+
+
+@kernel(fastmath=_FAST)
+def _mean(row):
+    total = np.float32(0)
+    for i in range(row.size):
+        total += row[i]
+    return total / np.float32(row.size)
+
+
+@kernel
+def centre(x, out):
+    """Rows of x minus their mean: float32 x and out [rows, size] (may be one array)."""
+    for r in range(len(x)):
+        mean = _mean(x[r])
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] - mean
+
+
+@part
+def centre_part(argument, number):
+    """Table: x, out, rows, size."""
+    table = view(argument, 4, np.int64)
+    rows, size = table[2], table[3]
+    x, out = view(table[0], rows * size, np.float32), view(table[1], rows * size, np.float32)
+    centre(x.reshape(rows, size), out.reshape(rows, size))
+
+
+@kernel(fastmath=_FAST)
+def _product(a, b):
+    total = np.float32(0)
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@kernel
+def share(x, gate, out):
+    """Rows of out times sigmoid(x . gate) of their rows of x: float32 x and out [n, size], gate [size]."""
+    for r in range(len(x)):
+        divisor = np.float32(1) + exponential(-_product(x[r], gate))
+        for i in range(out.shape[1]):
+            out[r, i] /= divisor
+
+
+@part
+def share_part(argument, number):
+    """Table: x, gate, out, size: of one row."""
+    table = view(argument, 4, np.int64)
+    size = table[3]
+    x, out = view(table[0], size, np.float32).reshape(1, size), view(table[2], size, np.float32).reshape(1, size)
+    share(x, view(table[1], size, np.float32), out)
 
 
 @part
@@ -85,9 +137,14 @@ def _gate(x, y, slope, bend, limit, shift):
 def gate_run(kind, gate, up, out, limit):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
-    kind: SILU, GELU (the tanh form), or CLAMPED_SWISH: gate and up are kept within +-limit (gate only from above), the result
-    is gate * sigmoid(1.702 gate) * (up + 1) (gpt-oss).
+    kind: SILU, GELU (the tanh form), CLAMPED_SWISH: gate and up are kept within +-limit (gate only from above), the result is
+    gate * sigmoid(1.702 gate) * (up + 1) (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
     """
+    if kind == SQUARED_RELU:
+        for i in range(out.size):
+            value = gate[i] if gate[i] > 0 or gate[i] != gate[i] else np.float32(0)
+            out[i] = value * value * up[i]
+        return
     slope, bend, most, shift = np.float32(-1), np.float32(0), np.float32(np.inf), np.float32(0)
     if kind == GELU:
         # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)

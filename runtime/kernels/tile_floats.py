@@ -14,6 +14,7 @@ from ...formats.kernels import kernel
 from ...quantize.arithmetic import operation
 from .gemm_bytes import PANEL
 from .lines import empty, scratch
+from .team import view
 from .x86 import FLOATS, I64, LANES, WORDS, address, load, same, shuffle, store
 
 STEP, TOKENS = 32, 16  # columns of rows and panels, and tokens, are filled up to multiples
@@ -21,12 +22,12 @@ STEP, TOKENS = 32, 16  # columns of rows and panels, and tokens, are filled up t
 
 def round_rows(x: np.ndarray, parts: int = 1) -> np.ndarray:
     """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of 16 tokens and 32 columns
-    that are filled up with zeros: [parts, n / 16, columns / 32, 16, 32].
+    that are filled up with zeros: [n / 16, parts, columns / 32, 16, 32].
 
     parts: 1, or 2 for what the first rounding left as well, so that the sum of both is x up to 2^-17 of it.
     """
     n, columns = x.shape
-    out = empty((parts, -(-n // TOKENS), -(-columns // STEP), TOKENS, STEP), np.uint16)
+    out = empty((-(-n // TOKENS), parts, -(-columns // STEP), TOKENS, STEP), np.uint16)
     _round(np.ascontiguousarray(x, np.float32), out)
     return out
 
@@ -61,24 +62,33 @@ def _round_step(typingctx, source, target, remainder):
 
 
 @kernel
+def round_row(source, columns, first, stop, target, remainder, last):
+    """Rounds the columns first (a multiple of 32) to stop - 1 of a row of float32, or zeros if its address is 0, to their
+    places in a block: `target` is that of the row's column 0, `remainder` (if not 0) that of what is left. last: zeros
+    [32], for use meanwhile."""
+    for column in range(first, min(stop, columns), STEP):
+        at = source + 4 * column
+        if source == 0:
+            at = address(last)
+        elif column + STEP > columns:
+            for i in range(columns - column):
+                last[i] = view(at, columns - column, np.float32)[i]
+            at = address(last)
+        place = 2 * TOKENS * column
+        _round_step(at, target + place, remainder + place if remainder else 0)
+        if at == address(last):
+            last[:] = 0
+
+
+@kernel
 def _round(x, out):
     n, columns = x.shape
     last = np.zeros(STEP, np.float32)
-    part_bytes = out[0].size * 2
-    for t in range(out.shape[1] * TOKENS):
-        at = address(x) + 4 * t * columns
-        for step in range(out.shape[2]):
-            first = step * STEP
-            source = at + 4 * first
-            if t >= n:
-                last[:] = 0
-                source = address(last)
-            elif first + STEP > columns:
-                last[: columns - first] = x[t, first:]
-                last[columns - first :] = 0
-                source = address(last)
-            to = address(out) + 2 * (((t // TOKENS * out.shape[2] + step) * TOKENS + t % TOKENS) * STEP)
-            _round_step(source, to, to + part_bytes if out.shape[0] > 1 else 0)
+    block_bytes, part_bytes = 2 * out[0].size, 2 * out[0, 0].size
+    for t in range(out.shape[0] * TOKENS):
+        to = address(out) + t // TOKENS * block_bytes + t % TOKENS * 2 * STEP
+        source = address(x) + 4 * t * columns if t < n else 0
+        round_row(source, columns, 0, columns, to, to + part_bytes if out.shape[1] > 1 else 0, last)
 
 
 def plain_nan(b, value):
@@ -139,8 +149,9 @@ def _turn(typingctx, sample, source, row_bytes, rows, out):
 
 
 @kernel
-def _panels(rows, tail, panels):
-    """rows: [n, columns]; tail: [n, 32], what is beyond the last multiple of 32 columns and zeros."""
+def fill_panels(rows, tail, panels):
+    """Writes rows [n, columns] to panels uint16 [n / 16, columns / 2, 16, 2]. tail: [n, 32], what is beyond the last multiple
+    of 32 columns and zeros (not read if there is nothing)."""
     n, columns = rows.shape
     size = rows.itemsize
     whole = columns // STEP * STEP
@@ -163,8 +174,5 @@ def panels_of(rows: np.ndarray) -> np.ndarray:
     if padded > columns:
         tail[:, : columns % STEP] = rows[:, columns // STEP * STEP :]
     panels = scratch("panels", (-(-n // PANEL), padded // 2, PANEL, 2), np.uint16)
-    rows = rows.view()
-    rows.flags.writeable = False  # one signature, whether they come from a file or not
-    _panels(rows, tail, panels)
-    panels.flags.writeable = False
+    fill_panels(rows, tail, panels)
     return panels

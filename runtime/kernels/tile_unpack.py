@@ -7,55 +7,29 @@ each piece of a code into place, looks the numbers up in a table of bytes, and s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 
 from ...formats import TYPES
-from ...formats.kernels import kernel
+from ...formats.kernels import native_entry
 from ...quantize.arithmetic import operation
+from . import team
 from .gemm_bytes import PANEL, TILE_PANELS
 from .lines import scratch
+from .team import view
 from .tile_types import kind_of, places_of
-from .x86 import F32, FLOATS, I8, I32, I64, WORDS, address, call, features, join, load, same, shuffle, store
+from .x86 import F32, FLOATS, I8, I32, I64, WORDS, call, features, join, load, same, shuffle, store
 
 _BYTE_PERMUTES = ((64, "avx512bw", "avx512.pshuf.b.512"), (32, "avx2", "avx2.pshuf.b"), (16, "ssse3", "ssse3.pshuf.b.128"))
 QUAD = 4  # rows taken together
 WIDE = 64  # bytes taken together: four rows by 16 columns, or 16 groups by four rows
 _BYTES, _RUN = ir.VectorType(I8, WIDE), ir.VectorType(I8, 16)
 _FOUR = ir.VectorType(F32, QUAD)
-
-
-class Format:
-    """The name of a tensor type, as a value whose numba type names it too: a kernel is compiled for each."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-
-class FormatType(types.Type):
-    def __init__(self, type_name: str):
-        self.type_name = type_name
-        super().__init__(name=f"tensor_type({type_name})")
-
-
-@typeof_impl.register(Format)
-def _type_of(value, context):
-    return FormatType(value.name)
-
-
-@register_model(FormatType)
-class _FormatModel(models.OpaqueModel):
-    pass
-
-
-@unbox(FormatType)
-def _unbox(kind, value, context):
-    return NativeValue(context.context.get_dummy_value())
 
 
 class _Bits:
@@ -252,63 +226,83 @@ class _Quad:
 
 
 @operation
-def _unpack_block(typingctx, format_, blocks, metas, codes, scales, terms):
+def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
     """Writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in a panel.
 
     blocks, metas: addresses of the rows' blocks and of the rows, four of each (the first counts if rows are interleaved);
-    codes, scales, terms (or None): addresses of the panel's numbers of the block's first column and of the first row.
+    codes, scales, terms (used if the type has them): addresses of the panel's numbers of the block's first column and of the
+    first row.
     """
-    if not isinstance(format_, FormatType):
+    if not isinstance(name, types.StringLiteral):
         return None
-    has_terms = not isinstance(terms, types.NoneType)
+    type_name = name.literal_value
 
     def generate(context, builder, signature, args):
         _, blocks, metas, codes, scales, terms = args
+        kind = kind_of(type_name)
+        assert kind is not None
         blocks, metas = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, metas))
-        for first in range(0, max(QUAD, TYPES[format_.type_name].rows), QUAD):
-            quad = _Quad(builder, format_.type_name, first, blocks, metas)
-            place = [builder.add(at, I64(4 * first)) for at in ((codes, scales, terms) if has_terms else (codes, scales))]
-            quad.write_scales(place[1], place[2] if has_terms else None)
+        for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
+            quad = _Quad(builder, type_name, first, blocks, metas)
+            place = [builder.add(at, I64(4 * first)) for at in (codes, scales, terms)]
+            quad.write_scales(place[1], None if kind.m is None else place[2])
             quad.write_codes(place[0])
         return context.get_dummy_value()
 
     i, four = types.int64, types.UniTuple(types.int64, QUAD)
-    return types.void(format_, four, four, i, i, i if has_terms else terms), generate
+    return types.void(name, four, four, i, i, i), generate
 
 
-@kernel
-def _unpack(format_, q, row_bytes, rows, shape, codes, scales, terms):
-    """q: uint8 [bytes] of `rows` rows (whole groups); shape: (columns, block, bytes of a block, of a row's head, rows of a
-    group, columns of a scale's group). Fills whole panels; rows beyond the last repeat it."""
-    columns, block, size, meta, group, span = shape
-    base = address(q)
-    last = rows - 1
-    at_codes, at_scales = address(codes), address(scales)
-    at_terms = address(terms) if terms is not None else None
-    step = max(group, QUAD)
-    for row in range(0, PANEL * codes.shape[0], step):
-        if group == 1:
-            m0 = base + row_bytes * min(row, last)
-            m1 = base + row_bytes * min(row + 1, last)
-            m2 = base + row_bytes * min(row + 2, last)
-            m3 = base + row_bytes * min(row + 3, last)
-        else:
-            m0 = base + row_bytes * min(row, rows - group)
-            m1 = m2 = m3 = m0
-        head = group * meta
-        to = at_codes + row // PANEL * columns * PANEL + row % PANEL * 4
-        scale_offset = row // PANEL * (columns // span) * 4 * PANEL + row % PANEL * 4
-        for b in range(columns // block):
-            offset = head + b * size * group
-            group_offset = scale_offset + b * (block // span) * 4 * PANEL
-            _unpack_block(
-                format_,
-                (m0 + offset, m1 + offset, m2 + offset, m3 + offset),
-                (m0, m1, m2, m3),
-                to + b * block * PANEL,
-                at_scales + group_offset,
-                at_terms + group_offset if at_terms is not None else None,
-            )
+# Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
+PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
+UNPACK_FIELDS = 8
+
+
+def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int) -> Callable[[int, int], None]:
+    """block: columns of one; size, meta: bytes of a block and of a row's head; group: rows; span: columns of a scale's group.
+
+    Fills whole panels; rows beyond the last repeat it.
+    """
+
+    def unpack_rows(argument, number):
+        table = view(argument, UNPACK_FIELDS, np.int64)
+        base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - 1
+        step = max(group, QUAD)
+        for row in range(0, PANEL * table[PANELS], step):
+            if group == 1:
+                m0 = base + row_bytes * min(row, last)
+                m1 = base + row_bytes * min(row + 1, last)
+                m2 = base + row_bytes * min(row + 2, last)
+                m3 = base + row_bytes * min(row + 3, last)
+            else:
+                m0 = base + row_bytes * min(row, last + 1 - group)
+                m1 = m2 = m3 = m0
+            head = group * meta
+            to = table[CODES] + row // PANEL * columns * PANEL + row % PANEL * 4
+            scale_offset = row // PANEL * (columns // span) * 4 * PANEL + row % PANEL * 4
+            for b in range(columns // block):
+                offset = head + b * size * group
+                group_offset = scale_offset + b * (block // span) * 4 * PANEL
+                _unpack_block(
+                    name,
+                    (m0 + offset, m1 + offset, m2 + offset, m3 + offset),
+                    (m0, m1, m2, m3),
+                    to + b * block * PANEL,
+                    table[SCALES] + group_offset,
+                    table[TERMS] + group_offset,
+                )
+
+    return unpack_rows
+
+
+@cache
+def unpacker(type_name: str) -> Any:
+    """The part (see `team`; its table is above, the number of no account) that unpacks rows of a type that kind_of knows: its
+    `address`. Compiled or loaded at the first call."""
+    stored, kind = TYPES[type_name], kind_of(type_name)
+    assert kind is not None
+    sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, kind.group
+    return native_entry(types.void(types.int64, types.int64), _part_of(stored.name, *sizes))
 
 
 class Panels(NamedTuple):
@@ -325,23 +319,18 @@ class Panels(NamedTuple):
     group: int
 
 
-@cache
-def _format(type_name: str) -> Format:
-    return Format(TYPES[type_name].name)
-
-
 def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
     """uint8 [rows, row_bytes], whole groups, of a type that tile_types.py knows -> panels of all rows, an even number of them,
     valid until this thread calls it again."""
-    stored, kind = TYPES[type_name], kind_of(type_name)
+    kind = kind_of(type_name)
     assert kind is not None
     rows, row_bytes = q.shape
     panels = -(-rows // (PANEL * TILE_PANELS)) * TILE_PANELS
-    flat = q.reshape(-1).view()
-    flat.flags.writeable = False
+    q = np.ascontiguousarray(q)
     codes = scratch("codes", (panels, columns // 4, PANEL, 4), np.uint8)
     scales = scratch("scales", (panels, columns // kind.group, PANEL), np.float32)
     terms = None if kind.m is None else scratch("terms", scales.shape, np.float32)
-    shape = (columns, stored.block, stored.block_bytes, stored.row_meta, stored.rows, kind.group)
-    _unpack(_format(type_name), flat, row_bytes, rows, shape, codes, scales, terms)
+    to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
+    table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to], np.int64)
+    team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
     return Panels(codes, scales, terms, kind.zero, kind.group)

@@ -61,14 +61,29 @@ def use(**changes):
         (0, "q8_0", "f16", 3_591_680),
         (1, "f16", "f16", 132_736),
         (1, "q8_0", "f16", 99_796),
-        (2, "f16", "f16", 70_272),
+        (2, "f16", None, 70_272),
         (3, "f16", "f16", 70_272),
-        (3, "q8_0", "f16", 37_332),
+        (3, "q8_0", None, 37_332),
     ],
 )
 @pytest.mark.parametrize("metadata", [DEEPSEEK, MAINLINE])
 def test_cache_per_token(metadata, mla, k, v, per_token):
     assert 61 * cache_token_bytes(metadata, use(mla=mla, cache_k=k, cache_v=v)) == per_token
+
+
+@pytest.mark.parametrize(
+    ("metadata", "changes", "message"),
+    [
+        (DEEPSEEK, {"cache_k": "q8_0", "cache_v": "f16"}, "-ctv f16 has nothing to act on: with -mla 3 only latents"),
+        (DEEPSEEK, {"mla": 1, "cache_v": "q8_0", "flash": False}, r"quantised values \(-ctv q8_0\) need flash attention"),
+        (LLAMA, {"cache_v": "q8_0", "flash": False}, r"quantised values \(-ctv q8_0\) need flash attention"),
+        (LLAMA, {"mla": 3}, "-mla 3 has nothing to act on: the model has no latent attention"),
+        (LLAMA | {"llama.attention.key_length": 40}, {"cache_k": "q8_0"}, "-ctk q8_0: keys of this model have 40 numbers"),
+    ],
+)
+def test_what_could_not_be_run_is_not_planned(metadata, changes, message):
+    with pytest.raises(PlanError, match=message):
+        place([], metadata, use(**changes), [], {"CPU": None})
 
 
 def test_the_small_deepseek_with_16_heads_has_the_figures_of_the_pull_request():

@@ -92,6 +92,18 @@ def test_a_file_tells_how_it_was_made(quantised):
     json.dumps([about, settings, describe_program(), describe_text(b"abc", "t")])
 
 
+def test_weights_interleaved_in_memory_are_a_setting_and_not_of_the_file(quantised):
+    plain, packed = (load_model(gguf_source(quantised), repack=repack) for repack in (False, True))
+    assert any(t.source_type == "q4_0_r8" for t in packed.source.tensors.values())
+    assert describe_model(packed) == describe_model(plain)
+    assert [describe_settings(model)["repack"] for model in (plain, packed)] == [False, True]
+
+
+def test_settings_without_a_meaning_for_the_model_are_not_recorded(tiny, build):
+    assert "mla" not in describe_settings(load_model(tiny))
+    assert describe_settings(load_model(build("v3", "ik")[1], mla=1))["mla"] == 1
+
+
 def test_without_recipe_there_is_none(tiny):
     about = describe_model(load_model(tiny))
     assert about["recipe"] is None

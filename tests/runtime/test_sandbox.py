@@ -86,3 +86,60 @@ def test_what_does_not_end(text, monkeypatch):
 )
 def test_what_works_as_ever(text, said):
     assert render(text) == said
+
+
+TENFOLD = "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
+TENFOLD += "{% endfor %}"
+MEGA = "{% set a = 'a' * 1000000 %}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ (1).to_bytes(4000000000, 'big') | length }}",
+        MEGA + "{{ a | replace('', a) | length }}",
+        MEGA + "{{ a.translate({97: a}) | length }}",
+        MEGA + "{{ a.encode().replace(''.encode(), a.encode()) | length }}",
+        MEGA + "{{ ('{0}' * 100000).format(a) | length }}",
+        MEGA + "{{ ('%(a)s' * 100000 % {'a': a}) | length }}",
+        "{{ ([1] * 1000000) | tojson(indent='x' * 1000000) | length }}",
+        "{{ ('\\t' * 1000000).expandtabs(65536) | length }}",
+    ],
+)
+def test_memory_is_what_the_process_may_have(text):
+    with pytest.raises(PlanError, match="more than 1024 MiB of memory"):
+        render(text)
+    assert render("{{ messages[0].content }}") == "Hello"
+
+
+@pytest.mark.parametrize("made_of_itself", ["{{ n.x == n.y }}", "{{ n.x | tojson | length }}"])
+def test_what_only_the_end_of_the_process_stops(made_of_itself, monkeypatch):
+    monkeypatch.setattr("ggufmill.runtime.sandbox.SECONDS", 0.2)
+    with pytest.raises(PlanError, match="it takes too long, or too much memory"):
+        render(TENFOLD + made_of_itself)
+    assert render("{{ messages[0].content }}") == "Hello"
+
+
+def test_the_process_opens_no_files():
+    from ggufmill.runtime import confined
+
+    for text in ("{{ 'a\\N{BULLET}' | pprint | urlize | striptags }}", "{{ 1 + 'a' }}", "{{ strftime_now('%A %c %Z') }}"):
+        told = confined.answer(text, {})
+        assert "written" in told or "unsupported operand" in told["said"]
+    assert "No such file" not in confined.answer("{{ 'a'.encode('idna') }}", {})["said"]
+
+
+def test_a_killed_process_is_replaced():
+    from ggufmill.runtime import confined
+
+    assert render("a") == "a"
+    confined._process._running.kill()
+    confined._process._running.wait()
+    assert render("b") == "b"
+
+
+def test_templates_of_several_threads_do_not_mix():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda i: render("{{ i * 2 }}", i=i), range(40))) == [str(2 * i) for i in range(40)]

@@ -184,6 +184,7 @@ def test_a_forked_sequence_goes_on_by_itself(dense, tokens):
         ({"cache_k": "q5_1"}, "-ctk q5_1: no type for a cache; there are f32, f16, bf16, q8_0"),
         ({"cache_v": "q8_0", "flash": False}, r"quantised values \(-ctv q8_0\) need flash attention"),
         ({"mla": 4}, "mla is one of 0, 1, 2, 3"),
+        ({"mla": 3}, "-mla 3 has nothing to act on: test model has no latent attention"),
         ({"expert_reduction": (2, 0.5)}, "-ser 2,0.5 has nothing to act on: test model has no experts"),
         ({"expert_reduction": (0, 0.5)}, "at least 1 expert"),
         ({"ubatch": 0}, "ubatch has to be positive"),
@@ -220,8 +221,8 @@ def test_memory_of_a_session_is_what_the_settings_say(dense, deep, tokens):
         (deep, {"cache_k": "f16", "cache_v": "q4_0", "mla": 0}, 2 * 4 * (128 + 18)),
     ):
         model = load_model(source, **settings)
-        assert model.cache_bytes_per_token == per_token
         session = model.session(150)
+        assert session.cache.token_bytes == per_token
         session.feed(tokens[:130])
         assert 130 * per_token <= session.cache.nbytes <= 150 * per_token
 

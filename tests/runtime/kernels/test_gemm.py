@@ -150,7 +150,7 @@ from ggufmill.runtime.kernels import amx, gemm
 amx.permitted = lambda: False
 given = np.load({str(tmp_path / "given.npz")!r})
 out = np.zeros(({n}, {rows}), np.float32)
-gemm.multiply(given["q"], TYPES[{name!r}], gemm.Tokens(given["x"]), out, 0)
+gemm.multiply(given["q"], TYPES[{name!r}], gemm.Tokens(given["x"]), out)
 print(out.tobytes().hex())
 """
     lesser = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+ssse3,+sse4.1,+sse4.2,+bmi,+bmi2"}
@@ -159,7 +159,7 @@ print(out.tobytes().hex())
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(amx, "permitted", lambda: False)
     out = np.zeros((n, rows), np.float32)
-    gemm.multiply(q, TYPES[name], gemm.Tokens(x), out, 0)
+    gemm.multiply(q, TYPES[name], gemm.Tokens(x), out)
     assert done.stdout.strip() == out.tobytes().hex()
 
 
@@ -174,13 +174,13 @@ def test_rounding_to_bf16(shape):
     words = x.view(np.uint32)
     expected = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
     blocks = round_rows(x, 2)
-    rows = blocks.transpose(0, 1, 3, 2, 4).reshape(2, blocks.shape[1] * 16, -1)
+    rows = blocks.transpose(1, 0, 3, 2, 4).reshape(2, blocks.shape[0] * 16, -1)
     assert np.array_equal(rows[0, :n, :columns], expected)
     assert not rows[:, n:].any()
     assert not rows[:, :, columns:].any()
     both = to_float(rows[0, :n, :columns]).astype(np.float64) + to_float(rows[1, :n, :columns])
     assert np.all(np.abs(both - x) <= 2.0**-17 * np.abs(x))
-    assert np.array_equal(round_rows(x)[0], blocks[0])
+    assert np.array_equal(round_rows(x)[:, 0], blocks[:, 0])
 
 
 def test_rounding_keeps_what_is_not_finite():
@@ -213,7 +213,7 @@ def test_products_of_bf16(way, n, rows, columns):
     x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)
     panels, tokens = panels_of(w), round_rows(x)
     weights = to_float(panels.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows]).astype(np.float64)
-    rounded = to_float(tokens[0].transpose(0, 2, 1, 3).reshape(-1, columns)[:n]).astype(np.float64)
+    rounded = to_float(tokens[:, 0].transpose(0, 2, 1, 3).reshape(-1, columns)[:n]).astype(np.float64)
     out = np.full((n, rows + 16), np.nan, np.float32)
     sums, stretch = buffers(32)
     if way == "dots":
@@ -263,6 +263,7 @@ def test_the_number_of_threads_and_the_matrix_change_nothing(name):
     weights, q = sample_of(name, 2 * rows, columns)
     x = np.random.default_rng(4).standard_normal((n, columns)).astype(np.float32)
     alone, shared = (store_of(name, q, rows, columns, threads=threads).linear("w") for threads in (1, 3))
+    assert alone.many is not None or not amx.permitted()
     for matrix in range(2):
         out = alone.matmul(x, matrix)
         assert np.array_equal(out, shared.matmul(x, matrix))

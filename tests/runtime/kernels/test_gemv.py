@@ -27,7 +27,7 @@ HALVES = {
     "iq2_xxs": [0], "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "iq1_s": [0],
 }  # fmt: skip
 ROW_DTYPE = {2: np.float16, 4: np.float32, 8: np.float32}
-LEVELS = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs"]  # one of each way of taking codes apart
+LEVELS = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]  # of each way one
 
 
 def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.ndarray:
