@@ -8,7 +8,7 @@ state ends in the same bytes as one that was not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -59,14 +59,15 @@ class _Input:
     kept: np.ndarray
 
 
-# Tensors of a layer that take the same input, one right after the other.
+# Tensors of a layer that take the same input, one right after the other; a router is followed by the shared block.
 _FAMILIES = (("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a_mqa"), ("ffn_gate", "ffn_up"))
+_ROUTERS = {"ffn_gate_inp.weight": "ffn_gate_shexp"}
 _FAMILY = {
     f"{member}{suffix}.weight": f"{family[0]}{suffix}"
     for family in _FAMILIES
     for member in family
     for suffix in ("", "_exps", "_shexp")
-}
+} | _ROUTERS
 
 
 @lru_cache(1 << 16)
@@ -80,7 +81,6 @@ class Collector:
     """What a model's observer is to be. `weight`: how many times the tokens count that come next."""
 
     concurrent = True  # different matrices may report side by side
-    may_reorder = True  # latent attention then computes once what it would compute twice
 
     def __init__(self, model: Model, extent: Extent | None = None):
         self._model, self._extent = model, extent or Extent()
@@ -110,33 +110,41 @@ class Collector:
             squares = last.squares
             last.names.add(name)
         else:
-            squares = self._squares(x)
-            if not np.isfinite(squares).all():
-                raise MillError(f"the input of {name} is not finite: the model or its file is damaged")
+            squares = self.squares(x[:, None])[0]
+            _check_finite(name, squares)
             self._last.input = _Input(where, {name}, squares, x)
         row += squares if self.weight == 1 else self.weight * squares
 
-    def _squares(self, x: np.ndarray) -> np.ndarray:
-        columns, workers = x.shape[1], self._model.graph.store.workers
-        squares = np.empty(columns)
+    def squares(self, x: np.ndarray) -> np.ndarray:
+        """float32 [n, heads, columns], of which columns lie together -> sums of the squares, float64 [heads, columns]."""
+        (n, heads, columns), (row_step, head_step, _) = x.shape, x.strides
+        address, workers = x.__array_interface__["data"][0], self._model.graph.store.workers
+        squares = np.empty((heads, columns))
         if x.size < _WORTH_SHARING or workers.count == 1:
-            sum_squares(x, squares, 0, columns)
+            sum_squares(address, row_step, n, head_step, squares)
+        elif heads > 1:
+            step = -(-heads // workers.count)
+
+            def some_heads(low: int) -> None:
+                sum_squares(address + low * head_step, row_step, n, head_step, squares[low : low + step])
+
+            workers.map(some_heads, range(0, heads, step))
         else:
-            step = -(-columns // (workers.count * TILE)) * TILE
-            workers.map(lambda low: sum_squares(x, squares, low, min(low + step, columns)), range(0, columns, step))
+            parts = [(low, np.empty((1, min(TILE, columns - low)))) for low in range(0, columns, TILE)]
+            workers.map(lambda part: sum_squares(address + 4 * part[0], row_step, n, head_step, part[1]), parts)
+            np.concatenate([part for _, part in parts], axis=1, out=squares)
         return squares
 
-    def observe_heads(self, name: str, x: np.ndarray, pooled: bool) -> None:
-        """Adds inputs of a matrix per head, float32 [n, heads, columns]; pooled: of one matrix that all heads share."""
-        n, heads, columns = x.shape
-        if pooled:
-            self(name, 0, x.reshape(n * heads, columns))
-            return
+    def add_heads(self, name: str, squares: np.ndarray, n: int, pooled: bool) -> None:
+        """Adds the squares, float64 [heads, columns], of the inputs that n tokens gave to a matrix per head; pooled: to one
+        matrix that all heads share. Raises MillError for NaN or infinity."""
+        heads, columns = squares.shape
+        _check_finite(name, squares)
         sums = self.sums.get(name)
         if sums is None:
             sums = self._begin(name, columns)
-        self._add(name, x.reshape(n, heads * columns), sums.reshape(-1))
-        self.counts[name] += n * self.weight
+        sums += self.weight * (squares.sum(axis=0) if pooled else squares)
+        self.counts[name] += n * self.weight * (heads if pooled else 1)
 
     def _begin(self, name: str, columns: int) -> np.ndarray:
         tensor = self._model.source.tensors.get(name)
@@ -172,6 +180,24 @@ class Collector:
 
     def restore(self, state: State) -> None:
         self.sums, self.counts, self.used = state.sums, state.counts, state.used
+
+
+class _NotFiniteError(MillError):
+    """The input of a tensor is not finite, which is the fault of what comes before it."""
+
+
+def _check_finite(name: str, squares: np.ndarray) -> None:
+    if not np.isfinite(squares).all():
+        raise _NotFiniteError(f"the input of {name} is not finite: the model or its file is damaged")
+
+
+def _scored(model: Model, windows: np.ndarray, tally: Tally) -> Iterator[None]:
+    """As `score_windows`, with what is at fault named where an observer met NaN or infinity."""
+    try:
+        yield from score_windows(model, windows, tally)
+    except _NotFiniteError as error:
+        found = (model.first_nonfinite(window) for window in windows)
+        raise next(filter(None, found), error) from None
 
 
 def collect(
@@ -219,7 +245,7 @@ def collect(
                 continue
             collector.weight = int(job.weights[group.start])
             collector.looked_up(job.windows[group])
-            for _ in score_windows(model, job.windows[group], tally):
+            for _ in _scored(model, job.windows[group], tally):
                 if on_chunk is not None:
                     on_chunk(summary(tally, about), total)
             before, done = done, group.stop

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import MillError, TensorSource, dims
+from .write import dat_bytes, gguf_bytes, write_whole
 
 Entry = tuple[np.ndarray, np.ndarray]
 
@@ -42,9 +43,12 @@ class Imatrix:
 
     def save(self, path: str | Path) -> None:
         """Writes the file whole or not at all: the legacy format for a name ending in .dat, GGUF for any other."""
-        from .files import save
-
-        save(self, Path(path))
+        path = Path(path)
+        if path.suffix == ".dat":
+            data = dat_bytes(self.means(), self.datasets, self.chunk_count)
+        else:
+            data = gguf_bytes(self.entries, self.datasets, self.chunk_count, self.chunk_size)
+        write_whole(path, data)
 
     def means(self) -> dict[str, np.ndarray]:
         """name -> float32 [n_mat, n]: mean squared activation of each column.

@@ -1,19 +1,17 @@
-"""Reading and writing importance matrices: GGUF (llama.cpp) and the legacy .dat (FORMATS part F)."""
+"""Reading importance matrices: GGUF (llama.cpp) and the legacy .dat (FORMATS part F)."""
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
 import numpy as np
 
-from ..formats import TYPES, FormatError, open_gguf
-from ..formats.gguf_header import header_bytes
+from ..formats import FormatError, open_gguf
 from .entries import LEGACY_CHUNK, Entry, Imatrix
+from .write import COUNTS, SUMS
 
-_SUMS = (".in_sum2", ".sums")  # the second is an older spelling
-_COUNTS = ".counts"
+_SUMS = (SUMS, ".sums")  # the second is an older spelling
 _RESHAPED = " (reshaped)"  # ik_llama.cpp writes attn_k_b under the name of its view as a stack
 
 
@@ -34,37 +32,25 @@ def load(path: str | Path) -> Imatrix:
     return imatrix
 
 
-def save(imatrix: Imatrix, path: Path) -> None:
-    data = _dat_bytes(imatrix) if path.suffix == ".dat" else _gguf_bytes(imatrix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
 def _read_gguf(path: Path) -> Imatrix:
     file = open_gguf(path)
-    if file.metadata.get("general.type") != "imatrix":
-        raise FormatError(
-            f"{path}: a GGUF file, but not an imatrix (its general.type is {file.metadata.get('general.type')!r})"
-        )
+    kind = file.metadata.get("general.type")
+    if not isinstance(kind, str) or kind != "imatrix":
+        raise FormatError(f"{path}: a GGUF file, but not an imatrix (its general.type is {kind!r:.60})")
     entries: dict[str, Entry] = {}
     for key, tensor in file.tensors.items():
         suffix = next((s for s in _SUMS if key.endswith(s)), None)
         if suffix is None:
             continue
         name = key.removesuffix(suffix)
-        counts = file.tensors.get(name + _COUNTS)
+        counts = file.tensors.get(name + COUNTS)
         if counts is None or tensor.type.name != "f32" or counts.type.name != "f32":
             raise FormatError(f"{path}: entry {name} lacks its counts, or is not of f32")
         sums = tensor.read(0, tensor.n_rows).view(np.float32)
         seen = counts.read(0, counts.n_rows).view(np.float32).reshape(-1)
         if len(seen) != len(sums):
             raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(seen)} counts")
-        if not np.isfinite(seen).all():
+        if not (np.abs(seen) < 2.0**62).all():
             raise FormatError(f"{path}: entry {name} holds counts that are NaN or infinite; compute it again")
         entries[name] = (sums, np.rint(seen).astype(np.int64))
     try:
@@ -72,28 +58,9 @@ def _read_gguf(path: Path) -> Imatrix:
         chunks, size = (
             int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", LEGACY_CHUNK))
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
     return Imatrix(entries, datasets, chunks, size)
-
-
-def _gguf_bytes(imatrix: Imatrix) -> bytes:
-    metadata = {
-        "general.type": "imatrix",
-        "imatrix.datasets": imatrix.datasets,
-        "imatrix.chunk_count": np.uint32(imatrix.chunk_count),
-        "imatrix.chunk_size": np.uint32(imatrix.chunk_size),
-    }
-    arrays: list[tuple[str, tuple[int, ...], np.ndarray]] = []
-    for name, (sums, counts) in sorted(imatrix.entries.items()):
-        arrays.append((name + _SUMS[0], (sums.shape[1], sums.shape[0]), sums.astype("<f4")))
-        arrays.append((name + _COUNTS, (1, len(counts)), counts.astype("<f4")))
-    header, offsets, size = header_bytes(metadata, [(name, shape, TYPES["f32"]) for name, shape, _ in arrays], 32)
-    out = bytearray(size)
-    out[: len(header)] = header
-    for offset, (_, _, array) in zip(offsets, arrays, strict=True):
-        out[offset : offset + array.nbytes] = array.tobytes()
-    return bytes(out)
 
 
 class _Reader:
@@ -127,21 +94,12 @@ def _read_dat(path: Path, data: bytes) -> Imatrix:
         if width < 1 or name in entries:
             raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")
         values = np.frombuffer(reader.take(4 * width), "<f4")
-        entries[name] = (values[None] * np.float32(LEGACY_CHUNK), np.array([max(ncall, 1) * LEGACY_CHUNK], np.int64))
+        with np.errstate(over="ignore", invalid="ignore"):  # `problem` tells of what is infinite then
+            sums = values[None] * np.float32(LEGACY_CHUNK)
+        entries[name] = (sums, np.array([max(ncall, 1) * LEGACY_CHUNK], np.int64))
         chunks = max(chunks, ncall)
     datasets = []
     if reader.at < len(data):
         chunks = reader.int32()
         datasets = [reader.take(reader.int32()).decode("utf-8", "replace")]
     return Imatrix(entries, datasets, chunks)
-
-
-def _dat_bytes(imatrix: Imatrix) -> bytes:
-    means = imatrix.means()
-    ncall = max(imatrix.chunk_count, 1)
-    out = bytearray(struct.pack("<i", len(means)))
-    for name, mean in sorted(means.items()):
-        encoded, values = name.encode(), (mean * np.float32(ncall)).astype("<f4")
-        out += struct.pack("<i", len(encoded)) + encoded + struct.pack("<ii", ncall, values.size) + values.tobytes()
-    dataset = ", ".join(imatrix.datasets).encode()
-    return bytes(out + struct.pack("<ii", imatrix.chunk_count, len(dataset)) + dataset)

@@ -7,7 +7,7 @@ other in one stream of tokens, so that small files are not lost at the ends of w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..runtime import Model
 from ..runtime.chat import Message, find_template, prompt_tokens
 
 COLUMNS = ("messages", "conversations", "text", "content")  # looked for in this order
+ROWS = (".jsonl", ".ndjson", ".parquet")  # files that have columns
 _SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
@@ -34,7 +35,8 @@ def parse_text(given: str) -> Text:
     if Path(given).is_file() or not path:
         path, weight = given, "1"
     if not Path(path).is_file():
-        raise PlanError(f"-f {given}: there is no such file")
+        problem = "it is a folder; give a file" if Path(path).is_dir() else "there is no such file"
+        raise PlanError(f"-f {given}: {problem}")
     if not (weight.isdecimal() and int(weight) > 0):
         raise PlanError(f"-f {given}: the weight {weight!r} is no whole number above 0")
     return Text(Path(path), int(weight))
@@ -77,16 +79,11 @@ class _Reader:
 
     def pieces(self, path: Path) -> Iterator[list[int]]:
         """Token ids of a file, document by document."""
-        kinds: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-            ".jsonl": self._json_lines,
-            ".ndjson": self._json_lines,
-            ".parquet": self._parquet_rows,
-        }
-        read = kinds.get(path.suffix)
-        if read is None:
+        if path.suffix not in ROWS:
             yield self._model.tokenizer.encode(path.read_text("utf-8", "replace"))
             return
         empty = True
+        read = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
         for where, value in read(path):
             if isinstance(value, str):
                 ids = self._model.tokenizer.encode(value)
@@ -105,7 +102,7 @@ class _Reader:
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise FormatError(f"{where}: not JSON ({error})") from None
                 if isinstance(row, str | list):
                     yield where, row
@@ -148,7 +145,9 @@ def _messages(value: Any, where: str) -> list[Message]:
     messages = []
     for turn in value:
         if "from" in turn and "value" in turn and "role" not in turn:
-            turn = {"role": _SPEAKERS.get(turn["from"], turn["from"]), "content": turn["value"]}
+            speaker = turn["from"]
+            known = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+            turn = {"role": known or speaker, "content": turn["value"]}
         if not isinstance(turn.get("role"), str) or "content" not in turn:
             raise FormatError(f"{where}: a message has no role or no content")
         messages.append({key: field for key, field in turn.items() if field is not None})
@@ -159,5 +158,5 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise PlanError('parquet files need pyarrow: pip install "ggufmill[parquet]"') from None
+        raise PlanError("parquet files need pyarrow: pip install pyarrow") from None
     return pyarrow.parquet

@@ -17,7 +17,7 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     lie side by side, and the packed type's name. Raises PlanError for a type without a repacked form, for rows that are no
     whole groups, and for a width that is not the type's.
     """
-    packed = _lookup(type)
+    packed = type_named(type)
     if packed.base is None:
         if packed.packed is None:
             raise PlanError(f"no repacked form of {packed.name}")
@@ -38,7 +38,7 @@ def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     q: uint8 [rows, row_bytes] of the packed type `type`, whole groups of rows; n: elements per row. Returns uint8 [rows,
     row_bytes of the base type] and the base type's name. Raises PlanError as `pack` does.
     """
-    packed = _lookup(type)
+    packed = type_named(type)
     if packed.base is None:
         raise PlanError(f"no plain form of {packed.name}")
     base = TYPES[packed.base]
@@ -72,7 +72,8 @@ def _group_metas(rows: np.ndarray, packed: TensorType) -> np.ndarray:
     return groups[:, : packed.rows * packed.row_meta]
 
 
-def _lookup(name: str) -> TensorType:
+def type_named(name: str) -> TensorType:
+    """Raises PlanError for a name that no type has."""
     if name not in TYPES:
         raise PlanError(f"unknown tensor type {name!r}")
     return TYPES[name]
