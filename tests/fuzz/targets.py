@@ -1,0 +1,360 @@
+"""What is fuzzed: every parser of files and requests, with whole files to begin with."""
+
+import ast
+import importlib
+import io
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import mutations
+import numpy as np
+import seeds
+
+from ggufmill.cli.comparable import comparison_text, read_result
+from ggufmill.cli.measured import Measured
+from ggufmill.cli.remembered import Memory
+from ggufmill.convert import open_source
+from ggufmill.convert.card import card_metadata, file_metadata
+from ggufmill.convert.config import Config, read_config
+from ggufmill.convert.vocabulary import read_vocabulary
+from ggufmill.formats import MillError, TensorInfo, open_gguf
+from ggufmill.formats.execute import execute, journal_path
+from ggufmill.formats.gguf_header import header_bytes
+from ggufmill.formats.hashes import read_manifest
+from ggufmill.formats.plan import Output, make_plan
+from ggufmill.formats.safetensors import open_safetensors, read_safetensors
+from ggufmill.formats.types import TYPES
+from ggufmill.imatrix.files import load
+from ggufmill.imatrix.state import load_state
+from ggufmill.imatrix.texts import Text, stretches
+from ggufmill.quantize.recipe import from_shell, load_recipe, parse_rules
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import load_model
+from ggufmill.runtime.provenance import compare_results
+from ggufmill.runtime.sampling import Sampling
+from ggufmill.runtime.sandbox import answer
+from ggufmill.runtime.serve.requests import RequestError, parse_chat, parse_completion
+from ggufmill.runtime.tokenizer import Tokenizer
+
+SECONDS = 10.0  # of processor time for one input of some kilobytes; importing what a parser needs is part of the first
+
+
+@cache
+def folder() -> Path:
+    """In memory where there is such a place: thousands of files are written."""
+    shared = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=shared if os.access(shared, os.W_OK) else None))
+
+
+def written(name: str, data: bytes) -> Path:
+    path = folder() / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+# -- what is done with the bytes
+
+
+def gguf(data: bytes) -> None:
+    gguf_at(written("a.gguf", data))
+
+
+def gguf_at(path: Path) -> None:
+    opened = open_gguf(path)
+    assert opened.identity
+    for info in opened.tensors.values():
+        assert isinstance(info, TensorInfo)
+        if info.type.is_known:
+            assert info.data.nbytes == info.nbytes
+            assert info.read(0, 1).nbytes == info.type.row_bytes(info.shape[0])
+
+
+def shard(data: bytes) -> None:
+    """The first, or the second, of two files of a split model."""
+    first, second = (folder() / "split" / f"a-0000{i}-of-00002.gguf" for i in (1, 2))
+    written(f"split/{first.name}", data)
+    second.write_bytes(seeds.shard(1))
+    with suppress(MillError):
+        gguf_at(first)
+    first.write_bytes(seeds.shard(0))
+    second.write_bytes(data)
+    gguf_at(first)
+
+
+def model(data: bytes) -> None:
+    """Opened for inference, which nothing is computed with; its tokenizer takes a text apart."""
+    loaded = load_model(written("model.gguf", data), threads=1)
+    tokenizer = loaded.tokenizer
+    ids = tokenizer.encode("Hello, world \x00\U0001f642 <s>")
+    assert all(0 <= i < len(tokenizer.vocabulary.tokens) for i in ids)
+    tokenizer.decode(ids)
+    tokenizer.vocabulary.endings  # noqa: B018
+
+
+def safetensors(data: bytes) -> None:
+    for tensor in read_safetensors(written("a.safetensors", data)).values():
+        assert tensor.data.nbytes == tensor.nbytes
+
+
+def index(data: bytes) -> None:
+    path = written("index/model.safetensors.index.json", data)
+    if not path.with_name("a.safetensors").exists():
+        path.with_name("a.safetensors").write_bytes(seeds.safetensors())
+    for tensor in open_safetensors(path.parent).values():
+        assert tensor.path == path.with_name("a.safetensors")
+
+
+def released(data: bytes) -> None:
+    open_safetensors(written("released/a.safetensors.released", data).parent)
+
+
+def imatrix(data: bytes) -> None:
+    found = load(written("a.imatrix", data))
+    found.means()
+    found.starved()
+
+
+def recipe(data: bytes) -> None:
+    load_recipe(written("a.toml", data))
+
+
+def rules(data: bytes) -> None:
+    for rule in parse_rules(from_shell(data.decode("utf-8", "replace"))):
+        rule.matched(("blk.0.ffn_up.weight", "output.weight"))
+
+
+def _vocabulary_from(name: str) -> Callable[[bytes], None]:
+    """Reads the bytes as that file of a checkpoint's tokenizer, and writes what comes of it into a header."""
+
+    def run(data: bytes) -> None:
+        inside = written(f"of-{name}/{name}", data).parent
+        if name == "tokenizer_config.json" and not (inside / "tokenizer.json").exists():
+            (inside / "tokenizer.json").write_text(json.dumps(seeds.TOKENIZER))
+        metadata, _ = read_vocabulary(inside, config_of_a_model(), 64)
+        header_bytes(metadata, [], 32)
+
+    return run
+
+
+def config(data: bytes) -> None:
+    """config.json beside the demo's weights and tokenizer."""
+    path = written("checkpoint/config.json", data)
+    for file in (FOLDER / "demo").iterdir():
+        if file.suffix in (".json", ".safetensors") and file.name != "config.json":
+            link = path.with_name(file.name)
+            if not link.exists():
+                shutil.copy(file, link)
+    source = open_source(path.parent)
+    header_bytes(source.metadata, [], 32)
+
+
+def card(data: bytes) -> None:
+    notes: list[str] = []
+    header_bytes(card_metadata(written("card/README.md", data).parent, notes), [], 32)
+    assert all("\n" not in note for note in notes)
+
+
+def metadata(data: bytes) -> None:
+    header_bytes(file_metadata(written("metadata.json", data)), [], 32)
+
+
+def template(data: bytes) -> None:
+    """What runs in a process of its own when it is used, here without one."""
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
+    answer({"text": data.decode("utf-8", "replace"), "variables": {"messages": messages}, "seconds": 5.0})
+
+
+def texts(data: bytes) -> None:
+    given = SimpleNamespace(tokenizer=tokenizer_of_a_model(), metadata={"tokenizer.chat_template": "{{ messages[0].content }}"})
+    stretches(given, [Text(written("a.jsonl", data))])
+
+
+def manifest(data: bytes) -> None:
+    read_manifest(written("a.manifest", data))
+
+
+def _plan():
+    def zeros(start: int, stop: int) -> np.ndarray:
+        return np.zeros((stop - start, 128), np.uint8)
+
+    outputs = [Output(f"t{i}", (32, 2 + i), "f32", TYPES["f32"], "", zeros) for i in range(3)]
+    return make_plan(outputs, {}, folder() / "job" / "out.gguf")
+
+
+def journal_seed() -> bytes:
+    from ggufmill.formats.span import span_checksum
+
+    nothing = written("zeros", bytes(512))
+    lines = [{"fingerprint": _plan().fingerprint, "tensors": 3}]
+    lines += [{"tensor": f"t{i}", "xxh3": span_checksum(nothing, 0, 128 * (2 + i))} for i in range(2)]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def journal(data: bytes) -> None:
+    plan = _plan()
+    written(f"job/{journal_path(plan).name}", data)
+    execute(plan, threads=1, resume=True)
+
+
+def state(data: bytes) -> None:
+    found = load_state(written("a.state", data))
+    assert all(s.dtype == np.float64 and s.ndim == 2 for s in found.sums.values())
+    assert all(c.shape == found.sums[name].shape[:1] for name, c in found.counts.items())
+    found.check(found.fingerprint, 1 << 62)
+
+
+def memory(data: bytes) -> None:
+    """The file in which `run` remembers what it has done."""
+    path = written("memory/state.json", data)
+    with redirect_stderr(io.StringIO()):
+        Memory(path, fresh=False).stage("imatrix", "key", [written("memory/made", b"x")], lambda: {"chunks": 1})
+
+
+def measured(data: bytes) -> None:
+    """What `search` keeps of its measurements."""
+    path = written("measured.json", data)
+    found = Measured(path, "key")
+    sum(error for types in found.errors.values() for error in types.values())
+    sum(sum(figures) for types in found.divergences.values() for figures in types.values())
+
+
+def result(data: bytes) -> None:
+    """What `perplexity --compare-with` reads."""
+    found, ours = read_result(written("result.json", data)), json.loads(seeds.RESULT)
+    comparison_text(ours, found, compare_results(ours, found))
+
+
+def request(data: bytes) -> None:
+    """A request to the server, up to the sampler and the tokenizer."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    for parse in (parse_chat, parse_completion):
+        try:
+            asked = parse(body, {"n_predict": -1}) if isinstance(body, dict) else None
+        except RequestError as error:
+            json.dumps(error.as_json()).encode()
+            continue
+        if asked is None:
+            continue
+        fields = Sampling.__dataclass_fields__
+        Sampling(**{name: value for name, value in asked.options.items() if name in fields})
+        assert type(asked.options["n_predict"]) is int
+        text = asked.prompt if isinstance(asked.prompt, str) else "".join(m["content"] for m in asked.messages or [])
+        tokenizer_of_a_model().encode(text)
+        json.dumps([asked.variables, asked.tools, asked.messages])
+
+
+@cache
+def config_of_a_model() -> Config:
+    return read_config(FOLDER / "demo")
+
+
+@cache
+def tokenizer_of_a_model() -> Tokenizer:
+    return Tokenizer(read_vocabulary(FOLDER / "demo", config_of_a_model(), 4096)[0])
+
+
+# -- all of them
+
+
+@dataclass(frozen=True)
+class Target:
+    """run: raises MillError of one line for what it does not take; shape: of mutations.SHAPES; parsers: modules whose texts
+    are words of its files; seeds: whole files, made when they are needed."""
+
+    run: Callable[[bytes], None]
+    shape: str
+    parsers: tuple[str, ...]
+    make: Callable[[], list[bytes]]
+
+    @property
+    def seeds(self) -> list[bytes]:
+        return _seeds(self)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(sorted({word for name in self.parsers for word in _words(name)}))
+
+
+@cache
+def _seeds(target: Target) -> list[bytes]:
+    return target.make()
+
+
+@cache
+def _words(module: str) -> list[str]:
+    """Short texts of a module, which are keys and values that it knows."""
+    source = Path(importlib.import_module(f"ggufmill.{module}").__file__ or "").read_text("utf-8")
+    found = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    return [text for text in found if isinstance(text, str) and 0 < len(text) <= 40 and text.isprintable()]
+
+
+TARGETS = {
+    "gguf": Target(gguf, "gguf", ("formats.gguf",), lambda: [seeds.gguf()]),
+    "shard": Target(shard, "gguf", ("formats.gguf",), lambda: [seeds.shard(1)]),
+    "model": Target(model, "gguf", ("runtime.llama", "runtime.vocabulary", "runtime.rope"), seeds.models),
+    "safetensors": Target(safetensors, "safetensors", ("formats.safetensors",), lambda: [seeds.safetensors()]),
+    "index": Target(index, "json", ("formats.safetensors",), lambda: [seeds.INDEX]),
+    "released": Target(released, "lines", ("formats.released",), lambda: [seeds.released()]),
+    "dat": Target(imatrix, "", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.dat")]),
+    "imatrix": Target(imatrix, "gguf", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.imatrix")]),
+    "state": Target(state, "npz", ("imatrix.state",), lambda: [seeds.state(folder() / "seed.state")]),
+    "recipe": Target(recipe, "toml", ("quantize.recipe", "quantize.mix_tables"), lambda: seeds.RECIPES),
+    "rules": Target(rules, "", ("quantize.mix_tables", "formats.types"), lambda: seeds.RULES),
+    "tokenizer": Target(
+        _vocabulary_from("tokenizer.json"),
+        "json",
+        ("convert.vocabulary", "convert.sentencepiece", "convert.wordpiece"),
+        seeds.tokenizers,
+    ),
+    "settings": Target(
+        _vocabulary_from("tokenizer_config.json"), "json", ("convert.vocabulary", "convert.templates"), lambda: [seeds.SETTINGS]
+    ),
+    "pieces": Target(_vocabulary_from("tokenizer.model"), "", ("convert.sentencepiece",), seeds.pieces),
+    "ranks": Target(_vocabulary_from("tiktoken.model"), "", ("convert.tiktoken",), lambda: [seeds.RANKS]),
+    "words": Target(_vocabulary_from("vocab.txt"), "", ("convert.wordpiece",), lambda: [seeds.WORDS]),
+    "config": Target(config, "json", ("convert.metadata", "convert.methods", "convert.deepseek"), seeds.configs),
+    "card": Target(card, "card", ("convert.card",), lambda: seeds.CARDS),
+    "metadata": Target(metadata, "json", ("convert.card",), lambda: [seeds.METADATA]),
+    "template": Target(template, "", ("runtime.sandbox",), lambda: seeds.TEMPLATES),
+    "texts": Target(texts, "lines", ("imatrix.texts",), lambda: [seeds.CHATS]),
+    "manifest": Target(manifest, "", ("formats.hashes",), lambda: [seeds.MANIFEST]),
+    "journal": Target(journal, "lines", ("formats.execute",), lambda: [journal_seed()]),
+    "memory": Target(memory, "json", ("cli.remembered",), lambda: [seeds.MEMORY]),
+    "measured": Target(measured, "json", ("cli.measured",), lambda: [seeds.MEASURED]),
+    "result": Target(result, "json", ("cli.comparable",), lambda: [seeds.RESULT]),
+    "request": Target(request, "json", ("runtime.serve.requests",), lambda: seeds.REQUESTS),
+}
+
+
+def survive(name: str, data: bytes) -> bool:
+    """Whether the target takes the bytes. Raises whatever is not a MillError of one line."""
+    began = time.process_time()
+    try:
+        TARGETS[name].run(data)
+    except MillError as error:
+        said = str(error)
+    else:
+        said = ""
+    assert time.process_time() - began < SECONDS
+    assert "\n" not in said
+    return not said
+
+
+def damaged(name: str, seed: int, data: bytes | None = None) -> bytes:
+    """A whole file of the target (or the given one) with changes that follow from the seed."""
+    draw, target = random.Random(seed), TARGETS[name]
+    return mutations.damaged(target.shape, draw.choice(target.seeds) if data is None else data, draw, target.words)
