@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +32,7 @@ from gguf.quants import dequantize, quantize
 
 from ggufmill.formats import TYPES, MillError, TensorType
 from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.runtime.provenance import processor
 
 ROWS, COLUMNS = 64, 2048
 OURS, REFERENCE, MAINLINE, GGUF = "ours", "reference", "mainline", "gguf"
@@ -197,22 +197,13 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
 
 def report(rows: Sequence[Row], repeat: int) -> dict:
     return {
-        "machine": {"cpu": _cpu(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
+        "machine": {"cpu": processor(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
         "versions": {name: version(name) for name in ("ggufmill", "numpy", "numba", "gguf")},
         "data": f"{ROWS} rows x {COLUMNS}, Student-t(5) * 0.02; importance chi2(2) + 0.01",
         "repeat": repeat,
         "means": means(rows),
         "rows": [asdict(row) for row in rows],
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

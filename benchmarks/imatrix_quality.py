@@ -2,7 +2,8 @@
 
 \\b
     python benchmarks/imatrix_quality.py
-    python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8
+    python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8 --out /tmp/some
+    python benchmarks/imatrix_quality.py --types iq1_s_r4,iq1_m_r4 --add
 
 All weights of the layers become the type; embeddings and output matrix stay as they are. The imatrix is computed on the demo's
 calibration text, perplexity and KL divergence from the bf16 model on its held-out text. Both are those of the stored weights:
@@ -16,6 +17,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,13 @@ TRAINED = ("iq1_bn", "iq2_bn", "q1_0_g128")  # for models that were trained with
 
 
 def small_types() -> list[str]:
-    """Plain types of less than five bits per weight, largest first."""
-    plain = [t for t in TYPES.values() if t.base is None and not t.is_float and can_encode(t) and t.rows == 1]
-    small = [t for t in plain if bits(t.name) < 5 and t.name not in TRAINED]
-    return [t.name for t in sorted(small, key=lambda t: (-bits(t.name), t.name))]
+    """Types of less than five bits per weight that are encodings of their own, largest first."""
+    own = [t for t in TYPES.values() if t.base is None and not t.is_float and can_encode(t)]
+    return in_order([t.name for t in own if bits(t.name) < 5 and t.name not in TRAINED])
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (-bits(name), name))
 
 
 def bits(name: str) -> float:
@@ -67,7 +72,8 @@ def quantised(source: TensorSource, name: str, importance: Importance | None) ->
             matrix, first = divmod(start, per_matrix)
             return rows[matrix][first : first + stop - start]
 
-        tensors[output.name] = dataclasses.replace(tensor, source_type="f32", read=read, raw=None, stored=None, mapped=None)
+        nothing = dict.fromkeys(("raw", "stored", "mapped", "narrow"))
+        tensors[output.name] = dataclasses.replace(tensor, source_type="f32", read=read, **nothing)
     return dataclasses.replace(source, tensors=tensors)
 
 
@@ -135,11 +141,12 @@ def markdown(results: dict[str, Any]) -> str:
 @click.option("--types", help="Comma-separated; default: all of less than five bits.")
 @click.option("--chunks", default=16, show_default=True, help="Windows of held-out text that are scored.")
 @click.option("--calibration-chunks", default=80, show_default=True, help="Windows that the imatrix is computed from.")
+@click.option("--add", is_flag=True, help="Add to the types that OUT.json has, which is to be of the same windows.")
 @click.option("-t", "--threads", default=1, show_default=True)
 @click.option(
     "--out", default=RESULTS / "imatrix_quality", type=click.Path(path_type=Path), help="Written to OUT.json, OUT.md."
 )
-def main(types: str | None, chunks: int, calibration_chunks: int, threads: int, out: Path) -> None:
+def main(types: str | None, chunks: int, calibration_chunks: int, add: bool, threads: int, out: Path) -> None:
     began = time.perf_counter()
     source = open_source(FOLDER / "demo")
     options = {"threads": threads, "exact": True}
@@ -153,6 +160,12 @@ def main(types: str | None, chunks: int, calibration_chunks: int, threads: int, 
     importance = Importance(made.means())
     text = base.tokenizer.encode((FOLDER / "demo/heldout.txt").read_text("utf-8"))
     results: dict[str, Any] = {"chunks": chunks, "n_ctx": N_CTX, "calibration_chunks": made.chunk_count, "types": {}}
+    seconds = 0.0
+    if add:
+        earlier = json.loads(out.with_suffix(".json").read_text())
+        if any(earlier[key] != results[key] for key in ("chunks", "n_ctx", "calibration_chunks")):
+            raise click.UsageError(f"{out}.json is of other windows")
+        results["types"], seconds = earlier["types"], earlier["seconds"]
     remember(base)
     results["bf16_perplexity"] = perplexity(base, text, n_ctx=N_CTX, chunks=chunks).perplexity
 
@@ -168,7 +181,8 @@ def main(types: str | None, chunks: int, calibration_chunks: int, threads: int, 
         row = results["types"][name] = {"bits": bits(name), "none": none, "imatrix": score(name, importance)}
         with_, without = row["imatrix"]["kld"], none["kld"] if none else None
         click.echo(f"{name:10} {bits(name):5.2f} bits  KLD {without or math.nan:.4f} -> {with_:.4f}", err=True)
-    results["seconds"] = round(time.perf_counter() - began, 1)
+    results["types"] = {name: results["types"][name] for name in in_order(results["types"])}
+    results["seconds"] = round(seconds + time.perf_counter() - began, 1)
     out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     out.with_suffix(".md").write_text(markdown(results))
     click.echo(markdown(results))

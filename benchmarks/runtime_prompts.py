@@ -95,20 +95,18 @@ def products(types: tuple[str, ...], tokens: int, rows: int, columns: int, round
     twins = [kind.packed for kind in map(TYPES.__getitem__, TARGETS) if kind.packed]
     permitted = amx.permitted()
     for name in types or (*TARGETS, *twins):
-        kind, step = TYPES[name], gemm.rows_at_once(columns)
+        kind = TYPES[name]
         q = encode(w, name, np.ones(columns, np.float32))
         speeds = []
         for way in ("tiles", "bytes"):
             amx.permitted = lambda way=way: way == "tiles"  # type: ignore[assignment]
-            if (way == "tiles" and not permitted) or not gemm.can_multiply(kind):
+            known = gemm.plan(q, kind, columns) is not None or gemm.multiplies_decoded(kind)
+            if (way == "tiles" and not permitted) or not known:
                 continue
             seconds, out = [], np.empty((tokens, rows), np.float32)
             for _ in range(rounds + 1):
-                prepared = gemm.Tokens(x)
-                gemm.prepare(kind, prepared)
                 start = time.perf_counter()
-                for first in range(0, rows, step):
-                    gemm.multiply(q[first : first + step], kind, prepared, out, first)
+                gemm.multiply(q, kind, gemm.Tokens(x), out)
                 seconds.append(time.perf_counter() - start)
             speeds.append(f"  {way} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
         click.echo(f"{kind.name:12s}{''.join(speeds)}")

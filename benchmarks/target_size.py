@@ -19,7 +19,8 @@ from typing import Any
 import click
 
 from ggufmill.cli.console import table
-from ggufmill.cli.searching import Job, Target, Wishes, parse_types
+from ggufmill.cli.searching import SearchJob
+from ggufmill.cli.target import Target, Wishes, parse_types
 from ggufmill.convert import open_source
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.formats.plan import Plan
@@ -79,7 +80,7 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
         "found": Wishes(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
         "no text": Wishes(parse_types(None)),
     }
-    searches = {label: Job(source, importance, wishes) for label, wishes in jobs.items()}
+    searches = {label: SearchJob(source, importance, wishes) for label, wishes in jobs.items()}
     points, rows = [], []
     for near in NEAR:
         aim = min(mixes, key=lambda m: abs(m["bits"] - near))

@@ -17,17 +17,17 @@ def predicted(plan: Plan, threads: int | None) -> dict[str, float]:
     return predict(plan, threads or len(os.sched_getaffinity(0)))
 
 
-def needs(plan: Plan, seconds: Mapping[str, float] | None) -> dict[str, Any]:
-    """disk: bytes needed, and free where the output goes (None where that cannot be told); predicted: seconds, if known."""
-    found: dict[str, Any] = {"disk": {"needed": plan.file_bytes, "free": _free(plan)}}
+def needs(plan: Plan, seconds: Mapping[str, float] | None, room: int | None = None) -> dict[str, Any]:
+    """room: bytes on the disk, if the job takes others than the plan's. disk: bytes needed, and free where the output goes (None where that cannot be told); predicted: seconds, if known."""
+    found: dict[str, Any] = {"disk": {"needed": room or plan.file_bytes, "free": _free(plan)}}
     if seconds is not None:
         found["predicted"] = {"seconds": sum(seconds.values()), "seconds_by_type": dict(seconds)}
     return found
 
 
-def needs_text(plan: Plan, seconds: Mapping[str, float] | None) -> str:
+def needs_text(plan: Plan, seconds: Mapping[str, float] | None, room: int | None = None) -> str:
     free = _free(plan)
-    lines = [f"disk: {gib(plan.file_bytes)} needed" + (f", {gib(free)} free" if free is not None else "")]
+    lines = [f"disk: {gib(room or plan.file_bytes)} needed" + (f", {gib(free)} free" if free is not None else "")]
     if seconds is not None:
         slowest = sorted(seconds.items(), key=lambda item: -item[1])[:4]
         parts = ", ".join(f"{name} {duration(s)}" for name, s in slowest)

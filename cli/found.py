@@ -47,6 +47,11 @@ class Result:
         }
 
 
+def name_lines(plan: Plan) -> None:
+    """Says of the warnings of a plan by a found recipe that their lines are of that one, not of what the user wrote."""
+    plan.warnings[:] = [f"the recipe found, {w}" if w.startswith("line ") else w for w in plan.warnings]
+
+
 def described(
     source: TensorSource,
     found: Found,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..formats import PlanError
+from . import flags
 from .job import Job, job_options
 from .writing import finish
 

@@ -28,6 +28,7 @@ from ..runtime import Model, load_model
 from .checking import refuse_problems, verified, watch
 from .console import byte_progress, chunk_progress, gib
 from .folder import Folder
+from .found import name_lines
 from .measured import save_text
 from .remembered import Memory, key_of
 from .searching import SearchJob
@@ -66,6 +67,7 @@ class Run:
         self.target = recipe_target(recipe)
         self.wishes = recipe_wishes(recipe, self.path.parent, threads=threads)
         self.memory = Memory(folder.state, fresh)
+        self.room: int | None = None  # bytes on the disk for all files of a model, known after `check`; None: as the plan says
 
     def _model(self, source: dict[str, Any]) -> str | Path:
         """A path, or hf:OWNER/NAME of the hub, whose revision may stand beside it."""
@@ -216,7 +218,7 @@ class Run:
     def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None) -> Plan:
         recipe = self.decided
         default, rules = recipe_types(self.source, recipe)
-        return plan_quantize(
+        plan = plan_quantize(
             self.source,
             self.folder.gguf,
             type=default,
@@ -228,6 +230,9 @@ class Run:
             nonfinite=replaced,
             version=__version__,
         )
+        if self.target is not None:
+            name_lines(plan)
+        return plan
 
     def check(self) -> Plan:
         """The preflight: everything that can be known before any work. Returns the plan, exact but for the importance data; of
@@ -248,6 +253,7 @@ class Run:
             types = {o.name: [o.type] for o in plan.outputs} | search.options
         if "repack" in self.recipe.stages:
             room = 2 * (room or plan.file_bytes)
+        self.room = room
         preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs, needed=room)
         if "repack" in self.recipe.stages:
             protect([self.folder.repacked], self.inputs)

@@ -138,6 +138,7 @@ def command(
     from ..quantize.prune import parse_layers, pruned
     from ..quantize.recipe import Recipe, load_recipe, parse_rules
     from ..recipes import find
+    from .found import name_lines
     from .importance import load_importance
     from .measured import save_text
     from .searching import SearchJob
@@ -216,6 +217,8 @@ def command(
         version=__version__,
         **options,
     )
+    if target is not None:
+        name_lines(plan)
     finish(
         plan,
         "quantize",

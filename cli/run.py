@@ -31,7 +31,8 @@ def command(
     report.json, and README.md, the draft of a model card.
 
     Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
-    command is given again; a stage whose inputs have not changed is not repeated.
+    command is given again; a stage whose inputs have not changed is not repeated. With [repack] the file it begins with stays
+    too, so that room for both is needed.
 
     With target_size = "180G", target_bpw or max_kld under [quantize], types for the tensors that no rule takes are searched for
     as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,
@@ -71,12 +72,12 @@ def _show(job: Run, plan: Plan, as_json: bool) -> None:
     from .writing import show_plan
 
     if job.target is None:
-        show_plan(plan, as_json)
+        show_plan(plan, as_json, room=job.room)
         return
     found = job.is_found
     if not found:
         click.echo(f"note: types for {job.target.text} are still to be found; these are the smallest allowed", err=True)
-    show_plan(plan, as_json, more={"search": {"target": job.target.text, "found": found}})
+    show_plan(plan, as_json, more={"search": {"target": job.target.text, "found": found}}, room=job.room)
 
 
 def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:

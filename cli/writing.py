@@ -23,16 +23,21 @@ if TYPE_CHECKING:
 
 
 def show_plan(
-    plan: Plan, as_json: bool, seconds: dict[str, float] | None = None, more: Mapping[str, Any] | None = None
+    plan: Plan,
+    as_json: bool,
+    seconds: dict[str, float] | None = None,
+    more: Mapping[str, Any] | None = None,
+    room: int | None = None,
 ) -> None:
     """The plan as JSON, or as a table of tensors with totals, the histogram of types, and what it needs.
 
-    seconds: predicted for each type, see quantize/timing.py; None: not predicted. more: goes into the JSON.
+    seconds: predicted for each type, see quantize/timing.py; None: not predicted. more: goes into the JSON. room: bytes on the
+    disk, if the job takes others than the plan's.
     """
     if not as_json:
         warn(plan.warnings)
-    summary = plan.as_json() | needs(plan, seconds) | dict(more or {})
-    emit(summary, as_json, lambda: f"{plan_text(plan)}\n\n{needs_text(plan, seconds)}")
+    summary = plan.as_json() | needs(plan, seconds, room) | dict(more or {})
+    emit(summary, as_json, lambda: f"{plan_text(plan)}\n\n{needs_text(plan, seconds, room)}")
 
 
 def plan_text(plan: Plan) -> str:

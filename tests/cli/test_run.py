@@ -348,7 +348,10 @@ def test_a_damaged_checkpoint(tiny_llama, write_checkpoint, short, tmp_path, cap
 def test_dry_run(recipe, tmp_path, capsys):
     code, out, _ = run(capsys, recipe(), "-o", tmp_path / "out", "--dry-run", "--json")
     assert code == 0
-    assert json.loads(out)["total_bytes"] > 0
+    plan = json.loads(out)
+    assert plan["disk"]["needed"] == plan["file_bytes"] > plan["total_bytes"] > 0
+    both = run(capsys, recipe("[repack]\npattern = 'attn'"), "-o", tmp_path / "out", "--dry-run", "--json")[1]
+    assert json.loads(both)["disk"]["needed"] == 2 * plan["file_bytes"]
     assert not (tmp_path / "out").exists()
 
 

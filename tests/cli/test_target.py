@@ -137,6 +137,19 @@ def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
     assert len(calls) == 12 + sum(map(len, whole.values())) - sum(map(len, kept.values()))
 
 
+def test_lines_of_the_recipe_found_are_not_taken_for_those_of_the_users(mill, recipe, tmp_path):
+    path = recipe(**{"attn_v=q8_0": "attn_v=q8_0\\nnothing=q4_0"})
+    code, _, err = mill("run", path, "-o", tmp_path / "out")
+    assert code == 0, err
+    found = (tmp_path / "out/r.recipe.txt").read_text().splitlines()
+    line = found.index("nothing=q4_0") + 1
+    assert line > 2
+    assert f"the recipe found, line {line}: nothing=q4_0 matches no tensor" in err
+    code, _, err = mill("quantize", tmp_path / "m", tmp_path / "q.gguf", "--recipe", path, "--dry-run", "--no-timing")
+    assert code == 0, err
+    assert "the recipe found, line " in err
+
+
 def test_a_dry_run_writes_nothing_and_says_what_is_not_known(mill, recipe, tmp_path):
     code, text, err = mill("run", recipe(TEXT, IMATRIX), "-o", tmp_path / "out", "--dry-run", "--json")
     plan = json.loads(text)
