@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -126,9 +127,9 @@ class OutName(click.Path):
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if not Path(path).absolute().parent.is_dir():
-            self.fail(f"there is no folder {Path(path).parent}; make it first", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {path.parent}; make it first", param, ctx)
         return path
 
 

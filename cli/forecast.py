@@ -18,7 +18,10 @@ def predicted(plan: Plan, threads: int | None) -> dict[str, float]:
 
 
 def needs(plan: Plan, seconds: Mapping[str, float] | None, room: int | None = None) -> dict[str, Any]:
-    """room: bytes on the disk, if the job takes others than the plan's. disk: bytes needed, and free where the output goes (None where that cannot be told); predicted: seconds, if known."""
+    """room: bytes on the disk, if the job takes others than the plan's.
+
+    disk: bytes needed, and free where the output goes (None where that cannot be told); predicted: seconds, if known.
+    """
     found: dict[str, Any] = {"disk": {"needed": room or plan.file_bytes, "free": _free(plan)}}
     if seconds is not None:
         found["predicted"] = {"seconds": sum(seconds.values()), "seconds_by_type": dict(seconds)}

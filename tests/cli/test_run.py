@@ -350,8 +350,8 @@ def test_dry_run(recipe, tmp_path, capsys):
     assert code == 0
     plan = json.loads(out)
     assert plan["disk"]["needed"] == plan["file_bytes"] > plan["total_bytes"] > 0
-    both = run(capsys, recipe("[repack]\npattern = 'attn'"), "-o", tmp_path / "out", "--dry-run", "--json")[1]
-    assert json.loads(both)["disk"]["needed"] == 2 * plan["file_bytes"]
+    both = json.loads(run(capsys, recipe("[repack]\npattern = 'attn'"), "-o", tmp_path / "out", "--dry-run", "--json")[1])
+    assert both["disk"]["needed"] == 2 * both["file_bytes"]
     assert not (tmp_path / "out").exists()
 
 
