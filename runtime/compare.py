@@ -134,7 +134,7 @@ def _compare_layers(
     tally, first = Tally(), windows.shape[1] // 2
     for number, window in enumerate(windows):
         if inputs is not None and number == 0:
-            a.observer = _probe(inputs)
+            a.observer, b.observer = _probe(inputs), _unmoved
         try:
             hidden = _in_lockstep(a, b, window, sums)
             scored = score(b, hidden[1][first:-1], window[first + 1 :], a, hidden[0][first:-1])
@@ -142,7 +142,7 @@ def _compare_layers(
             found.nonfinite = str(broken.model.explain_nonfinite(window))
             break
         finally:
-            a.observer = None
+            a.observer = b.observer = None
         for losses, model in ((scored.base_losses, a), (scored.losses, b)):
             if losses is not None and not np.isfinite(losses).all():
                 found.nonfinite = str(model.explain_nonfinite(window))
@@ -160,6 +160,10 @@ def _probe(inputs: dict[tuple[str, int], np.ndarray]) -> Callable[[str, int, np.
             inputs[name, matrix] = x[:: max(1, len(x) // PROBES)][:PROBES].copy()
 
     return keep
+
+
+def _unmoved(name: str, matrix: int, x: np.ndarray) -> None:
+    """Keeps nothing: an observed pass may differ from another in its last bits, so both models are observed or neither."""
 
 
 class _NotFinite(Exception):
