@@ -21,11 +21,12 @@ from ..runtime.perplexity import OnChunk, Perplexity, context_notes, score_windo
 from ..runtime.tally import Moments, Tally
 from .calibration import Calibration, cut
 from .entries import EMBEDDINGS, Imatrix
-from .squares import TILE, sum_squares
+from .squares import TILE, sum_runs, sum_squares
 from .state import State
 
 _OUTPUT = "output.weight"
 _WORTH_SHARING = 1 << 20  # activations: some hundred microseconds
+_PARTS = 4  # per thread, of the experts of a layer: they have different numbers of tokens
 _ROWS = 4096  # embeddings that are read at a time
 
 
@@ -119,21 +120,52 @@ class Collector:
         """float32 [n, heads, columns], of which columns lie together -> sums of the squares, float64 [heads, columns]."""
         (n, heads, columns), (row_step, head_step, _) = x.shape, x.strides
         address, workers = x.__array_interface__["data"][0], self._model.graph.store.workers
-        squares = np.empty((heads, columns))
+        squares, offsets = np.empty((heads, columns)), np.arange(n) * row_step
         if x.size < _WORTH_SHARING or workers.count == 1:
-            sum_squares(address, row_step, n, head_step, squares)
+            sum_squares(address, offsets, head_step, squares)
         elif heads > 1:
             step = -(-heads // workers.count)
 
             def some_heads(low: int) -> None:
-                sum_squares(address + low * head_step, row_step, n, head_step, squares[low : low + step])
+                sum_squares(address + low * head_step, offsets, head_step, squares[low : low + step])
 
             workers.map(some_heads, range(0, heads, step))
         else:
             parts = [(low, np.empty((1, min(TILE, columns - low)))) for low in range(0, columns, TILE)]
-            workers.map(lambda part: sum_squares(address + 4 * part[0], row_step, n, head_step, part[1]), parts)
+            workers.map(lambda part: sum_squares(address + 4 * part[0], offsets, head_step, part[1]), parts)
             np.concatenate([part for _, part in parts], axis=1, out=squares)
         return squares
+
+    def add_runs(
+        self,
+        names: Sequence[str],
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        places: np.ndarray | None,
+    ) -> None:
+        """Adds what goes into several matrices of a stack, or of stacks that take the same input.
+
+        x float32 [n, columns]; matrices[k] int64, none twice, takes the counts[k] rows from starts[k] on: rows of x, or of
+        x[places]. Raises MillError for NaN or infinity.
+        """
+        offsets = (np.arange(len(x)) if places is None else places) * x.strides[0]
+        squares, address, workers = np.empty((len(matrices), x.shape[1])), x.ctypes.data, self._model.graph.store.workers
+        step = max(1, -(-len(matrices) // (_PARTS * workers.count)))
+
+        def some_runs(low: int) -> None:
+            part = slice(low, low + step)
+            sum_runs(address, offsets, starts[part], counts[part], squares[part])
+
+        workers.map(some_runs, range(0, len(matrices), step))
+        for name in names:
+            _check_finite(name, squares)
+            sums = self.sums.get(name)
+            if sums is None:
+                sums = self._begin(name, x.shape[1])
+            sums[matrices] += squares if self.weight == 1 else self.weight * squares
+            self.counts[name][matrices] += counts * self.weight
 
     def add_heads(self, name: str, squares: np.ndarray, n: int, pooled: bool) -> None:
         """Adds the squares, float64 [heads, columns], of the inputs that n tokens gave to a matrix per head; pooled: to one

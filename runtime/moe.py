@@ -6,7 +6,7 @@ sum to one, a final scale) are those of DeepSeek-V2 (arXiv:2405.04434, section 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,10 +124,6 @@ class _Rows:
         low, end = int(self.starts[some[0]]), int(self.starts[some[-1]] + self.counts[some[-1]])
         return low, low + -(-(end - low) // self.unit) * self.unit
 
-    def runs(self, some: np.ndarray) -> list[tuple[int, tuple[int, int]]]:
-        """(expert, (its first row, the row after its last)) of some experts."""
-        return [(int(e), (int(self.starts[e]), int(self.starts[e] + self.counts[e]))) for e in some]
-
     def combine(self, results: np.ndarray, low: int, out: np.ndarray) -> None:
         """Adds results float32 [rows, n_embd], those of the rows from `low` on, to their tokens in out [n, n_embd]."""
         (n, columns), used, bias = out.shape, self._factors.size // len(out), self._experts.bias.get("down")
@@ -198,24 +194,37 @@ class MixtureOfExperts:
         for some in rows.together(np.flatnonzero(rows.counts > few), _TOGETHER // (4 * max(2 * experts.gate.rows, x.shape[1]))):
             low, end = rows.span(some)
             results = room("results", (end - low, x.shape[1]))
-            runs = [(expert, rows.places[a:b], slice(a - low, b - low)) for expert, (a, b) in rows.runs(some)]
-            self._tell(x, runs)
+            starts, counts = rows.starts[some], rows.counts[some]
+            self._tell((experts.gate, experts.up), x, some, starts, counts, rows.places)
             given = x, rows.jobs(some, low), results, rows.places[low:end], rows.matrices[low:end]
             for values in experts.for_many(*given):
-                store.workers.map(lambda run, values=values: experts.down.observe(values[run[2]], run[0]), runs)
+                self._tell((experts.down,), values, some, starts - low, counts)
             rows.combine(results, low, out)
         return out
 
-    def _tell(self, x: np.ndarray, runs: list[tuple[int, np.ndarray, slice]]) -> None:
-        experts, store = self.experts, self.experts.gate.store
+    def _tell(
+        self,
+        stacks: Sequence[Linear],
+        x: np.ndarray,
+        some: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        places: np.ndarray | None = None,
+    ) -> None:
+        """Tells the observer, if there is one, what experts multiply: counts rows from starts on, of x or of x[places]."""
+        store = self.experts.gate.store
+        add_runs = getattr(store.observer, "add_runs", None)
+        if add_runs is not None:
+            add_runs([stack.name for stack in stacks], x, some, starts, counts, places)
+        elif store.observer is not None:
 
-        def tell(run: tuple[int, np.ndarray, slice]) -> None:
-            inputs = x[run[1]]
-            experts.gate.observe(inputs, run[0])
-            experts.up.observe(inputs, run[0])
+            def tell(run: tuple[int, int, int]) -> None:
+                expert, first, count = run
+                inputs = x[first : first + count] if places is None else x[places[first : first + count]]
+                for stack in stacks:
+                    stack.observe(inputs, expert)
 
-        if store.observer is not None:
-            store.workers.map(tell, runs)
+            store.workers.map(tell, list(zip(some.tolist(), starts.tolist(), counts.tolist(), strict=True)))
 
     def _add_each(self, x: np.ndarray, tokens: np.ndarray, factors: np.ndarray, matrices: np.ndarray, out: np.ndarray) -> None:
         experts, workers = self.experts, self.experts.gate.store.workers

@@ -39,7 +39,8 @@ class WeightStore:
     observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
               thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
               One with methods squares(float32 [n, heads, columns]) and add_heads(name, their sums, n, pooled) is told of the
-              inputs of heads that way (pooled: of one matrix), and may be given rows that lie apart
+              inputs of heads that way (pooled: of one matrix), and may be given rows that lie apart; one with a method
+              add_runs(tensor names, x, matrices, starts, counts, places) of those of all experts at once
     exact     weights multiply as float32, and activations are not rounded to fewer bits first
     watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
     """

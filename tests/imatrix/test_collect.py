@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from ggufmill.convert import open_source
-from ggufmill.formats import MillError
+from ggufmill.formats import TYPES, MillError
+from ggufmill.formats.execute import execute
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import Collector, Extent, collect
 from ggufmill.quantize.choosing import quantisable
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.perplexity import perplexity
@@ -45,9 +47,8 @@ def test_counts(collected):
     assert collected[0].chunk_count == 4
 
 
-def test_sums_are_those_of_the_activations(demo, collected):
-    """Against activations kept whole and squared here in float64, expert by expert."""
-    model, tokens = demo
+def activations(model, tokens):
+    """What each matrix multiplies, kept whole: {(tensor, matrix): float64 [n, columns]}."""
     kept = {}
 
     def keep(name, matrix, x):
@@ -58,11 +59,29 @@ def test_sums_are_those_of_the_activations(demo, collected):
         perplexity(model, tokens, n_ctx=128, chunks=4)
     finally:
         model.observer = None
-    for (name, matrix), pieces in kept.items():
-        if name == "output.weight":
-            continue
-        x = np.concatenate(pieces)
+    return {key: np.concatenate(pieces) for key, pieces in kept.items() if key[0] != "output.weight"}
+
+
+def test_sums_are_those_of_the_activations(demo, collected):
+    """Squared here in float64, expert by expert."""
+    for (name, matrix), x in activations(*demo).items():
         sums, counts = collected[0].entries[name]
+        assert counts[matrix] == len(x)
+        np.testing.assert_allclose(sums[matrix], (x**2).sum(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_experts_that_are_told_of_together(demo, tmp_path, threads):
+    """Those of a quantised file run as one program."""
+    _, tokens = demo
+    execute(plan_quantize(open_source(FOLDER / "demo"), tmp_path / "q8_0.gguf", type=TYPES["q8_0"], pure=True))
+    model = load_model(tmp_path / "q8_0.gguf", threads=threads)
+    entries = collect(model, tokens, n_ctx=128, chunks=4)[0].entries
+    kept = activations(model, tokens)
+    experts = {key: x for key, x in kept.items() if "_exps" in key[0]}
+    assert len(experts) == 3 * 3 * 8
+    for (name, matrix), x in experts.items():
+        sums, counts = entries[name]
         assert counts[matrix] == len(x)
         np.testing.assert_allclose(sums[matrix], (x**2).sum(axis=0), rtol=1e-5)
 
