@@ -1,10 +1,10 @@
-"""Whole jobs on a whole model, in turns: our quantize against llama-quantize, our convert and repack against cp.
+"""Whole jobs on a whole model, in turns: our quantize against llama-quantize, our repack against cp.
 
 \\b
     python benchmarks/jobs.py CHECKPOINT WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
 
-CHECKPOINT is a Hugging Face folder with bf16 weights of a Llama. Every command is timed from start to end, the program's start
-included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat, and the median.
+CHECKPOINT is a Hugging Face folder, which is converted to bf16 first. Every command is timed from start to end, the program's
+start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat, and the median.
 """
 
 from __future__ import annotations
@@ -54,13 +54,9 @@ def main(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = {n: folder / f"{n}.gguf" for n in ("bf16", "ours", "theirs", "one", "copy", "packed")}
-    shards = sorted(checkpoint.glob("*.safetensors"))
     t = str(threads)
     results: dict[str, dict[str, list[float]]] = {}
-    convert = [*MILL, "convert", str(checkpoint), str(names["bf16"]), "--outtype", "bf16", "-t", t]
-    results["convert to bf16"] = race(
-        {"convert": (convert, names["bf16"]), "cp": (["cp", *map(str, shards), str(names["copy"])], names["copy"])}, repeat
-    )
+    subprocess.run([*MILL, "convert", str(checkpoint), str(names["bf16"]), "--outtype", "bf16", "-t", t], check=True)
     for kind in types.split(","):
         commands = {
             "ours": ([*MILL, "quantize", str(names["bf16"]), str(names["ours"]), kind, "--pure", "-t", t], names["ours"])
