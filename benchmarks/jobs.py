@@ -4,7 +4,8 @@
     python benchmarks/jobs.py CHECKPOINT WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
 
 CHECKPOINT is a Hugging Face folder, which is converted to bf16 first. Every command is timed from start to end, the program's
-start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat, and the median.
+start included; output files are removed in between and the disk is synced. Figures are seconds: the best of --repeat, and the
+median.
 """
 
 from __future__ import annotations
