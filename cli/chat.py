@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .console import speeds
 from .sampling import sampling_options, template_option
 from .settings import run_options
 
@@ -124,12 +125,7 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
         why = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}[running.reason]
         click.echo(f"({why})", err=True)
     if running is not None and timings:
-        t = running.timings
-        click.echo(
-            f"({t.prompt_tokens} prompt tokens, {t.prompt_per_second:.1f} per second, {t.cached_tokens} known; "
-            f"{t.generated_tokens} generated, {t.generated_per_second:.1f} per second)",
-            err=True,
-        )
+        click.echo(f"({speeds(running.timings)})", err=True)
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ import click
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    from ..runtime.generate import Timings
     from ..runtime.perplexity import Perplexity
 
 
@@ -51,6 +52,14 @@ def chunk_progress(label: str) -> Iterator[Callable[[Perplexity, int], None]]:
             yield advance
         finally:
             bar.leave = bar.n > 0  # nothing is left of a bar that never moved: an error message follows it
+
+
+def speeds(t: Timings) -> str:
+    """Tokens read and generated, and how fast; no rate of what took no pass through the model."""
+    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} known)" if t.cached_tokens else "")]
+    parts += [f"{t.generated_tokens} generated"]
+    rates = t.prompt_per_second, t.generated_per_second
+    return "; ".join(part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

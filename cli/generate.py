@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from . import flags
+from .console import speeds
 from .sampling import sampling_options
 from .settings import load, run_options
 
@@ -69,8 +70,4 @@ def command(
         click.echo(json.dumps(summary))
         return
     click.echo()
-    click.echo(
-        f"\n{timings.prompt_tokens} prompt tokens, {timings.prompt_per_second:.1f} per second; "
-        f"{timings.generated_tokens} generated, {timings.generated_per_second:.1f} per second; ended by {running.reason}",
-        err=True,
-    )
+    click.echo(f"\n{speeds(timings)}; ended by {running.reason}", err=True)

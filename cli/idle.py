@@ -18,4 +18,5 @@ def refuse_idle(needs: Mapping[str, str], there: Mapping[str, bool]) -> None:
         name = option.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and name in needs and not there[needs[name]]:
-            raise click.UsageError(f"{max(option.opts, key=len)} does nothing without {needs[name]}", context)
+            shown = option.human_readable_name if isinstance(option, click.Argument) else max(option.opts, key=len)
+            raise click.UsageError(f"{shown} does nothing without {needs[name]}", context)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..imatrix import Imatrix
 
 _ROWS = "a .jsonl or .parquet file (-f)"
+_TEXT = "a text (-f) to compute from"
+_OF_JOINING = {"in_files", "out", "force", "as_json"}  # what `--in-file` alone takes
 _NEEDS = {"column": _ROWS, "template": _ROWS}
 
 
@@ -128,10 +130,8 @@ def compute(
     if not texts:
         if not in_files:
             raise click.UsageError("nothing to do: give a MODEL and -f TEXT, or --in-file")
-        refused = {"MODEL": model, "--plot": plot, "--resume": resume or None}
-        for name, value in refused.items():
-            if value is not None:
-                raise click.UsageError(f"{name} needs a text (-f) to compute from")
+        names = {option.name or "" for option in click.get_current_context().command.params} - _OF_JOINING
+        refuse_idle(dict.fromkeys(names, _TEXT), {_TEXT: False})
         _join(list(map(load_imatrix, in_files)), out, in_files, force, as_json)
         return
     if model is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .console import speeds
 from .sampling import sampling_options, template_option
 from .settings import run_options
 
@@ -87,15 +88,10 @@ def command(
         click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
 
     def ended(end: End) -> None:
-        t = end.timings
         if end.error is not None:
             click.echo(f"a request failed: {end.error}", err=True)
-        elif t.prompt_tokens:
-            click.echo(
-                f"{t.prompt_tokens} prompt tokens ({t.cached_tokens} known), {t.prompt_per_second:.1f} per second; "
-                f"{t.generated_tokens} generated, {t.generated_per_second:.1f} per second; ended by {end.reason}",
-                err=True,
-            )
+        elif end.timings.prompt_tokens:
+            click.echo(f"{speeds(end.timings)}; ended by {end.reason}", err=True)
 
     try:
         serve(

@@ -20,12 +20,14 @@ _SMALL = 256 << 20  # bytes of a model that reads a token within some hundredths
 
 @dataclass
 class Timings:
-    """Tokens and seconds of reading the prompt and of generating; cached_tokens: of the prompt, known from before."""
+    """Tokens and seconds of reading the prompt and of generating; cached_tokens: of the prompt, known from before;
+    generated_passes: through the model, which the first token that is generated does not need."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_seconds: float = 0.0
     generated_tokens: int = 0
+    generated_passes: int = 0
     generated_seconds: float = 0.0
 
     @property
@@ -34,7 +36,8 @@ class Timings:
 
     @property
     def generated_per_second(self) -> float:
-        return self.generated_tokens / self.generated_seconds if self.generated_seconds else 0.0
+        """Passes, that is; 0 if there was none."""
+        return self.generated_passes / self.generated_seconds if self.generated_seconds else 0.0
 
 
 def warm_up(model: Model) -> None:
@@ -160,6 +163,8 @@ class Generation:
                 return ""
             if not self.n_predict:
                 return self._end("length")
+        else:
+            t.generated_passes += 1
         token = self.sampler.pick(logits, self.session.tokens)
         t.generated_seconds += working_seconds() - began
         if token in self._endings:

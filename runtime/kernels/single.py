@@ -18,9 +18,6 @@ def in_turn(argument, number):
             call(read(row + 8 * FUNCTION), read(row + 8 * ARGUMENT), i)
 
 
-ROWS_FIELDS = ("from", "step", "to", "to_step", "count", "width", "places", "adds")
-
-
 @part
 def move(argument, number):
     """Copies rows of float32, or adds them to what is there.

@@ -29,6 +29,8 @@ COMPARE = ("compare", DEMO, DEMO)
         ((*SEARCH, "--gpu", "attn"), "--gpu does nothing without --gpu-size, or --repacked"),
         ((*IMATRIX, "--column", "text"), "--column does nothing without a .jsonl or .parquet file (-f)"),
         ((*IMATRIX, "--template", "chatml"), "--template does nothing without a .jsonl or .parquet file (-f)"),
+        (("imatrix", "--in-file", TEXT, "-o", "i.imatrix", "--chunks", 3), "--chunks does nothing without a text (-f)"),
+        (("imatrix", DEMO, "--in-file", TEXT, "-o", "i.imatrix"), "MODEL does nothing without a text (-f)"),
         ((*COMPARE, "--tensors", "nothing"), "has 'nothing' in its name"),
         ((*COMPARE, "--chunks", 2), "--chunks does nothing without a text (-f)"),
         ((*COMPARE, "-f", TEXT, "--no-weights", "--tensors", "ffn"), "--tensors does nothing without weights"),

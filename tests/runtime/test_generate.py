@@ -58,7 +58,15 @@ def test_greedy_follows_the_logits(model):
     assert running.tokens == tokens[3:]
     assert running.reason == "length"
     assert running.timings.prompt_tokens == 3
-    assert running.timings.generated_tokens == 5
+    assert (running.timings.generated_tokens, running.timings.generated_passes) == (5, 4)
+
+
+def test_the_prompt_gives_the_first_token(model):
+    """No pass, no speed."""
+    running = generate(model, [0, 5, 6], n_predict=1, temp=0, ignore_eos=True)
+    running.text()
+    assert running.timings.generated_tokens == 1
+    assert running.timings.generated_per_second == 0
 
 
 def test_text_comes_in_whole_characters_and_ends_with_eos(tiny):
