@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..formats import MillError
+from .kernels.last_words import end_with_a_line
 
 
 class MappedFiles:
-    """Notices files that have become shorter: reading what is gone from a mapped one would end the whole process.
+    """Notices files that have become shorter: reading what is gone from a mapped one ends the whole process, with one line.
 
     A file that has another one in its place, or no longer a name, is no problem: what is mapped stays readable.
     wait: seconds between two looks (a model may have hundreds of files, and a look costs some microseconds for each).
@@ -22,7 +23,8 @@ class MappedFiles:
         self._known = [(path, *found) for path in paths if (found := _found(path)) is not None]
 
     def check(self) -> None:
-        """Raises MillError, naming the first file that is shorter than it was."""
+        """Raises MillError, naming the first file that is shorter than it was. To be called before the weights are read."""
+        end_with_a_line()
         now = time.monotonic()
         if now - self._looked < self.wait:
             return

@@ -11,8 +11,12 @@ import time
 import numpy as np
 import pytest
 
+from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource
+from ggufmill.formats.execute import execute
 from ggufmill.quantize import decode, encode
+from ggufmill.quantize.planning import plan_quantize
+from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.kernels import amx
 from ggufmill.runtime.threads import Workers
@@ -172,6 +176,25 @@ def test_a_cut_file_is_noticed_before_it_is_read(tmp_path, tiny):
         session.feed([3])
         path.write_bytes(b"other")
         session.feed([4])
+
+
+_CUT = """
+import os, sys
+from ggufmill.runtime import load_model
+model = load_model(sys.argv[1])
+model.files.wait = 1e9  # between two looks: the cut is met by a read
+model.logits([1, 2, 3])
+os.truncate(sys.argv[1], os.path.getsize(sys.argv[1]) // 2)
+model.logits([1, 2, 3])
+"""
+
+
+def test_a_read_of_what_is_gone_ends_in_one_line(tmp_path):
+    path = tmp_path / "model.gguf"
+    execute(plan_quantize(open_source(FOLDER / "demo"), path, type=TYPES["q8_0"], pure=True))
+    done = subprocess.run([sys.executable, "-c", _CUT, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "a model file was cut short" in done.stderr.splitlines()[-1]
 
 
 def test_bytes_that_lie_nowhere_are_read_once_for_all_threads():
