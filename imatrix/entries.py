@@ -134,13 +134,13 @@ class Imatrix:
             if tensor is None:
                 continue
             columns, _, matrices = dims(tensor.shape)
-            sums, counts = _unstacked(self.entries[name], matrices)
+            sums, counts = self.entries[name]
+            if sums.shape != (1, columns):
+                sums, counts = _unstacked((sums, counts), matrices)
             if sums.shape == (1, columns):
                 sums, counts = np.repeat(sums, matrices, axis=0), np.repeat(counts, matrices)
             elif matrices == 1 and name.endswith(_PER_HEAD) and sums.shape[1] % columns == 0:
-                rows = sums.reshape(-1, columns)  # heads beside or below each other
-                counts = np.repeat(counts, len(rows) // len(counts)).sum(keepdims=True)
-                sums = rows.sum(axis=0, keepdims=True)
+                sums, counts = _pooled((sums, counts), columns)
             elif matrices == 1 and sums.shape[1] == columns:
                 sums, counts = sums.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
             if sums.shape != (matrices, columns):
@@ -188,7 +188,10 @@ def _added(name: str, entries: list[Entry]) -> Entry:
     matrices = max(len(counts) for _, counts in entries)
     rows = [_unstacked(entry, matrices) for entry in entries]
     shapes = {sums.shape for sums, _ in rows}
-    if len(shapes) > 1:
+    columns = min(sums.shape[1] for sums, _ in entries)
+    if len(shapes) > 1 and name.endswith(_PER_HEAD) and all(sums.shape[1] % columns == 0 for sums, _ in entries):
+        rows = [_pooled(entry, columns) for entry in entries]  # of models in different layouts
+    elif len(shapes) > 1:
         raise MillError(
             f"imatrix entry {name} is {' in one file and '.join(map(str, sorted(shapes)))} in another: not one model"
         )
@@ -202,6 +205,13 @@ def _unstacked(entry: Entry, matrices: int) -> Entry:
     if len(counts) > 1 or matrices == 1 or sums.shape[1] % matrices:
         return entry
     return sums.reshape(matrices, -1), np.repeat(counts, matrices)
+
+
+def _pooled(entry: Entry, columns: int) -> Entry:
+    """An entry of heads that lie beside or below each other as one of the matrix that they share."""
+    sums, counts = entry
+    rows = sums.reshape(-1, columns)
+    return rows.sum(axis=0, keepdims=True), np.repeat(counts, len(rows) // len(counts)).sum(keepdims=True)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:

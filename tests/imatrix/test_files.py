@@ -116,6 +116,19 @@ def test_latent_attention_crosses_layouts(tmp_path):
     assert np.array_equal(shared.means()["blk.0.attn_k_b.weight"], np.repeat([[1.0, np.float32(16 / 12)]], 4, 0))
 
 
+def test_one_matrix_for_all_heads_whatever_divides_what():
+    """Rows of 8 of 4 heads might be taken for four of 2."""
+    name, rng = "blk.0.attn_k_b.weight", np.random.default_rng(0)
+    by_head = Imatrix({name: (rng.random((4, 8), np.float32), np.full(4, 3))})
+    pooled = by_head.fit(source(**{name: (8, 40)}), "a")
+    shared = pooled.fit(source(**{name: (8, 10, 4)}), "a")
+    np.testing.assert_allclose(shared.means()[name], np.repeat(by_head.entries[name][0].sum(0)[None] / 12, 4, 0), rtol=1e-6)
+    beside = Imatrix({name: (by_head.entries[name][0].reshape(1, -1), np.array([3]))})
+    for merged in (by_head.merge(pooled), pooled.merge(by_head), pooled.merge(beside)):
+        np.testing.assert_allclose(merged.entries[name][0], 2 * pooled.entries[name][0], rtol=1e-6)
+        assert merged.entries[name][1].tolist() == [24]
+
+
 def source(**shapes):
     tensors = {n: SourceTensor(n, shape, "f32", lambda a, b: np.zeros((b - a, 1))) for n, shape in shapes.items()}
     return TensorSource("model.gguf", {}, tensors, "")
