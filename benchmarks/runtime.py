@@ -160,7 +160,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
             places = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in there]
             axes.bar(places, list(there.values()), 0.9 * width, label=f"{size}, {threads} thread{'s' if threads > 1 else ''}")
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.axhline(GOALS[key], color="tab:red", linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
+        goal = axes.axhline(GOALS[key], color="tab:red", linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
+        axes.legend(handles=[goal], fontsize=8)
         axes.set(ylabel="times the rival's speed", title=WORDS[key])
         axes.grid(axis="y", alpha=0.3)
     axes.set_xticks(range(len(types)), types, rotation=30, ha="right")

@@ -6,16 +6,18 @@ import csv
 import io
 import itertools
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import flags
 from .console import emit, gib, progress_bar
 from .settings import CACHE_TYPES
+
+if TYPE_CHECKING:
+    from ..formats import TensorSource
 
 MiB = 1 << 20
 
@@ -117,13 +119,14 @@ def command(
     chosen = {key: list(itertools.chain(*values)) for key, values in grid.items() if values}
     shown = [*_ALWAYS, *(_GRID[key][1] for key in chosen if key != "threads"), "test", "t/s"]
     writer, rows, about = _Writer(form, shown), [], []
-    total = len(models) * math.prod(len(values) for values in chosen.values()) * len(tests)
+    sources = [open_source(path) for path in models]
+    grid_points = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
+    _check(sources, grid_points)
+    total = len(sources) * len(grid_points) * len(tests)
     bar = progress_bar(total=total, desc="bench", unit="test", disable=form != "json")
-    for path in models:
-        source = open_source(path)
-        for values in itertools.product(*chosen.values()):
-            settings = {_GRID[key][0]: _GRID[key][2](v) for key, v in zip(chosen, values, strict=True)}
-            loaded = load(source, settings)
+    for source in sources:
+        for point in grid_points:
+            loaded = load(source, _settings(point))
             if not about or about[-1]["path"] != loaded.source.path:
                 about.append(describe_model(loaded))
 
@@ -137,6 +140,28 @@ def command(
     bar.close()
     if form == "json":
         emit({"rows": rows, "models": about, "program": describe_program()}, True, str)
+
+
+def _settings(point: dict[str, Any]) -> dict[str, Any]:
+    """Those of `load_model`, of a value for each option of the grid."""
+    return {_GRID[key][0]: _GRID[key][2](value) for key, value in point.items()}
+
+
+def _check(sources: list[TensorSource], grid_points: list[dict[str, Any]]) -> None:
+    """Raises MillError for what cannot work, named, before hours of measuring are lost to it. No weights are read."""
+    from ..formats import MillError
+    from ..runtime import load_model
+
+    options = {param.name: param.opts[0] for param in click.get_current_context().command.params}
+    for source, point in itertools.product(sources, grid_points):
+        try:
+            load_model(source, **_settings(point) | {"repack": False})
+        except MillError as error:
+            if len(sources) * len(grid_points) == 1:
+                raise
+            values = " ".join(f"{options[key]} {int(v) if isinstance(v, bool) else v}" for key, v in point.items())
+            which = f"{source.path} with {values}" if values else source.path
+            raise type(error)(f"{error} (that is {which}; nothing was measured)") from None
 
 
 def _row(model: Any, about: dict[str, Any], speed: Any) -> dict[str, Any]:

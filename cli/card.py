@@ -8,7 +8,7 @@ from typing import Any
 
 from ..formats import TYPES
 from .console import gib
-from .report import COMPARISON, FAILED, ROLES, comparison, markdown, measured, role_rows
+from .report import COMPARISON, FAILED, ROLES, comparison, markdown, measured, recipe_shown, role_rows, texts_shown
 
 _LAST_SHARED = 40  # type ids up to here are those of llama.cpp, the fork's own begin above (FORMATS A)
 _TAGS = ("gguf", "quantized")
@@ -33,16 +33,13 @@ def card_text(found: dict[str, Any]) -> str:
     lines += ["", "## What is in it", "", *markdown(ROLES, role_rows(found))]
     if found["imatrix"]:
         tokens = f" ({found['imatrix_tokens']:,} tokens)" if found["imatrix_tokens"] else ""
-        lines += [
-            "",
-            f"Quantised with an importance matrix from {', '.join(found['imatrix_texts']) or 'an unnamed text'}{tokens}.",
-        ]
+        lines += ["", f"Quantised with an importance matrix from {texts_shown(found)}{tokens}."]
     ours = [name for name in found["types"] if TYPES[name].id > _LAST_SHARED]
     if ours:
         lines += ["", f"{', '.join(ours)}: known to ik_llama.cpp and ggufmill, not to llama.cpp."]
     lines += ["", "## Use", "", "```sh", f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}", "```"]
     lines += ["", "## How it was made", "", f"With ggufmill {found['version']}. The recipe, `{found['recipe']}`:", ""]
-    lines += ["```toml", found["rules"].rstrip(), "```", "", "```sh", f"ggufmill run {found['recipe']}", "```", ""]
+    lines += ["```toml", recipe_shown(found), "```", "", "```sh", f"ggufmill run {found['recipe']}", "```", ""]
     if found["search"] is not None:
         lines += ["The rules that it found:", "", "```", found["search"]["recipe"].rstrip(), "```", ""]
     lines += [

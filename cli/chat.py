@@ -13,7 +13,7 @@ import click
 
 from .console import speeds
 from .sampling import sampling_options, template_option
-from .settings import run_options
+from .settings import load_to_generate, run_options
 
 if TYPE_CHECKING:
     from ..runtime.chat import Conversation
@@ -47,7 +47,8 @@ def command(
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
     Messages are written by the model's own chat template. What has been read once is kept: a new message only costs its own
-    tokens. Messages are lines of the standard input, so that a conversation can come from a file.
+    tokens. Messages are lines of the standard input, so that a conversation can come from a file: the first one that cannot be
+    answered then ends it.
 
     \b
     Examples:
@@ -56,10 +57,9 @@ def command(
       echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
     """
     from ..convert import open_source
-    from ..runtime import load_model
     from ..runtime.chat import Conversation, find_template
 
-    loaded = load_model(open_source(model), **settings)
+    loaded = load_to_generate(open_source(model), settings)
     conversation = Conversation(loaded, find_template(loaded.metadata, template), system, n_predict, **sampling)
     if sys.stdin.isatty():
         click.echo(f"{loaded.metadata.get('general.name') or model.name}. /help shows the commands.", err=True)
@@ -115,6 +115,8 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
             for piece in conversation.answer(text):
                 click.echo(printable(piece), nl=False)
     except MillError as error:
+        if not sys.stdin.isatty():  # nobody is there to say it differently
+            raise
         click.echo(f"ggufmill: {error}", err=True)
         return
     click.echo()

@@ -15,7 +15,6 @@ from .console import byte_progress, emit, table
 from .idle import refuse_idle
 from .plots import plot_comparison
 from .settings import load, run_options
-from .words import decoded
 
 if TYPE_CHECKING:
     from ..runtime.compare import Comparison
@@ -69,6 +68,7 @@ def command(
     """
     from ..convert import open_source
     from ..formats import PlanError
+    from ..imatrix.texts import decoded
     from ..runtime.compare import check, compare, tensor_nbytes
     from ..runtime.provenance import describe_program, describe_settings, describe_text
 

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from .. import __version__
+from ..formats import TYPES
 from . import flags
 from .job import Job, job_options
-from .writing import finish
+from .writing import finish, finished_before
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe, which takes long to import
 
@@ -67,6 +68,9 @@ def command(
     from ..convert.outtype import out_type
     from ..quantize.planning import plan_quantize
 
+    named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
+    if delete_source_shards and finished_before(model, out, mla_layout, job, named, ""):
+        return
     is_remote = remote or (job.dry_run and isinstance(model, str))
     source = open_source(model, mla_layout=mla_layout, remote=is_remote)
     weights, rules = out_type(source, outtype)

@@ -89,7 +89,9 @@ verify = click.option(
     "--verify", is_flag=True, help="Read a sample of every tensor back, decode it and compare it with the source."
 )
 manifest = click.option(
-    "--manifest", is_flag=True, help="Write OUT.manifest: sha256 of every tensor, for `ggufmill hash --check`."
+    "--manifest",
+    is_flag=True,
+    help="Write OUT.manifest: sha256 of every tensor, for `ggufmill hash --check`. A split's is named after its first file.",
 )
 dry_run = click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
 threads = click.option("-t", "--threads", type=click.IntRange(1), help="Worker threads. [default: all processors]")
@@ -128,6 +130,8 @@ class OutName(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.name:
+            self.fail(f"{os.fsdecode(value)!r} is no file's name", param, ctx)
         if not path.absolute().parent.is_dir():
             self.fail(f"there is no folder {path.parent}; make it first", param, ctx)
         return path
@@ -144,7 +148,7 @@ mla_layout = click.option(
     help="Matrices of DeepSeek's latent attention, of a checkpoint. [default: the recipe's, else ik]",
 )
 ctx = click.option(
-    "-c", "--ctx-size", "n_ctx", type=click.IntRange(4), default=512, show_default=True, help="Window in tokens."
+    "-c", "--ctx-size", "n_ctx", type=click.IntRange(4, 2**31 - 1), default=512, show_default=True, help="Window in tokens."
 )
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
 target_size = click.option("--target-size", type=SIZE, metavar="SIZE", help="The file's size to stay below (180G, 20GiB).")
@@ -191,13 +195,21 @@ TYPE = TypeName()
 
 
 class FileTypeName(click.ParamType):
-    """A file type or a tensor type in any letter case; see `parse_default`."""
+    """A file type or a tensor type in any letter case (see `parse_default`), or the number of a file type."""
 
     name = "type"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType | str:
+        from ..quantize.mixes import file_type_id, file_types
         from ..quantize.recipe import RecipeError, parse_default
 
+        if value.upper() == "COPY":
+            self.fail("COPY is no type; where TYPE is left out, tensors that no rule takes keep theirs", param, ctx)
+        if value.isdecimal():
+            number, value = value, next((name for name in file_types() if str(file_type_id(name)) == value), None)
+            if value is None:
+                self.fail(f"there is no file type {number}; give one by its name (threads are given by -t)", param, ctx)
+            click.echo(f"note: file type {number} is {value}", err=True)
         try:
             return parse_default(value, "")
         except RecipeError as error:

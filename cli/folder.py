@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..formats import PlanError
 
 
 @dataclass(frozen=True)
@@ -12,6 +18,30 @@ class Folder:
 
     path: Path
     stem: str
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other runs out; the lock is the kernel's, so a killed run leaves none. The folder is made if need be, and taken
+        away again if nothing came into it. Raises PlanError when another run is at work in it."""
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = f"another run is at work in {self.path}; wait for its end, or give another folder (-o)"
+                raise PlanError(other) from None
+            except OSError:  # some network file systems lock no folders: there the journal's lock keeps the model whole
+                pass
+            try:
+                yield
+            finally:
+                for path in made:
+                    with suppress(OSError):
+                        path.rmdir()
+        finally:
+            os.close(handle)
 
     @property
     def gguf(self) -> Path:

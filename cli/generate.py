@@ -10,7 +10,7 @@ import click
 from . import flags
 from .console import speeds
 from .sampling import sampling_options
-from .settings import load, run_options
+from .settings import load_to_generate, run_options
 
 
 @click.command(short_help="Continue a prompt")
@@ -46,7 +46,7 @@ def command(
     from ..convert import open_source
     from ..runtime.generate import generate, warm_up
 
-    loaded = load(open_source(model), settings)
+    loaded = load_to_generate(open_source(model), settings)
     warm_up(loaded)
     running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, **sampling)
     pieces = []

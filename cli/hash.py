@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def _algorithm_options(command: Any) -> Any:
 @click.option(
     "-c", "--check", "manifest", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Compare with a manifest."
 )
+@flags.force
 @flags.as_json
 def command(
     file: Path,
@@ -39,6 +41,7 @@ def command(
     no_layer: bool,
     output: Path | None,
     manifest: Path | None,
+    force: bool,
     as_json: bool,
     **chosen: bool,
 ) -> None:
@@ -49,30 +52,39 @@ def command(
 
     \b
     Examples:
-      ggufmill hash model.gguf --all > model.gguf.manifest
+      ggufmill hash model.gguf --all -o model.gguf.manifest
       ggufmill hash model.gguf --check model.gguf.manifest
     """
-    from ..formats.hashes import Hash, hash_file, read_manifest
+    from ..formats.hashes import Hash, hash_file, read_manifest, whole_line
+    from ..formats.whole import write_whole
 
     opened = open_gguf(file)
     if output is not None:
         protect([output], [*opened.paths, *([manifest] if manifest is not None else [])])
+        if output.exists() and not force:
+            raise PlanError(f"{output} exists; use --force to replace it")
+        if output.parent.is_dir() and not os.access(output.parent, os.W_OK):
+            raise PlanError(f"{output.parent}: not a folder that can be written to")
     wanted = [name for name in ALGORITHMS if every or chosen[name]]
     expected: dict[tuple[str, str], str] = {}
     if manifest is not None:
         expected = {(algorithm, _bare(name)): digest for (algorithm, name), digest in read_manifest(manifest).items()}
         there = [name for name in ALGORITHMS if any(algorithm == name for algorithm, _ in expected)]
+        own = [_bare(whole_line(str(path))) for path in opened.paths]
+        if not any(name == file or name.startswith(f"{file}:") for _, name in expected for file in own):
+            other = next(name for _, name in expected).partition(":")[0]
+            raise PlanError(f"{manifest} is of {other}, not of {own[0]}: a file is checked by the name it had when hashed")
         absent = [name for name in wanted if name not in there]
         if absent and not every:
             raise PlanError(f"{manifest} has no {absent[0]}; it has {', '.join(there)}")
         wanted = [name for name in wanted if name in there] or there[-1:]
     elif not wanted and not uuid:
         wanted = ["xxh64"]
-    total = sum(info.nbytes for info in opened.tensors.values())
+    nbytes = sum(info.nbytes for info in opened.tensors.values())
     found: list[Hash] = []
     lines: list[str] = []
     bad: list[str] = []
-    with byte_progress(total, "hash") as progress:
+    with byte_progress(nbytes, "hash") as progress:
         algorithms = [*wanted, "uuid"] if uuid and manifest is None else wanted
         for entry in hash_file(opened, algorithms, layers=not no_layer, progress=progress):
             found.append(entry)
@@ -84,10 +96,12 @@ def command(
                 if verdict != "Ok":
                     bad.append(f"{entry.name} ({entry.algorithm}): {verdict}")
             lines.append(line)
+    total = len(found)
     if manifest is not None and not no_layer:
-        bad += [f"{name} ({a}): in the manifest, not in the file" for a, name in expected if a in wanted]
+        missing = [f"{name} ({a}): in the manifest, not in the file" for a, name in expected if a in wanted]
+        bad, total = bad + missing, total + len(missing)
     if output is not None:
-        output.write_text("".join(f"{entry.line()}\n" for entry in found), "utf-8", "surrogateescape")
+        write_whole(output, "".join(f"{entry.line()}\n" for entry in found).encode("utf-8", "surrogateescape"))
     summary: dict[str, Any] = {
         "files": [str(p) for p in opened.paths],
         "hashes": [{"algorithm": h.algorithm, "hash": h.digest, "name": h.name} for h in found],
@@ -96,7 +110,7 @@ def command(
         summary |= {"manifest": str(manifest), "checked": len(found), "bad": bad}
     emit(summary, as_json, lambda: "\n".join(lines))
     if bad:
-        raise MillError(f"{len(bad)} of {len(found)} hashes are not as {manifest} says, the first is {bad[0]}")
+        raise MillError(f"{len(bad)} of {total} hashes are not as {manifest} says, the first is {bad[0]}")
 
 
 def _bare(name: str) -> str:

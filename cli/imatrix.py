@@ -84,7 +84,12 @@ for verb in (show, merge, convert):
     show_default=True,
     help="Windows between saves of what --resume needs, to OUT.state; 0: never.",
 )
-@click.option("--save-frequency", type=click.IntRange(0), default=0, help="Also write OUT.at_N every so many windows.")
+@click.option(
+    "--save-frequency",
+    type=click.IntRange(0),
+    default=0,
+    help="Also write OUT.at_N every so many windows, after the pass they end in.",
+)
 @flags.plot("the coverage")
 @flags.resume
 @flags.force
@@ -167,8 +172,8 @@ def compute(
         n_ctx,
         chunks=chunks,
         from_chunk=from_chunk,
-        datasets=[text.path.name for text in given],
     )
+    warn([f"nothing of {t.path.name} is in the windows that are read" for t in given if t.path.name not in job.datasets])
     try:
         with chunk_progress("imatrix") as progress:
             imatrix, result = collect(

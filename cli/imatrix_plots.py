@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ def _grid(values: Mapping[str, float]) -> tuple[np.ndarray, list[str], list[str]
 
 
 def _map(figure: Any, axes: Any, grid: np.ndarray, rows: Sequence[str], label: str, **options: Any) -> Any:
+    from matplotlib.colors import LogNorm
+
     image = axes.imshow(np.ma.masked_invalid(grid), aspect="auto", interpolation="nearest", **options)
     step = max(1, -(-len(rows) // 24))
     ticks = list(range(0, len(rows), step))
@@ -45,8 +48,24 @@ def _map(figure: Any, axes: Any, grid: np.ndarray, rows: Sequence[str], label: s
         ticks[-1] = len(rows) - 1
     axes.set_yticks(ticks, [rows[i] for i in ticks], fontsize=7)
     axes.set_ylabel("layer")
-    figure.colorbar(image, ax=axes, label=label)
+    bar = figure.colorbar(image, ax=axes, label=label)
+    if isinstance(image.norm, LogNorm):
+        ticks = _counts_within(*image.get_clim())
+        bar.set_ticks(ticks, labels=[f"{tick:,.0f}" for tick in ticks])
+        bar.minorticks_off()
     return image
+
+
+def _counts_within(low: float, high: float) -> list[float]:
+    """Round numbers for a logarithmic scale: powers of ten, or where few are within, finer ones."""
+    from matplotlib.ticker import MaxNLocator
+
+    powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for steps in (powers, [m * p for p in powers for m in (1, 2, 5)], MaxNLocator(4, integer=True).tick_values(low, high)):
+        within = [float(step) for step in steps if low <= step <= high]
+        if len(within) > 2:
+            break
+    return within
 
 
 def _kinds_below(axes: Any, kinds: Sequence[str]) -> None:

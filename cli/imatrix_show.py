@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..imatrix.statistics import Comparison, Similarity, TensorStatistics
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LISTED = 6  # names in a line of text
 
 
 @click.command(short_help="Statistics of a matrix, or how two differ")
@@ -98,10 +99,15 @@ def _comparison_text(found: Comparison, file: Path, other: Path) -> str:
     ]
     parts = [table(("name", "cosine", "second / first", "relative difference"), rows)] if rows else []
     only = {f"only in {file}": found.only_first, f"only in {other}": found.only_second, "of other widths": found.unlike}
-    parts += [f"{label}: {', '.join(names)}" for label, names in only.items() if names]
+    parts += [f"{label}: {_listed(names)}" for label, names in only.items() if names]
     cosines = [d.cosine for d in found.differences if d.cosine is not None]
     least = f"; cosine at least {min(cosines):.6f}, on average {sum(cosines) / len(cosines):.6f}" if cosines else ""
     return "\n\n".join([*parts, f"{len(found.differences)} entries in both{least}"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more (--json has all)" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..formats import PlanError, TensorSource, TensorType
+from ..formats.whole import write_whole
 from ..quantize.planning import Importance
 from .target import Wishes
 
@@ -21,10 +22,11 @@ SAVE_EVERY = 5.0  # seconds
 class Measured:
     """Measurements of one model with one imatrix: errors[tensor][type], divergences[text][types].
 
-    path: the file, which is read and written; None: nothing is kept.
+    path: the file, which is read and written; None: nothing is kept. shared: it is kept for other outputs too, so that one of
+    another model is refused, not written anew.
     """
 
-    def __init__(self, path: Path | None, key: str):
+    def __init__(self, path: Path | None, key: str, shared: bool = False):
         self.path, self.key, self._saved = path, key, time.monotonic()
         self.errors: dict[str, dict[str, float]] = {}
         self.divergences: dict[str, dict[str, list[float]]] = {}
@@ -39,8 +41,12 @@ class Measured:
                 self.divergences = {n: {t: [float(d) for d in ds] for t, ds in types.items()} for n, types in divergences}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError):
             raise PlanError(f"{path} is not what a search keeps there; remove it, or give another output") from None
+        if not same and shared:
+            raise PlanError(
+                f"{path} is of another model, --mla-layout, imatrix, --rows, --seed or version; give another --state"
+            )
         if not same:
-            click.echo(f"note: {path} is of another model, imatrix or seed: measured anew", err=True)
+            click.echo(f"note: {path} is of another model, imatrix, seed or version: measured anew", err=True)
 
     def save(self, now: bool = False) -> None:
         """To the file, unless that was done a moment ago."""
@@ -53,6 +59,8 @@ class Measured:
 def measured_key(source: TensorSource, importance: Importance | None, wishes: Wishes) -> str:
     """A digest of all that errors of types depend on."""
     digest = hashlib.sha256(f"{source.identity}\0{wishes.rows}\0{wishes.seed}\0{__version__}".encode())
+    for name, tensor in source.tensors.items():  # a checkpoint's differ by --mla-layout
+        digest.update(f"{name}\0{tensor.shape}\n".encode("utf-8", "surrogateescape"))
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())
     return digest.hexdigest()[:32]
@@ -64,8 +72,5 @@ def types_key(types: Mapping[str, TensorType]) -> str:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8", "surrogateescape")
-    part.replace(path)
+    """Whole or not at all. Raises MillError when it cannot be written."""
+    write_whole(path, text.encode("utf-8", "surrogateescape"))

@@ -29,9 +29,10 @@ def command(source: Path, out: Path, job: Job) -> None:
     """
     from ..formats import open_gguf
     from ..formats.copying import plan_copy
+    from ..formats.gguf import SPLIT_NAME
     from ..quantize.source import gguf_source
 
     opened = open_gguf(source)
-    if opened.n_splits < 2:
+    if not SPLIT_NAME.match(source.name):
         raise PlanError(f"{source} is one file already; give a shard, whose name ends in -00001-of-0000N.gguf")
     finish(plan_copy(opened, out), "merge", gguf_source(opened), job)

@@ -18,6 +18,7 @@ from .report import (
     coverage_line,
     error_rows,
     measured,
+    recipe_shown,
     role_rows,
     search_line,
     search_rows,
@@ -44,9 +45,11 @@ pre+h3,.wide+h3{margin-top:1rem}
 .tile span{color:var(--soft);font-size:.85rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}
 svg{display:block;width:100%;height:auto;max-width:36rem}svg text{font:10px system-ui,sans-serif;fill:var(--ink)}
-.grid{stroke:var(--grid)}.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap}
-td.n,th.n{text-align:right}th{color:var(--soft);font-weight:500}
+.grid{stroke:var(--grid)}.gap{fill:var(--card);pointer-events:none}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
+td.n,th.n{text-align:right}td.w{white-space:normal}th:last-child,td:last-child{padding-right:0}
+@media(max-width:32rem){th,td{padding-right:.5rem}}th{color:var(--soft);font-weight:500}
 pre{background:var(--card);border:1px solid var(--grid);border-radius:.5rem;padding:.8rem;overflow-x:auto;font-size:.85rem}
 pre.text{white-space:pre-wrap}.bad{color:var(--c3)}summary{cursor:pointer}
 """
@@ -71,7 +74,7 @@ def page_text(found: dict[str, Any]) -> str:
         *_errors(found),
         *_imatrix(found),
         _section("Time", [_time(found)]),
-        _section("Recipe", [], f"<pre>{escape(found['rules'].rstrip())}</pre>{_reproduce(found)}"),
+        _section("Recipe", [], f"<pre>{escape(recipe_shown(found))}</pre>{_reproduce(found)}"),
         _tensors(found),
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -246,11 +249,11 @@ def _section(title: str, plots: Sequence[tuple[str, str]], rest: str = "") -> st
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers to the right; wide tables scroll within themselves."""
+    """Numbers to the right, lists in as many lines as they take; tables that are wide all the same scroll within themselves."""
     right = [bool(rows) and all(str(row[i])[:1] in "0123456789+-" for row in rows if str(row[i])) for i in range(len(headings))]
 
     def cells(tag: str, values: Sequence[object]) -> str:
-        marks = (' class="n"' if r else "" for r in right)
+        marks = (' class="n"' if r else ' class="w"' if ", " in str(v) else "" for r, v in zip(right, values, strict=True))
         return "".join(f"<{tag}{mark}>{escape(str(v))}</{tag}>" for v, mark in zip(values, marks, strict=True))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)

@@ -12,7 +12,6 @@ from . import flags
 from .comparable import comparison_text, origin, origin_lines, read_result, setting_text
 from .console import emit, table, warn
 from .settings import load, run_options
-from .words import decoded
 
 if TYPE_CHECKING:
     from ..runtime.perplexity import Perplexity
@@ -60,6 +59,7 @@ def command(
       ggufmill perplexity model-iq4_k.gguf -f wiki.test.raw --kl-divergence model-bf16.gguf --chunks 40
     """
     from ..convert import open_source
+    from ..imatrix.texts import decoded
     from ..runtime.perplexity import perplexity
     from ..runtime.provenance import compare_results, describe_program, describe_settings, describe_text
 

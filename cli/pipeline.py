@@ -240,7 +240,7 @@ class Run:
         importance, room = self._expected_importance(), None
         made = [self.folder.imatrix] * ("imatrix" in self.texts)
         made += [self.folder.found, self.folder.measured] if self.target is not None else []
-        protect([*self.folder.reports, self.folder.state, self.folder.state.with_suffix(".part"), *made], self.inputs)
+        protect([*self.folder.reports, self.folder.state, *made], self.inputs)
         ours = self.fresh or self.memory.knows("quantize")  # else an existing file is somebody's who never ran this recipe here
         if self.target is None or self.is_found:
             plan = self._plan(importance, None)

@@ -1,4 +1,4 @@
-"""Pictures of measurements, as PNG files (or whatever the file's suffix says); they need the extra `plot`."""
+"""Pictures of measurements, as PNG files (or SVG or PDF, as the file's suffix says); they need the extra `plot`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def check_picture(path: Path) -> None:
     """Raises PlanError if no picture can be drawn to that file: to be asked before the work is done, not after."""
     try:
         import matplotlib.figure  # noqa: F401
-        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
-    if path.suffix and path.suffix[1:].lower() not in FigureCanvasBase.filetypes:
-        raise PlanError(f"--plot: {path} is no picture; its name may end in .png, .svg or .pdf")
+    if path.suffix.lower() not in ("", ".png", ".svg", ".pdf"):
+        raise PlanError(f"--plot: {path} cannot be drawn; its name may end in .png, .svg or .pdf")
     if not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
         raise PlanError(f"--plot: the folder {path.absolute().parent} is not there, or cannot be written to")
 

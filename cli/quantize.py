@@ -13,9 +13,10 @@ from ..formats import PlanError, TensorType
 from ..formats.execute import preflight
 from ..quantize.choosing import ROLES
 from . import flags
+from .habits import OutBeforeType, Quantize
 from .idle import refuse_idle
 from .job import Job, job_options
-from .writing import finish, protect
+from .writing import finish, finished_before, protect
 
 _TARGET, _IMATRIX, _SHOWN = "a target (--target-size, --target-bpw, --max-kld)", "--imatrix", "--dry-run"
 _NEEDS = {
@@ -38,9 +39,9 @@ def _role_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(cls=flags.ListsTypes, short_help="Quantise a GGUF or a checkpoint by recipe")
+@click.command(cls=Quantize, short_help="Quantise a GGUF or a checkpoint by recipe")
 @click.argument("source", type=flags.SourceName())
-@click.argument("out", type=flags.OUT)
+@click.argument("out", type=OutBeforeType(path_type=Path))
 @click.argument("type", type=flags.FILE_TYPE, required=False)
 @click.option(
     "--recipe", metavar="FILE", help="Recipe of `regex=type` rules (text or TOML), or the name of one that comes along."
@@ -117,9 +118,9 @@ def command(
 ) -> None:
     """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.
 
-    TYPE is for tensors that no rule takes: a file type such as Q4_K_M or IQ4_K, which gives some tensors a finer type as
-    llama-quantize does, or with --pure a type for all. The first matching rule wins; a rule is searched for anywhere in
-    the name. What a TOML recipe says under [quantize] and [convert] counts where the command line does not say otherwise.
+    TYPE is for tensors that no rule takes: a file type such as Q4_K_M or IQ4_K (or its number), which gives some tensors a
+    finer type as llama-quantize does, or with --pure a type for all. The first matching rule wins; a rule is searched for
+    anywhere in the name. What a TOML recipe says under [quantize] and [convert] counts where the command line does not.
 
     With --target-size, --target-bpw or --max-kld the types of tensors that no rule takes are searched for, as `ggufmill
     search` does it; the recipe that comes of it is kept in OUT.recipe.txt.
@@ -161,6 +162,8 @@ def command(
         extra_output_tensor,
     )
     layout = mla_layout or loaded.stages.get("convert", {}).get("mla_layout")
+    if delete_source_shards and finished_before(source, out, layout, job, type or loaded.type, text):
+        return
     is_remote = remote or (job.dry_run and isinstance(source, str))
     opened = open_source(source, mla_layout=layout, remote=is_remote)
     if split_max_size is None and not options["keep_split"]:
@@ -177,6 +180,8 @@ def command(
     refuse_idle(_NEEDS, {_TARGET: target is not None, _IMATRIX: imatrix is not None, _SHOWN: job.dry_run})
     if leave_output_tensor and output_tensor_type is not None:
         raise click.UsageError("--leave-output-tensor copies what --output-tensor-type would make anew: give one of them")
+    if default is None and not rules and target is None and chosen == Flags() and not override_kv and prune_layers is None:
+        raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
     inputs = [p for p in (path, imatrix) if p is not None]
     if target is not None:
         if default is not None or chosen != Flags() or options["pure"]:
@@ -197,11 +202,10 @@ def command(
             inputs += [p for p in (wishes.text,) if p is not None]
             protect([recipe_out, state], [*opened.files, *inputs])
             least, needed = search.least(target, out), search.most(target)
-            preflight(least, force=job.force, resume=job.resume, inputs=[*opened.files, *inputs], needed=needed)
+            again = job.resume and search.state.errors  # the output may be this job's, which is known by its recipe
+            preflight(least, force=bool(job.force or again), resume=job.resume, inputs=[*opened.files, *inputs], needed=needed)
         text = search.find(target).text
         rules = parse_rules(text)
-        if not job.dry_run:
-            save_text(recipe_out, text)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,
@@ -219,6 +223,8 @@ def command(
     )
     if target is not None:
         name_lines(plan)
+        if not job.dry_run and (job.force or not plan.files[0].path.exists()):
+            save_text(out.with_name(out.name + ".recipe.txt"), text)
     finish(
         plan,
         "quantize",

@@ -70,15 +70,17 @@ def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **o
       ggufmill recipes lint mine.txt
       ggufmill recipes lint mine.txt DeepSeek-V3/ --imatrix v3.imatrix --strict
     """
-    from ..quantize.lint import not_portable, suspicious, unreachable
+    from ..quantize.lint import not_portable, rules_without_imatrix, suspicious, unreachable
     from ..quantize.recipe import load_recipe
 
     loaded = load_recipe(find(recipe))
+    notes = not_portable(loaded.rules)
     if model is not None:
         warnings = _plan(model, recipe, **options).warnings
     else:
         warnings = [*suspicious(loaded.rules), *unreachable(loaded.rules)]
-    notes = not_portable(loaded.rules)
+        if options["imatrix"] is None and "imatrix" not in loaded.stages:
+            notes += rules_without_imatrix(loaded.rules)
 
     def text() -> str:
         lines = [f"warning: {warning}" for warning in warnings] + [f"note: {note}" for note in notes]
@@ -99,13 +101,15 @@ def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **o
 def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any) -> None:
     """Which rule takes which of MODEL's tensors, how many bytes come of each, and which rules do nothing.
 
+    The size of the file itself depends on the imatrix and metadata it names too: `ggufmill quantize --dry-run` says it.
+
     \b
     Examples:
       ggufmill recipes explain DeepSeek-V3/ --recipe deepseek-v3-iq4_k_r4.txt
       ggufmill recipes explain model-bf16.gguf --type Q4_K_M
     """
     from ..quantize.lint import shares
-    from .writing import totals_text
+    from .writing import weights_text
 
     if recipe is None and options["type"] is None:
         raise click.UsageError("give --recipe FILE, --type TYPE or both")
@@ -128,7 +132,7 @@ def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any
             for s in found
         ]
         warnings = [f"warning: {warning}" for warning in plan.warnings]
-        return "\n\n".join(filter(None, [table(columns, rows), "\n".join(warnings), totals_text(plan)]))
+        return "\n\n".join(filter(None, [table(columns, rows), "\n".join(warnings), weights_text(plan)]))
 
     summary = {"rules": [s.as_json() for s in found], "warnings": plan.warnings, "total_bytes": plan.total_bytes}
     emit(summary | {"bits_per_weight": plan.bits_per_weight}, as_json, text)

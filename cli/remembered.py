@@ -14,6 +14,7 @@ import click
 
 from ..formats.span import span_checksum
 from .console import byte_progress
+from .measured import save_text
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,7 @@ class Memory:
 
     def _remember(self, name: str, done: Done) -> None:
         self._state[name] = done
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({stage: asdict(d) for stage, d in self._state.items()}))
-        part.replace(self.path)
+        save_text(self.path, json.dumps({stage: asdict(d) for stage, d in self._state.items()}))
 
 
 def key_of(*parts: object) -> str:

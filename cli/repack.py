@@ -28,7 +28,8 @@ from .writing import finish
 def command(source: Path, out: Path, pattern: tuple[re.Pattern[str], ...], undo: bool, keep_split: bool, job: Job) -> None:
     """Rewrite the GGUF SOURCE as OUT with its tensors in the row-interleaved types that CPUs run fastest.
 
-    Only bits move: `--undo` gives the same bytes back. Embeddings stay as they are.
+    Only bits move: `--undo` gives the same bytes back. Embeddings stay as they are, and so do bf16 tensors that no --pattern
+    finds: bf16_r16 serves only processors with bf16 instructions.
 
     \b
     Examples:

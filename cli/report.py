@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -146,17 +147,32 @@ def report_text(found: dict[str, Any]) -> str:
     if found["warnings"]:
         lines += ["", "## Warnings", "", *(f"- {w}" for w in found["warnings"])]
     lines += ["", "## Time", "", *markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in found["seconds"].items()])]
-    lines += ["", "## Recipe", "", "```toml", found["rules"].rstrip(), "```", ""]
+    lines += ["", "## Recipe", "", "```toml", recipe_shown(found), "```", ""]
     if found["search"] is not None:
         lines += ["The rules that were found:", "", "```", found["search"]["recipe"].rstrip(), "```", ""]
     return "\n".join(lines)
 
 
+# A path of this machine in a recipe, up to the name that it ends in.
+_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*/(?=(?!\2)[^/\n])""")
+
+
+def recipe_shown(found: dict[str, Any]) -> str:
+    """The recipe as others may read it: of local paths only the names."""
+    return _FOLDERS.sub(r"\1", found["rules"].rstrip())
+
+
+def texts_shown(found: dict[str, Any]) -> str:
+    """What the imatrix is from, without the folders of whoever made it."""
+    names = (Path(text).name if Path(text).is_absolute() else text for text in found["imatrix_texts"])
+    return ", ".join(names) or "an unnamed text"
+
+
 def coverage_line(found: dict[str, Any]) -> str:
     layers = found["coverage"]["layers"]
     tensors, without = sum(row["tensors"] for row in layers), sum(len(row["without"]) for row in layers)
-    texts = ", ".join(found["imatrix_texts"]) or "an unnamed text"
-    return f"{tensors - without} of {tensors} weight tensors have data, from {found['imatrix_tokens']:,} tokens of {texts}."
+    tokens = f"{found['imatrix_tokens']:,} tokens of {texts_shown(found)}"
+    return f"{tensors - without} of {tensors} weight tensors have data, from {tokens}."
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

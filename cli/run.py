@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def command(
 
     Checked first: files, types, exact sizes, disk space. An interrupted run goes on where it was when the same
     command is given again; a stage whose inputs have not changed is not repeated. With [repack] the file it begins with stays
-    too, so that room for both is needed.
+    too, so that room for both is needed. One run at a time works in a folder.
 
     With target_size = "180G", target_bpw or max_kld under [quantize], types for the tensors that no rule takes are searched for
     as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,
@@ -49,22 +50,17 @@ def command(
     from .pipeline import Run
 
     path = find(recipe)
-    job = Run(
-        load_recipe(path),
-        path,
-        Folder(out or Path("out") / path.stem, path.stem),
-        threads=threads,
-        fresh=force,
-        allow_nonfinite=allow_nonfinite,
-    )
-    if not as_json:
-        for note in job.source.notes:
-            click.echo(f"note: {note}", err=True)
-    plan = job.check()
-    if dry_run:
-        _show(job, plan, as_json)
-    else:
-        _carry_out(job, plan, as_json)
+    loaded, folder = load_recipe(path), Folder(out or Path("out") / path.stem, path.stem)
+    with nullcontext() if dry_run else folder.alone():
+        job = Run(loaded, path, folder, threads=threads, fresh=force, allow_nonfinite=allow_nonfinite)
+        if not as_json:
+            for note in job.source.notes:
+                click.echo(f"note: {note}", err=True)
+        plan = job.check()
+        if dry_run:
+            _show(job, plan, as_json)
+        else:
+            _carry_out(job, plan, as_json)
 
 
 def _show(job: Run, plan: Plan, as_json: bool) -> None:
@@ -86,6 +82,7 @@ def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
     from .card import card_text
     from .console import emit, json_text, warn
     from .findings import report_json
+    from .measured import save_text
     from .page import page_text
     from .report import report_text, short_text
 
@@ -105,7 +102,7 @@ def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
     found = report_json(job, plan, imatrix, validation, verification, quantized, search)
     texts = (json_text(found, 1) + "\n", report_text(found), page_text(found), card_text(found))
     for path, text in zip(job.folder.reports, texts, strict=True):
-        path.write_text(text, "utf-8", "surrogateescape")
+        save_text(path, text)
     emit(found, as_json, lambda: short_text(found))
     if found["failures"]:
         raise MillError("; ".join(found["failures"]))

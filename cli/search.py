@@ -43,6 +43,7 @@ _NEEDS = {"n_ctx": _TEXT, "chunks": _TEXT, "measurements": _TEXT, "refine": _TEX
 @click.option(
     "--refine", type=click.IntRange(0), default=0, show_default=True, help="Rounds of measuring around what is found."
 )
+@click.option("--state", type=flags.OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
 @flags.threads
 @flags.force
@@ -58,6 +59,7 @@ def command(
     gpu: re.Pattern[str] | None,
     gpu_size: int | None,
     rules: str | None,
+    state: Path | None,
     mla_layout: str | None,
     force: bool,
     as_json: bool,
@@ -66,12 +68,14 @@ def command(
     """Choose a type for every weight tensor of MODEL (a GGUF or a Hugging Face folder) and write them to OUT as a recipe.
 
     The damage of a type is the importance-weighted error of a tensor's rows times the tensor's sensitivity: the KL divergence
-    from MODEL when it alone is quantised, measured on the text of -f. What is measured is kept in OUT.state.json: an
-    interrupted search goes on, and another target of the same model takes seconds.
+    from MODEL when it alone is quantised, measured on the text of -f. What is measured is kept in OUT.state.json, or in the
+    file of --state, which several OUTs may share: an interrupted search goes on, and for another target of the same model with
+    the same options only what it finds is measured (--max-kld and --refine: what is tried on the way).
 
     \b
     Examples:
       ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 -f calibration.txt --imatrix model.imatrix
+      ggufmill search model-bf16.gguf large.txt --target-bpw 5 -f calibration.txt --state measured.json
       ggufmill search DeepSeek-V3/ v3.txt --target-size 180G --imatrix v3.imatrix --repacked --gpu "attn|shexp" --gpu-size 17G
       ggufmill search model-bf16.gguf good.txt --max-kld 0.02 -f calibration.txt
     """
@@ -90,8 +94,10 @@ def command(
     target = Target(target_size, target_bpw, max_kld, gpu, gpu_size)
     fixed = load_recipe(find(rules)) if rules is not None else None
     source = open_source(model, mla_layout=mla_layout)
-    state = out.with_name(out.name + ".state.json")
-    protect([out, state], [*source.files, *(Path(p) for p in (imatrix, options["text"], rules) if p is not None)])
+    kept = state or out.with_name(out.name + ".state.json")
+    if kept.resolve() == out.resolve():
+        raise PlanError(f"--state {kept} is the output too; choose another file")
+    protect([out, kept], [*source.files, *(Path(p) for p in (imatrix, options["text"], rules) if p is not None)])
     if out.exists() and not force:
         raise PlanError(f"{out} exists; use --force to replace it")
     job = SearchJob(
@@ -100,7 +106,8 @@ def command(
         Wishes(parse_types(types), **options),
         fixed=fixed.rules if fixed is not None else (),
         fixed_text=fixed.rules_text if fixed is not None else "",
-        state=state,
+        state=kept,
+        shared=state is not None,
     )
     result = job.find(target, command_line())
     save_text(out, result.text)
@@ -112,7 +119,10 @@ def command(
             lines.append(
                 f"KL divergence: predicted {result.found.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
             )
-        given, made = shlex.quote(str(model)), shlex.quote(str(out))
-        return "\n\n".join([*lines, f"{out}: ggufmill quantize {given} OUT.gguf --recipe {made}"])
+        words = ["ggufmill", "quantize", str(model), "OUT.gguf", "--recipe", str(out)]
+        words += ["--imatrix", str(imatrix)] if imatrix is not None else []
+        words += ["--mla-layout", mla_layout] if mla_layout is not None else []
+        words += ["--allow-requantize"] if job.requantises(result.text) else []
+        return "\n\n".join([*lines, f"{out}: {shlex.join(words)}"])
 
     emit({"out": str(out), "target": target.text, **result.as_json()}, as_json, text)

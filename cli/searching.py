@@ -6,6 +6,7 @@ What is measured is kept in a file beside the recipe, and not measured again for
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,10 @@ from ..quantize.planning import Importance, plan_quantize
 from ..quantize.recipe import Matcher, Rule, parse_rules
 from ..quantize.rules_text import rules_text
 from ..quantize.search import Budget, Found, Search, choosable, grouped, packed
-from .console import gib, progress_bar
+from .console import progress_bar
 from .found import Result, described
 from .measured import Measured, measured_key, types_key
 from .target import Target, Wishes
-from .words import decoded
 
 if TYPE_CHECKING:
     from ..runtime.sensitivity import Divergence, Reference
@@ -39,8 +39,8 @@ TO_GO_ON = "what was measured is kept, the same command goes on with it"
 class SearchJob:
     """A search over one model. fixed: rules that are not to be touched; the tensors they take keep what they say.
 
-    state: where measurements are kept; None: nowhere. planning: what `plan_quantize` is to be told, so that a target is met by
-    the very file that is wanted.
+    state: where measurements are kept; None: nowhere; shared: see `Measured`. planning: what `plan_quantize` is to be told, so
+    that a target is met by the very file that is wanted.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class SearchJob:
         fixed: Sequence[Rule] = (),
         fixed_text: str = "",
         state: Path | None = None,
+        shared: bool = False,
         planning: Mapping[str, Any] | None = None,
     ):
         self.source, self.importance, self.wishes = source, importance, wishes
@@ -63,7 +64,7 @@ class SearchJob:
             raise PlanError(f"{source.path}: there is no tensor left that a type could be chosen for")
         has = {name: importance is not None and importance.of(t) is not None for name, t in self.tensors.items()}
         self.options = {name: fitting(t, wishes.types, has[name]) for name, t in self.tensors.items()}
-        self.state = Measured(state, measured_key(source, importance, wishes))
+        self.state = Measured(state, measured_key(source, importance, wishes), shared)
 
     # -- measuring
 
@@ -111,7 +112,23 @@ class SearchJob:
     @cached_property
     def _words(self) -> str:
         assert self.wishes.text is not None
+        from ..imatrix.texts import decoded
+
         return decoded(self.wishes.text.read_bytes(), self.wishes.text)
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        """Of the text. Raises PlanError if they do not fill a window."""
+        from ..runtime.tokenizer import Tokenizer
+
+        words, wanted = self._words, self.wishes.n_ctx
+        tokens = Tokenizer(self.source.metadata).encode(words)
+        if len(tokens) < wanted:
+            raise PlanError(
+                f"{self.wishes.text} has {len(tokens)} tokens, a window takes {wanted}: give a longer text or a smaller window "
+                "(search: -c, a recipe: [search] ctx)"
+            )
+        return tokens
 
     @cached_property
     def _text_key(self) -> str:
@@ -124,7 +141,7 @@ class SearchJob:
         settings: dict[str, Any] = {"exact": True}
         if self.wishes.threads is not None:
             settings["threads"] = self.wishes.threads
-        return Reference(self.source, self._words, self.wishes.n_ctx, self.wishes.chunks, **settings)
+        return Reference(self.source, self._tokens, self.wishes.n_ctx, self.wishes.chunks, **settings)
 
     # -- choosing
 
@@ -161,8 +178,16 @@ class SearchJob:
             return min(tried, key=lambda f: f.nbytes)
         return min(tried, key=lambda f: self.divergence(f.types)[0])
 
-    def plan(self, text: str, out: str | Path = "out.gguf") -> Plan:
-        """What `quantize` would make of a recipe."""
+    def requantises(self, text: str) -> bool:
+        """Whether `quantize` takes a recipe only with --allow-requantize."""
+        try:
+            self.plan(text, allow_requantize=False)
+        except PlanError:
+            return True
+        return False
+
+    def plan(self, text: str, out: str | Path = "out.gguf", **more: Any) -> Plan:
+        """What `quantize` would make of a recipe. more: beside `planning`."""
         return plan_quantize(
             self.source,
             out,
@@ -170,7 +195,7 @@ class SearchJob:
             recipe_text=text,
             importance=self.importance,
             version=__version__,
-            **self.planning,
+            **(self.planning | more),
         )
 
     def least(self, target: Target, out: str | Path = "out.gguf") -> Plan:
@@ -181,13 +206,15 @@ class SearchJob:
                 "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text)"
             )
         if self.wishes.text is not None:
-            _ = self._words  # it is a text
+            _ = self._tokens  # it is a text, and long enough
         plan = self.plan(self._text(self._extreme(0), target) + "#" * RESERVE, out)
         if target.divergence is None:
             whole, taken = self._room(target, plan)
             if taken > whole:
+                bits = math.ceil(8000 * taken / self._elements) / 1000
+                takes = f"{taken:,} bytes" if target.size is not None else f"{bits:.3f} bits per weight"
                 raise PlanError(
-                    f"{target.text} cannot be reached: with the smallest types allowed it takes {gib(taken)} "
+                    f"{target.text} cannot be reached: with the smallest types allowed it takes {takes} "
                     "(allow smaller ones with --types)"
                 )
         self._gpu_budget(target, plan)
@@ -206,10 +233,14 @@ class SearchJob:
         types = {name: kinds[which] for name, kinds in self.options.items()}
         return Found(types, sum(kind.nbytes(self.tensors[name].shape) for name, kind in types.items()), 0.0)
 
+    @cached_property
+    def _elements(self) -> int:
+        return sum(t.n_elements for t in self.source.tensors.values())
+
     def _room(self, target: Target, plan: Plan) -> tuple[int, int]:
         """Bytes that the target allows, and what a plan takes of them."""
         if target.bits is not None:
-            return int(target.bits * sum(t.n_elements for t in self.source.tensors.values()) / 8), plan.total_bytes
+            return int(target.bits * self._elements / 8), plan.total_bytes
         assert target.size is not None
         return target.size, plan.file_bytes
 
@@ -253,8 +284,12 @@ class SearchJob:
         names = {name for name in self.tensors if target.gpu.search(name)}
         if not names:
             raise PlanError(f"--gpu {target.gpu.pattern!r} finds no tensor that a type could be chosen for")
-        if sum(self.options[name][0].nbytes(self.tensors[name].shape) for name in names) > gpu.nbytes:
-            raise PlanError(f"--gpu-size {gib(target.gpu_bytes)}: with the smallest types allowed these tensors take more")
+        least = sum(self.options[name][0].nbytes(self.tensors[name].shape) for name in names)
+        if least > gpu.nbytes:
+            raise PlanError(
+                f"a --gpu-size of {target.gpu_bytes:,} bytes cannot be reached: with the smallest types allowed these tensors "
+                f"take {least + others:,} bytes (allow smaller ones with --types)"
+            )
         return gpu
 
     def _of_divergence(self, wanted: float) -> Found:

@@ -9,7 +9,7 @@ import click
 
 from .console import speeds
 from .sampling import sampling_options, template_option
-from .settings import run_options
+from .settings import load_to_generate, run_options
 
 
 @click.command(short_help="OpenAI-compatible server and a page to chat")
@@ -76,11 +76,10 @@ def command(
     except ImportError as error:
         raise click.UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
     from ..convert import open_source
-    from ..runtime import load_model
     from ..runtime.serve.engine import End
     from ..runtime.serve.guard import is_loopback
 
-    loaded = load_model(open_source(model), **settings)
+    loaded = load_to_generate(open_source(model), settings)
     if not is_loopback(host) and not api_key:
         click.echo(f"warning: {host} lets every machine of the network use the model; --api-key asks for a key", err=True)
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import flags
+from .console import warn
 
 if TYPE_CHECKING:
     from ..formats import TensorSource
     from ..runtime import Model
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
+N_CTX = click.IntRange(4, 2**31 - 1)
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 
 
@@ -64,7 +66,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[Callable[[Callable], Cal
     switch = click.Choice(tuple(_SWITCH), case_sensitive=False)
     window = "Context in tokens." if n_ctx else "Context in tokens. [default: the model's]"
     return [
-        click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(4), default=n_ctx, show_default=bool(n_ctx), help=window),
+        click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, default=n_ctx, show_default=bool(n_ctx), help=window),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
         click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens taken on together. [default: 2048]"),
         click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
@@ -128,4 +130,14 @@ def load(source: TensorSource, settings: dict[str, Any]) -> Model:
     model = load_model(source, **settings)
     if model.packed_bytes:
         click.echo(f"{source.path}: {model.packed_bytes / 2**20:.1f} MiB of weights interleaved in memory", err=True)
+    return model
+
+
+def load_to_generate(source: TensorSource, settings: dict[str, Any]) -> Model:
+    """As `load`; a context in which the model was not trained is said, too: what is written there may make no sense."""
+    model = load(source, settings)
+    if "n_ctx" in settings:
+        from ..runtime.perplexity import context_notes
+
+        warn(context_notes(model, None, model.n_ctx))
     return model

@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG: stacked bars and lines. Colours are CSS variables (--c0 ... --c9, --ink, --grid) of the page.
+"""Small pictures as inline SVG: stacked bars and lines. Colours are the page's variables: --c0 ... --c9, --ink, --grid, --card.
 
 Drawn 340 units wide, so that the letters keep their size on a telephone; wider screens magnify a little.
 """
@@ -30,7 +30,8 @@ class Series:
 def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence[str], unit: str = "") -> str:
     """A stacked bar for each row (label, [(key, value)]), values of a size comparable over the rows; a legend of the keys.
 
-    keys in the order of their colours; from the tenth on they share one. unit: behind values in the texts that show on touch.
+    keys in the order of their colours; beyond COLOURS they come again with a stripe, then with two. unit: behind values in the
+    texts that show on touch.
     """
     most = max((sum(v for _, v in parts) for _, parts in rows), default=0.0) or 1.0
     out, y = [], 0
@@ -39,14 +40,11 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence
         x = 0.0
         for key, value in parts:
             width = value / most * WIDTH
-            colour = min(keys.index(key), COLOURS - 1)
             title = f"<title>{escape(f'{key}: {value:,.4g}{unit}')}</title>"
-            out.append(
-                f'<rect x="{x:.1f}" y="{y + 16}" width="{max(width, 0.4):.1f}" height="14" class="f{colour}">{title}</rect>'
-            )
+            out.append(_area(x, y + 16, max(width, 0.4), 14, keys.index(key), title))
             x += width
         y += 36
-    legend, height = _legend([(key, min(i, COLOURS - 1), False) for i, key in enumerate(keys)], y + 4)
+    legend, height = _legend([(key, i, False) for i, key in enumerate(keys)], y + 4)
     return _picture(out + legend, height)
 
 
@@ -154,6 +152,15 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+def _area(x: float, y: float, width: float, height: float, index: int, title: str = "") -> str:
+    """A rectangle in the colour of that index, with as many stripes across as colours were gone through before it."""
+    across = f'x="{x:.1f}" width="{width:.1f}"'
+    thick, stripes = height / 5, index // COLOURS
+    gaps = (y + height * (i + 1) / (stripes + 1) - thick / 2 for i in range(stripes))
+    cut = "".join(f'<rect {across} y="{gap:.1f}" height="{thick:.1f}" class="gap"/>' for gap in gaps)
+    return f'<rect {across} y="{y:.1f}" height="{height:g}" class="f{index % COLOURS}">{title}</rect>{cut}'
+
+
 def _legend(entries: Sequence[tuple[str, int, bool]], y: float) -> tuple[list[str], float]:
     """(elements, height of the whole picture with them): a square and a name for each, in as many lines as it takes."""
     out, x = [], 0.0
@@ -165,7 +172,7 @@ def _legend(entries: Sequence[tuple[str, int, bool]], y: float) -> tuple[list[st
             ends = f'x1="{x:.1f}" x2="{x + 11:.1f}" y1="{y + 5:.1f}" y2="{y + 5:.1f}"'
             out.append(f'<line {ends} class="s{colour}" stroke-dasharray="4 3"/>')
         else:
-            out.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="10" height="10" class="f{colour}"/>')
+            out.append(_area(x, y, 10, 10, colour))
         out.append(_text(x + 14, y + 9, label))
         x += width
     return out, y + 16

@@ -27,13 +27,6 @@ class Words:
     digest: str
 
 
-def decoded(data: bytes, path: Path) -> str:
-    """A text that may have a wrong byte somewhere. Raises PlanError for what is no text at all."""
-    if b"\0" in data:
-        raise PlanError(f"{path} is no text: it has a zero byte at {data.index(0):,}")
-    return data.decode("utf-8", "replace")
-
-
 def read_words(where: str, path: Path, n_ctx: int, chunks: int | None, tokenizer: Any) -> Words:
     """Reads and tokenises a text. Raises PlanError, beginning with `where`, unless it is UTF-8 and fills a window."""
     if path.is_dir():

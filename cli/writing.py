@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..formats import PlanError, TensorSource
-from ..formats.execute import execute, finished_files, journal_path, preflight
+from ..formats import PlanError, TensorSource, TensorType, open_gguf
+from ..formats.execute import execute, finished_files, is_finished, journal_path, preflight
 from ..formats.plan import Plan
 from ..formats.released import stub
 from .checking import refuse_problems, verification_text, verified, watch, write_manifest
@@ -66,12 +66,13 @@ def histogram_text(plan: Plan) -> str:
     return table(("type", "tensors", "size", "share"), rows)
 
 
+def weights_text(plan: Plan) -> str:
+    return f"{len(plan.outputs)} tensors, {gib(plan.total_bytes)}, {plan.bits_per_weight:.3f} bits per weight"
+
+
 def totals_text(plan: Plan) -> str:
     files = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
-    return (
-        f"{len(plan.outputs)} tensors, {gib(plan.total_bytes)}, {plan.bits_per_weight:.3f} bits per weight; "
-        f"on disk {plan.file_bytes:,} bytes{files}"
-    )
+    return f"{weights_text(plan)}; on disk {plan.file_bytes:,} bytes{files}"
 
 
 def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
@@ -80,6 +81,25 @@ def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.resolve() in read:
             raise PlanError(f"{path} is an input of this job; choose another output")
+
+
+def finished_before(
+    source: str | Path, out: Path, mla_layout: str | None, job: Job, type: TensorType | str | None, recipe_text: str
+) -> bool:
+    """Whether --resume with --delete-source-shards finds the job finished, and all it was made of deleted; says so."""
+    from ..convert.release import finished_without_source
+    from ..quantize.mixes import file_type_id
+
+    if not job.resume or job.dry_run or job.force:
+        return False
+    number = file_type_id(type) if isinstance(type, str) else type.ftype if type is not None else None
+    expected = {"ggufmill.recipe": recipe_text or None} | ({} if number is None else {"general.file_type": number})
+    first = finished_without_source(source, out, mla_layout, expected)
+    if first is None:
+        return False
+    done = {"files": [{"path": str(path), "nbytes": path.stat().st_size} for path in open_gguf(first).paths]}
+    emit(done, job.as_json, lambda: f"{first}: finished already, and the shards it was made of are deleted")
+    return True
 
 
 def finish(
@@ -103,11 +123,18 @@ def finish(
     """
     if job.verify and delete_source_shards:
         raise PlanError("--verify compares with the source, which --delete-source-shards deletes: give one of them")
+    if partial_requant and len(plan.files) == 1:
+        raise click.UsageError("--partial-requant does nothing for a single file: it keeps files of a split")
+    read = [*source.files, *inputs]
+    if job.resume and not (job.dry_run or job.force) and is_finished(plan, read):
+        protect([file.path for file in plan.files], read)
+        for path in source.files if delete_source_shards else ():
+            stub(path).unlink(missing_ok=True)
+        _tell(plan, source, job, {}, f"{plan.files[0].path}: finished already, with {totals_text(plan)}")
+        return
     if not job.as_json:
         for note in source.notes:
             click.echo(f"note: {note}", err=True)
-    if partial_requant and len(plan.files) == 1:
-        raise click.UsageError("--partial-requant does nothing for a single file: it keeps files of a split")
     if job.dry_run:
         show_plan(plan, job.as_json, predicted(plan, job.threads) if timing else None)
         return
@@ -125,7 +152,7 @@ def finish(
         from ..convert.release import Releaser
 
         releaser = Releaser(source, plan, kept)
-    _write(plan, label, source, [*source.files, *inputs], job, kept, releaser)
+    _write(plan, label, source, read, job, kept, releaser)
     if releaser is not None:
         releaser.close()
     warn_replaced(replaced or ())
@@ -166,10 +193,14 @@ def _write(
         raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
     if result.resumed:
         click.echo(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job", err=True)
-    summary = plan.as_json() | {"checksums": result.checksums}
-    lines = [f"{result.paths[0]}: {totals_text(plan)}"]
+    _tell(plan, source, job, result.checksums, f"{result.paths[0]}: {totals_text(plan)}")
+
+
+def _tell(plan: Plan, source: TensorSource, job: Job, checksums: Mapping[str, str], line: str) -> None:
+    """Prints what was done, after what is to be done with a finished output. checksums: of tensors that were written."""
+    summary, lines, first = plan.as_json() | {"checksums": checksums}, [line], plan.files[0].path
     if job.manifest:
-        written = write_manifest(result.paths[0])
+        written = write_manifest(first)
         summary["manifest"] = str(written)
         lines.append(f"{written}: checksums")
     found = verified(plan, source) if job.verify else None
@@ -178,4 +209,4 @@ def _write(
         lines = [verification_text(found), *lines]
     emit(summary, job.as_json, lambda: "\n\n".join(lines))
     if found is not None:
-        refuse_problems(found, result.paths[0])
+        refuse_problems(found, first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..formats import TYPES, TensorSource, TensorType
+from ..formats import TYPES, PlanError, TensorSource, TensorType
 from ..quantize.recipe import Matcher, Recipe, Rule, parse_rules
 
 EXPERTS = r"_exps\.weight$"
@@ -15,6 +15,7 @@ def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
 
     auto: f16 for a checkpoint in f16, else bf16; what is stored in a quantised type (gpt-oss's experts in mxfp4) stays so.
     mxfp4: as auto, with all experts in that type, those that are stored in it bit by bit. Others: every weight in that type.
+    Raises PlanError for mxfp4 and a model without experts.
     """
     if name not in ("auto", "mxfp4"):
         return TYPES[name], []
@@ -23,6 +24,8 @@ def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
     floats = {t.source_type for t in weights if t not in quantised}
     lines = [f"^{re.escape(t.name)}$={t.stored.name}" for t in quantised if t.stored is not None]
     if name == "mxfp4":
+        if not any(re.search(EXPERTS, t.name) for t in weights):
+            raise PlanError(f"{source.path} has no experts, which are what outtype mxfp4 writes in mxfp4; choose another")
         lines = [f"{EXPERTS}={name}"]
     return TYPES["f16" if floats == {"f16"} else "bf16"], parse_rules("\n".join(lines), f"--outtype {name}")
 

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from glob import escape
 from pathlib import Path
+from typing import Any
 
-from ..formats import PlanError, TensorSource
+from ..formats import PlanError, TensorSource, open_gguf
 from ..formats.plan import Plan
 from ..formats.released import release, stub
+from ..formats.safetensors import local_shards
+from .hub import fetch_repository, is_repository
+from .source import describe
+
+
+def finished_without_source(
+    source: str | Path, out: Path, mla_layout: str | None = None, expected: Mapping[str, Any] | None = None
+) -> Path | None:
+    """The first file of the output, if it was made of a checkpoint whose shards were deleted after use, and is whole: there is
+    nothing left then to plan from. None if shards are left or a job is, if the output is older than config.json or has other
+    tensors than that says, or has not the expected metadata. Raises FormatError as `open_source` and `open_gguf`.
+    """
+    stem = escape(out.name.removesuffix(".gguf"))
+    first = next((p for p in (out, *sorted(out.parent.glob(f"{stem}-00001-of-*.gguf"))) if p.is_file()), None)
+    if first is None or any(first.with_name(first.name + left).exists() for left in (".journal", ".part")):
+        return None
+    folder = fetch_repository(str(source), remote=True).folder if is_repository(source) else Path(source)
+    config = folder / "config.json"
+    if not config.is_file() or local_shards(folder) or config.stat().st_mtime_ns > first.stat().st_mtime_ns:
+        return None
+    made, described = open_gguf(first), describe(folder, mla_layout)
+    wanted = {"general.architecture": described.architecture, **(expected or {})}
+    same = made.tensors.keys() == {w.name for w in described.wanted}
+    return first if same and all(made.metadata.get(key) == value for key, value in wanted.items()) else None
 
 
 class Releaser:

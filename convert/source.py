@@ -11,7 +11,7 @@ from ..formats.safetensors import LocalShard
 from ..quantize import gguf_source
 from .card import card_metadata
 from .checkpoint import Description, assemble, open_checkpoint
-from .config import Config
+from .config import Config, read_config
 from .hub import Fetched, fetch_repository, is_repository
 from .metadata import general, size_label
 from .vocabulary import read_vocabulary
@@ -88,6 +88,12 @@ def open_source(path: str | Path, *, mla_layout: str | None = None, remote: bool
         return gguf_source(path)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
+
+
+def describe(folder: Path, mla_layout: str | None = None) -> Description:
+    """What config.json of a checkpoint folder says of the GGUF to come; shards need not be there. Raises FormatError."""
+    config = read_config(folder)
+    return _describer(config)(config, mla_layout or MLA_LAYOUTS[0])
 
 
 def _checkpoint_source(fetched: Fetched, mla_layout: str) -> TensorSource:

@@ -17,7 +17,8 @@ def plan_copy(
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
 ) -> Plan:
-    """The plan of a copy in one file, or in shards (see `make_plan`). Metadata are the model's, without keys of its old split.
+    """The plan of a copy in one file, or in shards (see `make_plan`), though it be a single one. Metadata are the model's,
+    without keys of its old split.
 
     Raises PlanError as `make_plan`, and for a tensor of an unknown type, whose size in bytes cannot be known.
     """
@@ -34,4 +35,5 @@ def plan_copy(
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
+        always_split=split_max_size is not None or split_max_tensors is not None,
     )

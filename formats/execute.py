@@ -23,7 +23,7 @@ import numpy as np
 from .allocator import keep_freed, release_freed
 from .errors import FormatError, MillError, PlanError
 from .ordered import OrderedWriter, Sink
-from .plan import Output, Place, Plan
+from .plan import Output, Place, Plan, PlannedFile
 from .span import span_checksum
 from .types import dims
 
@@ -143,15 +143,31 @@ def finished_files(plan: Plan) -> set[int]:
     """
     found = set()
     for index, file in enumerate(plan.files):
-        try:
-            with file.path.open("rb") as there:
-                size, header = os.fstat(there.fileno()).st_size, there.read(len(file.header))
-        except FileNotFoundError:
-            continue
-        if size != file.nbytes or header != file.header:
+        same = _is_as_planned(file)
+        if same is False:
             raise PlanError(f"{file.path} is there, but is not what this job would write; remove it, or choose another output")
-        found.add(index)
+        if same:
+            found.add(index)
     return found
+
+
+def is_finished(plan: Plan, inputs: Collection[Path] = ()) -> bool:
+    """Whether the plan is carried out already: its files are there with the very headers and sizes that are planned, nothing is
+    left of a job, and none of the inputs that are still there is newer. Weights are not looked at."""
+    files = _Files(plan, journal_path(plan))
+    left = [files.journal_path, *(files.part(i) for i in range(len(plan.files)))]
+    if any(path.exists() for path in left) or not all(_is_as_planned(file) for file in plan.files):
+        return False
+    oldest = min(file.path.stat().st_mtime_ns for file in plan.files)
+    return all(path.stat().st_mtime_ns <= oldest for path in inputs if path.exists())
+
+
+def _is_as_planned(file: PlannedFile) -> bool | None:
+    """Whether the file that is there has the planned size and header; None: there is none."""
+    if not file.path.is_file():
+        return None
+    with file.path.open("rb") as there:
+        return os.fstat(there.fileno()).st_size == file.nbytes and there.read(len(file.header)) == file.header
 
 
 def _is_locked(journal: Path) -> bool:

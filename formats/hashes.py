@@ -45,7 +45,7 @@ def hash_file(
     Names hold the path as it was given to `open_gguf`. Raises FormatError when a file cannot be read.
     """
     for path in file.paths:
-        shown = _whole_line(str(path))
+        shown = whole_line(str(path))
         wholes = {a: hashlib.sha1(_NAMESPACE.bytes) if a == "uuid" else ALGORITHMS[a]() for a in algorithms}
         for info in (t for t in file.tensors.values() if t.path == path):
             parts = {a: ALGORITHMS[a]() for a in algorithms if a != "uuid"} if layers else {}
@@ -54,13 +54,13 @@ def hash_file(
                     digest.update(block)
                 if progress is not None:
                     progress(len(block), info.name)
-            yield from (Hash(a, digest.hexdigest(), f"{shown}:{_whole_line(info.name)}") for a, digest in parts.items())
+            yield from (Hash(a, digest.hexdigest(), f"{shown}:{whole_line(info.name)}") for a, digest in parts.items())
         for algorithm, digest in wholes.items():
             made = str(uuid.UUID(bytes=digest.digest()[:16], version=5)) if algorithm == "uuid" else digest.hexdigest()
             yield Hash(algorithm, made, shown)
 
 
-def _whole_line(name: str) -> str:
+def whole_line(name: str) -> str:
     """Without line breaks, each of them written as an escape: a name is the rest of its line."""
     return "".join(ascii(c)[1:-1] if len(f"a{c}a".splitlines()) > 1 else c for c in name)
 

@@ -125,7 +125,10 @@ class _SayOnce(event.Listener):
         module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
         if not self.said and module.startswith(_PACKAGE + "."):
             self.said = True
-            print(f"compiling kernels (once for this version; kept in {cache_home()})", file=sys.stderr)
+            # The folder that numba found to write to, if it is not ours.
+            used, ours = Path(dispatcher.stats.cache_path), cache_home()  # type: ignore[union-attr]
+            folder = ours if used.is_relative_to(ours) else used
+            print(f"compiling kernels (once for this version; kept in {folder})", file=sys.stderr)
 
     def on_end(self, event: event.Event) -> None:
         pass

@@ -128,12 +128,14 @@ def make_plan(
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
+    always_split: bool = False,
     shards: Mapping[str, int] | None = None,
     warnings: list[str] | None = None,
 ) -> Plan:
     """Places the tensors in one file, or in shards NAME-00001-of-0000N.gguf of at most the given bytes or tensors.
 
-    tensor_first_split: whether the first shard holds tensors, or only the metadata. shards: tensor name -> its shard, counted
+    tensor_first_split: whether the first shard holds tensors, or only the metadata. always_split: a shard that holds everything
+    is named and marked as one too, as gguf-split does it. shards: tensor name -> its shard, counted
     from 0, for a split as another file has it; a tensor without one goes where the one before it went. identity is whatever
     else decides the bytes (the source's digest, the imatrix, options): it enters the fingerprint that a resumed job has to
     match.
@@ -156,7 +158,7 @@ def make_plan(
     places: list[Place] = []
     for number, group in enumerate(groups):
         keys, name = metadata, path
-        if len(groups) > 1:
+        if len(groups) > 1 or always_split:
             # As gguf-split: the first shard carries the model's keys, the others only what is needed to read them.
             split = {
                 "split.no": np.uint16(number),

@@ -19,7 +19,7 @@ from ..formats import MillError, PlanError, dims
 from ..runtime import Model
 from ..runtime.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
 from ..runtime.tally import Moments, Tally
-from .calibration import Calibration, cut
+from .calibration import Calibration, Stretch, cut
 from .entries import EMBEDDINGS, Imatrix
 from .squares import TILE, sum_runs, sum_squares
 from .state import State
@@ -256,7 +256,7 @@ def collect(
     activations or predictions that are not finite.
     """
     if not isinstance(tokens, Calibration):
-        tokens = cut(model, [(tokens, 1)], n_ctx, chunks=chunks, datasets=[dataset] if dataset else [])
+        tokens = cut(model, [Stretch(tokens, 1, [(dataset, 0)] if dataset else [])], n_ctx, chunks=chunks)
     job, total = tokens, len(tokens.windows)
     collector, tally, done = Collector(model, extent), Tally(), 0
     fingerprint = job.fingerprint(model, collector.used.size > 0, bool(extent and extent.output))

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import MillError, TensorSource, dims
-from .write import dat_bytes, gguf_bytes, write_whole
+from ..formats.whole import write_whole
+from .write import dat_bytes, gguf_bytes
 
 Entry = tuple[np.ndarray, np.ndarray]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..formats import FormatError, PlanError
+from ..formats.whole import whole_file
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,15 @@ class State:
             )
 
     def save(self, path: Path) -> None:
-        """Writes the file whole or not at all."""
+        """Writes the file whole or not at all. Raises MillError when it cannot be written."""
         about = {"fingerprint": self.fingerprint, "done": self.done, "names": list(self.sums)}
         about |= {"losses": self.losses, "window_losses": self.window_losses, "seconds": self.seconds}
         arrays = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8), "used": self.used}
         for i, name in enumerate(self.sums):
             arrays |= {f"sums{i}": self.sums[name], f"counts{i}": self.counts[name]}
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as file:
+        # What a kill leaves of this one may be large: the next takes its place.
+        with whole_file(path, path.with_name(path.name + ".part")) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
 
 
 def load_state(path: Path) -> State:

@@ -15,6 +15,7 @@ from typing import Any
 from ..formats import FormatError, PlanError
 from ..runtime import Model
 from ..runtime.chat import Message, find_template, prompt_tokens
+from .calibration import Stretch
 
 COLUMNS = ("messages", "conversations", "text", "content")  # looked for in this order
 ROWS = (".jsonl", ".ndjson", ".parquet")  # files that have columns
@@ -53,23 +54,34 @@ def check_texts(texts: Sequence[Text]) -> None:
             _parquet()
 
 
+def decoded(data: bytes, path: Path) -> str:
+    """A text that may have a wrong byte somewhere. Raises PlanError for what is no text at all."""
+    if b"\0" in data:
+        raise PlanError(f"{path} is no text: it has a zero byte at {data.index(0):,}")
+    return data.decode("utf-8", "replace")
+
+
 def stretches(
     model: Model, texts: Sequence[Text], *, column: str | None = None, template: str | None = None, enough: int | None = None
-) -> list[tuple[list[int], int]]:
-    """(token ids, weight) for each weight there is, in the order of the texts.
+) -> list[Stretch]:
+    """One for each weight there is, in the order of the texts.
 
     column: of JSONL and parquet files; without it the first of COLUMNS that there is. template: as for `find_template`. enough:
     no more is read than makes so many tokens. Raises PlanError, FormatError naming file and line.
     """
-    reader, found, total = _Reader(model, column, template), {}, 0
+    reader, total = _Reader(model, column, template), 0
+    found: dict[int, tuple[list[int], list[tuple[str, int]]]] = {}
     for text in texts:
-        ids = found.setdefault(text.weight, [])
+        if enough is not None and total >= enough:
+            break
+        ids, starts = found.setdefault(text.weight, ([], []))
+        starts.append((text.path.name, len(ids)))
         for piece in reader.pieces(text.path):
             ids += piece
             total += len(piece)
             if enough is not None and total >= enough:
-                return [(ids, weight) for weight, ids in found.items()]
-    return [(ids, weight) for weight, ids in found.items()]
+                break
+    return [Stretch(ids, weight, starts) for weight, (ids, starts) in found.items()]
 
 
 class _Reader:
@@ -80,7 +92,7 @@ class _Reader:
     def pieces(self, path: Path) -> Iterator[list[int]]:
         """Token ids of a file, document by document."""
         if path.suffix not in ROWS:
-            yield self._model.tokenizer.encode(path.read_text("utf-8", "replace"))
+            yield self._model.tokenizer.encode(decoded(path.read_bytes(), path))
             return
         empty = True
         read = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
@@ -134,7 +146,10 @@ class _Reader:
     def _conversation(self, value: Any, where: str) -> list[int]:
         if self._template is None:
             self._template = find_template(self._model.metadata, self._choice)
-        text = self._template.render(_messages(value, where), add_generation_prompt=False)
+        try:
+            text = self._template.render(_messages(value, where), add_generation_prompt=False)
+        except PlanError as error:
+            raise FormatError(f"{where}: {error}") from None
         return prompt_tokens(self._model.tokenizer, text)
 
 
@@ -150,8 +165,17 @@ def _messages(value: Any, where: str) -> list[Message]:
             turn = {"role": known or speaker, "content": turn["value"]}
         if not isinstance(turn.get("role"), str) or "content" not in turn:
             raise FormatError(f"{where}: a message has no role or no content")
-        messages.append({key: field for key, field in turn.items() if field is not None})
+        turn = {key: field for key, field in turn.items() if field is not None}
+        messages.append({**turn, "content": _joined(turn["content"], where)} if isinstance(turn.get("content"), list) else turn)
     return messages
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """The text of content that is given in parts, which templates of text do not know."""
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise FormatError(f"{where}: a message has a part that is no text")
+    return "".join(map(str, texts))
 
 
 def _parquet() -> Any:

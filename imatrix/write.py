@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -46,14 +44,3 @@ def dat_bytes(means: Mapping[str, np.ndarray], datasets: Sequence[str], chunk_co
         out += struct.pack("<i", len(encoded)) + encoded + struct.pack("<ii", ncall, values.size) + values.tobytes()
     dataset = ", ".join(datasets).encode()
     return bytes(out + struct.pack("<ii", chunk_count, len(dataset)) + dataset)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, and its folder where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..formats import TYPES
+from ..formats import TYPES, TensorType
 from ..formats.plan import Plan
 from .recipe import Rule
 
@@ -61,12 +61,24 @@ def not_portable(rules: Sequence[Rule]) -> list[str]:
     return found
 
 
+def _needs_imatrix(kind: TensorType) -> bool:
+    return bool(kind.imatrix or (kind.base and TYPES[kind.base].imatrix))
+
+
+def rules_without_imatrix(rules: Sequence[Rule]) -> list[str]:
+    """What the rules ask of an imatrix, whatever the model: a line per type that needs it."""
+    needing: dict[str, list[int]] = {}
+    for rule in rules:
+        if _needs_imatrix(rule.type):
+            needing.setdefault(rule.type.name, []).append(rule.line)
+    return [f"{kind} needs an imatrix: {len(lines)} rules, first line {lines[0]}" for kind, lines in needing.items()]
+
+
 def without_imatrix(plan: Plan) -> list[str]:
     """What the plan asks of an imatrix, for a run that has none: a line per type that needs it."""
     needing: dict[str, list[str]] = {}
     for o in plan.outputs:
-        base = TYPES[o.type.base] if o.type.base else o.type
-        if (o.type.imatrix or base.imatrix) and o.source_type != o.type.name:
+        if _needs_imatrix(o.type) and o.source_type != o.type.name:
             needing.setdefault(o.type.name, []).append(o.name)
     return [f"{kind} needs an imatrix: {len(names)} tensors, first {names[0]}" for kind, names in needing.items()]
 

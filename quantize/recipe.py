@@ -179,22 +179,30 @@ def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
     return rules
 
 
-_ASSIGNMENT = re.compile(r"""^[ \t]*\w+=(["'])(.*?)\1""", re.MULTILINE | re.DOTALL)
+# Where a shell script may have rules; they are the last group of what matched.
+_IN_SHELL = re.compile(
+    r"""^[ \t]*\w+=(?P<mark>["'])(?P<assigned>.*?)(?P=mark)"""
+    r"""|<<-?[ \t]*(?P<around>["']?)(?P<word>\w+)(?P=around)[^\n]*\n(?P<document>.*?)^[ \t]*(?P=word)[ \t]*$"""
+    r"""|--custom-q[= \t]+(?:(?P<quote>["'])(?P<option>.*?)(?P=quote)|(?P<bare>[^\s"']\S*))""",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def from_shell(text: str) -> str:
-    """The rules of a posted shell script, `custom="..."`, at the lines where they stood; any other text as it is.
+    """The rules of a posted shell script, at the lines where they stood; any other text as it is.
 
-    People post the script that calls llama-quantize; what is not within the quotes of an assignment is no rule.
+    People post the script that calls llama-quantize: rules are within the quotes of an assignment, `custom="..."`, in a
+    here-document, or beside --custom-q. What is elsewhere is no rule.
     """
-    quoted = [match.span(2) for match in _ASSIGNMENT.finditer(text) if _END.search(match[2])]
-    if not quoted:
-        return text
     kept, at = [], 0
-    for start, end in quoted:
-        kept += [re.sub(r"[^\n]", "", text[at:start]), text[start:end]]
-        at = end
-    return "".join(kept)
+    for match in _IN_SHELL.finditer(text):
+        is_comment = "#" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if match.lastgroup and not is_comment and _END.search(match[match.lastgroup]):
+            start, end = match.span(match.lastgroup)
+            between = re.sub(r"[^\n]", "", text[at:start]) or "," * bool(kept)
+            kept += [between, text[start:end].replace("\\\n", "\n").rstrip(", ")]
+            at = end
+    return "".join(kept) if kept else text
 
 
 def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
@@ -204,6 +212,8 @@ def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
     """
     place = f"{where}, line {number}, column "
     start = at + len(line[at:]) - len(line[at:].lstrip())
+    if line[start] == ",":
+        raise RecipeError(f"{place}{start + 1}: there is no rule before this comma")
     failure: RecipeError | None = None
     for end in islice(_ends(line, start), _MOST_ENDS):
         pattern = line[start : end.start()]
@@ -257,7 +267,7 @@ def load_recipe(path: str | Path) -> Recipe:
     """Reads a text or (by its suffix) TOML recipe. Raises RecipeError for what is missing or not understood."""
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # Windows' editors begin a file with a mark
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows those that come along") from None
     except (OSError, UnicodeDecodeError) as error:

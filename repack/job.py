@@ -120,4 +120,11 @@ def _why_nothing(outputs: list[Output], searches: list[re.Pattern[str]] | None, 
     notes = [o.note for o in outputs if o.note]
     if notes:
         return f"no tensor can be {'turned back' if undo else 'repacked'} ({notes[0]})"
-    return "no tensor is interleaved" if undo else "no tensor has a repacked form"
+    if undo:
+        return "no tensor is interleaved"
+    if searches is None and any(o.type.name == "bf16" for o in outputs):
+        return (
+            "bf16 is only repacked when asked for (--pattern), since bf16_r16 serves only processors with bf16 instructions, "
+            "and no other tensor has a repacked form"
+        )
+    return "no tensor has a repacked form"

@@ -95,7 +95,8 @@ class KVCache:
         """Raises MillError if n more tokens do not fit."""
         if self.length + n > self.limit:
             raise MillError(
-                f"the context is full: {self.length} tokens are in it, {n} more do not fit into {self.limit} (set n_ctx higher)"
+                f"the context is full: {self.length} tokens are in it, {n} more do not fit into {self.limit} "
+                "(a larger n_ctx, -c, has room)"
             )
 
     def rows(self, layer: int, name: str, new: int = 0) -> Rows:

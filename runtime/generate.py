@@ -15,6 +15,7 @@ from .provenance import tensor_sizes
 from .sampling import Drawn, Sampler, Sampling
 
 _PROMPT_STEP = 512  # tokens of a prompt that are read between two looks at whether to go on
+_FEW = 4  # tokens of a short prompt
 _SMALL = 256 << 20  # bytes of a model that reads a token within some hundredths of a second
 
 
@@ -41,12 +42,15 @@ class Timings:
 
 
 def warm_up(model: Model) -> None:
-    """Reads a token of a small model, so that its speed is not that of the first pass, which makes ready what all others use.
+    """Has a small model read a short prompt and a token, so that its speeds are not those of the first passes, which make
+    ready what all others use: several tokens at once decode matrices that a single one takes as they are.
 
-    Large ones take so long for a token that this does not show in their speed, and that a token more would be felt.
+    Large ones take so long for a token that this does not show in their speed, and that some tokens more would be felt.
     """
     if tensor_sizes(model)["nbytes"] <= _SMALL:
-        model.session(1).feed([0])
+        session = model.session(_FEW + 1)
+        session.feed([0] * _FEW)
+        session.feed([0])
 
 
 def generate(
@@ -106,7 +110,8 @@ class Generation:
     ):
         """Takes back what the session holds beyond the beginning that it shares with the prompt."""
         if len(prompt) > session.n_ctx:
-            raise MillError(f"the context is full: the prompt has {len(prompt)} tokens, {session.n_ctx} fit (set n_ctx higher)")
+            fits = f"{len(prompt)} tokens, {session.n_ctx} fit (a larger n_ctx, -c, has room)"
+            raise MillError(f"the context is full: the prompt has {fits}")
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
         self.n_probs, self.shown = n_probs, shown

@@ -155,7 +155,7 @@ def windows_of(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n
     given = tokens_or_text if not isinstance(tokens_or_text, str) else model.tokenizer.encode(tokens_or_text)
     tokens = np.asarray(given, np.int64)
     if len(tokens) < n_ctx:
-        raise PlanError(f"the text has {len(tokens)} tokens, one window needs {n_ctx}: give more text or a smaller n_ctx")
+        raise PlanError(f"the text has {len(tokens)} tokens, one window needs {n_ctx}: give more text or a smaller n_ctx (-c)")
     count = len(tokens) // n_ctx if chunks is None else min(chunks, len(tokens) // n_ctx)
     windows = tokens[: count * n_ctx].reshape(count, n_ctx).copy()
     bos = _bos(model)

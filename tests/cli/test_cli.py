@@ -1,5 +1,6 @@
 """The program as a user calls it: in a process of its own for exit codes and output, else through `main`."""
 
+import ctypes
 import json
 import os
 import re
@@ -268,6 +269,38 @@ def test_an_interrupted_job_says_what_its_verb_offers(mill, checkpoint, tmp_path
     assert code == 1
     assert err.splitlines()[-1] == "ggufmill: interrupted"
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch):
+    @ctypes.CFUNCTYPE(None)
+    def called():
+        signal.raise_signal(signal.SIGINT)
+
+    def load(*_, **__):
+        called()
+        time.sleep(10)
+
+    hook = sys.unraisablehook
+    monkeypatch.setattr("ggufmill.runtime.load_model", load)
+    assert mill("generate", DEMO, "-p", "x") == (1, "", "\nggufmill: interrupted\n")
+    assert sys.unraisablehook == hook
+
+
+INTERRUPTED = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from ggufmill.cli import main
+main(["--help"])
+"""
+
+
+def test_ctrl_c_while_the_program_is_imported():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "ggufmill: interrupted\n")
 
 
 def test_help_of_quantize_lists_the_types(mill):

@@ -26,18 +26,17 @@ def shards(tmp_path, stem):
 def test_split_and_merge(mill, model, tmp_path, options):
     code, out, _ = mill("split", model, tmp_path / "s", *options, "--json")
     assert code == 0
-    parts = shards(tmp_path, "s") or [tmp_path / "s"]
+    parts = shards(tmp_path, "s")
     assert [f["path"] for f in json.loads(out)["files"]] == [str(p) for p in parts]
-    if not options:  # fewer than 128 tensors: one file
-        assert parts[0].read_bytes() == model.read_bytes()
-        return
-    opened, whole = open_gguf(parts[1]), open_gguf(model)
-    assert len(parts) > 2
+    opened, whole = open_gguf(parts[-1]), open_gguf(model)
+    assert len(parts) > 2 or (not options and [p.name for p in parts] == ["s-00001-of-00001.gguf"])  # fewer than 128 tensors
     assert list(opened.tensors) == list(whole.tensors)
     assert all(np.array_equal(t.data, whole.tensors[n].data) for n, t in opened.tensors.items())
     assert all(p.stat().st_size <= 60_000 for p in parts) or "--split-max-size" not in options
     assert mill("merge", parts[-1], tmp_path / "back.gguf")[0] == 0
     assert (tmp_path / "back.gguf").read_bytes() == model.read_bytes()
+    if not options:
+        return
     parts[1].unlink()
     code, _, err = mill("merge", parts[0], tmp_path / "again.gguf")
     assert (code, "1 of" in err and "shards are missing" in err) == (1, True)
@@ -71,6 +70,16 @@ def test_hash(mill, model, tmp_path, monkeypatch):
     assert mill("hash", model.name, "--check", "manifest", "--xxh64")[0] == 0
 
 
+def test_a_manifest_replaces_nothing(mill, model, tmp_path):
+    (tmp_path / "other.gguf").write_bytes(b"a model")
+    code, out, err = mill("hash", model, "-o", tmp_path / "other.gguf")
+    assert (code, out) == (1, "")
+    assert "other.gguf exists; use --force to replace it" in err
+    assert (tmp_path / "other.gguf").read_bytes() == b"a model"
+    code, out, _ = mill("hash", model, "-o", tmp_path / "other.gguf", "--force")
+    assert (code, out) == (0, (tmp_path / "other.gguf").read_text())
+
+
 def test_hash_finds_what_was_changed(mill, model, tmp_path):
     assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
     info = open_gguf(model).tensors["blk.1.ffn_up.weight"]
@@ -87,6 +96,25 @@ def test_hash_finds_what_was_changed(mill, model, tmp_path):
     assert "no line of this manifest" in mill("hash", model, "--check", tmp_path / "manifest")[2]
     (tmp_path / "manifest").write_text(f"xxh64     {'0' * 16}  {model}:no_such_tensor\n")
     assert mill("hash", model, "--check", tmp_path / "manifest")[0] == 1
+
+
+def test_hash_of_a_file_that_has_another_name_now(mill, model, tmp_path):
+    assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
+    renamed = model.rename(tmp_path / "renamed.gguf")
+    code, out, err = mill("hash", renamed, "--check", tmp_path / "manifest")
+    assert (code, out) == (1, "")
+    assert "manifest is of m.gguf, not of renamed.gguf: a file is checked by the name it had when hashed" in err
+
+
+def test_hashes_are_counted_once(mill, model, tmp_path):
+    """What the manifest alone has, and what the file alone has, are as many hashes more."""
+    assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
+    text = (tmp_path / "manifest").read_text()
+    (tmp_path / "manifest").write_text(text.replace(":blk.", ":former."))
+    code, _, err = mill("hash", model, "--check", tmp_path / "manifest")
+    n = text.count(":blk.")
+    assert code == 1
+    assert f"{2 * n} of {len(text.splitlines()) + n} hashes are not as" in err
 
 
 def test_hash_of_shards(mill, model, tmp_path):

@@ -46,6 +46,25 @@ def test_an_option_with_nothing_to_act_on(mill, tmp_path, monkeypatch, arguments
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", ["convert", "quantize", "search", "repack", "split", "merge"])
+def test_a_name_that_is_empty(mill, tmp_path, monkeypatch, verb):
+    """As of a variable that is not set."""
+    (tmp_path / "m.gguf").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = mill(verb, DEMO if verb == "convert" else "m.gguf", "")
+    assert (code, out) == (2, "")
+    assert "'' is no file's name" in err
+
+
+def test_a_copy_of_a_model_is_no_quantising(mill, tmp_path):
+    (tmp_path / "empty.txt").write_text("# no rule yet\n")
+    for more in ((), ("--recipe", tmp_path / "empty.txt")):
+        code, out, err = mill("quantize", DEMO, tmp_path / "q.gguf", *more)
+        assert (code, out) == (1, "")
+        assert "nothing to quantise to: give a TYPE" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

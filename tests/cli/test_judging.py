@@ -155,6 +155,15 @@ def test_bench_in_all_formats(mill, files):
     assert mill("bench", files[1], "-ctk", "q9")[0] == 2
 
 
+def test_bench_looks_at_every_combination_before_it_measures_one(mill, files):
+    for form in ("md", "json", "csv", "jsonl"):
+        code, out, err = mill("bench", *files, "-p", 8, "-n", 2, "-t", 1, "-ctv", "f16,q8_0", "-fa", "1,0", "-o", form)
+        assert (code, out) == (1, "")
+        assert "only latents are cached" in err
+        assert err.endswith(f" (that is {files[0]} with -t 1 -ctv q8_0 -fa 1; nothing was measured)\n")
+        assert err.count("\n") == 1
+
+
 def test_sweep_bench(mill, files):
     arguments = ("sweep-bench", files[1], "-c", 48, "-ub", 16, "-t", 1)
     code, out, _ = mill(*arguments)

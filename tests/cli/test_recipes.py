@@ -36,6 +36,28 @@ def test_explain_says_who_takes_what(mill):
     assert mill("recipes", "explain", DEMO)[0] == 2
 
 
+def test_explain_gives_no_other_size_than_the_file_will_have(mill):
+    """Only with its metadata is a file's size known: `quantize --dry-run` has them all."""
+    out = mill("recipes", "explain", DEMO, "--recipe", "demo")[1]
+    assert out.splitlines()[-1] == "74 tensors, 5.978 MiB, 5.599 bits per weight"
+    planned = mill("quantize", DEMO, "o.gguf", "--recipe", "demo", "--dry-run", "--no-timing")[1]
+    assert "5.978 MiB, 5.599 bits per weight; on disk 6,3" in planned
+
+
+def test_lint_names_types_that_need_an_imatrix_without_a_model_too(mill, tmp_path):
+    recipe = tmp_path / "r.txt"
+    recipe.write_text("ffn_up=iq2_xxs\nffn_down=iq4_k\nffn_gate=iq2_xxs\nattn=iq1_s_r4\n")
+    code, out, _ = mill("recipes", "lint", recipe, "--strict", "--json")
+    assert code == 0
+    assert json.loads(out)["notes"] == [
+        "iq2_xxs needs an imatrix: 2 rules, first line 1",
+        "iq1_s_r4 needs an imatrix: 1 rules, first line 4",
+    ]
+    computed = tmp_path / "r.toml"
+    computed.write_text("[imatrix]\ntext = 'c.txt'\n[quantize]\nrules = 'ffn_up=iq2_xxs'\n")
+    assert json.loads(mill("recipes", "lint", computed, "--json")[1])["notes"] == []
+
+
 def test_a_recipe_with_a_target_leaves_types_open(mill, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\ntarget_bpw = 4\nrules = 'token_embd=q8_0'\n")

@@ -1,3 +1,5 @@
+import errno
+import html
 import json
 import os
 import re
@@ -10,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ggufmill.cli import main
-from ggufmill.formats import open_gguf
+from ggufmill.formats import MillError, open_gguf
 from ggufmill.recipes import FOLDER
 
 RECIPE = """
@@ -136,7 +138,9 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert "huggingface.co/someone/model" in card
     assert "q8_0_r8: known to ik_llama.cpp and ggufmill, not to llama.cpp" in card
     assert "exps=q4_0" in card
-    assert str(tmp_path) not in card
+    for written in (card, page, (tmp_path / "out/report.md").read_text()):
+        assert str(FOLDER) not in written
+        assert 'text = "heldout.txt"' in html.unescape(written)
 
 
 def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
@@ -306,6 +310,39 @@ def test_an_interrupted_run_offers_the_same_command(short, tmp_path, capsys, mon
         assert code == 1
         assert err.splitlines()[-1] == f"ggufmill: interrupted; what was finished is kept, {offer} goes on with it"
     assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
+
+
+def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):
+    out, seen = tmp_path / "new" / "out", []
+
+    def second(*_, **__):
+        if not seen:
+            seen.append(run(capsys, short(), "-o", out, "--force"))
+        raise MillError("the end")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ggufmill.cli.pipeline.execute", second)
+        assert run(capsys, short(), "-o", out)[0] == 1
+    code, _, err = seen[0]
+    assert code == 1
+    assert err.endswith(f"ggufmill: another run is at work in {out}; wait for its end, or give another folder (-o)\n")
+    assert run(capsys, short(), "-o", out)[0] == 0
+
+
+def test_a_run_that_cannot_begin_leaves_no_folders(short, tmp_path, capsys):
+    assert run(capsys, short(**{"exps=q4_0": "exps=iq2_xxs"}), "-o", tmp_path / "new" / "out")[0] == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(short, tmp_path, capsys, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    code, _, err = run(capsys, short(), "-o", tmp_path / "out")
+    assert code == 1
+    assert err.splitlines()[-1] == f"ggufmill: {tmp_path}/out/state.json cannot be written: No space left on device"
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_run_reads_is_never_written(short, tmp_path, capsys):

@@ -115,6 +115,30 @@ def test_a_source_that_shrinks(job, mill, tmp_path, monkeypatch):
     assert (tmp_path / "out.gguf").read_bytes() == bytes_
 
 
+def test_a_finished_job_is_not_begun_again(job, mill, tmp_path):
+    """`until ggufmill ... --resume; do :; done` ends. What another job may have written is not taken for the result."""
+    command, source, bytes_ = job
+    out = tmp_path / "out.gguf"
+    assert mill(*command)[0] == 0
+    written = (out.stat().st_ino, out.stat().st_mtime_ns)
+    code, text, _ = mill(*command, "--resume")
+    assert code == 0
+    assert text.startswith(f"{out}: finished already, with ")
+    assert (out.stat().st_ino, out.stat().st_mtime_ns) == written
+    code, text, _ = mill(*command, "--resume", "--json", "--manifest")
+    assert json.loads(text)["manifest"] == f"{out}.manifest"
+    assert (tmp_path / "out.gguf.manifest").exists()
+    assert mill(*command)[0] == 1
+    os.utime(out, ns=(0, largest(source).stat().st_mtime_ns - 1))
+    code, _, err = mill(*command, "--resume")
+    assert (code, "exists; use --force to replace it" in err) == (1, True)
+    out.write_bytes(bytes_[:-32] + b"GGUF")
+    code, _, err = mill(*command, "--resume")
+    assert (code, "exists; use --force to replace it" in err) == (1, True)
+    assert mill(*command, "--resume", "--force")[0] == 0
+    assert out.read_bytes() == bytes_
+
+
 def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
     command, source, _ = job
     file = largest(source)

@@ -1,7 +1,10 @@
 """Recipes for a size, from the command line."""
 
+import errno
 import json
+import os
 import re
+import shlex
 
 import pytest
 
@@ -59,6 +62,82 @@ def test_sensitivity_is_measured_kept_and_used(mill, tmp_path, monkeypatch):
     assert reached["total_bytes"] <= found["total_bytes"]
 
 
+def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
+    arguments = ("--target-bpw", 6, *TYPES, "--state", tmp_path / "m.json")
+    assert mill("search", llama, tmp_path / "a.txt", *arguments)[0] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "m", "m.json"]
+    kept = (tmp_path / "m.json").read_bytes()
+
+    from ggufmill.quantize.damage import Sample
+
+    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
+    assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
+    code, _, err = mill("search", llama, tmp_path / "c.txt", *arguments, "--seed", 3)
+    assert code == 1
+    assert "m.json is of another model, --mla-layout, imatrix, --rows, --seed or version; give another --state" in err
+    assert "is an input of this job" in mill("search", llama, tmp_path / "c.txt", *arguments, "-f", tmp_path / "m.json")[2]
+    assert "is the output" in mill("search", llama, tmp_path / "c.txt", *arguments[:-1], tmp_path / "c.txt")[2]
+    assert (tmp_path / "m.json").read_bytes() == kept
+
+
+def test_layouts_of_latent_attention_are_measured_apart(mill, tmp_path):
+    arguments = ("search", DEMO, tmp_path / "r.txt", "--target-bpw", 6, *TYPES, "--rows", 8, "--force")
+    assert mill(*arguments)[0] == 0
+    assert "measured anew" in mill(*arguments, "--mla-layout", "mainline")[2]
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(mill, llama, tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    code, _, err = mill("search", llama, tmp_path / "r.txt", "--target-bpw", 6, *TYPES)
+    assert code == 1
+    assert err.splitlines()[-1] == f"ggufmill: {tmp_path}/r.txt.state.json cannot be written: No space left on device"
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_target_that_is_too_small_and_what_there_is_are_in_one_unit(mill, llama, tmp_path):
+    search = ("search", llama, tmp_path / "r.txt", *TYPES)
+    sizes = re.compile(r"([\d,]+) bytes cannot be reached: with the smallest types allowed it takes ([\d,]+) bytes")
+    asked, least = (int(n.replace(",", "")) for n in sizes.search(mill(*search, "--target-size", "20K")[2]).groups())
+    assert asked == 20_000
+    assert mill(*search, "--target-size", least)[0] == 0
+    bits = re.compile("4 bits per weight cannot be reached: with the smallest types allowed it takes (.+) bits per weight")
+    assert mill(*search, "--target-bpw", bits.search(mill(*search, "--target-bpw", 4, "--force")[2])[1], "--force")[0] == 0
+
+
+def test_a_text_that_fills_no_window_is_refused_before_anything_is_measured(mill, tmp_path):
+    text = tmp_path / "words.txt"
+    text.write_text("a few words")
+    code, _, err = mill("search", DEMO, tmp_path / "r.txt", "--target-bpw", 6, "-f", text)
+    assert code == 1
+    assert re.fullmatch(r"ggufmill: .*words.txt has \d tokens, a window takes 512: give a longer text or a smaller window "
+                        r"\(search: -c, a recipe: \[search\] ctx\)\n", err)  # fmt: skip
+    assert "has 1 tokens" not in err
+    assert os.listdir(tmp_path) == ["words.txt"]
+
+
+def test_the_command_that_is_offered_works(mill, llama, tmp_path):
+    def offered(*arguments):
+        code, text, err = mill("search", *arguments, *TYPES, "--force")
+        assert code == 0, err
+        command = shlex.split(text.splitlines()[-1].partition(": ggufmill ")[2])
+        assert mill(*[str(tmp_path / "q.gguf") if a == "OUT.gguf" else a for a in command], "--force")[0] == 0
+        return command
+
+    out, plain, small = tmp_path / "r.txt", tmp_path / "f16.gguf", tmp_path / "q5.gguf"
+    assert mill("convert", llama, plain, "--outtype", "f16")[0] == 0
+    assert mill("quantize", llama, small, "q5_0", "--pure")[0] == 0
+    assert "--allow-requantize" not in offered(plain, out, "--target-bpw", 6)
+    assert "--allow-requantize" in offered(small, out, "--target-bpw", 5)
+    assert "--allow-requantize" not in offered(small, out, "--target-bpw", 5.9, "--types", "q5_0")
+    importance = tmp_path / "i.dat"
+    assert mill("imatrix", DEMO, "-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 1, "-o", importance)[0] == 0
+    more = ("--imatrix", importance, "--mla-layout", "mainline", "--rows", 8)
+    assert {"--imatrix", "--mla-layout"} <= set(offered(DEMO, out, "--target-bpw", 6, *more))
+
+
 def test_quantize_to_a_file_size_with_rules_that_stay(mill, llama, tmp_path):
     out = tmp_path / "q.gguf"
     given = ("--custom-q", "attn_v=q8_0", "--target-size", "70K", *TYPES)
@@ -75,6 +154,20 @@ def test_quantize_to_a_file_size_with_rules_that_stay(mill, llama, tmp_path):
     recipe.write_text("[quantize]\ntarget_size = '70K'\nrules = 'attn_v=q8_0'\n")
     by_recipe = json.loads(mill("quantize", llama, out, "--recipe", recipe, *TYPES, "--dry-run", "--no-timing", "--json")[1])
     assert [t["type"] for t in by_recipe["tensors"]] == [t["type"] for t in dry["tensors"]]
+
+
+def test_a_finished_search_and_quantize_is_known(mill, llama, tmp_path):
+    job = ("quantize", llama, tmp_path / "q.gguf", *TYPES, "--target-size")
+    assert mill(*job, "70K")[0] == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("q.gguf*")}
+    code, text, err = mill(*job, "70K", "--resume")
+    assert (code, "q.gguf: finished already" in text) == (0, True), err
+    code, _, err = mill(*job, "60K", "--resume")
+    assert (code, "exists; use --force" in err) == (1, True)
+    (tmp_path / "q.gguf.state.json").unlink()
+    assert "exists; use --force" in mill(*job, "70K", "--resume")[2]
+    del before["q.gguf.state.json"]
+    assert before == {path.name: path.read_bytes() for path in tmp_path.glob("q.gguf*")}
 
 
 def test_a_budget_for_the_gpu(mill, llama, tmp_path):

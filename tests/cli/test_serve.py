@@ -95,6 +95,7 @@ def test_a_bad_template_and_host(capsys):
     for options, said in (
         (("--template", "klingon"), "no chat template 'klingon'"),
         (("--host", "no.such.host.invalid"), "cannot listen"),
+        (("--host", "no.such.host.invalid", "-c", "5000"), "warning: n_ctx is 5000, but the model was trained with"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["serve", str(DEMO), "--port", "0", *options])

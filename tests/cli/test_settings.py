@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ggufmill.cli.settings import CACHE_TYPES, run_options
+from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Settings
 from ggufmill.runtime import cache as runtime_cache
 
@@ -68,7 +69,17 @@ def test_wrong_values_are_explained(run):
     assert "'q9' is not one of 'f32'" in run("-ctk", "q9")
     assert "is not N,T" in run("-ser", "6")
     assert "4 is not in the range 0<=x<=3" in run("-mla", "4")
+    for tokens in ("3", "2147483648", "99999999999999999999"):
+        assert f"{tokens} is not in the range 4<=x<=2147483647" in run("-c", tokens)
 
 
 def test_the_types_offered_are_those_that_caches_have():
     assert CACHE_TYPES == runtime_cache.CACHE_TYPES
+
+
+@pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])
+def test_generating_beyond_the_trained_context_is_warned_of(mill, n_ctx, warnings):
+    code, out, err = mill("generate", FOLDER / "demo", "-p", "The list", "-n", 2, "--temp", 0, "--json", *n_ctx)
+    assert code == 0
+    assert json.loads(out)["prompt"] == "The list"
+    assert err.count("warning: n_ctx is 2049, but the model was trained with a context of 2048 tokens\n") == warnings

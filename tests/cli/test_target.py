@@ -167,12 +167,14 @@ def test_a_dry_run_writes_nothing_and_says_what_is_not_known(mill, recipe, tmp_p
         ("", "", {"q4_0,": "q4_z,"}, "[search] types: there is no tensor type 'q4_z'"),
         ('text = "none.txt"', "", {}, "none.txt does not exist"),
         ('text = "m"', "", {}, "is a folder; give a file"),
+        ('text = "few.txt"', "", {}, "few.txt has 3 tokens, a window takes 512"),
         ("", "[repack]\npattern = 'nowhere'", {}, "[repack]: no tensor of a type"),
         ("gpu = 'nowhere'\ngpu_size = '5K'", "", {}, "'nowhere' finds no tensor"),
-        ("gpu = 'attn'\ngpu_size = '1K'", "", {}, "with the smallest types allowed these tensors take more"),
+        ("gpu = 'attn'\ngpu_size = '1K'", "", {}, "a --gpu-size of 1,000 bytes cannot be reached: with the smallest types"),
     ],
 )
 def test_what_cannot_work_is_said_before_any_work(mill, recipe, tmp_path, search, more, changes, message):
+    (tmp_path / "few.txt").write_text("few")
     code, _, err = mill("run", recipe(search, "", more, **changes), "-o", tmp_path / "out")
     assert code == 1
     assert message in err

@@ -10,7 +10,8 @@ import sys
 import click
 import pytest
 
-from ggufmill.cli import VERBS, group
+from ggufmill.cli import VERBS
+from ggufmill.cli.program import group
 from ggufmill.formats.hashes import Hash, read_manifest
 from ggufmill.recipes import FOLDER
 
@@ -145,9 +146,9 @@ def test_names_that_need_care(mill, odd, monkeypatch):
 
 
 def test_names_in_a_manifest_stay_in_their_line(tmp_path):
-    from ggufmill.formats.hashes import _whole_line
+    from ggufmill.formats.hashes import whole_line
 
-    lines = [Hash("xxh64", f"{i:016x}", _whole_line(f"{ODD}/m{c}.gguf:a.weight")).line() for i, c in enumerate("\n\r\x85 ")]
+    lines = [Hash("xxh64", f"{i:016x}", whole_line(f"{ODD}/m{c}.gguf:a.weight")).line() for i, c in enumerate("\n\r\x85 ")]
     (tmp_path / "m").write_text("\n".join(lines), "utf-8", "surrogateescape")
     assert list(read_manifest(tmp_path / "m").values()) == [f"{i:016x}" for i in range(4)]
 
@@ -171,7 +172,11 @@ def test_progress_goes_to_stderr_with_rate_and_time(mill, tmp_path):
 
 @pytest.mark.parametrize(
     ("picture", "message"),
-    [("model.gguf", "model.gguf is no picture; its name may end in .png"), ("none/a.png", "none is not there, or cannot be")],
+    [
+        ("model.gguf", "model.gguf cannot be drawn; its name may end in .png, .svg or .pdf"),
+        ("a.jpg", "a.jpg cannot be drawn; its name may end in .png, .svg or .pdf"),
+        ("none/a.png", "none is not there, or cannot be"),
+    ],
 )
 @pytest.mark.parametrize("verb", [("compare", DEMO, DEMO), ("sweep-bench", DEMO), ("imatrix", DEMO, "-f", DEMO, "-o", "x")])
 def test_a_picture_that_cannot_be_drawn_is_said_first(mill, tmp_path, monkeypatch, verb, picture, message):

@@ -72,6 +72,9 @@ def test_shards_in_the_cache_can_be_deleted_after_use(hub, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.safetensors*.released"))
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size > 10_000]
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "kept.gguf").read_bytes()
+    again = run("convert", f"hf:{REPO}", tmp_path / "out.gguf", "--delete-source-shards", "--resume")
+    assert again == 0  # and no shard is fetched
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.stat().st_size > 10_000]
     source = open_source(f"hf:{REPO}", remote=True)
     plan = plan_quantize(source, tmp_path / "x.gguf")
     with pytest.raises(PlanError, match="only the shards of a checkpoint folder"):

@@ -9,7 +9,7 @@ import pytest
 from ggufmill.cli import main
 from ggufmill.convert import open_source
 from ggufmill.convert.outtype import out_type
-from ggufmill.formats import TYPES, FormatError, open_gguf
+from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
 from ggufmill.quantize import decode
 from ggufmill.runtime import load_model
 
@@ -204,6 +204,12 @@ def test_experts_of_other_types_can_become_mxfp4(checkpoints, tmp_path):
     with pytest.raises(SystemExit):
         main(["convert", str(checkpoints[1]), str(tmp_path / "auto.gguf")])
     assert open_gguf(tmp_path / "auto.gguf").tensors["blk.0.ffn_up_exps.weight"].type.name == "bf16"
+
+
+def test_mxfp4_without_experts_is_refused(tmp_path, tiny_llama, write_checkpoint):
+    folder = write_checkpoint(tmp_path / "dense", *tiny_llama())
+    with pytest.raises(PlanError, match="dense has no experts, which are what outtype mxfp4 writes in mxfp4; choose another"):
+        out_type(open_source(folder), "mxfp4")
 
 
 def test_auto_is_f16_only_where_all_that_is_not_quantised_is(checkpoints, tmp_path, write_checkpoint, both):

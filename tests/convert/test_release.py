@@ -1,5 +1,6 @@
 """Shards deleted as their tensors are written: the output is the same, and the job can be resumed at any moment."""
 
+import json
 import os
 
 import pytest
@@ -57,6 +58,49 @@ def test_nothing_is_deleted_before_it_is_written(folder, tmp_path):
     execute(plan, threads=2, finished=finished)
     assert synced
     assert not any(path.exists() for path in needs)
+
+
+@pytest.mark.parametrize("more", [(), ("--split-max-tensors", 30)])
+def test_resume_of_a_finished_job_ends_well(folder, tmp_path, capsys, more):
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", *more)
+    assert run(*job) == 0
+    capsys.readouterr()
+    assert run(*job, "--resume") == 0
+    assert ": finished already, and the shards it was made of are deleted" in capsys.readouterr().out
+    assert run(*job, "--resume", "--json") == 0
+    files = [file["path"] for file in json.loads(capsys.readouterr().out)["files"]]
+    assert files == sorted(map(str, tmp_path.glob("out*.gguf")))
+    for other in (("--outtype", "f32"), ("--mla-layout", "ik", "--outtype", "q8_0")):
+        assert run(*job, *other, "--resume") == 1
+    assert run("quantize", folder, *job[2:], "--custom-q", "attn=q8_0", "--resume") == 1
+    capsys.readouterr()
+    for path in tmp_path.glob("out*.gguf"):
+        os.utime(path, ns=(0, 0))
+    assert run(*job, "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+    for path in tmp_path.glob("out*.gguf"):
+        path.unlink()
+    assert run(*job, "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+
+
+def test_another_model_is_not_taken_for_the_finished_job(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
+    other = write_checkpoint(tmp_path / "other", *tiny_llama(num_hidden_layers=2))
+    assert run("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0
+    assert run("convert", other, tmp_path / "out.gguf") == 0
+    assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+
+
+def test_stopped_when_all_was_written_but_what_the_shards_left(folder, tmp_path, monkeypatch, capsys):
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
+    with monkeypatch.context() as patch:
+        patch.setattr(Releaser, "close", lambda self: None)
+        assert run(*job) == 0
+    assert len(shards(folder)) == 3
+    assert run(*job, "--resume") == 0
+    assert "finished already" in capsys.readouterr().out
+    assert shards(folder) == []
 
 
 @pytest.mark.parametrize("after", [3, 20, 40, 57])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, MillError, PlanError, open_gguf
-from ggufmill.formats.execute import execute, finished_files, journal_path, preflight, row_chunks
+from ggufmill.formats.execute import execute, finished_files, is_finished, journal_path, preflight, row_chunks
 from ggufmill.formats.ordered import OrderedWriter, Sink
 from ggufmill.formats.plan import Output, make_plan, parse_size
 from ggufmill.formats.span import span_checksum
@@ -355,6 +355,28 @@ def test_files_that_are_there_stay(tmp_path):
     other = plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1)
     with pytest.raises(PlanError, match="is not what this job would write"):
         finished_files(other)
+
+
+def test_a_finished_job_is_known(tmp_path):
+    """By the headers of all its files, by what a job leaves beside them, and by the times of its inputs."""
+    source = tmp_path / "source"
+    source.write_bytes(b"")
+    outputs = [output(f"t{i}", (256, 16)) for i in range(2)]
+    plan = plan_of(tmp_path, outputs, split_max_tensors=1)
+    assert not is_finished(plan, [source])
+    execute(plan)
+    assert is_finished(plan, [source, tmp_path / "deleted"])
+    assert not is_finished(plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1))
+    os.utime(source, ns=(0, plan.files[0].path.stat().st_mtime_ns + 10**9))
+    assert not is_finished(plan, [source])
+    assert is_finished(plan)
+    journal_path(plan).write_text("")
+    assert not is_finished(plan)
+    journal_path(plan).unlink()
+    plan.files[1].path.unlink()
+    assert not is_finished(plan)
+    plan.files[1].path.mkdir()
+    assert not is_finished(plan)
 
 
 def test_finished_is_told_of_every_tensor(tmp_path):

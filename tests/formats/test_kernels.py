@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -57,6 +58,19 @@ def test_compiling_is_said_once_and_not_done_twice(tmp_path):
     assert [run.stdout for run in runs] == ["[1.0, -2.0]\n"] * 2
     assert runs[0].stderr.count("compiling kernels") == 1
     assert runs[1].stderr == ""
+
+
+def test_the_folder_that_is_said_is_the_one_that_is_used(tmp_path):
+    """Where ours cannot be written to, numba looks for another."""
+    (tmp_path / "file").write_text("no folder")
+    package = tmp_path / "ggufmill"
+    shutil.copytree(kernels.ROOT / "formats", package / "formats", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "__init__.py").write_text("")
+    environment = {"GGUFMILL_CACHE": str(tmp_path / "file"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=environment)
+    said = done.stderr.split("kept in ")[1].rstrip(")\n")
+    assert said == str(package / "formats" / "__pycache__")
+    assert list((package / "formats" / "__pycache__").glob("*.nbi"))
 
 
 def test_a_processor_without_half_precision_is_told(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, FormatError, PlanError
 from ggufmill.formats.execute import execute
-from ggufmill.imatrix.calibration import cut
+from ggufmill.imatrix.calibration import Stretch, cut
 from ggufmill.imatrix.collect import Extent, collect
 from ggufmill.imatrix.state import load_state
 from ggufmill.imatrix.texts import Text, check_texts, parse_text, stretches
@@ -40,7 +40,7 @@ def same(a, b):
 
 
 def test_a_resumed_run_ends_in_the_same_bytes(model, tokens, tmp_path):
-    job = cut(model, [(tokens[: 5 * N_CTX], 1), (tokens[5 * N_CTX :], 3)], N_CTX, datasets=["a", "b"])
+    job = cut(model, [Stretch(tokens[: 5 * N_CTX], 1, [("a", 0)]), Stretch(tokens[5 * N_CTX :], 3, [("b", 0)])], N_CTX)
     extent = Extent(output=True, embeddings=True)
     whole, result = collect(model, job, extent=extent)
     whole.save(tmp_path / "whole.imatrix")
@@ -94,7 +94,7 @@ def test_parts_merged_are_the_whole(request, tokens, kind):
     model = request.getfixturevalue(kind)
     whole, _ = collect(model, tokens, n_ctx=N_CTX)
     starts = ((0, 2), (2, 4), (6, None))
-    parts = [cut(model, [(tokens, 1)], N_CTX, from_chunk=start, chunks=chunks) for start, chunks in starts]
+    parts = [cut(model, [Stretch(tokens, 1)], N_CTX, from_chunk=start, chunks=chunks) for start, chunks in starts]
     made = [collect(model, part)[0] for part in parts]
     merged = made[0].merge(*made[1:])
     assert merged.chunk_count == whole.chunk_count == 9
@@ -106,7 +106,7 @@ def test_parts_merged_are_the_whole(request, tokens, kind):
 
 def test_a_weight_counts_as_so_many_readings(model, tokens):
     once, _ = collect(model, tokens[: 3 * N_CTX], n_ctx=N_CTX, extent=Extent(embeddings=True))
-    job = cut(model, [(tokens[: 3 * N_CTX], 4)], N_CTX)
+    job = cut(model, [Stretch(tokens[: 3 * N_CTX], 4)], N_CTX)
     four, _ = collect(model, job, extent=Extent(embeddings=True))
     assert four.chunk_count == 12
     for name, (sums, counts) in once.entries.items():
@@ -121,7 +121,7 @@ def test_threads_do_not_change_a_bit(model, tokens):
 
 def test_embeddings_count_as_often_as_they_are_used(model, tokens):
     made, _ = collect(model, tokens[: 2 * N_CTX], n_ctx=N_CTX, extent=Extent(embeddings=True))
-    ids = cut(model, [(tokens[: 2 * N_CTX], 1)], N_CTX).windows.reshape(-1)
+    ids = cut(model, [Stretch(tokens[: 2 * N_CTX], 1)], N_CTX).windows.reshape(-1)
     tensor = model.source.tensors["token_embd.weight"]
     rows = np.concatenate([tensor.read(i, i + 1) for i in ids.tolist()]).astype(np.float64)
     sums, counts = made.entries["token_embd.weight"]
@@ -131,9 +131,24 @@ def test_embeddings_count_as_often_as_they_are_used(model, tokens):
 
 def test_windows_that_are_not_there(model, tokens):
     with pytest.raises(PlanError, match="the text has 10 tokens, one window needs 64"):
-        cut(model, [(tokens[:10], 1)], N_CTX)
+        cut(model, [Stretch(tokens[:10], 1)], N_CTX)
     with pytest.raises(PlanError, match="--from-chunk 9: the text has only 9 windows of 64 tokens"):
-        cut(model, [(tokens, 1)], N_CTX, from_chunk=9)
+        cut(model, [Stretch(tokens, 1)], N_CTX, from_chunk=9)
+
+
+def test_texts_that_have_no_part_in_it(model, tokens):
+    """Said, not passed over: what is too short for a window of its own weight, and what `chunks` does not reach."""
+    long, short = Stretch(tokens[: 4 * N_CTX], 1, [("a", 0), ("b", 3 * N_CTX)]), Stretch(tokens[:10], 3, [("c", 0)])
+    for given in ([long, short], [short, long]):
+        with pytest.raises(PlanError, match="c has 10 tokens, one window needs 64; texts of another weight do not fill it up"):
+            cut(model, given, N_CTX)
+    other = Stretch(tokens[: 2 * N_CTX], 2, [("d", 0)])
+    assert cut(model, [long, short], N_CTX, chunks=4).datasets == ["a", "b"]
+    assert cut(model, [long, other], N_CTX, chunks=3).datasets == ["a"]
+    assert cut(model, [long, other], N_CTX, from_chunk=3).datasets == ["b", "d"]
+    assert cut(model, [long, other], N_CTX, from_chunk=4).datasets == ["d"]
+    with pytest.raises(PlanError, match="give smaller weights"):
+        cut(model, [Stretch(tokens, 10**10)], N_CTX)
 
 
 CHAT = [{"role": "user", "content": "How are lists sorted?"}, {"role": "assistant", "content": "With sort."}]
@@ -147,13 +162,25 @@ def test_texts_of_all_kinds(model, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     given = [parse_text(str(tmp_path / "plain.txt")), parse_text(f"{tmp_path / 'rows.jsonl'}:2")]
     assert [text.weight for text in given] == [1, 2]
-    assert stretches(model, given) == [(encode("The list is sorted."), 1), (encode("One.") + encode("Two."), 2)]
-    assert stretches(model, given, enough=1) == [(encode("The list is sorted."), 1)]
+    plain, rows = Stretch(encode("The list is sorted."), 1, [("plain.txt", 0)]), encode("One.") + encode("Two.")
+    assert stretches(model, given) == [plain, Stretch(rows, 2, [("rows.jsonl", 0)])]
+    assert stretches(model, given, enough=1) == [plain]
+    alike = [Text(text.path) for text in given]
+    assert stretches(model, alike) == [Stretch([*plain.tokens, *rows], 1, [*plain.starts, ("rows.jsonl", len(plain.tokens))])]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"id": 1, "messages": CHAT}) + "\n" + json.dumps({"messages": SHARED_CHAT}))
-    [(ids, _)] = stretches(model, [Text(tmp_path / "chat.jsonl")], template="chatml")
+    ids = list(stretches(model, [Text(tmp_path / "chat.jsonl")], template="chatml")[0].tokens)
     half = len(ids) // 2
     assert ids[:half] == ids[half:]
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in CHAT]
+    (tmp_path / "parts.jsonl").write_text(json.dumps(parts))
+    assert stretches(model, [Text(tmp_path / "parts.jsonl")], template="chatml")[0].tokens == ids[:half]
     assert "<|im_start|>user\nHow are lists sorted?" in model.tokenizer.decode(ids)
+
+
+def test_what_is_no_text(model, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
+    with pytest.raises(PlanError, match=r"model\.gguf is no text: it has a zero byte at 5"):
+        stretches(model, [Text(tmp_path / "model.gguf")])
 
 
 def test_parquet(model, tmp_path):
@@ -161,8 +188,8 @@ def test_parquet(model, tmp_path):
     table = pyarrow.table({"id": [1, 2, 3], "story": ["One.", None, "Two."], "messages": [CHAT, CHAT, CHAT]})
     parquet.write_table(table, tmp_path / "t.parquet")
     text, encode = Text(tmp_path / "t.parquet"), model.tokenizer.encode
-    assert stretches(model, [text], column="story") == [(encode("One.") + encode("Two."), 1)]
-    assert "With sort." in model.tokenizer.decode(stretches(model, [text], template="chatml")[0][0])
+    assert stretches(model, [text], column="story") == [Stretch(encode("One.") + encode("Two."), 1, [("t.parquet", 0)])]
+    assert "With sort." in model.tokenizer.decode(stretches(model, [text], template="chatml")[0].tokens)
     with pytest.raises(FormatError, match=r"t\.parquet: no column 'tale'; there are id, story, messages"):
         stretches(model, [text], column="tale")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
@@ -183,6 +210,8 @@ BROKEN = {
     '{"words": "x"}': r"line 2: none of the columns messages, .*; there are words",
     '{"text": 5}': "line 2: neither a text nor a list of messages",
     '{"messages": [{"role": "user"}]}': "line 2: a message has no role or no content",
+    '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}': "line 2: a message has a part that is no text",
+    '{"messages": [{"role": "user", "content": 5}]}': "line 2: the chat template chatml cannot write these messages",
 }
 
 

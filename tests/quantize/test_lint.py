@@ -1,9 +1,10 @@
 """The recipe linter: what it finds without a model, and what a plan says by rule."""
 
 import numpy as np
+import pytest
 
 from ggufmill.formats import SourceTensor, TensorSource
-from ggufmill.quantize.lint import not_portable, shares, suspicious, unreachable
+from ggufmill.quantize.lint import not_portable, rules_without_imatrix, shares, suspicious, unreachable
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipe import from_shell, load_recipe, parse_rules
 
@@ -37,6 +38,40 @@ def test_a_posted_shell_script_is_a_recipe(tmp_path):
     assert from_shell(plain) == plain
 
 
+DOCUMENT = r"""#!/bin/sh
+custom=$(cat <<'EOF'
+# Attention
+blk\..*\.attn_.*=q8_0
+ffn=iq4_k
+EOF
+)
+./llama-quantize --custom-q "$custom" in.gguf out.gguf IQ4_K 24
+"""
+READ = """read -r -d '' rules <<-"END" || true
+\tattn=q8_0
+\tEND
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "rules"),
+    [
+        (DOCUMENT, [(4, r"blk\..*\.attn_.*=q8_0"), (5, "ffn=iq4_k")]),
+        (READ, [(2, "attn=q8_0")]),
+        ('./llama-quantize \\\n  --custom-q "a=q8_0,b=q6_K" \\\n  in.gguf out.gguf Q4_K 8\n', [(2, "a=q8_0"), (2, "b=q6_K")]),
+        ('llama-quantize --custom-q "a=q8_0,\\\nb=q6_K" in.gguf out.gguf Q4_K\n', [(1, "a=q8_0"), (2, "b=q6_K")]),
+        ("llama-quantize --custom-q=a=q8_0,b=q6_K in.gguf out.gguf Q4_K\n", [(1, "a=q8_0"), (1, "b=q6_K")]),
+        ("llama-quantize --custom-q 'a=q8_0' --custom-q 'b=q6_K' in out Q4_K\n", [(1, "a=q8_0"), (1, "b=q6_K")]),
+        ('# from: llama-quantize --custom-q "c=q5_K" in out\na=q8_0\n', [(2, "a=q8_0")]),
+    ],
+)
+def test_scripts_have_rules_in_several_places(tmp_path, script, rules):
+    (tmp_path / "post.sh").write_text(script)
+    found = load_recipe(tmp_path / "post.sh")
+    assert [(rule.line, str(rule)) for rule in found.rules] == rules
+    assert [str(rule) for rule in parse_rules(found.rules_text)] == [text for _, text in rules]
+
+
 def test_rules_that_nothing_is_left_for():
     rules = parse_rules("ffn_up=q8_0\nffn_up=iq4_k\n.*=q6_K\nattn=q8_0\n")
     found = unreachable(rules)
@@ -55,6 +90,11 @@ def test_ternary_types_are_doubted():
 def test_what_the_reference_would_cut():
     assert "a comma" in not_portable(parse_rules("blk.{1,2}.ffn=q8_0"))[0]
     assert not not_portable(parse_rules("ffn=q8_0"))
+
+
+def test_rules_whose_types_need_an_imatrix():
+    assert not rules_without_imatrix(parse_rules("ffn=q8_0,attn=iq4_k_r4"))
+    assert rules_without_imatrix(parse_rules("a=q8_0\nb=iq2_xs_r4")) == ["iq2_xs_r4 needs an imatrix: 1 rules, first line 2"]
 
 
 def test_shares_add_up_to_the_plan(tmp_path):

@@ -52,6 +52,7 @@ def test_a_comma_inside_brackets_ends_no_rule():
         ("a=q8_0,b", r"line 1, column 8: 'b' is not `regex=type`"),
         ("a(b=q8_0", r"line 1, column 2: 'a\(b' is not a regular expression"),
         ("=q8_0", "is not `regex=type`"),
+        ("a=q8_0,,b=q6_K", "line 1, column 8: there is no rule before this comma"),
         ("a=tq1_0", "cannot be quantised to tq1_0"),
     ],
 )
@@ -156,6 +157,12 @@ def test_toml_errors(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(RecipeError, match=message):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(("name", "text"), [("r.txt", "a=q8_0"), ("r.toml", "[quantize]\nrules = 'a=q8_0'")])
+def test_a_mark_before_the_text(tmp_path, name, text):
+    (tmp_path / name).write_text(text, "utf-8-sig")
+    assert [rule.pattern for rule in load_recipe(tmp_path / name).rules] == ["a"]
 
 
 def test_a_recipe_that_is_not_there(tmp_path):

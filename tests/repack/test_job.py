@@ -183,6 +183,13 @@ def test_nothing_to_do_and_bad_patterns(tmp_path, options, message):
         plan_repack(source, tmp_path / "out.gguf", **options)
 
 
+def test_bf16_is_said_to_wait_for_a_pattern(tmp_path):
+    source = write(tmp_path / "in.gguf", [("a.weight", "bf16", (32, 16)), ("b.weight", "f32", (32,))], {})
+    with pytest.raises(PlanError, match=r"nothing to do: bf16 is only repacked when asked for \(--pattern\)"):
+        plan_repack(source, tmp_path / "out.gguf")
+    assert {o.type.name for o in plan_repack(source, tmp_path / "out.gguf", pattern=".").outputs} == {"bf16_r16", "f32"}
+
+
 def test_types_without_a_plain_form_stay(tmp_path):
     source = write(tmp_path / "in.gguf", [("a.weight", "iq1_s_r4", (256, 4)), ("b.weight", "q8_0_r8", (32, 8))], {})
     _, outputs = run(source, tmp_path / "out.gguf", undo=True)

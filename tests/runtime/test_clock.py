@@ -60,11 +60,11 @@ def test_a_prompt_is_not_slow_for_what_is_compiled_meanwhile(tiny, monkeypatch):
     assert running.timings.generated_seconds < took[1] / 2
 
 
-def test_only_small_models_read_a_token_to_warm_up(tiny, monkeypatch):
+def test_only_small_models_read_a_prompt_and_a_token_to_warm_up(tiny, monkeypatch):
     model, fed = load_model(tiny), []
     monkeypatch.setattr(model, "hidden", lambda turns: fed.append(turns) or [np.zeros((1, 32), np.float32)])
     warm_up(model)
-    assert [len(tokens) for ((_, tokens),) in fed] == [1]
+    assert [len(tokens) for ((_, tokens),) in fed] == [4, 1]
     monkeypatch.setattr(sys.modules["ggufmill.runtime.generate"], "_SMALL", 1000)
     warm_up(model)
-    assert len(fed) == 1
+    assert len(fed) == 2

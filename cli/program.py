@@ -1,0 +1,147 @@
+"""The program behind the command line: one module per verb, imported when it is called for; errors and signals as one line."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from _thread import interrupt_main
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from .. import __version__
+from . import VERBS
+
+_MOMENT = 0.05  # seconds
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+        if not gc.get_freeze_count():  # modules stay: to search them for garbage again and again takes a quarter of a second
+            gc.freeze()
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = " or ".join(get_close_matches(args[0], VERBS, 2))
+            ctx.fail(f"there is no verb {args[0]!r}" + (f"; did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):  # from the table: --help need not import every verb
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.version_option(__version__, prog_name="ggufmill")
+def group(debug: bool) -> None:
+    """From a Hugging Face checkpoint to a validated, recipe-quantised, repacked GGUF.
+
+    Example: ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --dry-run
+    """
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """As `main`, once all this is imported."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _make_writable()
+    try:
+        with _termination_as_interrupt(), _no_interrupt_lost():
+            status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        seen = f" (`{where.command_path} --help` shows how it is used)" if where is not None else ""
+        _fail(" ".join(error.format_message().split()).rstrip(".") + seen, 2)
+    except (KeyboardInterrupt, click.Abort) as error:
+        offer = str(error.__cause__ or error)  # click turns the one into the other
+        _fail(f"interrupted; {offer}" if offer else "interrupted")
+    except BrokenPipeError:  # whoever read has had enough; what is left is not written at the end of the program either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        _fail(_one_line(error))
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM is Ctrl-C by other means: what is under way is ended in good order. A handler of an embedding program stays."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Ctrl-C within a function that C code calls (LLVM does, when it has made a kernel) ends that function only, as nothing can
+    be raised through C: it is raised once more, a moment later."""
+    before = sys.unraisablehook
+
+    def again(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            before(lost)
+            return
+        timer = threading.Timer(_MOMENT, interrupt_main)
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _one_line(error: Exception) -> str:
+    from ..formats import MillError
+
+    if isinstance(error, MillError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'input/output'}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory; fewer threads (-t) need less"
+    return f"a fault of the program: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
+
+
+def _make_writable() -> None:
+    """Output goes on where a stream is closed, or its encoding lacks a character: that one is written as an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (as long as the program lives)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    """One line, whatever is in a name or a message."""
+    print("ggufmill:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
+    sys.exit(code)
