@@ -23,7 +23,9 @@ _CACHE = click.Choice(CACHE_TYPES, case_sensitive=False)
 @click.argument("model", type=flags.SourceName())
 @click.option("--ram", type=flags.SIZE, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
 @click.option("--vram", type=flags.SIZES, metavar="SIZE,...", help="Memory of each GPU (24GiB,24GiB). [default: no GPU]")
-@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(1, 2**31 - 1), default=32768, show_default=True, help="Context in tokens.")
+@click.option(
+    "-c", "--ctx-size", "n_ctx", type=click.IntRange(1, 2**31 - 1), default=32768, show_default=True, help="Context in tokens."
+)
 @click.option("-ub", "--ubatch-size", "ubatch", type=click.IntRange(1), default=512, show_default=True, help="Tokens per pass.")
 @click.option("-ctk", "--cache-type-k", "cache_k", type=_CACHE, help="Type of cached keys. [default: f16]")
 @click.option("-ctv", "--cache-type-v", "cache_v", type=_CACHE, help="Type of cached values. [default: f16]")
