@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..formats.plan import Plan
-from ..quantize.timing import predict
 from .console import gib
 
 
 def predicted(plan: Plan, threads: int | None) -> dict[str, float]:
     """Seconds by type, from a short sample of this machine's encoders."""
+    from ..quantize.timing import predict
+
     return predict(plan, threads or len(os.sched_getaffinity(0)))
 
 

@@ -10,7 +10,6 @@ import click
 
 from . import flags
 from .console import chunk_progress, emit, warn
-from .coverage import coverage_json, coverage_text
 from .idle import refuse_idle
 from .imatrix_show import convert, merge, show
 from .settings import load, run_options
@@ -131,6 +130,7 @@ def compute(
     from ..imatrix.collect import Extent, collect
     from ..imatrix.state import load_state
     from ..imatrix.texts import ROWS, check_texts, parse_text, stretches
+    from .coverage import coverage_json, coverage_text
 
     if not texts:
         if not in_files:
