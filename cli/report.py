@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -153,13 +152,11 @@ def report_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# A path of this machine in a recipe, up to the name that it ends in.
-_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*/(?=(?!\2)[^/\n])""")
-
-
 def recipe_shown(found: dict[str, Any]) -> str:
     """The recipe as others may read it: of local paths only the names."""
-    return _FOLDERS.sub(r"\1", found["rules"].rstrip())
+    from ..quantize.recipe import without_folders
+
+    return without_folders(found["rules"].rstrip())
 
 
 def texts_shown(found: dict[str, Any]) -> str:

@@ -89,11 +89,14 @@ def finished_before(
     """Whether --resume with --delete-source-shards finds the job finished, and all it was made of deleted; says so."""
     from ..convert.release import finished_without_source
     from ..quantize.mixes import file_type_id
+    from ..quantize.recipe import without_folders
 
     if not job.resume or job.dry_run or job.force:
         return False
     number = file_type_id(type) if isinstance(type, str) else type.ftype if type is not None else None
-    expected = {"ggufmill.recipe": recipe_text or None} | ({} if number is None else {"general.file_type": number})
+    expected = {"ggufmill.recipe": without_folders(recipe_text) or None} | (
+        {} if number is None else {"general.file_type": number}
+    )
     first = finished_without_source(source, out, mla_layout, expected)
     if first is None:
         return False

@@ -59,6 +59,12 @@ def _with_cache(decorate: Callable[[Callable], Any], function: Callable) -> Any:
         numba.config.CACHE_DIR = str(_folder(Path(function.__code__.co_filename)))  # type: ignore[attr-defined]
         try:
             return decorate(function)
+        except RuntimeError as error:
+            if "no locator available" not in str(error):
+                raise
+            raise MillError(
+                f"{cache_home()} cannot be written to, where kernels are kept: name a folder, GGUFMILL_CACHE"
+            ) from None
         finally:
             numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
 

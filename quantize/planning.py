@@ -17,7 +17,7 @@ from ..formats.plan import Output, Plan, make_plan
 from .choosing import EMBEDDINGS, INTEGERS, OUTPUT, ROUTER, Choice, Chooser, Flags
 from .lint import FOR_TERNARY, TERNARY, suspicious
 from .mixes import file_type_id
-from .recipe import Matcher, Rule
+from .recipe import Matcher, Rule, without_folders
 from .transform import producer
 
 # Where importance may come from when a tensor has no entry of its own (FORMATS E.5): (part of the name, what to put there).
@@ -119,7 +119,7 @@ def plan_quantize(
 
     type         for tensors that no rule takes; the name of a file type ('Q4_K_M'): that mix; None: they keep their type, and
                  fp8 becomes bf16
-    recipe_text  recorded in the file's metadata
+    recipe_text  recorded in the file's metadata, of local paths the names only
     rules        count whatever `type` is, a float type too (llama-quantize drops them then, without a word)
     pure         every quantisable tensor becomes `type`, without mix and rules
     strict       every warning is an error
@@ -282,7 +282,7 @@ def _metadata(
         hidden = {k: "top_secret" if isinstance(v, str) else np.int32(0) for k, v in importance.metadata.items()}
         metadata |= hidden if hide else importance.metadata
     if recipe_text:
-        metadata["ggufmill.recipe"] = recipe_text
+        metadata["ggufmill.recipe"] = without_folders(recipe_text)
         hits = Counter(o.rule for o in outputs)
         metadata["ggufmill.rule_hits"] = [f"{count} {rule}" for rule, count in hits.items()]
     if version:

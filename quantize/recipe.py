@@ -205,6 +205,15 @@ def from_shell(text: str) -> str:
     return "".join(kept) if kept else text
 
 
+# A path of this machine in a TOML recipe, up to the name that it ends in.
+_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*/(?=(?!\2)[^/\n])""")
+
+
+def without_folders(text: str) -> str:
+    """A recipe's text as others may read it: of local paths only the names."""
+    return _FOLDERS.sub(r"\1", text)
+
+
 def _next_rule(line: str, at: int, number: int, where: str) -> tuple[Rule, int]:
     """The rule that begins at a column of the line, and the column after it.
 

@@ -80,3 +80,12 @@ def test_a_processor_without_half_precision_is_told(monkeypatch):
     with pytest.raises(MillError, match="lacks F16C"):
         kernels.kernel(lambda x: x)
     kernels._check_processor.cache_clear()
+
+
+def test_nowhere_to_keep_kernels(monkeypatch):
+    for name in ("GGUFMILL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, "/dev/null/nothing")
+    found = {}
+    exec(compile("def f(x):\n    return x\n", "/proc/version", "exec"), found)  # a file in a folder where none can be made
+    with pytest.raises(MillError, match="/dev/null/nothing cannot be written to.*GGUFMILL_CACHE"):
+        kernels.kernel(found["f"])

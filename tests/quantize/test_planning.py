@@ -265,6 +265,9 @@ def test_the_file_says_how_it_was_made(tmp_path):
     assert metadata["ggufmill.version"] == "9.9"
     assert metadata["quantize.imatrix.file"] == "x.imatrix"
     assert (metadata["general.quantization_version"], metadata["general.file_type"]) == (2, 7)
+    told = "[source]\nmodel = '/home/me/big'\n[quantize]\nrules = '.*=q8_0'"
+    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options | {"recipe_text": told}).metadata
+    assert metadata["ggufmill.recipe"] == told.replace("/home/me/", "")
     hidden = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", hide_imatrix=True, **options).metadata
     assert hidden["quantize.imatrix.file"] == "top_secret"
     assert hidden["quantize.imatrix.entries_count"] == 0
