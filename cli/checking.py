@@ -10,6 +10,7 @@ from ..formats import MillError, TensorSource, open_gguf
 from ..formats.hashes import hash_file
 from ..formats.plan import Plan
 from ..formats.source import stamp
+from ..formats.whole import write_text
 from .console import byte_progress, table
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def write_manifest(first: Path) -> Path:
     total = sum(info.nbytes for info in opened.tensors.values())
     with byte_progress(total, "checksums", quiet=total < 1 << 30) as progress:
         lines = [f"{entry.line()}\n" for entry in hash_file(opened, ["sha256"], progress=progress)]
-    path.write_text("".join(lines), "utf-8", "surrogateescape")
+    write_text(path, "".join(lines))
     return path
 
 

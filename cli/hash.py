@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from ..formats import MillError, PlanError, open_gguf
 from . import flags
 from .console import byte_progress, emit
-from .writing import protect
+from .writing import check_new, protect
 
 ALGORITHMS = ("xxh64", "sha1", "sha256")  # of formats.hashes, the strongest last
 
@@ -56,15 +55,12 @@ def command(
       ggufmill hash model.gguf --check model.gguf.manifest
     """
     from ..formats.hashes import Hash, hash_file, read_manifest, whole_line
-    from ..formats.whole import write_whole
+    from ..formats.whole import write_text
 
     opened = open_gguf(file)
     if output is not None:
         protect([output], [*opened.paths, *([manifest] if manifest is not None else [])])
-        if output.exists() and not force:
-            raise PlanError(f"{output} exists; use --force to replace it")
-        if output.parent.is_dir() and not os.access(output.parent, os.W_OK):
-            raise PlanError(f"{output.parent}: not a folder that can be written to")
+        check_new(output, force)
     wanted = [name for name in ALGORITHMS if every or chosen[name]]
     expected: dict[tuple[str, str], str] = {}
     if manifest is not None:
@@ -101,7 +97,7 @@ def command(
         missing = [f"{name} ({a}): in the manifest, not in the file" for a, name in expected if a in wanted]
         bad, total = bad + missing, total + len(missing)
     if output is not None:
-        write_whole(output, "".join(f"{entry.line()}\n" for entry in found).encode("utf-8", "surrogateescape"))
+        write_text(output, "".join(f"{entry.line()}\n" for entry in found))
     summary: dict[str, Any] = {
         "files": [str(p) for p in opened.paths],
         "hashes": [{"algorithm": h.algorithm, "hash": h.digest, "name": h.name} for h in found],

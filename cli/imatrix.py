@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from .console import chunk_progress, emit, warn
 from .idle import refuse_idle
 from .imatrix_show import convert, merge, show
 from .settings import load, run_options
-from .writing import protect
+from .writing import check_folder, protect
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
@@ -153,8 +152,7 @@ def compute(
         raise PlanError(f"{out} exists; {how}use --force to replace it")
     if state_path.exists() and not (resume or force):
         raise PlanError(f"{state_path} is left from an interrupted run; --resume goes on with it, --force starts afresh")
-    if not os.access(out.absolute().parent, os.W_OK):
-        raise PlanError(f"{out.absolute().parent}: not a folder that can be written to")
+    check_folder(out)
     before = [load_imatrix(path).fit(source, str(path)) for path in in_files]
     extent = Extent(process_output, process_embedding)
     loaded = load(source, settings)

@@ -11,7 +11,7 @@ import click
 
 from . import flags
 from .console import emit, table, warn
-from .writing import protect
+from .writing import check_new, protect
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
@@ -131,11 +131,8 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
 
 def write_merged(parts: Sequence[Imatrix], out: Path, inputs: Sequence[Path], force: bool, as_json: bool) -> None:
     """The sum of all, written and reported. Raises PlanError when the output exists, or is an input."""
-    from ..formats import PlanError
-
     protect([out], inputs)
-    if out.exists() and not force:
-        raise PlanError(f"{out} exists; use --force to replace it")
+    check_new(out, force)
     merged = parts[0].merge(*parts[1:])
     lost = merged.losses(out.suffix)
     merged.save(out)

@@ -12,7 +12,7 @@ import click
 
 from .. import __version__
 from ..formats import PlanError, TensorSource, TensorType
-from ..formats.whole import write_whole
+from ..formats.whole import write_text
 from ..quantize.planning import Importance
 from .target import Wishes
 
@@ -52,7 +52,7 @@ class Measured:
         """To the file, unless that was done a moment ago."""
         if self.path is None or (not now and time.monotonic() - self._saved < SAVE_EVERY):
             return
-        save_text(self.path, json.dumps({"key": self.key, "errors": self.errors, "divergences": self.divergences}))
+        write_text(self.path, json.dumps({"key": self.key, "errors": self.errors, "divergences": self.divergences}))
         self._saved = time.monotonic()
 
 
@@ -69,8 +69,3 @@ def measured_key(source: TensorSource, importance: Importance | None, wishes: Wi
 def types_key(types: Mapping[str, TensorType]) -> str:
     """A digest of a choice of types."""
     return hashlib.sha256("\n".join(sorted(f"{n}={k.name}" for n, k in types.items())).encode()).hexdigest()[:24]
-
-
-def save_text(path: Path, text: str) -> None:
-    """Whole or not at all. Raises MillError when it cannot be written."""
-    write_whole(path, text.encode("utf-8", "surrogateescape"))

@@ -16,6 +16,7 @@ from ..convert.outtype import recipe_types
 from ..formats import MillError, PlanError, TensorType, open_gguf
 from ..formats.execute import Result, execute, journal_path, preflight
 from ..formats.plan import Plan
+from ..formats.whole import write_text
 from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
@@ -29,7 +30,6 @@ from .checking import refuse_problems, verified, watch
 from .console import byte_progress, chunk_progress, gib
 from .folder import Folder
 from .found import name_lines
-from .measured import save_text
 from .remembered import Memory, key_of
 from .searching import SearchJob
 from .target import recipe_target, recipe_wishes
@@ -194,7 +194,7 @@ class Run:
             if self.fresh:
                 self.folder.measured.unlink(missing_ok=True)
             result = self._search_job(importance, self.folder.measured).find(target)
-            save_text(self.folder.found, result.text)
+            write_text(self.folder.found, result.text)
             text = self.wishes.text.name if self.wishes.text is not None else None
             asked = {"size": target.size, "bits": target.bits, "divergence": target.divergence}
             said = {

@@ -134,6 +134,7 @@ def command(
     """
     from ..convert import open_source
     from ..convert.outtype import recipe_types
+    from ..formats.whole import write_text
     from ..quantize.choosing import Flags
     from ..quantize.planning import plan_quantize
     from ..quantize.prune import parse_layers, pruned
@@ -141,7 +142,6 @@ def command(
     from ..recipes import find
     from .found import name_lines
     from .importance import load_importance
-    from .measured import save_text
     from .searching import SearchJob
     from .target import recipe_target, recipe_wishes
 
@@ -224,7 +224,7 @@ def command(
     if target is not None:
         name_lines(plan)
         if not job.dry_run and (job.force or not plan.files[0].path.exists()):
-            save_text(out.with_name(out.name + ".recipe.txt"), text)
+            write_text(out.with_name(out.name + ".recipe.txt"), text)
     finish(
         plan,
         "quantize",

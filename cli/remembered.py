@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from ..formats.span import span_checksum
+from ..formats.whole import write_text
 from .console import byte_progress
-from .measured import save_text
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Memory:
 
     def _remember(self, name: str, done: Done) -> None:
         self._state[name] = done
-        save_text(self.path, json.dumps({stage: asdict(d) for stage, d in self._state.items()}))
+        write_text(self.path, json.dumps({stage: asdict(d) for stage, d in self._state.items()}))
 
 
 def key_of(*parts: object) -> str:

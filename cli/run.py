@@ -79,10 +79,10 @@ def _show(job: Run, plan: Plan, as_json: bool) -> None:
 def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
     """All stages; what they leave in the folder is reported. Raises MillError when the result is beyond the recipe's limits."""
     from ..formats import MillError
+    from ..formats.whole import write_text
     from .card import card_text
     from .console import emit, json_text, warn
     from .findings import report_json
-    from .measured import save_text
     from .page import page_text
     from .report import report_text, short_text
 
@@ -102,7 +102,7 @@ def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
     found = report_json(job, plan, imatrix, validation, verification, quantized, search)
     texts = (json_text(found, 1) + "\n", report_text(found), page_text(found), card_text(found))
     for path, text in zip(job.folder.reports, texts, strict=True):
-        save_text(path, text)
+        write_text(path, text)
     emit(found, as_json, lambda: short_text(found))
     if found["failures"]:
         raise MillError("; ".join(found["failures"]))

@@ -81,14 +81,14 @@ def command(
     """
     from ..convert import open_source
     from ..formats import PlanError
+    from ..formats.whole import write_text
     from ..quantize.recipe import load_recipe
     from ..recipes import find
     from .console import emit
     from .importance import load_importance
-    from .measured import save_text
     from .searching import SearchJob, command_line
     from .target import Target, Wishes, parse_types
-    from .writing import histogram_text, protect, totals_text
+    from .writing import check_new, histogram_text, protect, totals_text
 
     refuse_idle(_NEEDS, {_TEXT: options["text"] is not None, _SPLIT: gpu_size is not None or options["repacked"]})
     target = Target(target_size, target_bpw, max_kld, gpu, gpu_size)
@@ -98,8 +98,7 @@ def command(
     if kept.resolve() == out.resolve():
         raise PlanError(f"--state {kept} is the output too; choose another file")
     protect([out, kept], [*source.files, *(Path(p) for p in (imatrix, options["text"], rules) if p is not None)])
-    if out.exists() and not force:
-        raise PlanError(f"{out} exists; use --force to replace it")
+    check_new(out, force)
     job = SearchJob(
         source,
         load_importance(imatrix, source, quiet=as_json) if imatrix is not None else None,
@@ -110,7 +109,7 @@ def command(
         shared=state is not None,
     )
     result = job.find(target, command_line())
-    save_text(out, result.text)
+    write_text(out, result.text)
 
     def text() -> str:
         measured = result.measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,19 @@ def protect(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.resolve() in read:
             raise PlanError(f"{path} is an input of this job; choose another output")
+
+
+def check_new(out: Path, force: bool) -> None:
+    """Refuses a small output that is there already, without --force, and what `check_folder` does. Raises PlanError."""
+    if out.exists() and not force:
+        raise PlanError(f"{out} exists; use --force to replace it")
+    check_folder(out)
+
+
+def check_folder(out: Path) -> None:
+    """Raises PlanError, before the work is done, if nothing can be written beside the output."""
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise PlanError(f"{out.absolute().parent}: not a folder that can be written to")
 
 
 def finished_before(

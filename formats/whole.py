@@ -37,3 +37,8 @@ def write_whole(path: Path, data: bytes) -> None:
     """As `whole_file` says."""
     with whole_file(path) as file:
         file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `whole_file` says; names that are not UTF-8 keep their bytes."""
+    write_whole(path, text.encode("utf-8", "surrogateescape"))

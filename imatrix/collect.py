@@ -97,9 +97,7 @@ class Collector:
         """Adds activations float32 [rows, n] that went into a matrix of a tensor. Raises MillError for NaN or infinity."""
         if not name.startswith("blk.") and not (self._extent.output and name in (_OUTPUT, EMBEDDINGS)):
             return
-        sums = self.sums.get(name)
-        if sums is None:
-            sums = self._begin(name, x.shape[1])
+        sums = self._sums_of(name, x.shape[1])
         self._add(name, x, sums[matrix])
         self.counts[name][matrix] += len(x) * self.weight
 
@@ -161,9 +159,7 @@ class Collector:
         workers.map(some_runs, range(0, len(matrices), step))
         for name in names:
             _check_finite(name, squares)
-            sums = self.sums.get(name)
-            if sums is None:
-                sums = self._begin(name, x.shape[1])
+            sums = self._sums_of(name, x.shape[1])
             sums[matrices] += squares if self.weight == 1 else self.weight * squares
             self.counts[name][matrices] += counts * self.weight
 
@@ -172,13 +168,15 @@ class Collector:
         matrix that all heads share. Raises MillError for NaN or infinity."""
         heads, columns = squares.shape
         _check_finite(name, squares)
-        sums = self.sums.get(name)
-        if sums is None:
-            sums = self._begin(name, columns)
+        sums = self._sums_of(name, columns)
         sums += self.weight * (squares.sum(axis=0) if pooled else squares)
         self.counts[name] += n * self.weight * (heads if pooled else 1)
 
-    def _begin(self, name: str, columns: int) -> np.ndarray:
+    def _sums_of(self, name: str, columns: int) -> np.ndarray:
+        """float64 [matrices, columns], zeros where nothing was seen yet."""
+        sums = self.sums.get(name)
+        if sums is not None:
+            return sums
         tensor = self._model.source.tensors.get(name)
         if tensor is not None:
             matrices = dims(tensor.shape)[2]
