@@ -32,7 +32,7 @@ from gguf.quants import dequantize, quantize
 
 from ggufmill.formats import TYPES, MillError, TensorType
 from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.runtime.provenance import processor
+from ggufmill.runtime.evaluate.provenance import processor
 
 ROWS, COLUMNS = 64, 2048
 OURS, REFERENCE, MAINLINE, GGUF = "ours", "reference", "mainline", "gguf"

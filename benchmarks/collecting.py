@@ -20,7 +20,7 @@ import numpy as np
 
 from ggufmill.imatrix.collect import collect
 from ggufmill.runtime import load_model
-from ggufmill.runtime.perplexity import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity
 
 _N_CTX = 512
 

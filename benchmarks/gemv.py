@@ -23,10 +23,10 @@ from itertools import pairwise
 import numpy as np
 
 from ggufmill.formats import TYPES
-from ggufmill.formats.kernels import kernel
 from ggufmill.quantize import decode
-from ggufmill.runtime.kernels.activations import quantise
-from ggufmill.runtime.kernels.gemv import ABREAST, FIELDS, JOBS, gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.activations import quantise
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import ABREAST, FIELDS, JOBS, gemv, run_parts
+from ggufmill.simd.compile import kernel
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
            "iq2_k", "iq2_k_r4")  # fmt: skip

@@ -29,10 +29,10 @@ from ggufmill.formats import TYPES, PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.recipe import parse_rules
+from ggufmill.quantize.recipes.recipe import parse_rules
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model
-from ggufmill.runtime.perplexity import Perplexity, perplexity
+from ggufmill.runtime.evaluate.perplexity import Perplexity, perplexity
 
 RESULTS = Path(__file__).parent / "results"
 N_CTX = 512

@@ -26,8 +26,8 @@ from ggufmill.formats import TYPES, TensorType
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.quantize.choosing import quantisable
 from ggufmill.quantize.planning import Importance
+from ggufmill.quantize.recipes.type_selection import quantisable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 

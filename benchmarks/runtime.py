@@ -27,10 +27,10 @@ import numpy as np
 from models import SIZES, TARGETS, make_model
 
 from ggufmill.formats import TYPES, open_gguf
-from ggufmill.formats.kernels import kernel
 from ggufmill.runtime import load_model
-from ggufmill.runtime.bench import Case, Runner
-from ggufmill.runtime.provenance import describe_program
+from ggufmill.runtime.evaluate.bench import Case, Runner
+from ggufmill.runtime.evaluate.provenance import describe_program
+from ggufmill.simd.compile import kernel
 
 OURS, RIVAL = "ours", "rival"
 GOALS = {"pp": 0.8, "tg": 0.9}

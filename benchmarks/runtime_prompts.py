@@ -26,7 +26,8 @@ from models import TARGETS
 from ggufmill.formats import TYPES
 from ggufmill.quantize import encode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.kernels import amx, gemm
+from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.simd import amx
 
 
 def _ours(path: Path, threads: int, tokens: int) -> Callable[[], float]:

@@ -18,20 +18,20 @@ from typing import Any
 
 import click
 
-from ggufmill.cli.console import table
-from ggufmill.cli.searching import SearchJob
-from ggufmill.cli.target import Target, Wishes, parse_types
 from ggufmill.convert import open_source
 from ggufmill.formats import PlanError, TensorSource
-from ggufmill.formats.plan import Plan
 from ggufmill.imatrix.collect import collect
+from ggufmill.jobs.plan import Plan
+from ggufmill.pipeline.console import table
+from ggufmill.pipeline.search_options import Target, Wishes, parse_types
+from ggufmill.pipeline.searching import SearchJob
 from ggufmill.quantize import can_encode
-from ggufmill.quantize.mixes import default_type, file_types
+from ggufmill.quantize.gguf_source import rounded
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.source import rounded
+from ggufmill.quantize.recipes.mixes import default_type, file_types
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
-from ggufmill.runtime.sensitivity import Reference
+from ggufmill.runtime.evaluate.sensitivity import Reference
 
 NEAR = (2.7, 3.5, 4.5, 5.4)  # bits per weight of the stock mixes whose sizes are aimed at
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import flags
-from .console import emit, gib, progress_bar
-from .settings import CACHE_TYPES
+from ..pipeline.console import emit, gib, progress_bar
+from .options import flags
+from .options.settings import CACHE_TYPES
 
 if TYPE_CHECKING:
     from ..formats import TensorSource
@@ -105,9 +105,9 @@ def command(
       ggufmill bench model.gguf -pg 512,128 -ctk f16,q8_0 -o csv
     """
     from ..convert import open_source
-    from ..runtime.bench import Case, bench
-    from ..runtime.provenance import describe_model, describe_program
-    from .settings import load
+    from ..runtime.evaluate.bench import Case, bench
+    from ..runtime.evaluate.provenance import describe_model, describe_program
+    from .options.settings import load
 
     form = "json" if as_json else form
     prompts = list(itertools.chain(*n_prompt)) if n_prompt else [512]
@@ -165,7 +165,7 @@ def _check(sources: list[TensorSource], grid_points: list[dict[str, Any]]) -> No
 
 
 def _row(model: Any, about: dict[str, Any], speed: Any) -> dict[str, Any]:
-    from ..runtime.provenance import describe_settings
+    from ..runtime.evaluate.provenance import describe_settings
 
     used, case = describe_settings(model), speed.case
     largest = next(iter(about["types"]), "")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import speeds
-from .sampling import sampling_options, template_option
-from .settings import load_to_generate, run_options
+from ..pipeline.console import speeds
+from .options.sampling import sampling_options, template_option
+from .options.settings import load_to_generate, run_options
 
 if TYPE_CHECKING:
-    from ..runtime.chat import Conversation
+    from ..runtime.text.chat import Conversation
 
 _HELP = """\
 /help    this list
@@ -57,7 +57,7 @@ def command(
       echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
     """
     from ..convert import open_source
-    from ..runtime.chat import Conversation, find_template
+    from ..runtime.text.chat import Conversation, find_template
 
     loaded = load_to_generate(open_source(model), settings)
     conversation = Conversation(loaded, find_template(loaded.metadata, template), system, n_predict, **sampling)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import flags
-from .comparable import origin, origin_lines
-from .console import byte_progress, emit, table
-from .idle import refuse_idle
-from .plots import plot_comparison
-from .settings import load, run_options
+from ..pipeline.console import byte_progress, emit, table
+from ..pipeline.reports.plots import plot_comparison
+from ..pipeline.reports.result_comparison import origin, origin_lines
+from .options import flags
+from .options.settings import load, run_options
+from .unused_options import refuse_idle
 
 if TYPE_CHECKING:
-    from ..runtime.compare import Comparison
+    from ..runtime.evaluate.compare import Comparison
 
 _TEXT, _WEIGHTS = "a text (-f)", "weights (leave --no-weights out)"
 _NEEDS = {"n_ctx": _TEXT, "chunks": _TEXT, "tensors": _WEIGHTS}
@@ -69,8 +69,8 @@ def command(
     from ..convert import open_source
     from ..formats import PlanError
     from ..imatrix.texts import decoded
-    from ..runtime.compare import check, compare, tensor_nbytes
-    from ..runtime.provenance import describe_program, describe_settings, describe_text
+    from ..runtime.evaluate.compare import check, compare, tensor_nbytes
+    from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text
 
     if no_weights and text is None:
         raise PlanError("--no-weights without a text (-f) leaves nothing to compare")

@@ -9,9 +9,10 @@ import click
 
 from .. import __version__
 from ..formats import TYPES
-from . import flags
-from .job import Job, job_options
-from .writing import finish, finished_before
+from ..pipeline.job_options import Job
+from ..pipeline.write_model import finish, finished_before
+from .options import flags
+from .options.job import job_options
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe, which takes long to import
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from . import flags
-from .console import speeds
-from .sampling import sampling_options
-from .settings import load_to_generate, run_options
+from ..pipeline.console import speeds
+from .options import flags
+from .options.sampling import sampling_options
+from .options.settings import load_to_generate, run_options
 
 
 @click.command(short_help="Continue a prompt")
@@ -44,7 +44,7 @@ def command(
     import json
 
     from ..convert import open_source
-    from ..runtime.generate import generate, warm_up
+    from ..runtime.generation.generate import generate, warm_up
 
     loaded = load_to_generate(open_source(model), settings)
     warm_up(loaded)

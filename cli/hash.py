@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..formats import MillError, PlanError, open_gguf
-from . import flags
-from .console import byte_progress, emit
-from .writing import check_new, protect
+from ..pipeline.console import byte_progress, emit
+from ..pipeline.write_model import check_new, protect
+from .options import flags
 
 ALGORITHMS = ("xxh64", "sha1", "sha256")  # of formats.hashes, the strongest last
 
@@ -55,7 +55,7 @@ def command(
       ggufmill hash model.gguf --check model.gguf.manifest
     """
     from ..formats.hashes import Hash, hash_file, read_manifest, whole_line
-    from ..formats.whole import write_text
+    from ..jobs.atomic_write import write_text
 
     opened = open_gguf(file)
     if output is not None:

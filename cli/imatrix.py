@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import flags
-from .console import chunk_progress, emit, warn
-from .idle import refuse_idle
+from ..pipeline.console import chunk_progress, emit, warn
+from ..pipeline.write_model import check_folder, protect
 from .imatrix_show import convert, merge, show
-from .settings import load, run_options
-from .writing import check_folder, protect
+from .options import flags
+from .options.settings import load, run_options
+from .unused_options import refuse_idle
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
@@ -126,10 +126,10 @@ def compute(
     from ..formats import PlanError
     from ..imatrix import load as load_imatrix
     from ..imatrix.calibration import cut
+    from ..imatrix.checkpoint import load_state
     from ..imatrix.collect import Extent, collect
-    from ..imatrix.state import load_state
     from ..imatrix.texts import ROWS, check_texts, parse_text, stretches
-    from .coverage import coverage_json, coverage_text
+    from ..pipeline.reports.imatrix_coverage import coverage_json, coverage_text
 
     if not texts:
         if not in_files:
@@ -196,7 +196,7 @@ def compute(
     warn([*result.notes, *(f"{out} does not keep {lost}" for lost in whole.losses(out.suffix))])
     found = coverage_json(whole, source)
     if plot is not None:
-        from .imatrix_plots import plot_coverage
+        from ..pipeline.reports.imatrix_plots import plot_coverage
 
         plot_coverage(whole, source, out.name, plot)
     summary = {

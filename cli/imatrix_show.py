@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import flags
-from .console import emit, table, warn
-from .writing import check_new, protect
+from ..pipeline.console import emit, table, warn
+from ..pipeline.write_model import check_new, protect
+from .options import flags
 
 if TYPE_CHECKING:
     from ..imatrix import Imatrix
@@ -49,7 +49,7 @@ def show(file: Path, other: Path | None, top: int, layer_similarity: bool, plot:
     found, alike = statistics(imatrix, top), similarity(imatrix) if layer_similarity else []
     difference = compare(imatrix, second) if second is not None else None
     if plot is not None:
-        from .imatrix_plots import plot_comparison, plot_statistics
+        from ..pipeline.reports.imatrix_plots import plot_comparison, plot_statistics
 
         if difference is not None:
             plot_comparison(difference, f"{file.name} and {other.name if other else ''}", plot)

@@ -10,11 +10,11 @@ import click
 import numpy as np
 
 from ..formats import GGUFFile, MillError, TensorInfo, open_gguf
+from ..formats.file_range import span_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
-from ..formats.span import span_checksum
-from . import flags
-from .console import byte_progress, emit, gib, table
+from ..pipeline.console import byte_progress, emit, gib, table
+from .options import flags
 
 
 @click.command(short_help="Show what a model file holds")

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from ..formats import PlanError
-from . import flags
-from .job import Job, job_options
-from .writing import finish
+from ..pipeline.job_options import Job
+from ..pipeline.write_model import finish
+from .options import flags
+from .options.job import job_options
 
 
 @click.command(short_help="Make one GGUF of several files")
@@ -28,9 +29,9 @@ def command(source: Path, out: Path, job: Job) -> None:
       ggufmill merge model-00001-of-00009.gguf model.gguf --verify --manifest
     """
     from ..formats import open_gguf
-    from ..formats.copying import plan_copy
     from ..formats.gguf import SPLIT_NAME
-    from ..quantize.source import gguf_source
+    from ..jobs.copy_tensors import plan_copy
+    from ..quantize.gguf_source import gguf_source
 
     opened = open_gguf(source)
     if not SPLIT_NAME.match(source.name):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import flags
-from .comparable import comparison_text, origin, origin_lines, read_result, setting_text
-from .console import emit, table, warn
-from .settings import load, run_options
+from ..pipeline.console import emit, table, warn
+from ..pipeline.reports.result_comparison import comparison_text, origin, origin_lines, read_result, setting_text
+from .options import flags
+from .options.settings import load, run_options
 
 if TYPE_CHECKING:
-    from ..runtime.perplexity import Perplexity
+    from ..runtime.evaluate.perplexity import Perplexity
 
 
 @click.command(short_help="Perplexity and KL divergence on a text")
@@ -60,8 +60,8 @@ def command(
     """
     from ..convert import open_source
     from ..imatrix.texts import decoded
-    from ..runtime.perplexity import perplexity
-    from ..runtime.provenance import compare_results, describe_program, describe_settings, describe_text
+    from ..runtime.evaluate.perplexity import perplexity
+    from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
 
     before = read_result(earlier) if earlier is not None else None
     data = text.read_bytes()
@@ -135,7 +135,7 @@ class _Running:
 
     def _estimate(self, total: int) -> None:
         seconds, together = time.monotonic() - self.began, min(self.together, total)
-        from .forecast import duration
+        from ..pipeline.forecast import duration
 
         left = duration(seconds * total / together)
         click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..formats import PlanError, TensorSource, TensorType
-from . import flags
-from .console import emit, gib, table, warn
-from .settings import CACHE_TYPES
+from ..pipeline.console import emit, gib, table, warn
+from .options import flags
+from .options.settings import CACHE_TYPES
 
 if TYPE_CHECKING:
     from ..runtime.memory import Override, Placement, Use
@@ -126,7 +126,7 @@ class _Planner:
     def of(self, recipe: str | None, type: TensorType | str | None) -> _Candidate:
         """The model as it is without either. Raises PlanError."""
         from ..quantize.planning import Assumed, plan_quantize
-        from ..quantize.recipe import Recipe, load_recipe
+        from ..quantize.recipes.recipe import Recipe, load_recipe
         from ..recipes import find
         from ..runtime.memory import Weight, place
 
@@ -154,7 +154,7 @@ class _Planner:
         """Every shipped recipe whose rules all find something, and every file type, largest first: none larger than the model
         as it is, nor of its size with other types."""
         from ..quantize import can_encode
-        from ..quantize.mixes import default_type, file_types
+        from ..quantize.recipes.mixes import default_type, file_types
         from ..recipes import names
 
         found, as_it_is = [], self.of(None, None)

@@ -10,13 +10,14 @@ import click
 
 from .. import __version__
 from ..formats import PlanError, TensorType
-from ..formats.execute import preflight
-from ..quantize.choosing import ROLES
-from . import flags
-from .habits import OutBeforeType, Quantize
-from .idle import refuse_idle
-from .job import Job, job_options
-from .writing import finish, finished_before, protect
+from ..jobs.execute import preflight
+from ..pipeline.job_options import Job
+from ..pipeline.write_model import finish, finished_before, protect
+from ..quantize.recipes.type_selection import ROLES
+from .llama_compat import OutBeforeType, Quantize
+from .options import flags
+from .options.job import job_options
+from .unused_options import refuse_idle
 
 _TARGET, _IMATRIX, _SHOWN = "a target (--target-size, --target-bpw, --max-kld)", "--imatrix", "--dry-run"
 _NEEDS = {
@@ -134,16 +135,16 @@ def command(
     """
     from ..convert import open_source
     from ..convert.outtype import recipe_types
-    from ..formats.whole import write_text
-    from ..quantize.choosing import Flags
+    from ..jobs.atomic_write import write_text
+    from ..pipeline.importance import load_importance
+    from ..pipeline.search_options import recipe_target, recipe_wishes
+    from ..pipeline.search_result import name_lines
+    from ..pipeline.searching import SearchJob
     from ..quantize.planning import plan_quantize
     from ..quantize.prune import parse_layers, pruned
-    from ..quantize.recipe import Recipe, load_recipe, parse_rules
+    from ..quantize.recipes.recipe import Recipe, load_recipe, parse_rules
+    from ..quantize.recipes.type_selection import Flags
     from ..recipes import find
-    from .found import name_lines
-    from .importance import load_importance
-    from .searching import SearchJob
-    from .target import recipe_target, recipe_wishes
 
     path = find(recipe) if recipe is not None else None
     loaded = load_recipe(path) if path is not None else Recipe("", [], "")

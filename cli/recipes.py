@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from ..formats import PlanError, TensorType
-from ..formats.plan import Plan
+from ..jobs.plan import Plan
+from ..pipeline.console import emit, gib, table
 from ..recipes import find, names
-from . import flags
-from .console import emit, gib, table
+from .options import flags
 
 
 @click.group(short_help="List, show, check and explain recipes")
@@ -70,8 +70,8 @@ def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **o
       ggufmill recipes lint mine.txt
       ggufmill recipes lint mine.txt DeepSeek-V3/ --imatrix v3.imatrix --strict
     """
-    from ..quantize.lint import not_portable, rules_without_imatrix, suspicious, unreachable
-    from ..quantize.recipe import load_recipe
+    from ..quantize.recipes.lint import not_portable, rules_without_imatrix, suspicious, unreachable
+    from ..quantize.recipes.recipe import load_recipe
 
     loaded = load_recipe(find(recipe))
     notes = not_portable(loaded.rules)
@@ -108,8 +108,8 @@ def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any
       ggufmill recipes explain DeepSeek-V3/ --recipe deepseek-v3-iq4_k_r4.txt
       ggufmill recipes explain model-bf16.gguf --type Q4_K_M
     """
-    from ..quantize.lint import shares
-    from .writing import weights_text
+    from ..pipeline.write_model import weights_text
+    from ..quantize.recipes.lint import shares
 
     if recipe is None and options["type"] is None:
         raise click.UsageError("give --recipe FILE, --type TYPE or both")
@@ -142,11 +142,11 @@ def _plan(model: str | Path, recipe: str | None, type: TensorType | str | None, 
     """What `quantize --dry-run` would plan, with importance data taken for granted where none is given."""
     from ..convert import open_source
     from ..convert.outtype import recipe_types
-    from ..quantize.lint import without_imatrix
+    from ..pipeline.importance import load_importance
+    from ..pipeline.search_options import recipe_target
     from ..quantize.planning import Assumed, plan_quantize
-    from ..quantize.recipe import Recipe, load_recipe
-    from .importance import load_importance
-    from .target import recipe_target
+    from ..quantize.recipes.lint import without_imatrix
+    from ..quantize.recipes.recipe import Recipe, load_recipe
 
     loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
     source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=isinstance(model, str))

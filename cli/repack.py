@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from . import flags
-from .job import Job, job_options
-from .writing import finish
+from ..pipeline.job_options import Job
+from ..pipeline.write_model import finish
+from .options import flags
+from .options.job import job_options
 
 
 @click.command(short_help="Interleave rows (_R4, _R8) or undo it")
@@ -37,7 +38,7 @@ def command(source: Path, out: Path, pattern: tuple[re.Pattern[str], ...], undo:
       ggufmill repack model.gguf out.gguf --pattern "ffn_.*_exps"
     """
     from ..formats import open_gguf
-    from ..quantize.source import gguf_source
+    from ..quantize.gguf_source import gguf_source
     from ..repack.job import plan_repack
 
     opened = open_gguf(source)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import flags
+from .options import flags
 
 if TYPE_CHECKING:
-    from ..formats.plan import Plan
-    from .pipeline import Run
+    from ..jobs.plan import Plan
+    from ..pipeline.stages import Run
 
 
 @click.command(short_help="Every stage a recipe names, ending in a report")
@@ -44,10 +44,10 @@ def command(
       ggufmill run demo
       ggufmill run my-model.toml -o results --dry-run
     """
-    from ..quantize.recipe import load_recipe
+    from ..pipeline.run_folder import Folder
+    from ..pipeline.stages import Run
+    from ..quantize.recipes.recipe import load_recipe
     from ..recipes import find
-    from .folder import Folder
-    from .pipeline import Run
 
     path = find(recipe)
     loaded, folder = load_recipe(path), Folder(out or Path("out") / path.stem, path.stem)
@@ -65,7 +65,7 @@ def command(
 
 def _show(job: Run, plan: Plan, as_json: bool) -> None:
     """The plan; of a recipe whose rules are still to be found, what is known of it."""
-    from .writing import show_plan
+    from ..pipeline.write_model import show_plan
 
     if job.target is None:
         show_plan(plan, as_json, room=job.room)
@@ -79,12 +79,12 @@ def _show(job: Run, plan: Plan, as_json: bool) -> None:
 def _carry_out(job: Run, plan: Plan, as_json: bool) -> None:
     """All stages; what they leave in the folder is reported. Raises MillError when the result is beyond the recipe's limits."""
     from ..formats import MillError
-    from ..formats.whole import write_text
-    from .card import card_text
-    from .console import emit, json_text, warn
-    from .findings import report_json
-    from .page import page_text
-    from .report import report_text, short_text
+    from ..jobs.atomic_write import write_text
+    from ..pipeline.console import emit, json_text, warn
+    from ..pipeline.reports.html_page import page_text
+    from ..pipeline.reports.markdown import report_text, short_text
+    from ..pipeline.reports.model_card import card_text
+    from ..pipeline.reports.report_data import report_json
 
     if job.target is None:
         warn(plan.warnings)

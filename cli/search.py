@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from . import flags
-from .idle import refuse_idle
+from .options import flags
+from .unused_options import refuse_idle
 
 _TEXT, _SPLIT = "a text (-f)", "--gpu-size, or --repacked"
 _NEEDS = {"n_ctx": _TEXT, "chunks": _TEXT, "measurements": _TEXT, "refine": _TEXT, "gpu": _SPLIT}
@@ -81,14 +81,14 @@ def command(
     """
     from ..convert import open_source
     from ..formats import PlanError
-    from ..formats.whole import write_text
-    from ..quantize.recipe import load_recipe
+    from ..jobs.atomic_write import write_text
+    from ..pipeline.console import emit
+    from ..pipeline.importance import load_importance
+    from ..pipeline.search_options import Target, Wishes, parse_types
+    from ..pipeline.searching import SearchJob, command_line
+    from ..pipeline.write_model import check_new, histogram_text, protect, totals_text
+    from ..quantize.recipes.recipe import load_recipe
     from ..recipes import find
-    from .console import emit
-    from .importance import load_importance
-    from .searching import SearchJob, command_line
-    from .target import Target, Wishes, parse_types
-    from .writing import check_new, histogram_text, protect, totals_text
 
     refuse_idle(_NEEDS, {_TEXT: options["text"] is not None, _SPLIT: gpu_size is not None or options["repacked"]})
     target = Target(target_size, target_bpw, max_kld, gpu, gpu_size)

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from .console import speeds
-from .sampling import sampling_options, template_option
-from .settings import load_to_generate, run_options
+from ..pipeline.console import speeds
+from .options.sampling import sampling_options, template_option
+from .options.settings import load_to_generate, run_options
 
 
 @click.command(short_help="OpenAI-compatible server and a page to chat")
@@ -77,7 +77,7 @@ def command(
         raise click.UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
     from ..convert import open_source
     from ..runtime.serve.engine import End
-    from ..runtime.serve.guard import is_loopback
+    from ..runtime.serve.security_middleware import is_loopback
 
     loaded = load_to_generate(open_source(model), settings)
     if not is_loopback(host) and not api_key:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from . import flags
-from .job import Job, job_options
-from .writing import finish
+from ..pipeline.job_options import Job
+from ..pipeline.write_model import finish
+from .options import flags
+from .options.job import job_options
 
 DEFAULT_TENSORS = 128  # as gguf-split
 
@@ -43,8 +44,8 @@ def command(
       ggufmill split model.gguf parts/model.gguf --split-max-tensors 100 --no-tensor-first-split
     """
     from ..formats import open_gguf
-    from ..formats.copying import plan_copy
-    from ..quantize.source import gguf_source
+    from ..jobs.copy_tensors import plan_copy
+    from ..quantize.gguf_source import gguf_source
 
     opened = open_gguf(source)
     if split_max_size is None and split_max_tensors is None:

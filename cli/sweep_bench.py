@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from . import flags
-from .comparable import setting_text
-from .console import emit, progress_bar
-from .plots import plot_sweep
-from .settings import load, run_options
+from ..pipeline.console import emit, progress_bar
+from ..pipeline.reports.plots import plot_sweep
+from ..pipeline.reports.result_comparison import setting_text
+from .options import flags
+from .options.settings import load, run_options
 
 HEADINGS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), ("T_TG s", 8), ("S_TG t/s", 8))
 
@@ -54,8 +54,8 @@ def command(
       ggufmill sweep-bench model.gguf -c 4096 -ctk q8_0 -ctv q8_0 --plot speed.png
     """
     from ..convert import open_source
-    from ..runtime.bench import sweep
-    from ..runtime.provenance import describe_model, describe_program, describe_settings
+    from ..runtime.evaluate.bench import sweep
+    from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 
     loaded = load(open_source(model), settings)
     used, about, rows = describe_settings(loaded), describe_model(loaded), []

@@ -13,9 +13,9 @@ from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import Opener, StoredTensor, find_indexes, open_safetensors
 from ..formats.source import stamp
 from .config import Config, read_config
-from .decode import Found, Weight
-from .edits import Edit, plain
-from .methods import Finders, missing
+from .quantization.methods import Finders, missing
+from .quantization.stored_weights import Found, Weight
+from .tensor_transforms import Edit, plain
 
 # Ends of names that hold nothing of the model: tables computed again by every runtime, scales of activations and KV cache.
 IGNORED = (

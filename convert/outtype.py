@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..formats import TYPES, PlanError, TensorSource, TensorType
-from ..quantize.recipe import Matcher, Recipe, Rule, parse_rules
+from ..quantize.recipes.recipe import Matcher, Recipe, Rule, parse_rules
 
 EXPERTS = r"_exps\.weight$"
 

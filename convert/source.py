@@ -9,12 +9,12 @@ from pathlib import Path
 from ..formats import FormatError, PlanError, TensorSource
 from ..formats.safetensors import LocalShard
 from ..quantize import gguf_source
-from .card import card_metadata
 from .checkpoint import Description, assemble, open_checkpoint
 from .config import Config, read_config
-from .hub import Fetched, fetch_repository, is_repository
+from .hub.hub import Fetched, fetch_repository, is_repository
 from .metadata import general, size_label
-from .vocabulary import read_vocabulary
+from .model_card import card_metadata
+from .tokenizers.vocabulary import read_vocabulary
 
 # name in config.json's `architectures` -> MODULE.FUNCTION here, called as function(config, mla_layout) -> Description
 ARCHITECTURES = {
@@ -120,4 +120,4 @@ def _describer(config: Config) -> Callable[[Config, str], Description]:
         said = f"the architecture {name}" if name else "no architecture"
         raise config.fail(f"{said} is named; known are {', '.join(ARCHITECTURES)}")
     module, function = ARCHITECTURES[name].split(".")
-    return getattr(import_module(f".{module}", __package__), function)
+    return getattr(import_module(f".architectures.{module}", __package__), function)

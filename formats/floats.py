@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import kernel
+from ..simd.compile import kernel
 
 
 def _fp8_table(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray:

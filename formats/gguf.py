@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import FormatError
+from ..errors import FormatError
+from .file_range import check_reaches, read_span
 from .source import stamp
-from .span import check_reaches, read_span
 from .types import TYPES, TensorType
 
 MAGIC = b"GGUF"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import FormatError
+from ..errors import FormatError
 from .gguf import ARRAY, BOOL, MAGIC, NUMBERS, STRING, VERSION
 from .types import TensorType
 

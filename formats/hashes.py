@@ -15,9 +15,9 @@ from typing import Any
 
 import xxhash
 
-from .errors import FormatError
+from ..errors import FormatError
+from .file_range import HASH_BYTES, read_span
 from .gguf import GGUFFile, TensorInfo
-from .span import HASH_BYTES, read_span
 
 # Strongest last: `--check` goes by the strongest that a manifest has.
 ALGORITHMS: dict[str, Callable[[], Any]] = {"xxh64": xxhash.xxh64, "sha1": hashlib.sha1, "sha256": hashlib.sha256}

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import FormatError
-from .released import is_released, read_released
-from .span import check_reaches, read_span
+from ..errors import FormatError
+from .deleted_shards import is_released, read_released
+from .file_range import check_reaches, read_span
 
 # safetensors dtype -> (numpy dtype of the stored words, our source type name)
 DTYPES: dict[str, tuple[str, str]] = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import FormatError, PlanError
-from .released import read_released
+from ..errors import FormatError, PlanError
+from .deleted_shards import read_released
 from .types import TensorType
 
 if TYPE_CHECKING:

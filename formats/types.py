@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from .errors import PlanError
+from ..errors import PlanError
 
 
 def dims(shape: tuple[int, ...]) -> tuple[int, int, int]:

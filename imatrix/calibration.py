@@ -10,7 +10,7 @@ import xxhash
 
 from ..formats import PlanError
 from ..runtime import Model
-from ..runtime.perplexity import windows_of
+from ..runtime.evaluate.perplexity import windows_of
 
 MOST = (1 << 31) - 1  # windows that a file can say it is of
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from ..formats import MillError, PlanError, dims
 from ..runtime import Model
-from ..runtime.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
-from ..runtime.tally import Moments, Tally
+from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
+from ..runtime.evaluate.score_statistics import Moments, Tally
 from .calibration import Calibration, Stretch, cut
+from .checkpoint import State
 from .entries import EMBEDDINGS, Imatrix
-from .squares import TILE, sum_runs, sum_squares
-from .state import State
+from .sum_squares import TILE, sum_runs, sum_squares
 
 _OUTPUT = "output.weight"
 _WORTH_SHARING = 1 << 20  # activations: some hundred microseconds

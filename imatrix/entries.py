@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import MillError, TensorSource, dims
-from ..formats.whole import write_whole
+from ..jobs.atomic_write import write_whole
 from .write import dat_bytes, gguf_bytes
 
 Entry = tuple[np.ndarray, np.ndarray]

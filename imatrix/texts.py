@@ -14,7 +14,7 @@ from typing import Any
 
 from ..formats import FormatError, PlanError
 from ..runtime import Model
-from ..runtime.chat import Message, find_template, prompt_tokens
+from ..runtime.text.chat import Message, find_template, prompt_tokens
 from .calibration import Stretch
 
 COLUMNS = ("messages", "conversations", "text", "content")  # looked for in this order

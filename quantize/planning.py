@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
-from ..formats.plan import Output, Plan, make_plan
-from .choosing import EMBEDDINGS, INTEGERS, OUTPUT, ROUTER, Choice, Chooser, Flags
-from .lint import FOR_TERNARY, TERNARY, suspicious
-from .mixes import file_type_id
-from .recipe import Matcher, Rule, without_folders
+from ..jobs.plan import Output, Plan, make_plan
+from .recipes.lint import FOR_TERNARY, TERNARY, suspicious
+from .recipes.mixes import file_type_id
+from .recipes.recipe import Matcher, Rule, without_folders
+from .recipes.type_selection import EMBEDDINGS, INTEGERS, OUTPUT, ROUTER, Choice, Chooser, Flags
 from .transform import producer
 
 # Where importance may come from when a tensor has no entry of its own (FORMATS E.5): (part of the name, what to put there).

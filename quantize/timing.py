@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..formats import TYPES, TensorType
-from ..formats.plan import Output, Plan
-from .codec import encode
+from ..jobs.plan import Output, Plan
+from .codecs.registry import encode
 
 SAMPLE = 1 << 16  # weights encoded at a time
 SECONDS = 0.1  # a type is timed for

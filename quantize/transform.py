@@ -7,7 +7,7 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.rows import Produce, moved_rows
-from .codec import NonFiniteError, encode
+from .codecs.registry import NonFiniteError, encode
 
 
 def producer(

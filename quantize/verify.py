@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource, TensorType, dims
-from ..formats.plan import Output, Place, Plan
-from ..formats.span import read_span
-from .codec import can_encode, decode, encode
+from ..formats.file_range import read_span
+from ..jobs.plan import Output, Place, Plan
+from .codecs.registry import can_encode, decode, encode
 
 RUNS = 4  # runs of rows of a tensor that are looked at
 ELEMENTS = 1 << 14  # of a run; whole rows, and whole groups of interleaved ones

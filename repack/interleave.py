@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
-from .assemble import block_bytes, programs
-from .moves import Side, move
+from .bit_permutation import Side, move
+from .compile_layout import block_bytes, programs
 
 
 def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
-from ..formats.plan import Output, Plan, make_plan
+from ..jobs.plan import Output, Plan, make_plan
 from .interleave import obstacle
 from .rows import moved_rows
 

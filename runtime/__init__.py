@@ -1,11 +1,11 @@
 """Running models: graphs per architecture over any tensor source, tokenizer, perplexity, generation."""
 
-from .decoder import Settings
-from .generate import Generation, Timings, generate
+from .backends.cpu.decoder import Settings
+from .evaluate.perplexity import Perplexity, perplexity
+from .generation.generate import Generation, Timings, generate
+from .generation.sampling import Sampler, Sampling
 from .model import GRAPHS, Model, Session, load_model
-from .perplexity import Perplexity, perplexity
-from .sampling import Sampler, Sampling
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 
 __all__ = [
     "GRAPHS",

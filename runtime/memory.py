@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from . import grouped, latent
-from .decoder import Settings
-from .hyper import Hyper
-from .latent import Shape
+from .backends.cpu import grouped, latent
+from .backends.cpu.decoder import Settings
+from .backends.cpu.latent import Shape
+from .hparams import Hyper
 from .settings import check_latent, settings_from
 
 CPU = "CPU"

@@ -12,19 +12,19 @@ import numpy as np
 
 from ..formats import MillError, PlanError, TensorSource
 from ..quantize import gguf_source
-from . import deepseek2, llama
-from .cache import KVCache
-from .decoder import Decoder, Settings
-from .hyper import Hyper
-from .mapped import MappedFiles
-from .moe import MixtureOfExperts
-from .ram import decoded_bytes
-from .repacked import repacked
+from ..simd.workers import Workers, cores
+from .available_memory import decoded_bytes
+from .backends.cpu.decoder import Decoder, Settings
+from .backends.cpu.interleaved import repacked
+from .backends.cpu.kv_cache import KVCache
+from .backends.cpu.moe import MixtureOfExperts
+from .backends.cpu.single import Single
+from .backends.cpu.weights import Observer, WeightStore
+from .hparams import Hyper
+from .mapped_files import MappedFiles
+from .models import deepseek2, llama
 from .settings import check_latent, settings_from
-from .single import Single
-from .threads import Workers, cores
-from .tokenizer import Tokenizer
-from .weights import Observer, WeightStore
+from .text.tokenizer import Tokenizer
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {

@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from ..formats import PlanError
-from .decoder import Settings
-from .hyper import Hyper
+from .backends.cpu.decoder import Settings
+from .hparams import Hyper
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")

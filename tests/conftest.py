@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from ggufmill.cli import main
+
 DTYPES = {
     "float32": "F32",
     "float16": "F16",
@@ -288,3 +290,16 @@ def sparse_llama():
         return folder
 
     return build
+
+
+@pytest.fixture
+def mill(capsys):
+    """Runs the command line here; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run

@@ -18,19 +18,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...formats import PlanError
-from ..chat import ChatTemplate, find_template, prompt_tokens
+from ..generation.sampling import Sampling
 from ..model import Model
-from ..sampling import Sampling
-from .about import describe, model_name
-from .answers import Answer, as_json, failed
+from ..text.chat import ChatTemplate, find_template, prompt_tokens
 from .engine import Engine, checked_length
-from .forms import calls_of, shown, thoughts_of
-from .guard import Guard
 from .history import History
+from .model_info import describe, model_name
 from .page import page
 from .replies import Replies
 from .requests import Completion, RequestError, parse_chat, parse_completion
-from .speech import Speech
+from .responses import Answer, as_json, failed
+from .security_middleware import Guard
+from .stream_parser import Speech
+from .tool_formats import calls_of, shown, thoughts_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 

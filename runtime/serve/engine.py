@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
-from ..clock import working_seconds
-from ..generate import Generation, Timings, common_prefix, generate
-from ..kernels.products import FEW
+from ..backends.cpu.kernels.products import FEW
+from ..evaluate.clock import working_seconds
+from ..generation.generate import Generation, Timings, common_prefix, generate
+from ..generation.sampling import Drawn
 from ..model import Model, Session
-from ..sampling import Drawn
 
 
 class Busy(MillError):

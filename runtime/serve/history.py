@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...formats import PlanError
-from ..chat import ChatTemplate
+from ..text.chat import ChatTemplate
 
 Json = dict[str, Any]
 

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ..generate import Timings
-from ..sampling import Drawn
-from ..tokenizer import Tokenizer
+from ..generation.generate import Timings
+from ..generation.sampling import Drawn
+from ..text.tokenizer import Tokenizer
 from .engine import End
-from .speech import Speech
+from .stream_parser import Speech
 
 Json = dict[str, Any]
 

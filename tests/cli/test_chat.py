@@ -66,7 +66,7 @@ def test_a_line_can_go_on_in_the_next(chat, monkeypatch):
         asked.append(text)
         yield "yes"
 
-    monkeypatch.setattr("ggufmill.runtime.chat.Conversation.answer", answer)
+    monkeypatch.setattr("ggufmill.runtime.text.chat.Conversation.answer", answer)
     assert chat("one \\\ntwo\nthree\\", *GREEDY)[1] == "yes\nyes\n"
     assert asked == ["one \ntwo", "three"]
 

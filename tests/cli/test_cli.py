@@ -259,7 +259,7 @@ def interrupted_by(number):
 def test_an_interrupted_job_says_what_its_verb_offers(mill, checkpoint, tmp_path, monkeypatch, number):
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.cli.writing.execute", interrupted_by(number))
+        patch.setattr("ggufmill.pipeline.write_model.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
     assert code == 1
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume goes on with it"

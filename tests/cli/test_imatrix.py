@@ -72,7 +72,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
 
 
 def test_interrupted_says_how_to_go_on(mill, tmp_path, monkeypatch):
-    from ggufmill.imatrix.state import State
+    from ggufmill.imatrix.checkpoint import State
 
     save = State.save
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ggufmill.convert import open_source
 from ggufmill.quantize.planning import Assumed, plan_quantize
-from ggufmill.quantize.recipe import load_recipe
+from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import find, names
 
 DEMO = Path(__file__).parents[2] / "recipes" / "demo"

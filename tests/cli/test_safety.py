@@ -17,12 +17,12 @@ import time
 import numpy as np
 import pytest
 
-import ggufmill.cli.writing as writing
 from ggufmill.formats import TYPES, FormatError, open_gguf
-from ggufmill.formats.execute import execute
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.safetensors import open_safetensors
 from ggufmill.imatrix.entries import Imatrix
+from ggufmill.jobs.execute import execute
+from ggufmill.pipeline import write_model as writing
 from ggufmill.quantize import verify as verifying
 from ggufmill.recipes import FOLDER
 
@@ -185,7 +185,7 @@ def test_a_disk_too_small_for_it(job, mill, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.formats.execute.os.posix_fallocate", full)
+        patch.setattr("ggufmill.jobs.execute.os.posix_fallocate", full)
         assert "cannot be allocated (No space left on device)" in told(mill(*job[0]), tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from ggufmill.quantize.recipe import load_recipe
+from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
@@ -50,7 +50,7 @@ def test_sensitivity_is_measured_kept_and_used(mill, tmp_path, monkeypatch):
     state = json.loads((tmp_path / "r.txt.state.json").read_text())
     assert len(state["errors"]) == 51
 
-    from ggufmill.quantize.damage import Sample
+    from ggufmill.quantize.search.quant_error import Sample
 
     monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
     assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
@@ -68,7 +68,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "m", "m.json"]
     kept = (tmp_path / "m.json").read_bytes()
 
-    from ggufmill.quantize.damage import Sample
+    from ggufmill.quantize.search.quant_error import Sample
 
     monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
     assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
@@ -209,7 +209,7 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
 
 
 def test_what_stands_in_the_way_is_said_before_anything_is_measured(mill, llama, tmp_path, monkeypatch):
-    from ggufmill.quantize.damage import Sample
+    from ggufmill.quantize.search.quant_error import Sample
 
     monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("measured"))
     out = tmp_path / "q.gguf"

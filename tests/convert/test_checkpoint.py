@@ -6,8 +6,8 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError
-from ggufmill.formats.execute import execute, preflight
-from ggufmill.formats.plan import Output, make_plan
+from ggufmill.jobs.execute import execute, preflight
+from ggufmill.jobs.plan import Output, make_plan
 
 
 @pytest.fixture

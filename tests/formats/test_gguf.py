@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
-from ggufmill.formats.execute import execute
 from ggufmill.formats.gguf_header import header_bytes
-from ggufmill.formats.plan import Output, make_plan
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.plan import Output, make_plan
 
 METADATA = {
     "general.architecture": "llama",

@@ -24,8 +24,19 @@ if sys.argv[1:2] == ["model"]:
     atheris = None  # it may compile kernels, which numba cannot do of what atheris has rewritten
 
 if atheris is not None and "--coverage" not in sys.argv:
-    _READ = ["ggufmill.formats", "ggufmill.convert", "ggufmill.imatrix", "ggufmill.quantize.recipe", "ggufmill.runtime.sandbox"]
-    _READ += ["ggufmill.runtime.vocabulary", "ggufmill.runtime.tokenizer", "ggufmill.runtime.hyper", "ggufmill.runtime.llama"]
+    _READ = [
+        "ggufmill.formats",
+        "ggufmill.convert",
+        "ggufmill.imatrix",
+        "ggufmill.quantize.recipes.recipe",
+        "ggufmill.runtime.text.template_sandbox",
+    ]
+    _READ += [
+        "ggufmill.runtime.text.vocabulary",
+        "ggufmill.runtime.text.tokenizer",
+        "ggufmill.runtime.hparams",
+        "ggufmill.runtime.models.llama",
+    ]
     _READ += ["ggufmill.runtime.serve.requests", "ggufmill.cli"]
     with atheris.instrument_imports(include=_READ):
         import targets

@@ -10,8 +10,8 @@ import xxhash
 from ggufmill.convert.source import ARCHITECTURES
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.types import TYPES
+from ggufmill.imatrix.checkpoint import State
 from ggufmill.imatrix.entries import Imatrix
-from ggufmill.imatrix.state import State
 from ggufmill.recipes import FOLDER
 
 

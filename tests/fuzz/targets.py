@@ -20,31 +20,31 @@ import mutations
 import numpy as np
 import seeds
 
-from ggufmill.cli.comparable import comparison_text, read_result
-from ggufmill.cli.measured import Measured
-from ggufmill.cli.remembered import Memory
 from ggufmill.convert import open_source
-from ggufmill.convert.card import card_metadata, file_metadata
 from ggufmill.convert.config import Config, read_config
-from ggufmill.convert.vocabulary import read_vocabulary
+from ggufmill.convert.model_card import card_metadata, file_metadata
+from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import MillError, TensorInfo, open_gguf
-from ggufmill.formats.execute import execute, journal_path
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.hashes import read_manifest
-from ggufmill.formats.plan import Output, make_plan
 from ggufmill.formats.safetensors import open_safetensors, read_safetensors
 from ggufmill.formats.types import TYPES
+from ggufmill.imatrix.checkpoint import load_state
 from ggufmill.imatrix.files import load
-from ggufmill.imatrix.state import load_state
 from ggufmill.imatrix.texts import Text, stretches
-from ggufmill.quantize.recipe import from_shell, load_recipe, parse_rules
+from ggufmill.jobs.execute import execute, journal_path
+from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.pipeline.measurements import Measured
+from ggufmill.pipeline.reports.result_comparison import comparison_text, read_result
+from ggufmill.pipeline.stage_cache import Memory
+from ggufmill.quantize.recipes.recipe import from_shell, load_recipe, parse_rules
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
-from ggufmill.runtime.provenance import compare_results
-from ggufmill.runtime.sampling import Sampling
-from ggufmill.runtime.sandbox import answer
+from ggufmill.runtime.evaluate.provenance import compare_results
+from ggufmill.runtime.generation.sampling import Sampling
 from ggufmill.runtime.serve.requests import RequestError, parse_chat, parse_completion
-from ggufmill.runtime.tokenizer import Tokenizer
+from ggufmill.runtime.text.template_sandbox import answer
+from ggufmill.runtime.text.tokenizer import Tokenizer
 
 SECONDS = 10.0  # of processor time for one input of some kilobytes; importing what a parser needs is part of the first
 
@@ -193,7 +193,7 @@ def _plan():
 
 
 def journal_seed() -> bytes:
-    from ggufmill.formats.span import span_checksum
+    from ggufmill.formats.file_range import span_checksum
 
     nothing = written("zeros", bytes(512))
     lines = [{"fingerprint": _plan().fingerprint, "tensors": 3}]

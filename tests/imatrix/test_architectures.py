@@ -13,9 +13,9 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import Extent, collect
-from ggufmill.quantize.choosing import quantisable
+from ggufmill.quantize.recipes.type_selection import quantisable
 from ggufmill.runtime import load_model
-from ggufmill.runtime.perplexity import windows_of
+from ggufmill.runtime.evaluate.perplexity import windows_of
 
 _spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "runtime/test_checkpoints.py")
 checkpoints = importlib.util.module_from_spec(_spec)

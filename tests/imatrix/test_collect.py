@@ -5,14 +5,14 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, MillError
-from ggufmill.formats.execute import execute
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import Collector, Extent, collect
-from ggufmill.quantize.choosing import quantisable
+from ggufmill.jobs.execute import execute
 from ggufmill.quantize.planning import plan_quantize
+from ggufmill.quantize.recipes.type_selection import quantisable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
-from ggufmill.runtime.perplexity import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, FormatError, PlanError
-from ggufmill.formats.execute import execute
 from ggufmill.imatrix.calibration import Stretch, cut
+from ggufmill.imatrix.checkpoint import load_state
 from ggufmill.imatrix.collect import Extent, collect
-from ggufmill.imatrix.state import load_state
 from ggufmill.imatrix.texts import Text, check_texts, parse_text, stretches
+from ggufmill.jobs.execute import execute
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model

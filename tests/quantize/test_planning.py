@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
-from ggufmill.formats.execute import execute
+from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
-from ggufmill.quantize.choosing import Flags
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.recipe import load_recipe, parse_rules
+from ggufmill.quantize.recipes.recipe import load_recipe, parse_rules
+from ggufmill.quantize.recipes.type_selection import Flags
 from ggufmill.recipes import find
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES
-from ggufmill.formats.plan import Output, make_plan
+from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.quantize import timing
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError, open_gguf
-from ggufmill.formats import execute as execute_module
-from ggufmill.formats.execute import execute
-from ggufmill.formats.plan import Output, make_plan
+from ggufmill.jobs import execute as execute_module
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.repack import pack
 from ggufmill.repack.job import plan_repack
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from ggufmill.convert import open_source
 from ggufmill.convert.source import ARCHITECTURES
 from ggufmill.formats import TYPES, FormatError
-from ggufmill.formats.execute import execute
-from ggufmill.formats.plan import Output, make_plan
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import GRAPHS, load_model
 

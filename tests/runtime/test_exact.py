@@ -8,7 +8,7 @@ import pytest
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.kernels import amx
+from ggufmill.simd import amx
 
 
 def stored_as(tensor, name):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import FormatError, SourceTensor, TensorSource
-from ggufmill.runtime.decoder import Block
-from ggufmill.runtime.feedforward import gelu_times, silu_times
-from ggufmill.runtime.hyper import Hyper
-from ggufmill.runtime.llama import VARIATIONS
-from ggufmill.runtime.moe import GatedShare
-from ggufmill.runtime.norms import LayerNorm, RMSNorm, norm_from
-from ggufmill.runtime.weights import WeightStore
+from ggufmill.runtime.backends.cpu.decoder import Block
+from ggufmill.runtime.backends.cpu.feedforward import gelu_times, silu_times
+from ggufmill.runtime.backends.cpu.moe import GatedShare
+from ggufmill.runtime.backends.cpu.norms import LayerNorm, RMSNorm, norm_from
+from ggufmill.runtime.backends.cpu.weights import WeightStore
+from ggufmill.runtime.hparams import Hyper
+from ggufmill.runtime.models.llama import VARIATIONS
 
 DRAW = np.random.default_rng(11)
 X = DRAW.standard_normal((5, 8)).astype(np.float32)

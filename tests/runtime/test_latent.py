@@ -8,8 +8,8 @@ import pytest
 from ggufmill.formats import TYPES, MillError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.kernels.products import FEW
-from ggufmill.runtime.weights import PerHead, WeightStore
+from ggufmill.runtime.backends.cpu.kernels.products import FEW
+from ggufmill.runtime.backends.cpu.weights import PerHead, WeightStore
 
 N_EMBD, HEADS, NOPE, ROPE, V, RANK, N_VOCAB = 64, 4, 64, 32, 32, 256, 96
 NOISE = 0.03  # of the logits' root mean square: what activations of eight bits may change

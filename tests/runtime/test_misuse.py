@@ -13,14 +13,14 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource
-from ggufmill.formats.execute import execute
+from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
-from ggufmill.runtime.kernels import amx
-from ggufmill.runtime.threads import Workers
-from ggufmill.runtime.weights import WeightStore
+from ggufmill.runtime.backends.cpu.weights import WeightStore
+from ggufmill.simd import amx
+from ggufmill.simd.workers import Workers
 
 
 @pytest.mark.parametrize(

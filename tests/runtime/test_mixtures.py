@@ -5,9 +5,9 @@ import pytest
 
 from ggufmill.formats import FormatError, SourceTensor, TensorSource
 from ggufmill.runtime import load_model
-from ggufmill.runtime.feedforward import clamped_swish_times
-from ggufmill.runtime.hyper import Hyper
-from ggufmill.runtime.rope import rope_from
+from ggufmill.runtime.backends.cpu.feedforward import clamped_swish_times
+from ggufmill.runtime.backends.cpu.rope import rope_from
+from ggufmill.runtime.hparams import Hyper
 
 N_EMBD, N_FF, EXPERTS, USED, HEADS, WIDTH, LAYERS, WINDOW = 24, 16, 5, 2, 2, 12, 2, 6
 YARN = {"type": "yarn", "factor": 32.0, "original_context_length": 64}

@@ -9,9 +9,9 @@ import pytest
 from ggufmill.formats import TYPES, PlanError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import Settings, load_model
-from ggufmill.runtime.cache import CACHE_TYPES, KVCache
-from ggufmill.runtime.latent import cached_parts
-from ggufmill.runtime.moe import reduced
+from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache
+from ggufmill.runtime.backends.cpu.latent import cached_parts
+from ggufmill.runtime.backends.cpu.moe import reduced
 
 ROUNDING = 1e-4
 EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ggufmill.cli import main
-from ggufmill.runtime import generate, load_model, perplexity
+from ggufmill.runtime import generate, load_model
+from ggufmill.runtime.evaluate import perplexity
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -11,7 +11,7 @@ import pytest
 from ggufmill.formats import TYPES, MillError
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import generate, load_model
-from ggufmill.runtime.generate import _PROMPT_STEP
+from ggufmill.runtime.generation.generate import _PROMPT_STEP
 from ggufmill.runtime.model import Model
 
 pytest.importorskip("starlette")

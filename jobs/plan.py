@@ -1,0 +1,257 @@
+"""A plan: the output file known to the last byte before any tensor is read.
+
+Convert, quantize and repack each make one; formats/execute.py carries it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import PlanError
+from ..formats.gguf import DEFAULT_ALIGNMENT
+from ..formats.gguf_header import header_bytes
+from ..formats.types import TensorType
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor to be written: what it becomes, why, and how its bytes come about.
+
+    rule     what chose the type: a recipe line, a flag, 'kept', ...
+    note     the fallback that was taken, or why there is no importance; '' if nothing is worth saying
+    produce  (start, stop) -> uint8 [stop - start, row_bytes]: rows count through shape[1:], flattened; a run never crosses
+             a matrix and, for an interleaved type, holds whole groups
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source_type: str
+    type: TensorType
+    rule: str
+    produce: Callable[[int, int], np.ndarray] = field(repr=False, compare=False)
+    note: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes(self.shape)
+
+    @property
+    def n_elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor goes: index of the file in the plan, byte offset from that file's start."""
+
+    file: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    path: Path
+    header: bytes = field(repr=False)
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    outputs: list[Output]
+    places: list[Place]
+    files: list[PlannedFile]
+    metadata: dict[str, Any] = field(repr=False)
+    fingerprint: str
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of tensor data, without headers and padding."""
+        return sum(o.nbytes for o in self.outputs)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(f.nbytes for f in self.files)
+
+    @property
+    def bits_per_weight(self) -> float:
+        elements = sum(o.n_elements for o in self.outputs)
+        return self.total_bytes * 8 / elements if elements else 0.0
+
+    def histogram(self) -> dict[str, tuple[int, int]]:
+        """type name -> (tensors, bytes), most bytes first."""
+        counts: dict[str, tuple[int, int]] = {}
+        for o in self.outputs:
+            n, size = counts.get(o.type.name, (0, 0))
+            counts[o.type.name] = (n + 1, size + o.nbytes)
+        return dict(sorted(counts.items(), key=lambda item: -item[1][1]))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "files": [{"path": str(f.path), "nbytes": f.nbytes} for f in self.files],
+            "tensors": [
+                {
+                    "name": o.name,
+                    "shape": list(o.shape),
+                    "source_type": o.source_type,
+                    "type": o.type.name,
+                    "rule": o.rule,
+                    "note": o.note,
+                    "file": place.file,
+                    "offset": place.offset,
+                    "nbytes": o.nbytes,
+                }
+                for o, place in zip(self.outputs, self.places, strict=True)
+            ],
+            "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in self.histogram().items()},
+            "total_bytes": self.total_bytes,
+            "file_bytes": self.file_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "warnings": self.warnings,
+        }
+
+
+def make_plan(
+    outputs: Sequence[Output],
+    metadata: dict[str, Any],
+    path: str | Path,
+    *,
+    identity: str = "",
+    split_max_size: int | None = None,
+    split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+    always_split: bool = False,
+    shards: Mapping[str, int] | None = None,
+    warnings: list[str] | None = None,
+) -> Plan:
+    """Places the tensors in one file, or in shards NAME-00001-of-0000N.gguf of at most the given bytes or tensors.
+
+    tensor_first_split: whether the first shard holds tensors, or only the metadata. always_split: a shard that holds everything
+    is named and marked as one too, as gguf-split does it. shards: tensor name -> its shard, counted
+    from 0, for a split as another file has it; a tensor without one goes where the one before it went. identity is whatever
+    else decides the bytes (the source's digest, the imatrix, options): it enters the fingerprint that a resumed job has to
+    match.
+
+    Raises PlanError when a single tensor exceeds split_max_size, or shards are asked for in two ways.
+    """
+    path = Path(path)
+    alignment = _alignment(metadata)
+    first_header = len(header_bytes(metadata, [], alignment)[0])
+    is_split = split_max_size is not None or split_max_tensors is not None
+    if shards is not None:
+        if is_split or not tensor_first_split:
+            raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
+        groups = _as_before(outputs, shards)
+    elif is_split or tensor_first_split:
+        groups = _shards(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
+    else:
+        raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
+    files: list[PlannedFile] = []
+    places: list[Place] = []
+    for number, group in enumerate(groups):
+        keys, name = metadata, path
+        if len(groups) > 1 or always_split:
+            # As gguf-split: the first shard carries the model's keys, the others only what is needed to read them.
+            split = {
+                "split.no": np.uint16(number),
+                "split.count": np.uint16(len(groups)),
+                "split.tensors.count": np.int32(len(outputs)),
+            }
+            aligned = {k: v for k, v in metadata.items() if k == "general.alignment"}
+            keys = {**metadata, **split} if number == 0 else aligned | split
+            stem = path.name.removesuffix(".gguf")
+            name = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
+        header, offsets, size = header_bytes(keys, [(o.name, o.shape, o.type) for o in group], alignment)
+        files.append(PlannedFile(name, header, size))
+        places += [Place(number, offset) for offset in offsets]
+    digest = hashlib.sha256(identity.encode())
+    for file in files:
+        digest.update(file.header)
+    for o in outputs:
+        digest.update(f"{o.name}\0{o.source_type}\0{o.rule}\0{o.note}\n".encode())
+    return Plan(list(outputs), places, files, metadata, digest.hexdigest()[:32], warnings or [])
+
+
+def _alignment(metadata: dict[str, Any]) -> int:
+    """general.alignment, on which a reader of the file has to agree. Raises PlanError for one that no reader takes."""
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    known = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not known or not 8 <= value <= 1 << 16 or int(value) & (int(value) - 1):
+        raise PlanError(f"general.alignment is {value!r}; it has to be a power of two from 8 to 65536")
+    return int(value)
+
+
+_SHARD_KEYS = 256  # bytes, more than the metadata of a shard that is not the first
+
+
+def _as_before(outputs: Sequence[Output], shards: Mapping[str, int]) -> list[list[Output]]:
+    groups: list[list[Output]] = [[] for _ in range(max(shards.values(), default=0) + 1)]
+    at = 0
+    for o in outputs:
+        at = shards.get(o.name, at)
+        groups[at].append(o)
+    if [o.name for group in groups for o in group] != [o.name for o in outputs]:
+        raise PlanError("the source's shards do not hold its tensors in order; its split cannot be kept")
+    return groups
+
+
+def _shards(
+    outputs: Sequence[Output],
+    alignment: int,
+    first_header: int,
+    max_size: int | None,
+    max_tensors: int | None,
+    tensor_first: bool,
+) -> list[list[Output]]:
+    """The outputs in order, cut so that no file, its header included, exceeds max_size or max_tensors."""
+    groups: list[list[Output]] = [[]] if tensor_first else [[], []]
+    size = first_header + _SHARD_KEYS if tensor_first else _SHARD_KEYS + alignment
+    for o in outputs:
+        entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # its line in the header's directory
+        needed = -(-o.nbytes // alignment) * alignment + entry
+        if max_size is not None and needed + _SHARD_KEYS > max_size:
+            raise PlanError(f"tensor {o.name} alone takes {needed} bytes, more than the {max_size} allowed per file")
+        full = (max_size is not None and size + needed > max_size) or (
+            max_tensors is not None and len(groups[-1]) >= max_tensors
+        )
+        if full and (groups[-1] or len(groups) == 1):
+            groups.append([])
+            size = _SHARD_KEYS + alignment
+        groups[-1].append(o)
+        size += needed
+    return groups
+
+
+_UNITS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+
+
+def parse_size(text: str) -> int:
+    """'50G' -> 50,000,000,000 bytes, '50GiB' -> 50 * 2^30, as convert_hf_to_gguf.py counts. Raises PlanError."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+    try:
+        if match is None:
+            raise ValueError
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+    except (ValueError, KeyError, OverflowError):
+        raise PlanError(f"{text!r} is not a size; write for example 50G or 512MiB") from None
+    if size <= 0:
+        raise PlanError(f"a size of {text!r} is too small")
+    return size

@@ -1,0 +1,1 @@
+"""What the command-line verbs do, as library functions; the stages of `run`; reports."""

@@ -1,0 +1,1 @@
+"""Reports of runs and measurements: tables, pages, plots, model cards."""

@@ -1,0 +1,260 @@
+"""The report of a run as one HTML page: figures, plots, tables, the recipe. Nothing outside of the page is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ..console import gib
+from .markdown import (
+    COMPARISON,
+    ERRORS,
+    FAILED,
+    ROLES,
+    SEARCH,
+    TYPES,
+    comparison,
+    coverage_line,
+    error_rows,
+    measured,
+    recipe_shown,
+    role_rows,
+    search_line,
+    search_rows,
+    type_rows,
+)
+from .svg import COLOURS, Series, bars, lines
+
+_STYLE = """
+:root{color-scheme:light dark;--paper:#fbfbfa;--card:#fff;--ink:#1d2126;--soft:#5b6470;--grid:#e3e5e8;
+--c0:#3266a8;--c1:#d9822b;--c2:#3a9b6b;--c3:#c0453f;--c4:#7a5fb5;
+--c5:#8a6246;--c6:#c9689f;--c7:#6f7780;--c8:#a7a12f;--c9:#2fa3b5}
+@media(prefers-color-scheme:dark){:root{--paper:#15181c;--card:#1d2126;--ink:#e6e8eb;--soft:#9aa4b0;--grid:#343a42;
+--c0:#6ea3e6;--c1:#f0a45d;--c2:#63c596;--c3:#ec7a74;--c4:#a993e6;
+--c5:#c39a7a;--c6:#e898c6;--c7:#a2abb5;--c8:#d3cd5c;--c9:#66cfdf}}
+*{box-sizing:border-box}body{margin:0 auto;padding:1.2rem 1rem 3rem;max-width:68rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}h1{font-size:1.6rem;margin:.2rem 0;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
+h3{font-size:.95rem;margin:0 0 .5rem}
+pre+h3,.wide+h3{margin-top:1rem}
+.wide+.wide{margin-top:1rem}p,li{max-width:46rem;overflow-wrap:anywhere}.soft{color:var(--soft);font-size:.9rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(8rem,1fr));gap:.7rem;margin:1.2rem 0}
+.tile,.plot{background:var(--card);border:1px solid var(--grid);border-radius:.5rem;padding:.8rem}
+.tile b{display:block;font-size:1.15rem;white-space:nowrap;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.85rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}
+svg{display:block;width:100%;height:auto;max-width:36rem}svg text{font:10px system-ui,sans-serif;fill:var(--ink)}
+.grid{stroke:var(--grid)}.gap{fill:var(--card);pointer-events:none}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
+td.n,th.n{text-align:right}td.w{white-space:normal}th:last-child,td:last-child{padding-right:0}
+@media(max-width:32rem){th,td{padding-right:.5rem}}th{color:var(--soft);font-weight:500}
+pre{background:var(--card);border:1px solid var(--grid);border-radius:.5rem;padding:.8rem;overflow-x:auto;font-size:.85rem}
+pre.text{white-space:pre-wrap}.bad{color:var(--c3)}summary{cursor:pointer}
+"""
+_COLOURS = "".join(
+    f".f{i}{{fill:var(--c{i})}}.s{i}{{stroke:var(--c{i});fill:none;stroke-width:1.6}}" for i in range(10)
+)  # fills and strokes
+
+
+def page_text(found: dict[str, Any]) -> str:
+    """The whole document."""
+    name = found["recipe"]
+    body = [
+        f"<h1>{escape(name)}</h1>",
+        *_failures(found),
+        f'<p class="soft">{escape(found["source"])}. Made {escape(found["made"])} by ggufmill {escape(found["version"])} on '
+        f"{escape(found['machine'])}.</p>",
+        _tiles(found),
+        *_warnings(found),
+        _section("Size", [_sizes(found), ("Shares", _table(ROLES, role_rows(found)) + _table(TYPES, type_rows(found)))]),
+        *_search(found),
+        *_validation(found),
+        *_errors(found),
+        *_imatrix(found),
+        _section("Time", [_time(found)]),
+        _section("Recipe", [], f"<pre>{escape(recipe_shown(found))}</pre>{_reproduce(found)}"),
+        _tensors(found),
+    ]
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head += f"<title>{escape(name)}</title><style>{_STYLE}{_COLOURS}</style>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
+
+
+def _tiles(found: dict[str, Any]) -> str:
+    v = found["validation"]
+    tiles = [
+        (gib(found["file_bytes"]), "on disk"),
+        (f"{found['bits_per_weight']:.3f}", "bits per weight"),
+        (_count(found["weights"]), "weights"),
+    ]
+    if v is not None:
+        tiles += [
+            (f"{v['perplexity']:.4f}", f"perplexity ({v['baseline']}: {v['baseline_perplexity']:.4f})"),
+            (f"{100 * (v['ratio'] - 1):+.2f} %", f"perplexity against {v['baseline']}"),
+            (f"{v['kld_mean']:.5f}", "KL divergence, nats"),
+            (f"{v['top1_agreement']:.2f} %", "same top token"),
+        ]
+    inner = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _count(n: int) -> str:
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return str(n)
+
+
+def _failures(found: dict[str, Any]) -> list[str]:
+    lines = "".join(f"<li>{escape(failure)}</li>" for failure in found["failures"])
+    return [f'<p class="bad"><b>{FAILED}</b></p><ul class="bad">{lines}</ul>'] if lines else []
+
+
+def _warnings(found: dict[str, Any]) -> list[str]:
+    notes = [*found["warnings"], *(found["validation"] or {}).get("notes", [])]
+    return [f"<h2>Warnings</h2><ul>{''.join(f'<li>{escape(w)}</li>' for w in notes)}</ul>"] if notes else []
+
+
+def _sizes(found: dict[str, Any]) -> tuple[str, str]:
+    keys = list(found["types"])
+    rows = []
+    for role, types in found["roles"].items():
+        nbytes = sum(types.values())
+        label = f"{role}: {gib(nbytes)}, {nbytes / found['total_bytes']:.1%}"
+        rows.append((label, [(name, types[name] / 2**20) for name in keys if name in types]))
+    return "Size by role and type", bars(rows, keys, " MiB")
+
+
+def _search(found: dict[str, Any]) -> list[str]:
+    if found["search"] is None:
+        return []
+    rules = f"<pre>{escape(found['search']['recipe'].rstrip())}</pre>"
+    rest = f"<p>{escape(search_line(found))}</p>{_table(SEARCH, search_rows(found))}"
+    return [_section("Search", [], f"{rest}<details><summary>The recipe that was found</summary>{rules}</details>")]
+
+
+def _validation(found: dict[str, Any]) -> list[str]:
+    v = found["validation"]
+    if v is None:
+        return []
+    running = v.get("running", {})
+    windows = [i + 1 for i in range(len(running.get("perplexity", [])))]
+    plots = []
+    if len(windows) > 1:
+        both = [Series("result", windows, running["perplexity"])]
+        both.append(Series(v["baseline"], windows, running["baseline_perplexity"], dashed=True))
+        plots.append(("Perplexity so far", lines(both, "windows read", "perplexity")))
+        ratios = [a / b for a, b in zip(running["perplexity"], running["baseline_perplexity"], strict=True)]
+        shown = [Series(f"result / {v['baseline']}", windows, ratios, colour=2)]
+        limit = found["limits"].get("max_ppl_ratio")
+        if limit:
+            shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
+        plots.append(("Ratio of the perplexities so far", lines(shown, "windows read", "ratio")))
+        shown = [Series("mean KL divergence", windows, running["kld_mean"], colour=3)]
+        limit = found["limits"].get("max_kld")
+        if limit:
+            shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
+        plots.append(("KL divergence so far", lines(shown, "windows read", "nats per token", from_zero=True)))
+    if v.get("kld_percentiles"):
+        percent = [float(p) for p in v["kld_percentiles"]]
+        spread = Series("of the predictions diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
+        plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
+    tables = f"<p>{escape(measured(v))}</p>{_table(COMPARISON, comparison(found))}"
+    texts = [f'<h3>Text from {escape(k)}</h3><pre class="text">{escape(t)}</pre>' for k, t in v.get("texts", {}).items()]
+    return [_section("Quality", plots, tables + "".join(texts))]
+
+
+def _errors(found: dict[str, Any]) -> list[str]:
+    plots, layers = [], (found["validation"] or {}).get("layers")
+    if layers:
+        numbers = [e["layer"] for e in layers]
+        shown = [
+            Series("all tokens", numbers, [e["relative"] for e in layers]),
+            Series("worst token", numbers, [e["worst"] for e in layers], colour=3),
+        ]
+        plots.append(("Outputs of the layers", lines(shown, "layer", "relative error", log=True)))
+    kinds: dict[str, list[tuple[int, float]]] = {}
+    for t in found["table"]:
+        if t["layer"] is not None and t["error"]:
+            kinds.setdefault(t["kind"], []).append((t["layer"], t["error"]))
+    several = {kind: points for kind, points in kinds.items() if len(points) > 1}
+    if several:
+        last = max(layer for points in several.values() for layer, _ in points)
+        series = []
+        for kind, points in sorted(several.items()):
+            of = dict(points)
+            numbers = list(range(last + 1))
+            series.append(Series(kind, numbers, [of.get(i) for i in numbers], dashed=len(series) >= COLOURS))
+        plots.append(("Weights", lines(series, "layer", "relative error", from_zero=True, height=240)))
+    if not plots and not error_rows(found):
+        return []
+    said = (
+        '<p class="soft">Relative error |b - a| / |a|: of the layers on the first window, of weights on samples read back.</p>'
+    )
+    return [_section("Error by layer", plots, said + _table(ERRORS, error_rows(found)))]
+
+
+def _imatrix(found: dict[str, Any]) -> list[str]:
+    cover = found["coverage"]
+    if cover is None:
+        return []
+    rows = [row for row in cover["layers"] if row["tokens"] is not None]
+    plots = []
+    if rows:
+        numbers = [row["layer"] for row in rows]
+        shown = [
+            Series(label, numbers, [row["tokens"][i] for row in rows], colour=colour)
+            for i, label, colour in ((2, "most", 2), (1, "median", 0), (0, "fewest", 3))
+        ]
+        plots.append(("Tokens that the experts saw", lines(shown, "layer", "tokens", log=True)))
+    remarks = "".join(f"<li>{escape(r)}</li>" for r in cover["remarks"])
+    return [
+        _section(
+            "Imatrix coverage", plots, f"<p>{escape(coverage_line(found))}</p>" + (f"<ul>{remarks}</ul>" if remarks else "")
+        )
+    ]
+
+
+def _time(found: dict[str, Any]) -> tuple[str, str]:
+    seconds = found["seconds"]
+    rows = [(f"{stage}: {t:.1f} s", [("seconds", t)]) for stage, t in seconds.items()]
+    return "Seconds by stage", bars(rows, ["seconds"], " s")
+
+
+def _reproduce(found: dict[str, Any]) -> str:
+    return (
+        f"<p>Made again, byte for byte, with ggufmill {escape(found['version'])} and the same source:</p>"
+        f"<pre>ggufmill run {escape(found['recipe'])}</pre>"
+    )
+
+
+def _tensors(found: dict[str, Any]) -> str:
+    rows = [
+        (t["name"], " x ".join(map(str, t["shape"])), t["type"], f"{t['nbytes']:,}", _error(t["error"]), t["rule"])
+        for t in found["table"]
+    ]
+    inner = _table(("tensor", "shape", "type", "bytes", "error", "rule"), rows)
+    return f"<h2>Tensors</h2><details><summary>All {len(rows)} tensors</summary>{inner}</details>"
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:.5f}"
+
+
+def _section(title: str, plots: Sequence[tuple[str, str]], rest: str = "") -> str:
+    drawn = "".join(f'<div class="plot"><h3>{escape(name)}</h3>{svg}</div>' for name, svg in plots if svg)
+    return f'<section><h2>{escape(title)}</h2><div class="plots">{drawn}</div>{rest}</section>'
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Numbers to the right, lists in as many lines as they take; tables that are wide all the same scroll within themselves."""
+    right = [bool(rows) and all(str(row[i])[:1] in "0123456789+-" for row in rows if str(row[i])) for i in range(len(headings))]
+
+    def cells(tag: str, values: Sequence[object]) -> str:
+        marks = (' class="n"' if r else ' class="w"' if ", " in str(v) else "" for r, v in zip(right, values, strict=True))
+        return "".join(f"<{tag}{mark}>{escape(str(v))}</{tag}>" for v, mark in zip(values, marks, strict=True))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", headings)}</tr>{body}</table></div>'

@@ -1,0 +1,118 @@
+"""All that a run found out, as one JSON object: what its reports are drawn from."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ... import __version__
+from ...imatrix.coverage import place
+from ...jobs.plan import Plan
+from .tensor_roles import role, sizes
+
+if TYPE_CHECKING:
+    from ...imatrix import Imatrix
+    from ...quantize.verify import Verification
+    from ..stages import Run
+
+# general.* keys that a card repeats, by their names there
+_CARD_KEYS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
+
+
+def report_json(
+    run: Run,
+    plan: Plan,
+    imatrix: Imatrix | None,
+    validation: dict[str, Any] | None,
+    verification: Verification,
+    quantized: Plan | None = None,
+    search: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Run.search` gave."""
+    errors = {t.name: t.error for t in verification.tensors}
+    before = quantized or plan
+    return {
+        "recipe": run.recipe.name,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "source": run.settings(),
+        "source_name": Path(run.source.path).resolve().name,
+        "architecture": plan.metadata.get("general.architecture", ""),
+        "files": [str(f.path.resolve()) for f in plan.files],
+        "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
+        "imatrix_entries": len(imatrix.entries) if imatrix is not None else 0,
+        "imatrix_starved": imatrix.starved() if imatrix is not None else {},
+        "imatrix_texts": imatrix.datasets if imatrix is not None else [],
+        "imatrix_tokens": imatrix.chunk_count * imatrix.chunk_size if imatrix is not None else 0,
+        "coverage": _coverage(run, imatrix) if imatrix is not None else None,
+        "report": str(run.folder.reports[2].resolve()),
+        "tensors": len(plan.outputs),
+        "total_bytes": plan.total_bytes,
+        "file_bytes": plan.file_bytes,
+        "quantized_file_bytes": before.file_bytes,
+        "bits_per_weight": plan.bits_per_weight,
+        "weights": sum(o.n_elements for o in plan.outputs),
+        "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in plan.histogram().items()},
+        "roles": sizes(plan.outputs),
+        "table": [
+            {
+                "name": o.name,
+                "layer": place(o.name)[0],
+                "kind": place(o.name)[1],
+                "role": role(o.name),
+                "shape": list(o.shape),
+                "type": o.type.name,
+                "rule": first.rule,
+                "nbytes": o.nbytes,
+                "error": errors.get(o.name),
+            }
+            for o, first in zip(plan.outputs, before.outputs, strict=True)
+        ],
+        "warnings": before.warnings,
+        "validation": validation,
+        "failures": run.judge(validation),
+        "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
+        "seconds": run.memory.seconds,
+        "rules": run.recipe.text,
+        "search": search and {**search, "path": str(run.folder.found.resolve()), "recipe": run.decided.text},
+        "card": _card(run, plan),
+    }
+
+
+def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
+    """Layers with what they lack, and how many tokens their experts saw."""
+    from ...imatrix.coverage import remarks
+    from .imatrix_coverage import covered_layers
+
+    found = covered_layers(imatrix, run.source)
+    layers = [
+        {
+            "layer": row.layer,
+            "tensors": row.tensors,
+            "without": list(row.without),
+            "experts": row.experts,
+            "none": len(row.none),
+            "few": len(row.few),
+            "tokens": [int(f(row.tokens)) for f in (np.min, np.median, np.max)] if row.experts else None,
+        }
+        for row in found
+    ]
+    return {"layers": layers, "remarks": remarks(found)}
+
+
+def _card(run: Run, plan: Plan) -> dict[str, Any]:
+    """What goes to the head of a model card, as far as it is known: never guessed."""
+    wanted, metadata = run.recipe.stages.get("report", {}), plan.metadata
+    known: dict[str, Any] = {
+        name: str(metadata[f"general.{key}"]) for name, key in _CARD_KEYS.items() if f"general.{key}" in metadata
+    }
+    for name in ("languages", "tags"):
+        value = metadata.get(f"general.{name}")
+        if isinstance(value, list | np.ndarray) and len(value):
+            known[name] = [str(v) for v in value]
+    return {**known, **wanted}

@@ -1,0 +1,148 @@
+"""Bit planes of super-blocks of 256 codes, and decoding through value tables (spec B).
+
+A plane holds some bits of all 256 codes, those of several codes to a byte.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....simd.byte_lanes import choose, float_at, half_at, is_set, load_bytes, permute, signed, store_bytes, word64_at
+from ....simd.compile import kernel
+from ....simd.lanes import LANES, store
+from ....simd.table_lookup import pick64
+from .headers import read_header
+
+# (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes.
+P1, P2, N64, N32 = (1, 32), (2, 32), (4, 32), (4, 16)
+
+_CODES = 256
+
+
+# Strides, shifts and masks are spelled out below: with numbers in their place the loops become vector code.
+
+
+@kernel
+def _take_pairs(codes, data):
+    """Plane P2 of the low two bits of 256 codes."""
+    for half in range(2):
+        for j in range(32):
+            at = 128 * half + j
+            a, b, c, d = codes[at] & 3, codes[at + 32] & 3, codes[at + 64] & 3, codes[at + 96] & 3
+            data[32 * half + j] = a | (b << 2) | (c << 4) | (d << 6)
+
+
+@kernel
+def _take_bits(codes, data):
+    """Plane P1 of the lowest bit of 256 codes."""
+    for j in range(32):
+        a, b, c, d = codes[j] & 1, codes[j + 32] & 1, codes[j + 64] & 1, codes[j + 96] & 1
+        e, f, g, h = codes[j + 128] & 1, codes[j + 160] & 1, codes[j + 192] & 1, codes[j + 224] & 1
+        data[j] = a | (b << 1) | (c << 2) | (d << 3) | (e << 4) | (f << 5) | (g << 6) | (h << 7)
+
+
+@kernel
+def _take_wide_nibbles(codes, data):
+    """Plane N64 of the low four bits of 256 codes."""
+    for run in range(4):
+        for j in range(32):
+            data[32 * run + j] = (codes[64 * run + j] & 15) | ((codes[64 * run + j + 32] & 15) << 4)
+
+
+@kernel
+def _take_narrow_nibbles(codes, data):
+    """Plane N32 of the low four bits of 256 codes."""
+    for run in range(8):
+        for j in range(16):
+            data[16 * run + j] = (codes[32 * run + j] & 15) | ((codes[32 * run + j + 16] & 15) << 4)
+
+
+@kernel
+def _take_plane(codes, bits, stride, data):
+    if bits == 1:
+        _take_bits(codes, data)
+    elif bits == 2:
+        _take_pairs(codes, data)
+    elif stride == 32:
+        _take_wide_nibbles(codes, data)
+    else:
+        _take_narrow_nibbles(codes, data)
+
+
+@kernel
+def _without_low_bits(codes, bits, out):
+    if bits == 2:
+        for j in range(_CODES):
+            out[j] = codes[j] >> 2
+    else:
+        for j in range(_CODES):
+            out[j] = codes[j] >> 4
+
+
+@kernel
+def pack_codes(codes, planes, blocks):
+    """Writes the planes of uint8 codes [units, 256] into uint8 blocks [units, bytes]; planes: (plane, offset in a
+    block) of the low bits, then of the rest (bits 0: none)."""
+    (low, low_at), (high, high_at) = planes
+    rest = np.empty(_CODES, np.uint8)
+    for u in range(codes.shape[0]):
+        _take_plane(codes[u], low[0], low[1], blocks[u, low_at:])
+        if high[0]:
+            _without_low_bits(codes[u], low[0], rest)
+            _take_plane(rest, high[0], high[1], blocks[u, high_at:])
+
+
+@kernel
+def _pick(low, high, codes):
+    """Entries, as float32 lanes, of a table of 32 bytes: its first and last sixteen."""
+    return signed(choose(is_set(codes & 16), permute(high, codes & 15), permute(low, codes & 15)))
+
+
+@kernel
+def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, out):
+    """out[r, e] = d * level of its block * table[flag of its block, code e] for rows q, uint8 [rows, row_bytes].
+
+    meta: bytes of the row's float32 or float16 scale d before its super-blocks; 0: each of these begins with its own float16.
+    size: bytes of a super-block; header: a number for read_header; planes: int64 [2, 4] as from `planes_to_read`; shift: binary
+    logarithm of the elements of a block; entries: how many of them a table has, 16 or 32 in the int8 row `table`, or 64 in the
+    float32 row `smooth`; out: float32 [rows, n].
+
+    Only intrinsics are given arrays, for the counting of references to them would take longer than the decoding.
+    """
+    codes, levels = np.empty(_CODES, np.uint8), np.empty(LANES, np.float32)
+    bytes_, flat = q.reshape(-1), out.reshape(-1)
+    for r in range(q.shape[0]):
+        start = q.shape[1] * r
+        d = float_at(bytes_, start) if meta == 4 else half_at(bytes_, start)
+        for s in range(out.shape[1] // _CODES):
+            at, to = start + meta + size * s, out.shape[1] * r + _CODES * s
+            if meta == 0:
+                d = half_at(bytes_, at)
+            a, b, c = word64_at(bytes_, at), word64_at(bytes_, at + 8), word64_at(bytes_, at + 16)
+            flags, found = read_header(header, a, b, c)
+            store(levels, 0, found * d)
+            codes[:] = 0
+            for p in range(2):
+                bits, stride, place, unit = planes[p]
+                run = 0
+                for i in range(0, 32 * bits, stride):
+                    for j in range(0, stride, LANES):
+                        part = load_bytes(bytes_, at + place + i + j)
+                        for k in range(run + j, run + 8 // bits * stride, stride):
+                            store_bytes(codes, k, load_bytes(codes, k) | (part & ((1 << bits) - 1)) << unit)
+                            part = part >> bits
+                    run += 8 // bits * stride
+            for j in range(0, _CODES, LANES):
+                block = j >> shift
+                from_ = (flags >> block & 1) * entries
+                if entries == 64:
+                    y = pick64(smooth, from_, codes, j)
+                else:
+                    y = _pick(load_bytes(table, from_), load_bytes(table, from_ + LANES), load_bytes(codes, j))
+                store(flat, to + j, y * levels[block])
+
+
+def planes_to_read(planes) -> np.ndarray:
+    """What decode_rows takes for planes as pack_codes takes them: their bits, strides, offsets and place in a code."""
+    (low, low_at), (high, high_at) = planes
+    return np.array([[*low, low_at, 0], [high[0], max(high[1], LANES), high_at, low[0]]])

@@ -1,0 +1,150 @@
+"""Where the IQK types keep the scale codes and table flags of a super-block (spec B).
+
+Each header has `write(blocks, levels, flags)`, which fills in bytes that are 0 so far, and a number by which `read_header`, the
+inverse inside kernels, knows it. blocks: uint8 [super-blocks, bytes]; levels: whole float32 numbers and flags: uint8, both
+[super-blocks, 16 or 8].
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ....simd.byte_lanes import bits_of, is_set, join_words, nibbles_of, pairs_of, signed, unsigned
+from ....simd.compile import kernel
+from ....simd.lanes import mask_bits, select
+from ..iquants.grid_lanes import lanes_of_bits
+
+
+class Header(Protocol):
+    number: int
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None: ...
+
+
+def _put_word(blocks: np.ndarray, at: int, bits: np.ndarray) -> None:
+    """Sixteen bits [blocks, 16] as the little-endian word at byte `at`."""
+    blocks[:, at : at + 2] |= np.packbits(bits, axis=1, bitorder="little")
+
+
+def _put_nibbles(blocks: np.ndarray, at: int, codes: np.ndarray) -> None:
+    """Codes [blocks, 16] below 16, two to a byte, from byte `at` on."""
+    blocks[:, at : at + 8] = codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+class FourBit:
+    """iq2_k: flags, then codes level + 8 of four bits."""
+
+    number = 0
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        _put_word(blocks, 2, flags)
+        _put_nibbles(blocks, 4, (levels + 8).astype(np.uint8))
+
+
+class OddWithSign:
+    """iq3_k: flags, signs, then codes (|level| - 1) / 2 of four bits."""
+
+    number = 1
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        _put_word(blocks, 2, flags)
+        _put_word(blocks, 4, levels < 0)
+        _put_nibbles(blocks, 6, np.maximum(np.abs(levels) - 1, 0).astype(np.uint8) >> 1)
+
+
+class SixBit:
+    """iq4_k, iq5_k: flags, then codes level + 32: their high two bits in four bytes, the low nibbles in eight."""
+
+    number = 2
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        codes = (levels + 32).astype(np.uint8)
+        _put_word(blocks, 2, flags)
+        high = (codes >> 4).reshape(-1, 4, 4)
+        blocks[:, 4:8] = high[..., 0] | (high[..., 1] << 2) | (high[..., 2] << 4) | (high[..., 3] << 6)
+        _put_nibbles(blocks, 8, codes & 15)
+
+
+class OddByte:
+    """iq4_ks, iq5_ks: a byte level + 127 for each 32 weights; levels are odd, so its lowest bit is free and holds the flag."""
+
+    number = 3
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        blocks[:, :8] = (levels + 127).astype(np.uint8) | flags
+
+
+class SignedByte:
+    """iq6_k: flags, then a signed byte for each 16 weights."""
+
+    number = 4
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        _put_word(blocks, 2, flags)
+        blocks[:, 4:20] = levels.astype(np.int8).view(np.uint8)
+
+
+class FiveBit:
+    """iq3_ks: high bits of the codes level + 16, then flags, then the low nibbles, those of blocks 4 apart in one byte."""
+
+    number = 5
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        codes = (levels + 16).astype(np.uint8)
+        _put_word(blocks, 0, np.concatenate([codes >> 4, flags], axis=1))
+        blocks[:, 2:6] = (codes[:, :4] & 15) | (codes[:, 4:] << 4)
+
+
+class FiveBitSwapped:
+    """iq2_ks: flags, then the high bits of codes level + 16, then the codes' low nibbles, those of neighbours in one byte."""
+
+    number = 6
+
+    @staticmethod
+    def write(blocks: np.ndarray, levels: np.ndarray, flags: np.ndarray) -> None:
+        codes = (levels + 16).astype(np.uint8)
+        _put_word(blocks, 0, np.concatenate([flags, codes >> 4], axis=1))
+        blocks[:, 2:6] = (codes[:, 0::2] & 15) | (codes[:, 1::2] << 4)
+
+
+_FOUR_BIT, _ODD_WITH_SIGN, _SIX_BIT, _ODD_BYTE, _SIGNED_BYTE, _FIVE_BIT = (
+    kind.number for kind in (FourBit, OddWithSign, SixBit, OddByte, SignedByte, FiveBit)
+)
+
+
+@kernel
+def read_header(number, a, b, c):
+    """Of a super-block that begins with the 64-bit words a, b, c: its flags as bits of an integer, its levels as lanes. Where
+    it has but eight blocks, the rest of both means nothing."""
+    flags = a >> 16
+    if number == _FOUR_BIT:
+        return flags, unsigned(nibbles_of(_from_bit(32, a, b))) - 8
+    if number == _ODD_WITH_SIGN:
+        odd = unsigned(nibbles_of(_from_bit(48, a, b)) << 1 | 1)
+        return flags, select(lanes_of_bits(a >> 32), -odd, odd)
+    if number == _SIX_BIT:
+        return flags, unsigned(nibbles_of(b) | pairs_of(a >> 32) << 4) - 32
+    if number == _ODD_BYTE:
+        codes = join_words(a, b)
+        return mask_bits(is_set(codes & 1)), unsigned(codes & 254) - 127
+    if number == _SIGNED_BYTE:
+        return flags, signed(join_words(_from_bit(32, a, b), _from_bit(32, b, c)))
+    if number == _FIVE_BIT:
+        low = join_words(flags & 0x0F0F0F0F | (flags >> 4 & 0x0F0F0F0F) << 32, 0)
+        return a >> 8, unsigned(low | bits_of(a) << 4) - 16
+    return a, unsigned(nibbles_of(flags) | bits_of(a >> 8) << 4) - 16
+
+
+@kernel
+def _from_bit(bit, a, b):
+    """The 64 bits that begin at a bit of two words, from 1 on."""
+    return (a >> bit & ((1 << (64 - bit)) - 1)) | b << (64 - bit)

@@ -1,0 +1,148 @@
+"""iq2_kl: five bits for every two weights, which pick one of 32 pairs of values (spec part B, D.6).
+
+A row has one float16 scale, a block of 32 weights a level -32 ... 31.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....formats import TYPES
+from ....simd.compile import kernel
+from ....simd.lanes import LANES
+from ....simd.scalar import round_product
+from ..float_range import as_half, normalised, tamed
+from ..importance import guarded
+from ..registry import Codec
+from .fit import weigh_units
+from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, score_pairs, search_pairs, take_lines
+from .scale_search import largest_element
+
+_KIND = TYPES["iq2_kl"]
+_SUPERBLOCK = 256
+_BLOCKS = _SUPERBLOCK // BLOCK
+_PAIRS = BLOCK // 2
+_LINES = len(PAIRS) * LANES
+_LOWEST, _HIGHEST = -32, 31  # levels
+_FACTOR = np.float32(2.25)  # of the mean square in the weights
+_QS, _QH = 6, 70  # where in a super-block the low nibbles and the high bits of the codes lie
+
+
+@kernel
+def _best_level(p, c, middle, d):
+    """The level of least error of a block near `middle`."""
+    best, least = np.float32(0), np.float32(0)
+    for step in (0, -1, 1):
+        level = min(max(middle + np.float32(step), np.float32(_LOWEST)), np.float32(_HIGHEST))
+        score = score_pairs(p, c, d * level)
+        if score < least:
+            best, least = level, score
+    return best
+
+
+@kernel
+def _fit(x, importance, codes, levels, d):
+    """float32 x [rows, n] -> uint8 codes [rows, n / 2], whole float32 levels [rows, n / 32], scales d float32 [rows]."""
+    rows, n = x.shape
+    w = np.empty((1, n), np.float32)
+    p, c, part = np.empty(_LINES, np.float32), np.empty(_LINES, np.float32), np.empty(4 * LANES, np.float32)
+    scales = np.empty(n // BLOCK, np.float32)
+    for r in range(rows):
+        if importance.shape[0]:
+            weigh_units(x[r : r + 1], importance, r, _FACTOR, np.float32(0), w)
+        else:
+            for j in range(n):
+                w[0, j] = abs(x[r, j])
+        for b in range(scales.size):
+            at = slice(b * BLOCK, (b + 1) * BLOCK)
+            take_lines(x[r, at], w[0, at], part, p, c)
+            scales[b] = search_pairs(x[r, at], p, c)
+        d[r] = -largest_element(scales) / np.float32(-_LOWEST)
+        for b in range(scales.size):
+            levels[r, b] = round_product(scales[b], np.float32(1) / d[r]) if d[r] != 0 else np.float32(0)
+        sxq = sqq = np.float32(0)
+        for b in range(scales.size):
+            at = slice(b * BLOCK, (b + 1) * BLOCK)
+            take_lines(x[r, at], w[0, at], part, p, c)
+            level = _best_level(p, c, levels[r, b], d[r])
+            levels[r, b] = level
+            xq, qq = assign_pairs(p, c, d[r] * level, codes[r, b * _PAIRS : (b + 1) * _PAIRS])
+            sxq += level * xq
+            sqq += level * level * qq
+        if sqq > 0:
+            d[r] = sxq / sqq
+
+
+@kernel
+def _pack(codes, blocks):
+    """Writes the codes [super-blocks, 8, 16] into uint8 blocks [super-blocks, bytes], which are 0 so far."""
+    for u in range(blocks.shape[0]):
+        block, k = blocks[u], codes[u]
+        for run in range(_BLOCKS // 2):
+            for i in range(_PAIRS):
+                block[_QS + _PAIRS * run + i] = (k[2 * run, i] & 15) | ((k[2 * run + 1, i] & 15) << 4)
+        for b in range(_BLOCKS):
+            for i in range(_PAIRS):
+                block[_QH + i] |= (k[b, i] >> 4) << b
+
+
+@kernel
+def _decode(blocks, scales, out):
+    """uint8 blocks [super-blocks, bytes], float32 scales [super-blocks, 8] -> out float32 [super-blocks, 256]."""
+    for u in range(blocks.shape[0]):
+        block, y = blocks[u], out[u]
+        for b in range(_BLOCKS):
+            scale = scales[u, b]
+            for i in range(_PAIRS):
+                nibble = (block[_QS + _PAIRS * (b // 2) + i] >> (4 * (b % 2))) & 15
+                k = nibble | (((block[_QH + i] >> b) & 1) << 4)
+                y[BLOCK * b + 2 * i], y[BLOCK * b + 2 * i + 1] = scale * PAIRS[k, 0], scale * PAIRS[k, 1]
+
+
+def _put_levels(blocks: np.ndarray, levels: np.ndarray) -> None:
+    """Levels float32 [super-blocks, 8] as six bits: the high two in a word, then the nibbles of blocks 4 apart in one byte."""
+    codes = (levels - _LOWEST).astype(np.uint8)
+    high = codes >> 4
+    blocks[:, 0] = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
+    blocks[:, 1] = high[:, 4] | (high[:, 5] << 2) | (high[:, 6] << 4) | (high[:, 7] << 6)
+    blocks[:, 2:6] = (codes[:, :4] & 15) | (codes[:, 4:] << 4)
+
+
+def _levels(blocks: np.ndarray) -> np.ndarray:
+    """The inverse of _put_levels."""
+    high = ((blocks[:, :2, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(-1, _BLOCKS)
+    low = np.concatenate([blocks[:, 2:6] & 15, blocks[:, 2:6] >> 4], axis=1)
+    return (low | (high << 4)).astype(np.float32) + np.float32(_LOWEST)
+
+
+def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 2 + n / 256 * 86].
+
+    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
+    """
+    rows, n = x.shape
+    v = tamed(guarded(x, importance, BLOCK))
+    x, exponents = normalised(x)
+    codes, levels = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
+    d = np.empty(rows, np.float32)
+    _fit(x, v, codes, levels, d)
+    blocks = np.zeros((rows * n // _SUPERBLOCK, _KIND.block_bytes), np.uint8)
+    _put_levels(blocks, levels.reshape(-1, _BLOCKS))
+    _pack(codes.reshape(-1, _BLOCKS, _PAIRS), blocks)
+    blocks = blocks.reshape(rows, -1)
+    blocks[d == 0] = 0
+    d = np.where(d == 0, np.float32(0), d)  # not -0
+    return np.concatenate([as_half(np.ldexp(d, exponents))[:, None].view(np.uint8), blocks], axis=1)
+
+
+def decode(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n] (spec part B)."""
+    blocks = np.ascontiguousarray(q[:, _KIND.row_meta :]).reshape(-1, _KIND.block_bytes)
+    d = q[:, : _KIND.row_meta].copy().view("<f2").astype(np.float32)
+    scales = (_levels(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)
+    out = np.empty((len(blocks), _SUPERBLOCK), np.float32)
+    _decode(blocks, scales, out)
+    return out.reshape(-1, n)
+
+
+CODECS = {"iq2_kl": Codec(encode, decode)}

@@ -1,0 +1,106 @@
+"""The search of iq2_kl: 32 pairs of values, one for every two weights (spec D.6).
+
+At an inverse scale `id` the pair (g1, g2) costs, but for what all pairs share, c - 2 id p with c = w1 g1^2 + w2 g2^2 and
+p = w1 x1 g1 + w2 x2 g2. Neither depends on the scale, so they are worked out once for all pairs of the table, and any scale
+is then two operations per pair. So every pair is tried, where the reference takes the nearest values of both weights and, if
+that is no pair of the table, the best of eight neighbours. The sixteen pairs of a block lie side by side in the lanes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....simd.compile import kernel
+from ....simd.lanes import LANES, fma_lanes, load, select, smaller, spread, store, sum_lanes
+from .scale_search import DEAD, largest_element
+
+BLOCK = 32
+ENTRIES = 32
+
+# Where the search puts the largest weight, as multiples of the lowest value. Beyond it weights are cut off.
+_FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
+
+# float32 [32, 2]: the values of two neighbours that a code stands for
+PAIRS = np.array(
+    [
+        (-63, -23), (-63, 13), (-40, -63), (-40, -10), (-40, 13), (-40, 47), (-23, -40), (-23, -23),
+        (-23, 1), (-23, 13), (-23, 28), (-10, -63), (-10, 1), (-10, 13), (-10, 47), (1, -23),
+        (1, -10), (1, 1), (1, 13), (1, 28), (13, -40), (13, -23), (13, -10), (13, 1),
+        (13, 13), (28, -63), (28, -23), (28, 1), (28, 28), (28, 47), (47, -23), (47, 13),
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+@kernel
+def take_lines(x, w, part, p, c):
+    """p and c of all pairs of a block (float32 x, w [32]) as arrays of lanes [32 * LANES], lane i for weights 2i and 2i + 1.
+
+    part: scratch [4 * LANES].
+    """
+    for i in range(LANES):
+        part[i], part[i + LANES] = x[2 * i], x[2 * i + 1]
+        part[i + 2 * LANES], part[i + 3 * LANES] = w[2 * i], w[2 * i + 1]
+    w1, w2 = load(part, 2 * LANES), load(part, 3 * LANES)
+    wx1, wx2 = w1 * load(part, 0), w2 * load(part, LANES)
+    for k in range(ENTRIES):
+        g1, g2 = PAIRS[k, 0], PAIRS[k, 1]
+        store(p, k * LANES, fma_lanes(wx1, spread(g1), wx2 * g2))
+        store(c, k * LANES, fma_lanes(w1, spread(g1 * g1), w2 * (g2 * g2)))
+
+
+@kernel
+def search_pairs(x, p, c):
+    """The scale of least weighted error of a block (float32 x [32], p and c by take_lines); 0 for a dead one.
+
+    Factors around the one that puts the largest weight on the lowest value are tried with both signs, and the scale is
+    refitted to the pairs of each.
+    """
+    mx = largest_element(x)
+    if abs(mx) < DEAD:
+        return np.float32(0)
+    best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
+    for factor in _FACTORS:
+        twice = np.float32(2) * PAIRS[0, 0] * factor / mx
+        plus, minus = spread(twice), spread(-twice)
+        xq, xq_minus = load(p, 0), load(p, 0)
+        cost, cost_minus = fma_lanes(minus, xq, load(c, 0)), fma_lanes(plus, xq, load(c, 0))
+        for k in range(1, ENTRIES):
+            pk, ck = load(p, k * LANES), load(c, k * LANES)
+            trial, trial_minus = fma_lanes(minus, pk, ck), fma_lanes(plus, pk, ck)
+            xq, xq_minus = select(trial < cost, pk, xq), select(trial_minus < cost_minus, pk, xq_minus)
+            cost, cost_minus = smaller(trial, cost), smaller(trial_minus, cost_minus)
+        for way in range(2):
+            sxq = sum_lanes(xq_minus if way else xq)
+            sqq = sum_lanes(fma_lanes(minus, xq_minus, cost_minus) if way else fma_lanes(plus, xq, cost))
+            if sqq > 0 and sxq * sxq * best_qq > best * sqq:
+                best, best_xq, best_qq = sxq * sxq, sxq, sqq
+    return best_xq / best_qq
+
+
+@kernel
+def score_pairs(p, c, scale):
+    """By how much the best pairs at a scale lower the weighted squared error of a block of zeros, as a negative number."""
+    if scale == 0:
+        return np.float32(0)
+    minus = spread(np.float32(-2) / scale)
+    cost = fma_lanes(minus, load(p, 0), load(c, 0))
+    for k in range(LANES, ENTRIES * LANES, LANES):
+        cost = smaller(fma_lanes(minus, load(p, k), load(c, k)), cost)
+    return sum_lanes(cost) * scale * scale
+
+
+@kernel
+def assign_pairs(p, c, scale, codes):
+    """Best pairs of a block at a scale: uint8 codes [16]; returns the sums of w x q and w q q over the block."""
+    minus = spread(np.float32(-2) / scale if scale != 0 else np.float32(0))
+    cost, index = fma_lanes(minus, load(p, 0), load(c, 0)), spread(np.float32(0))
+    for k in range(1, ENTRIES):
+        trial = fma_lanes(minus, load(p, k * LANES), load(c, k * LANES))
+        index, cost = select(trial < cost, spread(np.float32(k)), index), smaller(trial, cost)
+    store(codes, 0, index)
+    sxq = sqq = np.float32(0)
+    for i in range(LANES):
+        sxq += p[codes[i] * LANES + i]
+        sqq += c[codes[i] * LANES + i]
+    return sxq, sqq

@@ -1,0 +1,167 @@
+"""iq4_kss: four bits per weight, scale and table flag of each 32 weights included (spec part B, D.6).
+
+A row has one float32 scale; a block of 32 has an odd level -127 ... 127 and a flag that picks the table V4 or its shifted copy:
+eight bits, one for each of its eight words. What is left of a word are 15 bits for four codes of four bits, whose sixteen bits
+have even parity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....formats import TYPES
+from ....simd.compile import kernel
+from ....simd.lanes import LANES, load, store
+from ....simd.scalar import round_product
+from ....simd.table_lookup import pick16
+from ..float_range import normalised, tamed
+from ..importance import guarded
+from ..registry import Codec
+from .fit import weigh_units
+from .iq4_kss_search import BLOCK, SIZE, put_quads, search_quads, take_quads, try_quads
+from .scale_search import largest_element
+from .value_tables import V4
+
+_KIND = TYPES["iq4_kss"]
+_WORDS = BLOCK // 4
+_HIGHEST = 127
+_FACTOR = np.float32(2)  # of the mean square in the weights
+_SHARE = np.float32(0.25)  # of that, without importance
+_ROUNDS = 2  # of choosing levels and codes and refitting the row's scale to them
+
+# The code of each whole number that is an entry, counted from -_LOWEST on, of the plain table.
+_LOWEST = int(V4[0, 0])
+_CODE_OF = np.zeros(int(V4[0, -1]) - _LOWEST + 1, np.uint8)
+_CODE_OF[(V4[0] - _LOWEST).astype(int)] = np.arange(16)
+_SHIFT = int(V4[1, 0]) - _LOWEST
+_FLAT = V4.reshape(-1)
+
+
+@kernel
+def _level(scale, d):
+    """The odd number nearest to scale / d, kept within -127 ... 127."""
+    if d == 0:
+        return np.float32(1)
+    half = round_product(np.float32(0.5), scale / d + np.float32(_HIGHEST))
+    return np.float32(2) * min(max(half, np.float32(0)), np.float32(_HIGHEST)) - np.float32(_HIGHEST)
+
+
+@kernel
+def _best_level(x, w, middle, d, tried, q):
+    """The best level near `middle` for a block: (level, flag, sum of w x q, sum of w q q) with q in units of d.
+
+    x, w: arrays of quadruples; the entries of both tables go to another one, q; tried: scratch.
+    """
+    level, flag, sxq, sqq, least = middle, 0, np.float32(0), np.float32(0), np.float32(np.inf)
+    for step in (0, -2, 2):
+        trial = middle + np.float32(step)
+        if abs(trial) > _HIGHEST:
+            continue
+        scale = d * trial
+        xq, qq = try_quads(x, w, scale, tried)
+        for table in range(2):
+            error = scale * (scale * qq[table] - np.float32(2) * xq[table])
+            if error < least:
+                level, flag, sxq, sqq, least = trial, table, trial * xq[table], trial * trial * qq[table], error
+        if level == trial:
+            for i in range(0, SIZE, LANES):
+                store(q, i, load(tried, i))
+    return level, flag, sxq, sqq
+
+
+@kernel
+def _fit(x, importance, entries, flags, levels, d):
+    """float32 x [rows, n] -> entries float32 [rows, n], flags uint8 and odd levels float32 [rows, n / 32], scales d [rows]."""
+    rows, n = x.shape
+    blocks = n // BLOCK
+    w, scales = np.empty((1, n), np.float32), np.empty(blocks, np.float32)
+    xs, ws = np.empty((blocks, SIZE), np.float32), np.empty((blocks, SIZE), np.float32)
+    tried, q = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
+    for r in range(rows):
+        weigh_units(x[r : r + 1], importance, r, _FACTOR, _SHARE, w)
+        for b in range(blocks):
+            take_quads(x[r, b * BLOCK :], xs[b])
+            take_quads(w[0, b * BLOCK :], ws[b])
+            scales[b] = search_quads(xs[b], ws[b], q)
+        d[r] = abs(largest_element(scales)) / np.float32(_HIGHEST)
+        for b in range(blocks):
+            levels[r, b] = _level(scales[b], d[r])
+        for _ in range(_ROUNDS):
+            sxq = sqq = np.float32(0)
+            for b in range(blocks):
+                levels[r, b], flags[r, b], xq, qq = _best_level(xs[b], ws[b], levels[r, b], d[r], tried, q)
+                sxq += xq
+                sqq += qq
+                put_quads(q, flags[r, b], entries[r, b * BLOCK :])
+            if sqq > 0:
+                d[r] = sxq / sqq
+
+
+@kernel
+def _pack(entries, flags, levels, words):
+    """Writes uint16 words [blocks, 8] from what _fit gives, as blocks of 32."""
+    for b in range(words.shape[0]):
+        flag = flags[b]
+        byte = np.uint16(levels[b] + np.float32(_HIGHEST)) | np.uint16(flag)
+        lowest = _LOWEST + _SHIFT * flag
+        e = entries[b]
+        for k in range(_WORDS):
+            v = np.uint16(_CODE_OF[int(e[2 * k]) - lowest])
+            v |= np.uint16(_CODE_OF[int(e[2 * k + 16]) - lowest]) << 4
+            v |= np.uint16(_CODE_OF[int(e[2 * k + 1]) - lowest]) << 8
+            v |= np.uint16(_CODE_OF[int(e[2 * k + 17]) - lowest]) << 12
+            # Each bit the parity of the bits of v up to it: decoding is the exclusive or of neighbours.
+            v ^= v << 1
+            v ^= v << 2
+            v ^= v << 4
+            v ^= v << 8
+            words[b, k] = np.uint16(v << 1) | ((byte >> k) & 1)
+
+
+@kernel
+def _decode(words, d, blocks_per_row, out):
+    """uint16 words [blocks, 8], d float32 [rows] -> out float32 [blocks, 32]."""
+    codes = np.empty(BLOCK, np.uint8)
+    for b in range(words.shape[0]):
+        byte = 0
+        for k in range(_WORDS):
+            word = words[b, k]
+            byte |= (word & 1) << k
+            v = word & np.uint16(0xFFFE)
+            v ^= v >> 1
+            codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
+            codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
+        scale = d[b // blocks_per_row] * np.float32((byte & 254) - _HIGHEST)
+        store(out[b], 0, pick16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
+        store(out[b], LANES, pick16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
+
+
+def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 4 + n / 256 * 128].
+
+    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
+    """
+    rows, n = x.shape
+    v = tamed(guarded(x, importance, BLOCK))
+    x, exponents = normalised(x)
+    entries = np.empty(x.shape, np.float32)
+    flags, levels = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
+    d = np.empty(rows, np.float32)
+    _fit(x, v, entries, flags, levels, d)
+    words = np.empty((rows, n // 4), np.uint16)
+    _pack(entries.reshape(-1, BLOCK), flags.reshape(-1), levels.reshape(-1), words.reshape(-1, _WORDS))
+    words[d == 0] = 0
+    scale = np.ldexp(d, exponents).astype("<f4")[:, None].view(np.uint8)
+    return np.concatenate([scale, words.astype("<u2").view(np.uint8)], axis=1)
+
+
+def decode(q: np.ndarray, n: int) -> np.ndarray:
+    """uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n] (spec part B)."""
+    d = q[:, : _KIND.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
+    words = q[:, _KIND.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
+    out = np.empty((len(words), BLOCK), np.float32)
+    _decode(words, d, n // BLOCK, out)
+    return out.reshape(-1, n)
+
+
+CODECS = {"iq4_kss": Codec(encode, decode)}

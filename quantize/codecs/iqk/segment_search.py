@@ -1,0 +1,191 @@
+"""The scale search for a table of four values, exhaustive: iq2_k, iq2_ks (spec D.5).
+
+Whatever the scale, the weights of a block in ascending order fall into four runs, one for each value of the table, ascending
+or (scale below zero) descending. The reference tries all 816 ways to cut a sorted block of 16 into four runs whose last is not
+empty, with two tables and two directions. But the best cut must be the nearest assignment for its own scale, and as the scale
+grows from zero each weight changes its entry at most twice, from an outer entry to inner ones, at known scales. So it is enough
+to walk through these events in order: at most 32 cuts for each table and direction. The winners are then compared in the
+reference's arithmetic.
+
+Sixteen blocks go side by side, one in each lane.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....simd.compile import kernel
+from ....simd.lanes import LANES, fma_lanes, larger, load, select, smaller, spread, store
+from .scale_search import DEAD
+
+
+def sorting_network(count: int) -> np.ndarray:
+    """Comparators of Batcher's odd-even merge sort for 2 ** k elements: int64 [any, 2], offsets into lanes arrays."""
+    pairs = []
+    p = 1
+    while p < count:
+        k = p
+        while k >= 1:
+            pairs += [
+                (i + j, i + j + k)
+                for j in range(k % p, count - k, 2 * k)
+                for i in range(min(k, count - j - k))
+                if (i + j) // (2 * p) == (i + j + k) // (2 * p)
+            ]
+            k //= 2
+        p *= 2
+    return np.array(pairs) * LANES
+
+
+@kernel
+def _sort(network, x, w):
+    """Sorts each lane of x ascending and takes w along."""
+    for c in range(network.shape[0]):
+        i, j = network[c, 0], network[c, 1]
+        a, b, wa, wb = load(x, i), load(x, j), load(w, i), load(w, j)
+        swap = a > b
+        store(x, i, smaller(a, b))
+        store(x, j, larger(a, b))
+        store(w, i, select(swap, wb, wa))
+        store(w, j, select(swap, wa, wb))
+
+
+@kernel
+def _merge(first, count, key, gain, cost):
+    """Sorts events first ... first + count - 1 by key, whose keys are bitonic: falling, then rising, or rotated so."""
+    half = count // 2
+    while half:
+        for start in range(first, first + count, 2 * half):
+            for e in range(start, start + half):
+                i, j = e * LANES, (e + half) * LANES
+                a, b = load(key, i), load(key, j)
+                swap = a > b
+                store(key, i, smaller(a, b))
+                store(key, j, larger(a, b))
+                a, b = load(gain, i), load(gain, j)
+                store(gain, i, select(swap, b, a))
+                store(gain, j, select(swap, a, b))
+                a, b = load(cost, i), load(cost, j)
+                store(cost, i, select(swap, b, a))
+                store(cost, j, select(swap, a, b))
+        half //= 2
+
+
+@kernel
+def _thresholds(values):
+    """1 / (where an entry gives way to the next one), as positive numbers: top to third, bottom to second, second to third."""
+    one, half = np.float32(1), np.float32(0.5)
+    top, bottom, low = half * (values[2] + values[3]), half * (values[0] + values[1]), half * (values[1] + values[2])
+    return one / top, -one / bottom, -one / low
+
+
+@kernel
+def _walk(x, w, block, values, down, key, gain, cost):
+    """The scale just after the event that leaves the best cut, one direction and table.
+
+    x: sorted, w: lanes arrays; down: whether the values descend as the weights ascend. The largest weight keeps its outermost
+    entry, as the last run of the reference is never empty.
+    """
+    v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
+    from_top, from_bottom, from_low = _thresholds(values)
+    zero = spread(np.float32(0))
+    sxq = sqq = zero
+    for i in range(block):
+        y, wi = load(x, i * LANES), load(w, i * LANES)
+        if down:
+            y = -y
+        positive, negative = y > np.float32(0), y < np.float32(0)
+        begin = select(positive, spread(v3), select(negative, spread(v0), spread(v2)))
+        inner = select(negative, spread(v1), spread(v2))
+        if i == block - 1:
+            begin = spread(v0) if down else spread(v3)
+            inner, negative = begin, y < y
+        wy = wi * y
+        sxq, sqq = fma_lanes(wy, begin, sxq), fma_lanes(wi, begin * begin, sqq)
+        at = i * LANES
+        store(key, at, larger(y * from_top, -y * from_bottom))
+        store(gain, at, wy * (inner - begin))
+        store(cost, at, wi * (inner * inner - begin * begin))
+        # Falling keys after the rising ones of the first half make the whole bitonic.
+        at = (2 * block - 1 - i if down else block + i) * LANES
+        store(key, at, -y * from_low)
+        store(gain, at, select(negative, wy * (v2 - v1), zero))
+        store(cost, at, select(negative, wi * (v2 * v2 - v1 * v1), zero))
+    _merge(0, block, key, gain, cost)
+    _merge(0, 2 * block, key, gain, cost)
+    best, best_sqq, scale = sxq * sxq, sqq, spread(np.float32(-1))
+    for e in range(2 * block):
+        sxq += load(gain, e * LANES)
+        sqq += load(cost, e * LANES)
+        better = sxq * sxq * best_sqq > best * sqq
+        best, best_sqq = select(better, sxq * sxq, best), select(better, sqq, best_sqq)
+        scale = select(better, load(key, e * LANES), scale)
+    return scale
+
+
+@kernel
+def search_segments(x, w, table, network, scales, flags):
+    """Scale and flag of every block, for float32 x and weights w, both [blocks, elements per block, 16 or 32].
+
+    table: float32 [2, at least 4]; network: sorting_network(elements per block). Writes float32 scales and uint8 flags
+    (1: shifted table), both [blocks]; dead blocks get 0 and 0.
+    """
+    blocks, block = x.shape
+    size = block * LANES
+    xs, ws = np.empty(size, np.float32), np.empty(size, np.float32)
+    sx, sw = np.empty(size, np.float32), np.empty(size, np.float32)  # sums of w x and w up to an element
+    key, gain, cost = np.empty(2 * size, np.float32), np.empty(2 * size, np.float32), np.empty(2 * size, np.float32)
+    found, shifts = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    zero = spread(np.float32(0))
+    for start in range(0, blocks, LANES):
+        count = min(LANES, blocks - start)
+        if count < LANES:
+            xs[:], ws[:] = 0, 0
+        for b in range(count):
+            for i in range(block):
+                xs[i * LANES + b], ws[i * LANES + b] = x[start + b, i], w[start + b, i]
+        _sort(network, xs, ws)
+        sum_x = sum_w = zero
+        for i in range(block):
+            wi = load(ws, i * LANES)
+            sum_x, sum_w = fma_lanes(wi, load(xs, i * LANES), sum_x), sum_w + wi
+            store(sx, i * LANES, sum_x)
+            store(sw, i * LANES, sum_w)
+        scale, best, flag = zero, zero, zero
+        for way in range(4):
+            shifted, down = way % 2, way >= 2
+            values = table[shifted]
+            v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
+            d = _walk(xs, ws, block, values, down, key, gain, cost)
+            # Sums over the weights before the second, third and fourth run.
+            x0 = w0 = x1 = w1 = x2 = w2 = zero
+            from_top, from_bottom, from_low = _thresholds(values)
+            for i in range(block - 1):
+                y = load(xs, i * LANES)
+                px, pw = load(sx, i * LANES), load(sw, i * LANES)
+                if down:
+                    y = -y
+                top = (y > np.float32(0)) & (y * from_top > d)
+                bottom = (y < np.float32(0)) & (-y * from_bottom > d)
+                below = (y < np.float32(0)) & (-y * from_low > d)
+                if down:
+                    in0, in1, in2 = top, ~below, ~bottom
+                else:
+                    in0, in1, in2 = bottom, below, ~top
+                x0, w0 = select(in0, px, x0), select(in0, pw, w0)
+                x1, w1 = select(in1, px, x1), select(in1, pw, w1)
+                x2, w2 = select(in2, px, x2), select(in2, pw, w2)
+            if down:
+                v0, v1, v2, v3 = v3, v2, v1, v0
+            sxq = fma_lanes(sum_x - x2, spread(v3), fma_lanes(x2 - x1, spread(v2), fma_lanes(x1 - x0, spread(v1), x0 * v0)))
+            sqq = fma_lanes(w1 - w0, spread(v1 * v1), w0 * (v0 * v0))
+            sqq = fma_lanes(sum_w - w2, spread(v3 * v3), fma_lanes(w2 - w1, spread(v2 * v2), sqq))
+            better = (sqq > np.float32(0)) & (sxq * sxq > best * sqq)
+            scale = select(better, sxq / sqq, scale)
+            best = select(better, scale * sxq, best)
+            flag = select(better, spread(np.float32(shifted)), flag)
+        dead = (abs(load(xs, 0)) < DEAD) & (abs(load(xs, (block - 1) * LANES)) < DEAD)
+        store(found, 0, select(dead, zero, scale))
+        store(shifts, 0, select(dead, zero, flag))
+        for b in range(count):
+            scales[start + b], flags[start + b] = found[b], shifts[b]

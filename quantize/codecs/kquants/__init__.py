@@ -1,0 +1,1 @@
+"""The k-quants: superblocks of 256 with quantised scales."""

@@ -1,0 +1,93 @@
+"""Codebooks of the trellis types, and the tree of boxes in which encoders look for the nearest vector.
+
+A codebook holds the 2**bits vectors of 8 (or 4) values that a multiplicative generator makes from its start states (spec part
+B). For the search they are put in order by halving them again and again at the median of their widest coordinate, until runs
+of 16 vectors are left; a run has a box around it, 16 runs have a box around theirs, and so on. The tables hold 16 vectors or
+boxes as lanes: of two coordinates at a time, 32 int16 that alternate between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ....simd.lanes import LANES
+
+_MULTIPLIER = np.uint32(0xCBAC1FED)
+_BYTES = np.uint32(0x3F3F3F3F)
+_MEAN = 126
+
+# Boxes are kept in fixed point: a coordinate c as (c + OFFSET) * UNITS.
+OFFSET, UNITS = 256, 32
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """A codebook and its tree.
+
+    values   int8 [vectors, size]: the vectors by index
+    order    int32 [vectors]: index of each vector in the order of the tree
+    vectors  int16 [runs * size * 16]: the runs of 16 vectors, as lanes
+    boxes    int16, as lanes: lower and upper ends of 16 boxes for each pair of coordinates; all levels, from the top
+    levels   int64 [levels]: where in `boxes` each level begins
+    tops     how many boxes the top level has, at most 32; other levels are in full sixteens
+    """
+
+    values: np.ndarray
+    order: np.ndarray
+    vectors: np.ndarray
+    boxes: np.ndarray
+    levels: np.ndarray
+    tops: int
+
+    @property
+    def size(self) -> int:
+        return self.values.shape[1]
+
+
+def generate(bits: int, size: int, offset: int) -> np.ndarray:
+    """int8 [2**bits, size]: the values that follow each start state index + offset (spec part B, trellis types)."""
+    state = np.arange(1 << bits, dtype=np.uint32) + np.uint32(offset)
+    values = np.empty((1 << bits, size), np.int8)
+    for j in range(size):
+        state *= _MULTIPLIER
+        values[:, j] = (state & _BYTES).view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int64) - _MEAN
+    return values
+
+
+@cache
+def book(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> Book:
+    """The codebook of 2**bits vectors of `size` values; absolute: of their magnitudes. Takes about 0.2 s for 2**16."""
+    values = generate(bits, size, offset)
+    if absolute:
+        values = np.abs(values)
+    order = _halved(values)
+    runs = values[order].reshape(-1, LANES, size).astype(np.int16)
+    low, high = runs.min(axis=1), runs.max(axis=1)
+    levels = []
+    while True:
+        tops = len(low)
+        ends = np.zeros((-(-tops // LANES), LANES, 2, size // 2, 2), np.int16)  # [sixteens, box, end, pair, coordinate]
+        ends.reshape(-1, 2, size)[:tops] = (np.stack([low, high], axis=1) + OFFSET) * UNITS
+        levels.append(ends.transpose(0, 3, 2, 1, 4).reshape(-1))
+        if tops <= 2 * LANES:
+            break
+        low = low.reshape(-1, LANES, size).min(axis=1)
+        high = high.reshape(-1, LANES, size).max(axis=1)
+    levels.reverse()
+    starts = np.cumsum([0] + [level.size for level in levels[:-1]])
+    vectors = runs.reshape(-1, LANES, size // 2, 2).transpose(0, 2, 1, 3)
+    return Book(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, tops)
+
+
+def _halved(values: np.ndarray) -> np.ndarray:
+    order = np.arange(len(values), dtype=np.int32)[None]
+    while order.shape[1] > LANES:
+        nodes = values[order]
+        widest = nodes.astype(np.float32).var(axis=1).argmax(axis=1)
+        key = np.take_along_axis(nodes, widest[:, None, None], axis=2)[..., 0]
+        order = np.take_along_axis(order, key.argsort(axis=1, kind="stable"), axis=1)
+        order = order.reshape(-1, order.shape[1] // 2)
+    return np.ascontiguousarray(order).reshape(-1)

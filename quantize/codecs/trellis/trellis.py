@@ -1,0 +1,258 @@
+"""Codecs of the trellis types iq1_kt, iq2_kt, iq3_kt and iq4_kt: groups of weights are vectors of a generated codebook.
+
+A row has one float32 scale, every 32 weights a code for a level that it is multiplied by, every 8 (or 4) weights the index of a
+vector. Layouts are those of spec part B; trellis_codebook makes the vectors, trellis_fit finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ....formats import TYPES
+from ....simd.compile import kernel
+from ..importance import as_rows
+from ..iqk.value_tables import V4
+from ..registry import Codec
+from .codebook import Book, book
+from .fit import SUPERBLOCK, fit_rows
+
+_BLOCKS = 8  # of 32 weights in a superblock
+_ORDINARY = (-12, 8)  # binary exponents of rows that are taken as they are
+_TAME = 20  # the same of importance
+_FIRST, _SECOND = 4096, 36864  # states that index 0 of a codebook stands for
+
+
+def _nibbles(q: np.ndarray, first: int) -> np.ndarray:
+    """The low nibbles of four bytes, then the high ones: uint8 [blocks, 8]."""
+    part = q[:, first : first + 4]
+    return np.concatenate([part & 15, part >> 4], axis=1)
+
+
+def _put_nibbles(q: np.ndarray, first: int, codes: np.ndarray) -> None:
+    q[:, first : first + 4] = codes[:, :4] | codes[:, 4:] << 4
+
+
+def _words(q: np.ndarray, first: int, count: int) -> np.ndarray:
+    return q[:, first : first + 2 * count].copy().view("<u2").astype(np.int32)
+
+
+def _read_iq1(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    high = np.concatenate([q[:, 40:56] & 15, q[:, 40:56] >> 4], axis=1).astype(np.int32)
+    top = q[:, :8, None].astype(np.int32) >> np.arange(4, 8) & 1
+    return q[:, :8] & 15, q[:, 8:40] | high << 8 | top.reshape(len(q), 32) << 12
+
+
+def _write_iq1(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
+    top = (indices >> 12).reshape(-1, 8, 4) << np.arange(4, 8)
+    q[:, :8] = codes | top.sum(axis=2).astype(np.uint8)
+    q[:, 8:40] = indices & 255
+    high = (indices >> 8 & 15).astype(np.uint8)
+    q[:, 40:56] = high[:, :16] | high[:, 16:] << 4
+
+
+def _read_words(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _nibbles(q, 0), _words(q, 4, 32)
+
+
+def _write_words(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
+    _put_nibbles(q, 0, codes)
+    q[:, 4:68] = indices.astype("<u2").view(np.uint8)
+
+
+def _read_iq4(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    words = q[:, :32].copy().view("<u4").astype(np.int64)
+    high = np.concatenate([q[:, 96:128] & 15, q[:, 96:128] >> 4], axis=1).astype(np.int32)
+    top = (words[:, :, None] >> np.arange(8, 32, 3) & 7).astype(np.int32).reshape(len(q), 64)
+    second = np.repeat((words & 1).astype(np.int32), 8, axis=1)
+    return (words & 255).astype(np.uint8), q[:, 32:96] | high << 8 | top << 12 | second << 15
+
+
+def _write_iq4(q: np.ndarray, codes: np.ndarray, indices: np.ndarray) -> None:
+    top = (indices >> 12 & 7).astype(np.uint32).reshape(-1, 8, 8) << np.arange(8, 32, 3, dtype=np.uint32)
+    q[:, :32] = (codes | top.sum(axis=2, dtype=np.uint32)).astype("<u4").view(np.uint8)
+    q[:, 32:96] = indices & 255
+    high = (indices >> 8 & 15).astype(np.uint8)
+    q[:, 96:128] = high[:, :32] | high[:, 32:] << 4
+
+
+@kernel
+def _multiply(indices, scales, values, out):
+    """out[b] = scales[b, c] * vectors of block c: indices int32 [blocks, groups], scales float32 [blocks, 8], values int8."""
+    size = values.shape[1]
+    share = indices.shape[1] // scales.shape[1]
+    for b in range(indices.shape[0]):
+        for g in range(indices.shape[1]):
+            scale, index = scales[b, g // share], indices[b, g]
+            for j in range(size):
+                out[b, g * size + j] = scale * np.float32(values[index, j])
+
+
+@kernel
+def _negate(out, plane):
+    """Turns the sign of element e of out (its bits, uint32 [blocks, 256]) where bit e / 32 of plane[e % 32] is set."""
+    for b in range(out.shape[0]):
+        for k in range(SUPERBLOCK // 32):
+            for j in range(32):
+                out[b, 32 * k + j] ^= np.uint32(plane[b, j] >> k & 1) << np.uint32(31)
+
+
+def _ladder(reach: float, steps: int) -> np.ndarray:
+    """float32 [steps] of even ratios from 1 / reach to reach."""
+    return np.exp(np.linspace(-np.log(reach), np.log(reach), steps)).astype(np.float32)
+
+
+def _tries(centers: int, gap: float, tries: int = 1, apart: float = 0) -> np.ndarray:
+    """float32 [centers, tries]: factors on a scale, around centers `gap` apart (as logarithms) of tries that are `apart`."""
+    places = gap * (np.arange(centers) - (centers - 1) / 2), apart * (np.arange(tries) - (tries - 1) / 2)
+    return np.exp(np.add.outer(*places)).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class _Type:
+    """What encoder and decoder have to know about a type.
+
+    bits, size   of the codebook's indices; of a group
+    states       where the codebooks begin; absolute: whether they are of magnitudes, and signs in a plane at byte 68
+    multiples    float32 [codes]: what the row's scale is multiplied by for each code of a block
+    read, write  between blocks (uint8 [blocks, bytes]), and codes (uint8 [blocks, 8]) and indices (int32 [blocks, groups])
+    sides        codes tried for a block: per side, of one sign and codebook, by rising magnitude
+    ends         the least and the largest multiple that a row's largest block may get
+    tries, more, survey, share, expected, factor    of the search, see `fit_rows`; tuned by error and time on rows of several
+                 distributions
+    boost        factor on the fitted scale: it makes up for what least squares take away from the length of the rows
+    """
+
+    name: str
+    bits: int
+    size: int
+    states: tuple[int, ...]
+    absolute: bool
+    multiples: np.ndarray
+    read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    write: Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+    sides: np.ndarray
+    ends: tuple[float, float]
+    tries: np.ndarray
+    more: np.ndarray
+    survey: np.ndarray
+    share: float
+    expected: tuple[float, ...]
+    factor: float
+    boost: float = 1.0
+
+    @cached_property
+    def books(self) -> list[Book]:
+        return [book(self.bits, self.size, state, self.absolute) for state in self.states]
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """int8 [codebooks * 2**bits, size]."""
+        return np.concatenate([each.values for each in self.books])
+
+    @property
+    def zero(self) -> int | None:
+        """The code of level 0, if there is one."""
+        codes = np.flatnonzero(self.multiples == 0)
+        return int(codes[0]) if codes.size else None
+
+    @cached_property
+    def search(self) -> tuple:
+        """Arguments of `fit_rows` from `size` to `zero`."""
+        books = self.books
+        levels = np.abs(self.multiples[self.sides])
+        starts = [each.levels + i * books[0].boxes.size for i, each in enumerate(books)]
+        return (
+            self.size,
+            np.concatenate([each.boxes for each in books]),
+            np.stack(starts),
+            books[0].tops,
+            np.stack([each.vectors for each in books]).reshape(-1),
+            np.stack([each.values for each in books]),
+            np.stack([each.order for each in books]),
+            levels,
+            np.sign(self.multiples[self.sides[:, 0]]),
+            np.arange(len(self.sides)) // (len(self.sides) // len(books)),
+            np.unique(levels),
+            tuple(map(np.float32, self.ends)),
+            self.tries,
+            self.more,
+            self.survey,
+            np.float32(self.share),
+            np.array(self.expected, np.float32),
+            np.float32(self.factor),
+            self.zero is not None,
+        )
+
+    def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        exponents = np.frexp(np.maximum(x.max(axis=1), -x.min(axis=1)))[1]
+        exponents[(exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1])] = 0
+        tame = np.ldexp(x, -exponents[:, None]) if exponents.any() else x
+        v = as_rows(importance)
+        exponent = np.frexp(v.max(initial=0))[1]
+        if abs(exponent) > _TAME:
+            v = np.ldexp(v, -exponent)
+        sides, picks = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
+        indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
+        fit_rows(np.abs(tame) if self.absolute else tame, v, *self.search, sides, picks, indices, d)
+        kind = TYPES[self.name]
+        q = np.zeros((rows * n // SUPERBLOCK, kind.block_bytes), np.uint8)
+        none = sides == 255
+        codes = np.where(none, self.zero or 0, self.sides[np.where(none, 0, sides), picks]).astype(np.uint8)
+        if len(self.books) > 1:
+            second = (sides >= len(self.sides) // 2) & ~none
+            indices |= np.repeat(second.reshape(-1).astype(np.int32), 32 // self.size) << self.bits
+        self.write(q, codes.reshape(-1, _BLOCKS), indices.reshape(len(q), -1))
+        if self.absolute:
+            signs = (x < 0).reshape(-1, _BLOCKS, 32)
+            q[:, 68:100] = np.packbits(signs, axis=1, bitorder="little")[:, 0]
+        q.reshape(rows, -1)[d == 0] = 0
+        d = np.ldexp(d * np.float32(self.boost), exponents).astype("<f4")
+        return np.concatenate([d[:, None].view(np.uint8), q.reshape(rows, -1)], axis=1)
+
+    def decode(self, q: np.ndarray, n: int) -> np.ndarray:
+        kind = TYPES[self.name]
+        rows = len(q)
+        d = q[:, : kind.row_meta].copy().view("<f4")
+        blocks = q[:, kind.row_meta :].reshape(-1, kind.block_bytes)
+        codes, indices = self.read(blocks)
+        scales = d.repeat(n // SUPERBLOCK, axis=0) * self.multiples[codes]
+        out = np.empty((len(blocks), SUPERBLOCK), np.float32)
+        _multiply(np.ascontiguousarray(indices, np.int32), scales, self.values, out)
+        if self.absolute:
+            _negate(out.view(np.uint32), np.ascontiguousarray(blocks[:, 68:100]))
+        return out.reshape(rows, n)
+
+
+_BASE = V4[0]  # iq4_k's table without shift
+_OF_BASE = np.stack([np.arange(8, 16), np.arange(7, -1, -1)])  # its positive and its negative entries, from 0 outwards
+_SEVEN_BITS = (np.arange(256) >> 1).astype(np.float32) - 64  # bit 0 says which codebook
+_STEP = np.arange(1, 64) * 2
+_LARGE_BLOCKS = _ladder(1.38, 16)
+_NO_SURVEY = np.empty(0, np.float32)
+
+_TYPES = (
+    _Type(
+        "iq1_kt", 13, 8, (_FIRST,), False, _BASE, _read_iq1, _write_iq1, _OF_BASE, (85, 135),
+        _tries(1, 0, 3, 0.15), _tries(3, 0.15), _NO_SURVEY, 0.5, (800, 50, 700, 0), 0.0079, boost=1.07,
+    ),
+    _Type(
+        "iq2_kt", 16, 8, (_FIRST,), False, _BASE, _read_words, _write_words, _OF_BASE, (75, 120),
+        _tries(1, 0, 3, 0.12), _tries(3, 0.15), _NO_SURVEY, 0.35, (280, 250, 400, 0), 0.0081,
+    ),
+    _Type(
+        "iq3_kt", 16, 8, (_FIRST,), True, np.arange(16, dtype=np.float32), _read_words, _write_words, np.arange(1, 16)[None],
+        (14, 15), _tries(5, 0.11), _tries(11, 0.05), _LARGE_BLOCKS, 0.5, (110, 30, 70, 20), 0.0081,
+    ),
+    _Type(
+        "iq4_kt", 15, 4, (_FIRST, _SECOND), False, _SEVEN_BITS, _read_iq4, _write_iq4,
+        np.stack([128 + _STEP, 128 - _STEP, 129 + _STEP, 129 - _STEP]), (50, 54),
+        _tries(2, 0.18, 8, 0.022), _tries(5, 0.1, 6, 0.018), _LARGE_BLOCKS, 1.2, (20, 5, 10, 14), 0.0092,
+    ),
+)  # fmt: skip
+
+CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _TYPES}

@@ -1,0 +1,1 @@
+"""Searching a recipe for a given file size."""

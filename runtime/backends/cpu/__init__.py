@@ -1,0 +1,1 @@
+"""The processor backend: compiled programs for a team of threads."""

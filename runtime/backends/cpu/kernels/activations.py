@@ -1,0 +1,79 @@
+"""Activations as 8-bit codes: what integer products multiply the codes of weights with.
+
+A block of activations shares one scale, the largest magnitude divided by 127, as in the reference's q8_0 (32 per block, for
+types whose own blocks are 32) and q8_K (256, for superblock types). Sums of codes over 16 columns serve weights that have an
+offset or whose codes are unsigned: sum((w - zero) * a) = sum(w * a) - zero * sum(a).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .....simd.byte_lanes import low_bytes, signed, store_bytes
+from .....simd.compile import kernel
+from .....simd.lanes import any_lane, fma_lanes, highest_lane, larger, load, spread, sum_lanes
+from .....simd.scalar import ROUNDER
+
+RUN = 16  # columns that one sum of codes spans
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = 1e-30  # what is below it counts as zero: its reciprocal would not be finite
+
+
+class Activations(NamedTuple):
+    """codes int8 [n, columns] in -127..127; scales float32 [n, columns / block]; sums int16 [n, columns / 16].
+
+    An activation is about code * scale. The sums are those of the codes, exact.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    sums: np.ndarray
+    block: int
+
+
+def quantise(x: np.ndarray, block: int) -> Activations:
+    """float32 [n, columns] -> codes, scales and sums. block: 32 or 256, a divisor of columns.
+
+    A block with NaN or infinity gets scale NaN and codes 0, so that it spoils what is computed from it; one whose magnitudes
+    are all below 1e-30 gets scale 0. The same bits on every processor.
+    """
+    x = np.ascontiguousarray(x, np.float32)
+    n, columns = x.shape
+    codes = np.empty((n, columns), np.int8)
+    scales = np.empty((n, columns // block), np.float32)
+    sums = np.empty((n, columns // RUN), np.int16)
+    quantise_run(x.reshape(-1), block, codes.view(np.uint8).reshape(-1), scales.reshape(-1), sums.reshape(-1))
+    return Activations(codes, scales, sums, block)
+
+
+@kernel
+def quantise_run(x, block, codes, scales, sums):
+    """x float32 [elements], codes uint8 [elements] (the bits of int8), scales float32 [elements / block], sums int16
+    [elements / 16], all contiguous; elements a multiple of block, block of 16."""
+    for b in range(x.size // block):
+        first = b * block
+        high = spread(0.0)
+        finite = high == high
+        for i in range(first, first + block, RUN):
+            magnitude = abs(load(x, i))
+            finite = finite & (magnitude <= _LARGEST)
+            high = larger(high, magnitude)
+        largest = highest_lane(high)
+        inverse = np.float32(0.0)
+        if any_lane(~finite):
+            scales[b] = np.float32(np.nan)
+        elif largest < _SMALLEST:
+            scales[b] = np.float32(0.0)
+        else:
+            scales[b] = largest / np.float32(127)
+            inverse = np.float32(127) / largest
+        if inverse == 0:
+            codes[first : first + block] = 0
+            sums[first // RUN : (first + block) // RUN] = 0
+            continue
+        for i in range(first, first + block, RUN):
+            code = low_bytes(fma_lanes(load(x, i), spread(inverse), spread(ROUNDER)))
+            store_bytes(codes, i, code)
+            sums[i // RUN] = np.int16(sum_lanes(signed(code)))

@@ -1,0 +1,1 @@
+"""Flash attention over rows of the KV cache."""

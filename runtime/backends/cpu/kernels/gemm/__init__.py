@@ -1,0 +1,1 @@
+"""Matrix-matrix products of many tokens with packed weights."""

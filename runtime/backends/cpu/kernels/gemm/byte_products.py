@@ -1,0 +1,208 @@
+"""Matrix products of 8-bit codes: weights in panels of 16 rows, activations in rows.
+
+A panel holds the codes of 16 rows, the same four columns of all rows together, which is what one instruction of AVX-512 VNNI
+multiplies with four columns of a token. Codes are unsigned, and a group of columns (16 or 32) has per row a scale and perhaps
+a term that is added: weight = scale * (code - zero) + term. Products of codes are exact integers; each group's is turned to
+float32, scaled and added up, column block after column block.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import alloca_once
+
+from ......simd.compile import kernel
+from ......simd.llvm import (
+    F32,
+    FLOATS,
+    I32,
+    I64,
+    LANES,
+    WORDS,
+    ByteDots,
+    address,
+    counting,
+    everywhere,
+    fma,
+    load,
+    registers,
+    store,
+)
+from ......simd.scalar import operation
+
+PANEL = 16  # rows
+BLOCK = 32  # columns that share an activation's scale
+STRETCH = 512  # columns done at a time for all tokens: the codes of a pair of panels then stay in the first-level cache
+
+# Panels and tokens of a register tile: two sums per panel and token, one of integers and one of floats.
+TILE_PANELS, TILE_TOKENS = (2, 6) if registers() == 32 else (1, 3)
+
+
+@operation
+def copy_lines(typingctx, source, target, lines):
+    """Copies so many times 64 bytes from one address to another."""
+
+    def generate(context, builder, signature, args):
+        source, target, lines = args
+
+        def line(i):
+            place = builder.mul(i, I64(4 * LANES))
+            store(builder, load(builder, source, WORDS, place), target, place)
+
+        counting(builder, lines, line)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), generate
+
+
+@kernel
+def write_sums(sums, out, first, count, column):
+    """Sums of `count` tokens from the first on, [tiles, tokens, rows of a tile], to as many columns of out as it has."""
+    width, rows = out.shape[1], sums.shape[2]
+    source, target = address(sums), address(out)
+    for t in range(count):
+        for tile in range(sums.shape[0]):
+            at = column + rows * tile
+            if at + rows <= width:
+                place = target + 4 * ((first + t) * width + at)
+                copy_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
+            else:
+                for i in range(width - at):
+                    out[first + t, at + i] = sums[tile, t, i]
+
+
+@operation
+def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first):
+    """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens to `out`, float32 [tokens, 16 * TILE_PANELS] (first:
+    writes them), over `count` blocks of 32 columns.
+
+    halves: a boolean if a group has 16 columns, None if it has 32. All else are int64: addresses, of terms None if there are
+    none; steps: from one panel to the next of codes and of scales, token_steps: from one token to the next of codes, of scales
+    and of offsets (and sums), all in bytes.
+    """
+    groups = 1 if isinstance(halves, types.NoneType) else 2
+    has_terms = not isinstance(terms, types.NoneType)
+
+    def generate(context, builder, signature, args):
+        _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
+        b, dots = builder, ByteDots(builder)
+        code_step, scale_step = (b.extract_value(steps, i) for i in range(2))
+        token_step, token_scale_step, offset_step = (b.extract_value(token_steps, i) for i in range(3))
+
+        def along(base, step, count):
+            places = [base]
+            for _ in range(count - 1):
+                places.append(b.add(places[-1], step))
+            return places
+
+        code_at, scale_at = along(codes, code_step, TILE_PANELS), along(scales, scale_step, TILE_PANELS)
+        term_at = along(terms, scale_step, TILE_PANELS) if has_terms else []
+        token_at = along(tokens, token_step, TILE_TOKENS)
+        token_scale_at = along(token_scales, token_scale_step, TILE_TOKENS)
+        offset_at, sum_at = (along(base, offset_step, TILE_TOKENS) for base in (offsets, sums))
+        pairs = [(p, t) for p in range(TILE_PANELS) for t in range(TILE_TOKENS)]
+        totals = {pair: alloca_once(b, FLOATS) for pair in pairs}
+        for pair in pairs:
+            b.store(ir.Constant(FLOATS, [0.0] * LANES), totals[pair])
+
+        def block(i):
+            at_codes, at_scales = b.mul(i, I64(BLOCK * PANEL)), b.mul(i, I64(groups * 4 * PANEL))
+            at_token, at_number, at_offset = b.mul(i, I64(BLOCK)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
+            parts = {}
+            for group in range(groups):
+                place = b.add(at_offset, I64(4 * group))
+                starts = [everywhere(b, load(b, at, I32, place)) for at in offset_at]
+                exact = {(p, t): starts[t] for p, t in pairs}
+                for k in range(group * 8 // groups, (group + 1) * 8 // groups):
+                    place = b.add(at_codes, I64(4 * PANEL * k))
+                    weights = [dots.weights(load(b, code_at[p], WORDS, place)) for p in range(TILE_PANELS)]
+                    for t in range(TILE_TOKENS):
+                        word = dots.activations(load(b, token_at[t], I32, b.add(at_token, I64(4 * k))))
+                        for p in range(TILE_PANELS):
+                            exact[p, t] = dots.add(exact[p, t], weights[p], word)
+                for p in range(TILE_PANELS):
+                    scale = load(b, scale_at[p], FLOATS, b.add(at_scales, I64(4 * PANEL * group)))
+                    for t in range(TILE_TOKENS):
+                        number = b.sitofp(exact[p, t], FLOATS)
+                        parts[p, t] = fma(b, number, scale, parts[p, t]) if group else b.fmul(number, scale)
+            for t in range(TILE_TOKENS):
+                scale = everywhere(b, load(b, token_scale_at[t], F32, at_number))
+                for p in range(TILE_PANELS):
+                    b.store(fma(b, parts[p, t], scale, b.load(totals[p, t])), totals[p, t])
+            if not has_terms:
+                return
+            for group in range(groups):
+                for p in range(TILE_PANELS):
+                    term = load(b, term_at[p], FLOATS, b.add(at_scales, I64(4 * PANEL * group)))
+                    for t in range(TILE_TOKENS):
+                        total = everywhere(b, load(b, sum_at[t], F32, b.add(at_offset, I64(4 * group))))
+                        b.store(fma(b, term, total, b.load(totals[p, t])), totals[p, t])
+
+        counting(b, count, block)
+        fresh = everywhere(b, first, LANES)
+        for p, t in pairs:
+            at = 4 * PANEL * (TILE_PANELS * t + p)
+            old = b.select(fresh, ir.Constant(FLOATS, [0.0] * LANES), load(b, out, FLOATS, at))
+            store(b, b.fadd(b.load(totals[p, t]), old), out, at)
+        return context.get_dummy_value()
+
+    i = types.int64
+    two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
+    maybe = i if has_terms else terms
+    return types.void(halves, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
+
+
+@kernel
+def multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, column):
+    """out[t, column + r] = sum over groups g of
+    scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
+
+    halves: True when groups have 16 columns, None when 32. codes: uint8 [panels, columns / 4, 16, 4], panels a multiple of 2;
+    scales and terms (or None): float32 [panels, groups, 16]. tokens: int8 [n, columns], n a multiple of TILE_TOKENS,
+    token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals: float32 [n, groups]. sums: float32 [pairs,
+    tokens, 32], for use meanwhile. out: float32 [n or less, any]: rows of the panels beyond its last column are left out.
+    All C-contiguous.
+    """
+    n, columns = tokens.shape
+    groups = 2 if halves is not None else 1
+    blocks = columns // BLOCK
+    code_step, scale_step = columns * PANEL, blocks * groups * 4 * PANEL
+    token_steps = (columns, 4 * blocks, 4 * groups * blocks)
+    at_codes, at_scales, at_sums = address(codes), address(scales), address(sums)
+    at_terms = address(terms) if terms is not None else None
+    at_tokens, at_token_scales = address(tokens), address(token_scales)
+    at_offsets, at_totals = address(offsets), address(totals)
+    tiles = sums.shape[0] * 2 // TILE_PANELS
+    together = sums.shape[1] // TILE_TOKENS * TILE_TOKENS
+    tile_step = together * 4 * PANEL * TILE_PANELS
+    for token in range(0, n, together):
+        count = min(together, n - token)
+        for panel in range(0, codes.shape[0], tiles * TILE_PANELS):
+            some = min(tiles, (codes.shape[0] - panel) // TILE_PANELS)
+            for start in range(0, blocks, STRETCH // BLOCK):
+                width = min(STRETCH // BLOCK, blocks - start)
+                for tile in range(some):
+                    first = panel + tile * TILE_PANELS
+                    scale_offset = first * scale_step + start * groups * 4 * PANEL
+                    for t in range(token, token + count, TILE_TOKENS):
+                        group_offset = t * token_steps[2] + start * groups * 4
+                        _tile(
+                            halves,
+                            at_codes + first * code_step + start * BLOCK * PANEL,
+                            at_scales + scale_offset,
+                            at_terms + scale_offset if at_terms is not None else None,
+                            (code_step, scale_step),
+                            at_tokens + t * token_steps[0] + start * BLOCK,
+                            at_token_scales + t * token_steps[1] + start * 4,
+                            at_offsets + group_offset,
+                            at_totals + group_offset,
+                            token_steps,
+                            at_sums + tile * tile_step + (t - token) * 4 * PANEL * TILE_PANELS,
+                            width,
+                            start == 0,
+                        )
+            size = PANEL * TILE_PANELS
+            tiles_sums = sums.reshape(-1)[: some * together * size].reshape((some, together, size))
+            write_sums(tiles_sums, out, token, min(count, out.shape[0] - token), column + panel * PANEL)

@@ -1,0 +1,285 @@
+"""Matrix products of bf16 numbers, summed up in float32: with the tile unit, or with dot products of AVX-512.
+
+Weights come in bf16 panels (tile_floats.py), or in panels of bytes (tile_unpack.py), which are expanded a stretch at a time, so
+that no more than that ever exists as bf16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import alloca_once
+
+from ......simd import amx
+from ......simd.compile import kernel
+from ......simd.llvm import (
+    FLOATS,
+    I32,
+    I64,
+    LANES,
+    WORDS,
+    address,
+    call,
+    counting,
+    everywhere,
+    features,
+    fma,
+    load,
+    same,
+    store,
+)
+from ......simd.scalar import operation
+from .byte_products import PANEL, copy_lines, write_sums
+from .float_panels import STEP, TOKENS, bf16_pair, plain_nan
+
+STRETCH = 512  # columns done at a time for all tokens: two panels of them stay in the first-level cache
+_PAIR_BYTES = 4 * PANEL  # two columns of a panel
+TILE_BYTES = 2 * STEP * TOKENS  # 32 columns of 16 tokens, or of a panel
+SUM_BYTES = 4 * 2 * PANEL * TOKENS  # of 16 tokens with two panels
+
+
+def has_dots() -> bool:
+    """Whether the processor has dot products of bf16 pairs outside of the tile unit that are worth using. (Those of processors
+    that have the tile unit take twice as long as float32 would: 55 against 110 to 150 G multiplications per second.)"""
+    return {"avx512bf16", "avx512f"} <= features() and "amx-bf16" not in features()
+
+
+# --- the tile unit --------------------------------------------------------------------------------------------------
+
+
+@operation
+def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, steps, first):
+    """Two panels times 32 tokens (16 if `single` is a boolean and not None), over `steps` times 32 columns, added to sums,
+    float32 [tokens, 32] (first: written there). Addresses, and bytes from one panel and from 16 tokens to the next: int64."""
+    halves = 2 if isinstance(single, types.NoneType) else 1
+
+    def generate(context, builder, signature, args):
+        b = builder
+        _, weights, weight_step, tokens, token_step, sums, steps, first = args
+        pairs = [(t, p) for t in range(halves) for p in range(2)]
+        weight_at = [weights, b.add(weights, weight_step)]
+        token_at = [tokens, b.add(tokens, token_step)]
+        row_step = I64(2 * 4 * PANEL)
+        sums_at = {(t, p): b.add(sums, I64(4 * PANEL * (2 * TOKENS * t + p))) for t, p in pairs}
+        with b.if_else(first) as (fresh, going_on):
+            with fresh:
+                for t, p in pairs:
+                    amx.zero(b, 2 * t + p)
+            with going_on:
+                for t, p in pairs:
+                    amx.load_tile(b, 2 * t + p, sums_at[t, p], row_step)
+
+        def step(i):
+            along = b.mul(i, I64(TILE_BYTES))
+            for p in range(2):
+                amx.load_tile(b, 6 + p, b.add(weight_at[p], along), I64(amx.ROW_BYTES))
+            for t in range(halves):
+                amx.load_tile(b, 4 + t, b.add(token_at[t], along), I64(amx.ROW_BYTES))
+                for p in range(2):
+                    amx.add_products(b, 2 * t + p, 4 + t, 6 + p)
+
+        counting(b, steps, step)
+        for t, p in pairs:
+            amx.store_tile(b, 2 * t + p, sums_at[t, p], row_step)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(single, i, i, i, i, i, i, types.boolean), generate
+
+
+@operation
+def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
+    """bf16 numbers of some groups of a panel: scale * code + (term - zero * scale). Addresses; terms may be None; zero a float;
+    fours: columns of a group by four."""
+    has_terms = not isinstance(terms, types.NoneType)
+
+    def generate(context, builder, signature, args):
+        b = builder
+        codes, scales, terms, zero, fours, groups, out = args
+        minus = b.fneg(everywhere(b, zero))
+
+        def group(g):
+            scale = plain_nan(b, load(b, scales, FLOATS, b.mul(g, I64(_PAIR_BYTES))))
+            term = b.fmul(scale, minus)
+            if has_terms:
+                term = b.fadd(term, plain_nan(b, load(b, terms, FLOATS, b.mul(g, I64(_PAIR_BYTES)))))
+            first = b.mul(g, fours)
+
+            def four(i):
+                place = b.mul(b.add(first, i), I64(4 * PANEL))
+                words = load(b, codes, WORDS, place)
+                numbers = []
+                for k in range(4):
+                    byte = b.and_(b.lshr(words, same(WORDS, 8 * k)), same(WORDS, 255))
+                    numbers.append(fma(b, b.sitofp(byte, FLOATS), scale, term))
+                to = b.mul(place, I64(2))
+                for k in range(2):
+                    store(b, bf16_pair(b, *numbers[2 * k : 2 * k + 2]), b.add(out, to), k * _PAIR_BYTES)
+
+            counting(b, fours, four)
+
+        counting(b, groups, group)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i if has_terms else terms, types.float32, i, i, i), generate
+
+
+@kernel
+def _all_tokens(weights, weight_step, tokens, token_step, blocks, sums, steps, first):
+    """Two panels times `blocks` blocks of 16 tokens; addresses and bytes."""
+    for t in range(0, blocks - 1, 2):
+        _tile(None, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
+    if blocks % 2:
+        t = blocks - 1
+        _tile(True, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
+
+
+@kernel
+def multiply_tiles(panels, tokens, sums, stretch, out, column):
+    """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c; on the tile unit.
+
+    panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32; tokens: from `round_rows`, uint16
+    [n / 16, parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch:
+    uint16 [2 * 512 * 16], for use meanwhile, at cache lines; out: float32 [n or less, any]: rows of the panels beyond its last
+    column are left out. All C-contiguous.
+    """
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
+    part_step = tokens.shape[2] * TILE_BYTES
+    panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[1] * part_step, sums.shape[1] * 8 * PANEL
+    at_panels, at_tokens, at_sums, at_stretch = address(panels), address(tokens), address(sums), address(stretch)
+    amx.configure()
+    for token in range(0, n, sums.shape[1] // TOKENS):
+        blocks = min(sums.shape[1] // TOKENS, n - token)
+        for panel in range(0, rows, 2 * sums.shape[0]):
+            pairs = min(sums.shape[0], (rows - panel + 1) // 2)
+            for start in range(0, columns, STRETCH):
+                steps = min(STRETCH, columns - start) // STEP
+                for pair in range(pairs):
+                    second = panel + 2 * pair + 1 < rows
+                    weights = at_panels + (panel + 2 * pair) * panel_bytes + 2 * start * PANEL
+                    following = panel_bytes if second else 0
+                    if weights % 64:  # a file's alignment: across two lines every load would take twice as long
+                        for p in range(2 if second else 1):
+                            to = at_stretch + p * STRETCH * 2 * PANEL
+                            copy_lines(weights + p * panel_bytes, to, steps * TILE_BYTES // 64)
+                        weights, following = at_stretch, STRETCH * 2 * PANEL if second else 0
+                    for part in range(tokens.shape[1]):
+                        from_ = at_tokens + token * token_step + part * part_step + start // STEP * TILE_BYTES
+                        first = start == 0 and part == 0
+                        _all_tokens(weights, following, from_, token_step, blocks, at_sums + pair * sum_step, steps, first)
+            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
+            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)
+    amx.release()
+
+
+@kernel
+def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, out, column):
+    """As multiply_tiles, for panels of bytes (Panels in tile_unpack.py), an even number of them; tokens of one part; terms: of
+    size 0 if there are none."""
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, codes.shape[0]
+    token_step, sum_step = tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
+    at_codes, at_scales, at_tokens = address(codes), address(scales), address(tokens)
+    at_sums, at_stretch = address(sums), address(stretch)
+    at_terms = address(terms)
+    zero = np.float32(zero)
+    amx.configure()
+    for token in range(0, n, sums.shape[1] // TOKENS):
+        blocks = min(sums.shape[1] // TOKENS, n - token)
+        for panel in range(0, rows, 2 * sums.shape[0]):
+            pairs = min(sums.shape[0], (rows - panel) // 2)
+            for start in range(0, columns, STRETCH):
+                width = min(STRETCH, columns - start)
+                from_ = at_tokens + token * token_step + start // STEP * TILE_BYTES
+                for pair in range(pairs):
+                    for p in range(2):
+                        first = (panel + 2 * pair + p) * columns + start
+                        at_group, to = first // group * _PAIR_BYTES, at_stretch + p * 2 * STRETCH * PANEL
+                        at, scale = at_codes + first * PANEL, at_scales + at_group
+                        if terms.size:
+                            _expand(at, scale, at_terms + at_group, zero, group // 4, width // group, to)
+                        else:
+                            _expand(at, scale, None, zero, group // 4, width // group, to)
+                    at = at_sums + pair * sum_step
+                    _all_tokens(at_stretch, 2 * STRETCH * PANEL, from_, token_step, blocks, at, width // STEP, start == 0)
+            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
+            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)
+    amx.release()
+
+
+# --- dot products of AVX-512 ----------------------------------------------------------------------------------------
+
+_DOT_TOKENS = 8
+
+
+class _BFloat(ir.types.Type):
+    """LLVM's 16-bit brain float, which llvmlite does not have."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash(_BFloat)
+
+
+@operation
+def _dot_tile(typingctx, weights, weight_step, tokens, sums, steps, first):
+    """As _tile: two panels times 8 tokens of a block of 16."""
+
+    def generate(context, builder, signature, args):
+        b = builder
+        weights, weight_step, tokens, sums, steps, first = args
+        halves = ir.VectorType(_BFloat(), 2 * LANES)
+        both = [(t, p) for t in range(_DOT_TOKENS) for p in range(2)]
+        weight_at = [weights, b.add(weights, weight_step)]
+        totals = {pair: alloca_once(b, FLOATS) for pair in both}
+        for total in totals.values():
+            b.store(ir.Constant(FLOATS, [0.0] * LANES), total)
+
+        def step(i):
+            along = b.mul(i, I64(TILE_BYTES))
+            for pair in range(STEP // 2):
+                numbers = [b.bitcast(load(b, b.add(at, along), WORDS, pair * _PAIR_BYTES), halves) for at in weight_at]
+                for t in range(_DOT_TOKENS):
+                    word = load(b, b.add(tokens, along), I32, 2 * STEP * t + 4 * pair)
+                    word = b.bitcast(everywhere(b, word), halves)
+                    for p in range(2):
+                        total = totals[t, p]
+                        b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, b.load(total), numbers[p], word), total)
+
+        counting(b, steps, step)
+        fresh, nothing = everywhere(b, first), ir.Constant(FLOATS, [0.0] * LANES)
+        for t, p in both:
+            at = b.add(sums, I64(4 * PANEL * (2 * t + p)))
+            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, nothing, load(b, at, FLOATS))), at)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i, i, i, types.boolean), generate
+
+
+@kernel
+def multiply_dots(panels, tokens, sums, out, column):
+    """As multiply_tiles, where has_dots; tokens of one part."""
+    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
+    panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
+    at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
+    for token in range(0, n, sums.shape[1] // TOKENS):
+        blocks = min(sums.shape[1] // TOKENS, n - token)
+        for panel in range(0, rows, 2 * sums.shape[0]):
+            pairs = min(sums.shape[0], (rows - panel + 1) // 2)
+            for start in range(0, columns, STRETCH):
+                steps = min(STRETCH, columns - start) // STEP
+                from_ = at_tokens + token * token_step + start // STEP * TILE_BYTES
+                for pair in range(pairs):
+                    following = panel_bytes if panel + 2 * pair + 1 < rows else 0
+                    weights = at_panels + (panel + 2 * pair) * panel_bytes + 2 * start * PANEL
+                    for t in range(0, blocks * TOKENS, _DOT_TOKENS):
+                        at = from_ + t // TOKENS * token_step + t % TOKENS * 2 * STEP
+                        _dot_tile(weights, following, at, at_sums + pair * sum_step + t * 8 * PANEL, steps, start == 0)
+            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
+            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)

@@ -1,0 +1,268 @@
+"""The parts that products of many tokens are made of, for programs of a team (see `team`): activations brought into the form
+that products want, the products of a slice of a matrix's rows, and the activation of a feed-forward block.
+
+Activations are a table of INPUTS words. Rows come in units of a unit's size (16, or TILE_TOKENS for bytes); a row of the
+result is row PLACES[row] of x, or zeros where that is -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.core import types
+
+from ......simd.compile import kernel
+from ......simd.llvm import address
+from ......simd.scalar import operation
+from ......simd.team import Part, call, part, view
+from ..activations import RUN, quantise_run
+from ..elementwise import gate_run
+from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
+from .float_panels import STEP, TOKENS, fill_panels, round_row
+from .float_products import STRETCH, multiply_expanded, multiply_tiles
+from .unpack_panels import CODES, COLUMNS, PACKED, PANEL, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
+
+ROUNDED, SPLIT, BYTES = range(3)  # bf16, sums of two bf16, 8-bit codes
+
+# Words of the table of activations: x, rows to take (0: the first COUNT), columns, where the results go (see `gemm.Inputs`).
+(X, PLACES, COUNT, WIDTH, WAY, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, IN_ZERO, IN_GROUP) = range(11)
+INPUTS = 11
+
+# Words of the table of a product: addresses, bytes and numbers as in `gemv`; slices of STEP rows each.
+(WEIGHTS, MATRIX_BYTES, LINE_BYTES, LINES, LENGTH, UNPACKER, ZERO, GROUP, HAS_TERMS, STEP_ROWS, SLICES) = range(11)
+(OUT, STRIDE, JOBS, INPUT) = range(11, 15)
+FIELDS = 15
+MATRIX, FIRST, COUNTED, TARGET = range(4)  # of a job
+
+SPAN = 1024  # columns of a unit of activations that one part takes: a multiple of all blocks
+_SUMS = (8, 512)  # pairs of panels and tokens whose sums are kept until all columns are done: half a megabyte
+_LINE = 64
+
+
+@operation
+def keep(typingctx, array):
+    """Nothing, but the array stays alive until here, where only its address was used."""
+
+    def generate(context, builder, signature, args):
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _place(table, row):
+    if table[PLACES]:
+        return view(table[PLACES], row + 1, np.int64)[row]
+    return row if row < table[COUNT] else -1
+
+
+@kernel
+def _round_unit(table, unit, first, stop):
+    columns, parts = table[WIDTH], 2 if table[WAY] == SPLIT else 1
+    part_bytes = -(-columns // STEP) * STEP * TOKENS * 2
+    last = np.zeros(STEP, np.float32)
+    for r in range(TOKENS):
+        place = _place(table, unit * TOKENS + r)
+        source = table[X] + 4 * place * columns if place >= 0 else 0
+        to = table[BLOCKS] + unit * parts * part_bytes + r * 2 * STEP
+        round_row(source, columns, first, stop, to, to + part_bytes if parts > 1 else 0, last)
+
+
+@kernel
+def _quantise_unit(table, unit, first, stop):
+    columns, group, zero = table[WIDTH], table[IN_GROUP], table[IN_ZERO]
+    size, groups = stop - first, columns // group
+    spare = np.empty(size // RUN, np.int16)
+    for row in range(unit * TILE_TOKENS, (unit + 1) * TILE_TOKENS):
+        place = _place(table, row)
+        codes = view(table[BLOCKS] + row * columns + first, size, np.uint8)
+        scales = view(table[TOKEN_SCALES] + 4 * (row * columns + first) // BLOCK, size // BLOCK, np.float32)
+        if place < 0:
+            codes[:], scales[:], spare[:] = 0, 0, 0
+        else:
+            quantise_run(view(table[X] + 4 * (place * columns + first), size, np.float32), BLOCK, codes, scales, spare)
+        at = 4 * (row * groups + first // group)
+        offsets = view(table[OFFSETS] + at, size // group, np.int32)
+        totals = view(table[TOTALS] + at, size // group, np.float32)
+        for g in range(size // group):
+            total = np.int32(spare[g]) if group == RUN else np.int32(spare[2 * g]) + np.int32(spare[2 * g + 1])
+            offsets[g] = np.int32(-zero * total)
+            totals[g] = np.float32(total) * scales[g * group // BLOCK]
+
+
+@kernel
+def _prepare(table, unit, first, stop):
+    if table[WAY] == BYTES:
+        _quantise_unit(table, unit, first, stop)
+    else:
+        _round_unit(table, unit, first, stop)
+
+
+@part
+def prepare_part(argument, number):
+    """Activations as a table says; parts: units x spans of columns."""
+    table = view(argument, INPUTS, np.int64)
+    spans = -(-table[WIDTH] // SPAN)
+    first = number % spans * SPAN
+    _prepare(table, number // spans, first, min(first + SPAN, table[WIDTH]))
+
+
+@kernel
+def _add(row, biases, matrix, columns, first):
+    values = view(biases + 4 * (matrix * columns + first), row.size, np.float32)
+    for i in range(row.size):
+        row[i] += values[i]
+
+
+@part
+def gate_part(argument, number):
+    """The activation of a feed-forward block, and the form of its result that the product wants which follows.
+
+    Table: gate (overwritten), up, kind, limit (float64), biases of gate and of up (0: none), matrix of each row (0: none; read
+    for biases only), address of the table of activations, whose x is gate. Parts as for these.
+    """
+    given, limit = view(argument, 8, np.int64), np.float32(view(argument, 8, np.float64)[3])
+    table = view(given[7], INPUTS, np.int64)
+    columns, size = table[WIDTH], TILE_TOKENS if table[WAY] == BYTES else TOKENS
+    spans = -(-columns // SPAN)
+    unit, first = number // spans, number % spans * SPAN
+    stop = min(first + SPAN, columns)
+    for r in range(unit * size, (unit + 1) * size):
+        row = _place(table, r)
+        if row < 0:
+            continue
+        at = 4 * (row * columns + first)
+        gate, up = view(given[0] + at, stop - first, np.float32), view(given[1] + at, stop - first, np.float32)
+        matrix = view(given[6], row + 1, np.int64)[row] if given[6] else 0
+        if given[4]:
+            _add(gate, given[4], matrix, columns, first)
+        if given[5]:
+            _add(up, given[5], matrix, columns, first)
+        gate_run(given[2], gate, up, gate, limit)
+    _prepare(table, unit, first, stop)
+
+
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _job(table, number):
+    """(matrix, first row of the inputs, their number, first row of the outputs), first row and number of rows of the matrix."""
+    job = view(table[JOBS] + number // table[SLICES] * 32, 4, np.int64)
+    start = number % table[SLICES] * table[STEP_ROWS]
+    return (job[MATRIX], job[FIRST], job[COUNTED], job[TARGET]), start, min(table[STEP_ROWS], table[LINES] - start)
+
+
+@kernel
+def _out(table, job):
+    return view(table[OUT] + 4 * job[3] * table[STRIDE], job[2] * table[STRIDE], np.float32).reshape(job[2], table[STRIDE])
+
+
+@kernel
+def _sums(at, panels, tokens):
+    """Sums at an address, and how many bytes they take."""
+    pairs = min(_SUMS[0], (panels + 1) // 2)
+    return view(at, pairs * tokens * 2 * PANEL, np.float32).reshape(pairs, tokens, 2 * PANEL)
+
+
+@kernel
+def _unpack(table, job, start, rows, panels, at):
+    """Panels of a slice at an address: codes, scales, terms (without numbers if there are none)."""
+    columns, groups, unpacking = table[LENGTH], table[LENGTH] // table[GROUP], np.empty(UNPACK_FIELDS, np.int64)
+    code_bytes, scale_bytes = panels * PANEL * columns, 4 * panels * PANEL * groups
+    unpacking[PACKED] = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[LINE_BYTES]
+    unpacking[ROW_BYTES], unpacking[ROWS], unpacking[COLUMNS], unpacking[PANELS] = table[LINE_BYTES], rows, columns, panels
+    unpacking[CODES], unpacking[SCALES], unpacking[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
+    call(table[UNPACKER], unpacking.ctypes.data, 0)
+    keep(unpacking)
+    codes = view(at, code_bytes, np.uint8).reshape(panels, columns // 4, PANEL, 4)
+    scales = view(at + code_bytes, scale_bytes // 4, np.float32).reshape(panels, groups, PANEL)
+    count = panels if table[HAS_TERMS] else 0
+    terms = view(unpacking[TERMS], count * groups * PANEL, np.float32).reshape(count, groups, PANEL)
+    return codes, scales, terms
+
+
+@kernel
+def _room(table, panels, tokens):
+    """Memory for all that a product needs meanwhile, and the first line's address in it."""
+    numbers = panels * PANEL * table[LENGTH]
+    scales = 8 * numbers // table[GROUP] if table[GROUP] else numbers
+    sums = 4 * min(_SUMS[0], (panels + 1) // 2) * tokens * 2 * PANEL
+    room = np.empty(_LINE + numbers + scales + sums + 4 * PANEL * STRETCH, np.uint8)
+    return room, (address(room) + _LINE - 1) // _LINE * _LINE
+
+
+@kernel
+def _blocks(table, job, parts):
+    """The tokens of a job as bf16."""
+    inputs, steps, count = view(table[INPUT], INPUTS, np.int64), -(-table[LENGTH] // STEP), -(-job[2] // TOKENS)
+    size = parts * steps * TOKENS * STEP
+    blocks = view(inputs[BLOCKS] + job[1] // TOKENS * size * 2, count * size, np.uint16)
+    return blocks.reshape(count, parts, steps, TOKENS, STEP)
+
+
+@part
+def expanded_part(argument, number):
+    """Packed weights, expanded to bf16 on the way, on the tile unit."""
+    table = view(argument, FIELDS, np.int64)
+    job, start, rows = _job(table, number)
+    panels, tokens = -(-rows // (2 * PANEL)) * 2, _blocks(table, job, 1)
+    together = min(len(tokens) * TOKENS, _SUMS[1])
+    room, at = _room(table, panels, together)
+    stretch, sums = view(at, 2 * PANEL * STRETCH, np.uint16), _sums(at + 4 * PANEL * STRETCH, panels, together)
+    codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * PANEL * STRETCH + 4 * sums.size)
+    multiply_expanded(codes, scales, terms, table[ZERO], table[GROUP], tokens, sums, stretch, _out(table, job), start)
+    keep(room)
+
+
+@part
+def floats_part(argument, number):
+    """bf16 weights, in rows or, if there is no UNPACKER, in panels, times sums of two bf16, on the tile unit."""
+    table = view(argument, FIELDS, np.int64)
+    job, start, rows = _job(table, number)
+    columns, panels, tokens = table[LENGTH], -(-rows // PANEL), _blocks(table, job, 2)
+    together = min(len(tokens) * TOKENS, _SUMS[1])
+    room, at = _room(table, panels, together)
+    stretch, sums = view(at, 2 * PANEL * STRETCH, np.uint16), _sums(at + 4 * PANEL * STRETCH, panels, together)
+    at += 4 * PANEL * STRETCH + 4 * sums.size
+    weights = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[LINE_BYTES]
+    if table[UNPACKER]:
+        lines, nothing = view(weights, rows * columns, np.uint16).reshape(rows, columns), np.empty((0, STEP), np.uint16)
+        fill_panels(lines, nothing, view(at, panels * PANEL * columns, np.uint16).reshape(panels, columns // 2, PANEL, 2))
+        weights = at
+    ready = view(weights, panels * PANEL * columns, np.uint16).reshape(panels, columns // 2, PANEL, 2)
+    multiply_tiles(ready, tokens, sums, stretch, _out(table, job), start)
+    keep(room)
+
+
+def _bytes_part(halves: bool | None) -> Callable[[int, int], None]:
+    def product(argument, number):
+        table = view(argument, FIELDS, np.int64)
+        inputs = view(table[INPUT], INPUTS, np.int64)
+        job, start, rows = _job(table, number)
+        panels, columns, groups = -(-rows // (2 * PANEL)) * 2, table[LENGTH], table[LENGTH] // table[GROUP]
+        n, first = -(-job[2] // TILE_TOKENS) * TILE_TOKENS, job[1]
+        room, at = _room(table, panels, min(n, _SUMS[1]))
+        sums = _sums(at, panels, min(n, _SUMS[1]))
+        codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * sums.size)
+        tokens = view(inputs[BLOCKS] + first * columns, n * columns, np.int8).reshape(n, columns)
+        blocks = columns // BLOCK
+        token_scales = view(inputs[TOKEN_SCALES] + 4 * first * blocks, n * blocks, np.float32).reshape(n, blocks)
+        offsets = view(inputs[OFFSETS] + 4 * first * groups, n * groups, np.int32).reshape(n, groups)
+        totals = view(inputs[TOTALS] + 4 * first * groups, n * groups, np.float32).reshape(n, groups)
+        out = _out(table, job)
+        if table[HAS_TERMS]:
+            multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)
+        else:
+            multiply_bytes(halves, codes, scales, None, tokens, token_scales, offsets, totals, sums, out, start)
+        keep(room)
+
+    return product
+
+
+bytes_parts: dict[int, Any] = {BLOCK: Part(_bytes_part(None)), RUN: Part(_bytes_part(True))}  # by columns of a group

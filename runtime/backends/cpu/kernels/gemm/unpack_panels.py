@@ -1,0 +1,336 @@
+"""Packed weights to panels of bytes: the codes of 16 rows side by side, as multiply_bytes takes them.
+
+One program for all types of tile_types.py: LLVM code is written from the places of a type's bits. It takes four rows at a time
+(of a group, where rows are interleaved) and 16 columns, 64 codes in all: gathers the bytes that hold them, shifts and masks
+each piece of a code into place, looks the numbers up in a table of bytes, and stores four columns of four rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from ......formats import TYPES
+from ......simd import team
+from ......simd.aligned_memory import scratch
+from ......simd.compile import native_entry
+from ......simd.llvm import F32, FLOATS, I8, I32, I64, WORDS, call, features, join, load, same, shuffle, store
+from ......simd.scalar import operation
+from ......simd.team import view
+from .block_layouts import kind_of, places_of
+from .byte_products import PANEL, TILE_PANELS
+
+_BYTE_PERMUTES = ((64, "avx512bw", "avx512.pshuf.b.512"), (32, "avx2", "avx2.pshuf.b"), (16, "ssse3", "ssse3.pshuf.b.128"))
+QUAD = 4  # rows taken together
+WIDE = 64  # bytes taken together: four rows by 16 columns, or 16 groups by four rows
+_BYTES, _RUN = ir.VectorType(I8, WIDE), ir.VectorType(I8, 16)
+_FOUR = ir.VectorType(F32, QUAD)
+
+
+class _Bits:
+    """Writes the code that gathers numbers from blocks. bases: the block of each row, or one for all; size: its bytes."""
+
+    def __init__(self, builder, bases, size):
+        self.builder, self.bases, self.size = builder, bases, size
+        self.loaded = {}
+
+    def _run(self, base, at):
+        """Sixteen bytes from an offset on, read once. A block has at least 16; reads do not leave it."""
+        if (base, at) not in self.loaded:
+            self.loaded[base, at] = load(self.builder, self.bases[base], _RUN, at)
+        return self.loaded[base, at]
+
+    def _bytes(self, base, at):
+        """The bytes at 16 offsets."""
+        low, high = int(at.min()), int(at.max())
+        starts = [min(start, self.size - 16) for start in range(low, high + 1, 16)]
+        if len(starts) == 1 and np.array_equal(at, starts[0] + np.arange(16)):
+            return self._run(base, starts[0])
+        while len(starts) & len(starts) - 1:
+            starts.append(starts[-1])
+        which = np.minimum((at - low) // 16, len(starts) - 1)
+        source = join(self.builder, [self._run(base, start) for start in starts])
+        return shuffle(self.builder, source, None, 16 * which + at - np.array(starts)[which])
+
+    def numbers(self, lane_base, bits):
+        """<64 x i8>: lane l is the number whose bits lie at bits[l], lowest first, in block lane_base[l]."""
+        b, out, width, start = self.builder, None, bits.shape[1], 0
+        while start < width:
+            stop = start + 1
+            while stop < width and np.all((bits[:, stop] == bits[:, stop - 1] + 1) & (bits[:, stop] % 8 > 0)):
+                stop += 1
+            at, right = bits[:, start] // 8, bits[:, start] % 8
+            part = join(b, [self._bytes(int(lane_base[i]), at[i : i + 16]) for i in range(0, WIDE, 16)])
+            part = self._shifted(part, right)
+            part = b.and_(part, same(_BYTES, (1 << (stop - start)) - 1))
+            if start:
+                words = b.bitcast(part, WORDS)
+                part = b.bitcast(b.shl(words, same(WORDS, start)), _BYTES)
+            out = part if out is None else b.or_(out, part)
+            start = stop
+        return out
+
+    def _shifted(self, value, right):
+        """Every byte shifted right; what comes in from above is to be masked off."""
+        b = self.builder
+        if not right.any():
+            return value
+        by_word = right.reshape(-1, 4)
+        if np.all(by_word == by_word[:, :1]):
+            words = b.lshr(b.bitcast(value, WORDS), ir.Constant(WORDS, [int(s) for s in by_word[:, 0]]))
+            return b.bitcast(words, _BYTES)
+        return b.lshr(value, ir.Constant(_BYTES, [int(s) for s in right]))
+
+
+def _look_up(builder, table, codes):
+    """Entries of a table of up to 64 bytes at <64 x i8> codes."""
+    b, has = builder, features()
+    table = list(table) + [0] * (-len(table) % 16)
+    parts = [table[i : i + 16] for i in range(0, len(table), 16)]
+
+    def sixteen(entries):
+        for width, feature, name in _BYTE_PERMUTES:
+            if feature not in has:
+                continue
+            vector = ir.VectorType(I8, width)
+            register = ir.Constant(vector, entries * (width // 16))
+            pieces = [shuffle(b, codes, None, range(i, i + width)) for i in range(0, WIDE, width)]
+            return join(b, [call(b, f"llvm.x86.{name}", vector, register, piece) for piece in pieces])
+        register = ir.Constant(_RUN, entries)
+        out = ir.Constant(_BYTES, ir.Undefined)
+        for lane in range(WIDE):
+            place = b.zext(b.and_(b.extract_element(codes, I32(lane)), I8(15)), I32)
+            out = b.insert_element(out, b.extract_element(register, place), I32(lane))
+        return out
+
+    found = [sixteen(entries) for entries in parts]
+    bit = 16
+    while len(found) > 1:
+        above = b.icmp_unsigned("!=", b.and_(codes, same(_BYTES, bit)), same(_BYTES, 0))
+        found = [b.select(above, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
+        bit *= 2
+    return found[0]
+
+
+def _float_at(builder, number, place):
+    """The number stored at an address, as a float."""
+    if number == "f32":
+        return load(builder, place, F32)
+    if number == "f16":
+        return builder.fpext(load(builder, place, ir.HalfType()), F32)
+    exponent = builder.zext(load(builder, place, I8), I32)
+    normal = builder.shl(builder.sub(exponent, I32(1)), I32(23))
+    tiny = builder.lshr(I32(0x00400000), builder.sub(I32(1), exponent))
+    return builder.bitcast(builder.select(builder.icmp_unsigned(">=", exponent, I32(2)), normal, tiny), F32)
+
+
+class _Quad:
+    """Writes the code for one block of four rows, `first` the number of the first one in its group."""
+
+    def __init__(self, builder, type_name, first, blocks, metas):
+        kind = kind_of(type_name)
+        assert kind is not None
+        self.builder, self.kind, self.places = builder, kind, places_of(type_name)
+        stored = TYPES[type_name]
+        self.plain = stored.rows == 1
+        self.rows = np.zeros(QUAD, int) if self.plain else first + np.arange(QUAD)
+        self.bases = np.arange(QUAD) if self.plain else np.zeros(QUAD, int)
+        self.block, self.groups = stored.block, stored.block // self.kind.group
+        self.blocks, self.metas = blocks, metas
+        self.bits = _Bits(builder, blocks, stored.block_bytes * stored.rows)
+
+    def _floats(self, number, offsets, meta):
+        b, bases = self.builder, self.metas if meta else self.blocks
+        four = ir.Constant(_FOUR, ir.Undefined)
+        for k in range(QUAD):
+            place = b.add(bases[self.bases[k]], I64(int(offsets[self.rows[k]])))
+            four = b.insert_element(four, _float_at(b, number, place), I32(k))
+        return four
+
+    def _per_group(self, places):
+        """Numbers of all groups, lane 4 * group + row; lanes beyond the groups mean nothing."""
+        count = places.shape[1]
+        if self.plain:
+            group = np.minimum(np.arange(16), count - 1)
+            lanes = self.bits.numbers(np.repeat(np.arange(QUAD), 16), np.tile(places[0, group], (QUAD, 1)))
+            return shuffle(self.builder, lanes, None, 16 * (np.arange(WIDE) % 4) + np.arange(WIDE) // 4)
+        group = np.minimum(np.arange(WIDE) // 4, count - 1)
+        return self.bits.numbers(np.zeros(WIDE, int), places[self.rows[np.arange(WIDE) % 4], group])
+
+    def _levels(self, codes, factor, at, signed=False, times=1, plus=0, negative=None):
+        """Writes factor * (code * times + plus) of every group to the 16 floats of each at address `at`."""
+        b = self.builder
+        wide = shuffle(b, factor, None, list(range(QUAD)) * 4)
+        for i in range(0, 4 * self.groups, 16):
+            part = shuffle(b, codes, None, range(i, i + 16))
+            words = (b.sext if signed else b.zext)(part, WORDS)
+            if times != 1:
+                words = b.mul(words, same(WORDS, times))
+            if plus:
+                words = b.add(words, same(WORDS, plus))
+            if negative is not None:
+                set_ = b.icmp_unsigned("!=", shuffle(b, negative, None, range(i, i + 16)), same(_RUN, 0))
+                words = b.select(set_, b.neg(words), words)
+            floats = b.fmul(b.sitofp(words, FLOATS), wide)
+            for j in range(4):
+                store(b, shuffle(b, floats, None, range(4 * j, 4 * j + 4)), at, (i // 4 + j) * 4 * PANEL)
+
+    def write_scales(self, scales, terms):
+        b, kind, places = self.builder, self.kind, self.places
+        d = self._floats(kind.number, places.d, kind.meta)
+        if places.scales is None:
+            for g in range(self.groups):
+                store(b, d, scales, 4 * PANEL * g)
+        else:
+            signs = None if places.signs is None else self._per_group(places.signs)
+            self._levels(self._per_group(places.scales), d, scales, kind.signed, kind.times, kind.plus, signs)
+        if terms is None:
+            return
+        m = self._floats("f16", places.m, False)
+        if places.terms is None:
+            store(b, m, terms)
+        else:
+            self._levels(self._per_group(places.terms), b.fneg(m), terms)
+
+    def write_codes(self, out):
+        b, kind, places = self.builder, self.kind, self.places
+        shifts = None
+        if places.flags is not None:
+            flags = self._per_group(places.flags)
+            shifts = b.and_(b.sub(same(_BYTES, 0), flags), same(_BYTES, kind.shift))
+        lane = np.arange(WIDE)
+        for run in range(self.block // 16):
+            if self.plain:
+                column = 16 * run + lane % 16
+                codes = self.bits.numbers(lane // 16, places.codes[0, column])
+                words = shuffle(b, b.bitcast(codes, WORDS), None, [4 * k + j for j in range(4) for k in range(QUAD)])
+                codes = b.bitcast(words, _BYTES)
+            else:
+                column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
+                codes = self.bits.numbers(np.zeros(WIDE, int), places.codes[self.rows[row], column])
+            if kind.table is not None:
+                codes = _look_up(b, [entry + kind.zero for entry in kind.table], codes)
+            elif kind.int8:
+                codes = b.xor(codes, same(_BYTES, -128))
+            if shifts is not None:
+                group = 16 * run // kind.group
+                codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // 4 % 4))
+            for j in range(4):
+                part = shuffle(b, codes, None, range(16 * j, 16 * j + 16))
+                store(b, part, out, (4 * run + j) * 4 * PANEL)
+
+
+@operation
+def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
+    """Writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in a panel.
+
+    blocks, metas: addresses of the rows' blocks and of the rows, four of each (the first counts if rows are interleaved);
+    codes, scales, terms (used if the type has them): addresses of the panel's numbers of the block's first column and of the
+    first row.
+    """
+    if not isinstance(name, types.StringLiteral):
+        return None
+    type_name = name.literal_value
+
+    def generate(context, builder, signature, args):
+        _, blocks, metas, codes, scales, terms = args
+        kind = kind_of(type_name)
+        assert kind is not None
+        blocks, metas = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, metas))
+        for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
+            quad = _Quad(builder, type_name, first, blocks, metas)
+            place = [builder.add(at, I64(4 * first)) for at in (codes, scales, terms)]
+            quad.write_scales(place[1], None if kind.m is None else place[2])
+            quad.write_codes(place[0])
+        return context.get_dummy_value()
+
+    i, four = types.int64, types.UniTuple(types.int64, QUAD)
+    return types.void(name, four, four, i, i, i), generate
+
+
+# Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
+PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
+UNPACK_FIELDS = 8
+
+
+def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int) -> Callable[[int, int], None]:
+    """block: columns of one; size, meta: bytes of a block and of a row's head; group: rows; span: columns of a scale's group.
+
+    Fills whole panels; rows beyond the last repeat it.
+    """
+
+    def unpack_rows(argument, number):
+        table = view(argument, UNPACK_FIELDS, np.int64)
+        base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - 1
+        step = max(group, QUAD)
+        for row in range(0, PANEL * table[PANELS], step):
+            if group == 1:
+                m0 = base + row_bytes * min(row, last)
+                m1 = base + row_bytes * min(row + 1, last)
+                m2 = base + row_bytes * min(row + 2, last)
+                m3 = base + row_bytes * min(row + 3, last)
+            else:
+                m0 = base + row_bytes * min(row, last + 1 - group)
+                m1 = m2 = m3 = m0
+            head = group * meta
+            to = table[CODES] + row // PANEL * columns * PANEL + row % PANEL * 4
+            scale_offset = row // PANEL * (columns // span) * 4 * PANEL + row % PANEL * 4
+            for b in range(columns // block):
+                offset = head + b * size * group
+                group_offset = scale_offset + b * (block // span) * 4 * PANEL
+                _unpack_block(
+                    name,
+                    (m0 + offset, m1 + offset, m2 + offset, m3 + offset),
+                    (m0, m1, m2, m3),
+                    to + b * block * PANEL,
+                    table[SCALES] + group_offset,
+                    table[TERMS] + group_offset,
+                )
+
+    return unpack_rows
+
+
+@cache
+def unpacker(type_name: str) -> Any:
+    """The part (see `team`; its table is above, the number of no account) that unpacks rows of a type that kind_of knows: its
+    `address`. Compiled or loaded at the first call."""
+    stored, kind = TYPES[type_name], kind_of(type_name)
+    assert kind is not None
+    sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, kind.group
+    return native_entry(types.void(types.int64, types.int64), _part_of(stored.name, *sizes))
+
+
+class Panels(NamedTuple):
+    """Rows of weights as scale * (code - zero) + term, in panels of 16 rows, the last ones filled up with any numbers.
+
+    codes uint8 [panels, columns / 4, 16, 4]; scales and terms (or None) float32 [panels, columns / group, 16]; zero a power of
+    two or 0; group 16 or 32.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    terms: np.ndarray | None
+    zero: int
+    group: int
+
+
+def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
+    """uint8 [rows, row_bytes], whole groups, of a type that tile_types.py knows -> panels of all rows, an even number of them,
+    valid until this thread calls it again."""
+    kind = kind_of(type_name)
+    assert kind is not None
+    rows, row_bytes = q.shape
+    panels = -(-rows // (PANEL * TILE_PANELS)) * TILE_PANELS
+    q = np.ascontiguousarray(q)
+    codes = scratch("codes", (panels, columns // 4, PANEL, 4), np.uint8)
+    scales = scratch("scales", (panels, columns // kind.group, PANEL), np.float32)
+    terms = None if kind.m is None else scratch("terms", scales.shape, np.float32)
+    to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
+    table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to], np.int64)
+    team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
+    return Panels(codes, scales, terms, kind.zero, kind.group)

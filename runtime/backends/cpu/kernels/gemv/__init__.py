@@ -1,0 +1,1 @@
+"""Matrix-vector products of a few tokens with packed weights."""

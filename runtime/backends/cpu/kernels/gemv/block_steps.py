@@ -1,0 +1,316 @@
+"""The inner loop of a matrix-vector product on packed weights, written for one type from its `Fields`.
+
+A step takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small). Codes become
+bytes 0 to 255 (table value minus the smallest of the table) in the order in which they lie; activations are brought into that
+order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is multiplied by the
+scale of their block. What was subtracted from the table, flags and minima add a number times the sum of the activations' codes:
+
+    w . a = sum over blocks of  d S (u . a)  +  (d S (lowest + shift flag) - dmin minimum) sum(a)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba.core import cgutils
+
+from ......formats.types import TYPES
+from ..activations import RUN
+from .block_layouts import EXPONENT, HALF, Fields, fields
+from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
+from .emitter import HALF as HALF_FLOAT
+
+
+@dataclass(frozen=True)
+class Slot:
+    """64 codes that lie side by side: rows and columns [64] of them; columns are -1 where there is none."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @property
+    def lane_rows(self) -> tuple[int, ...]:
+        return tuple(self.rows[::4].tolist())
+
+    @property
+    def words(self) -> np.ndarray:
+        """Which four columns each lane holds: int [16], -1 for none."""
+        return np.where(self.columns[::4] < 0, -1, self.columns[::4] // 4)
+
+
+class Step:
+    """One step: `blocks` blocks of each row of a group, from the addresses of weights and of activations."""
+
+    def __init__(self, name: str, blocks: int):
+        kind, found = TYPES[name], fields(name)
+        assert found is not None
+        self.fields: Fields = found
+        self.rows, self.columns, self.activations = kind.rows, blocks * found.block, found.activations
+        self.one_scale = self.columns == self.activations  # of the activations of a step
+        self.block_bytes = kind.rows * kind.block_bytes
+        self.size = blocks * self.block_bytes
+        self.slots = self._slots()
+        lowest, table = min(found.table), np.array(found.table)
+        self.lowest, self.highest = lowest, int(table.max()) - lowest
+        self.bytes_as_they_are = len(table) == 256
+        self.table = None if (np.diff(table) == 1).all() else [int(v) - lowest for v in table]
+        numbers = self.rows * self.columns // found.group
+        self.number_vectors = [np.arange(i, i + LANES) for i in range(0, numbers, LANES)]
+        self.numbers = numbers
+
+    def _over_blocks(self, bits: np.ndarray) -> np.ndarray:
+        """[rows, n, width] of one block -> [rows, blocks * n, width]."""
+        steps = 8 * np.arange(0, self.size, self.block_bytes)
+        return (bits[:, None] + steps[:, None, None]).reshape(self.rows, -1, bits.shape[-1])
+
+    def _slots(self) -> list[Slot]:
+        assert self.fields.codes is not None
+        self.codes = self._over_blocks(self.fields.codes)
+        rows, columns = (axis.reshape(-1) for axis in np.indices(self.codes.shape[:2]))
+        first = self.codes[:, :, 0].reshape(-1)
+        for order in (np.lexsort((columns, first // 8, first % 8)), np.lexsort((columns, rows))):
+            r, c = rows[order].reshape(-1, 4), columns[order].reshape(-1, 4)
+            if (r == r[:, :1]).all() and (c == c[:, :1] + np.arange(4)).all() and not (c[:, 0] % 4).any():
+                break
+        r, c = (np.concatenate([a.reshape(-1), np.full(-a.size % BYTES, -1)]) for a in (r, c))
+        r = np.where(r < 0, np.resize(r[: len(order)], len(r)), r)
+        slots = [Slot(a, b) for a, b in zip(r.reshape(-1, BYTES), c.reshape(-1, BYTES), strict=True)]
+        # Lanes of the same rows and blocks come one after the other: their products are summed up before they are scaled.
+        keys = [self.keys(slot) for slot in slots]
+        return [slots[i] for i in sorted(range(len(slots)), key=lambda i: (keys.index(keys[i]), i))]
+
+    def keys(self, slot: Slot) -> tuple:
+        """What the products of each lane are scaled by: (row, block of scales), block -1 for none."""
+        group = self.fields.group
+        return tuple(zip(slot.lane_rows, np.where(slot.words < 0, -1, slot.words * 4 // group).tolist(), strict=True))
+
+    # --- instructions -------------------------------------------------------------------------------------------------
+
+    def unsigned_codes(self, emit: Emitter, base: Any, slot: Slot, loaded: dict) -> Any:
+        """<64 x i8>: table[code] - lowest of the codes of a slot."""
+        bits = self.codes[slot.rows, np.where(slot.columns < 0, 0, slot.columns)]
+        total: Any = None
+        for first, stop in runs_of_bits(self.codes):
+            addresses, shift, width = bits[:, first] // 8, bits[:, first] % 8, stop - first
+            value = loaded.get(addresses.tobytes())
+            if value is None:
+                value = emit.gather(base, addresses, self.size)
+                value = loaded[addresses.tobytes()] = self._unwoven(emit, value) if self.fields.woven else value
+            if width == self.codes.shape[-1] == 2 and self.table is not None and (shift == shift[0]).all():
+                return self._look_up_half(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
+            by_word = shift.reshape(LANES, 4)
+            if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
+                assert width == 1
+                none = constant(I8, [0] * BYTES)
+                part = emit.builder.select(emit.test(value, 1 << shift), constant(I8, [1 << first] * BYTES), none)
+            else:
+                part = emit.byte_shift(value, shift - first)
+                if width < 8:
+                    part = emit.builder.and_(part, constant(I8, [((1 << width) - 1) << first] * BYTES))
+            total = part if total is None else emit.builder.or_(total, part)
+        if self.bytes_as_they_are:
+            return emit.builder.xor(total, constant(I8, [128] * BYTES))
+        if self.fields.fixed is not None:
+            total = emit.builder.or_(total, constant(I8, self.fields.fixed[slot.columns]))
+        return total if self.table is None else emit.look_up(self.table, total)
+
+    def _look_up_half(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+        """The table's entries for two bits of every byte, taken from four: shifts and masks serve two such codes."""
+        assert self.table is not None
+        key = (*key, shift // 4)
+        if key not in loaded:
+            right = np.full(BYTES, shift // 4 * 4)
+            loaded[key] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
+        return emit.look_up([self.table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
+
+    @staticmethod
+    def _unwoven(emit: Emitter, value: Any) -> Any:
+        words = emit.builder.bitcast(value, vector(I16, BYTES // 2))
+        words = emit.builder.and_(words, constant(I16, [0xFFFE] * (BYTES // 2)))
+        words = emit.builder.xor(words, emit.builder.lshr(words, constant(I16, [1] * (BYTES // 2))))
+        return emit.builder.bitcast(words, vector(I8, BYTES))
+
+    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(row, block of scales) of scale numbers; those past the end stand for the last."""
+        numbers = np.minimum(numbers, self.numbers - 1)
+        return numbers % self.rows, numbers // self.rows
+
+    def _whole_numbers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        rows, blocks = self.places(numbers)
+        if self.fields.woven:
+            return self._woven_numbers(emit, base, bits, blocks)
+        return emit.numbers(base, self._over_blocks(bits)[rows, blocks], self.size)
+
+    @staticmethod
+    def _woven_numbers(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
+        """Numbers whose bits are the lowest of words that follow each other, eight words per block."""
+        builder, words = emit.builder, BYTES // 2
+        halves = []
+        for half in range(2):
+            lowest = builder.trunc(emit.load(base, BYTES * half, vector(I16, words)), vector(I1, words))
+            halves.append(builder.bitcast(builder.bitcast(lowest, I32), vector(I8, 4)))
+        value = builder.zext(emit.shuffle(emit.join(halves), blocks), vector(I32, LANES))
+        first = int(bits.reshape(-1)[0]) // 16
+        value = builder.lshr(value, constant(I32, [first] * LANES)) if first else value
+        return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
+
+    def _flags(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        found = self._whole_numbers(emit, base, bits, numbers)
+        return emit.builder.icmp_unsigned("!=", found, constant(I32, [0] * LANES))
+
+    def _factors(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        """d or dmin of the block that each number belongs to."""
+        rows, blocks = self.places(numbers)
+        where = self._over_blocks(bits)[rows, blocks * self.fields.group // self.fields.block]
+        if self.fields.kind == HALF:
+            if (np.diff(where) == 1).all():
+                return emit.halves(base, where[:, 0] // 8)
+            words = emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES))
+            return emit.builder.fpext(emit.builder.bitcast(words, vector(HALF_FLOAT, LANES)), vector(F32, LANES))
+        assert self.fields.kind == EXPONENT
+        power = emit.numbers(base, where, self.size)
+        one = constant(I32, [1] * LANES)
+        normal = emit.builder.shl(emit.builder.sub(power, one), constant(I32, [23] * LANES))
+        small = emit.builder.shl(constant(I32, [0x00200000] * LANES), emit.builder.and_(power, one))
+        is_normal = emit.builder.icmp_unsigned(">", power, one)
+        return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, LANES))
+
+    def scales(self, emit: Emitter, base: Any, numbers: np.ndarray) -> tuple[Any, Any]:
+        """<16 x float> twice: what the products of these blocks are multiplied by, and what the sums of activations are."""
+        f, builder = self.fields, emit.builder
+        ones = constant(F32, [1.0] * LANES)
+        scale = ones if f.d is None else self._factors(emit, base, f.d, numbers)
+        if f.scales is not None:
+            whole = self._whole_numbers(emit, base, f.scales, numbers)
+            if f.levels is not None:
+                whole = emit.look_up_words(f.levels, whole)
+            if f.signed:
+                flip = constant(I32, [128] * LANES)
+                whole = builder.sub(builder.xor(whole, flip), flip)
+            if f.factor != 1:
+                whole = builder.mul(whole, constant(I32, [f.factor] * LANES))
+            if f.zero:
+                whole = builder.add(whole, constant(I32, [f.zero] * LANES))
+            if f.signs is not None:
+                negative = self._flags(emit, base, f.signs, numbers)
+                whole = builder.select(negative, builder.neg(whole), whole)
+            whole = emit.to_float(whole)
+            scale = whole if f.d is None else builder.fmul(scale, whole)
+        if f.unit != 1:
+            scale = builder.fmul(scale, constant(F32, [f.unit] * LANES))
+        offset: Any = None
+        if f.flags is not None:
+            low, high = (constant(F32, [float(v)] * LANES) for v in (self.lowest, self.lowest + f.shift))
+            offset = builder.fmul(scale, builder.select(self._flags(emit, base, f.flags, numbers), high, low))
+        elif self.lowest:
+            offset = builder.fmul(scale, constant(F32, [float(self.lowest)] * LANES))
+        if f.minima is not None and f.dmin is not None:
+            minimum = emit.to_float(self._whole_numbers(emit, base, f.minima, numbers))
+            assert offset is None
+            offset = builder.fneg(builder.fmul(self._factors(emit, base, f.dmin, numbers), minimum))
+        if f.add is not None:
+            added = self._factors(emit, base, f.add, numbers)
+            offset = added if offset is None else builder.fadd(offset, added)
+        return scale, offset
+
+    def sums_of_blocks(self, emit: Emitter, sums: Any) -> Any:
+        """<n x float>: sums of the activations' codes over each block of scales, n at least 2."""
+        runs = self.columns // RUN
+        values = emit.builder.sext(emit.load(sums, 0, vector(I16, runs)), vector(I32, runs))
+        if self.fields.group == 2 * RUN:
+            both = [emit.shuffle(values, [min(i, runs - 1) for i in range(first, max(runs, 4), 2)]) for first in (0, 1)]
+            values = emit.builder.add(*both)
+        return emit.to_float(values)
+
+    def activation_words(self, emit: Emitter, codes: Any, words: np.ndarray) -> Any:
+        """<64 x i8>: the codes of activations, four columns per lane."""
+        if (words >= 0).all() and (np.diff(words.reshape(2, -1)) == 1).all():
+            halves = [emit.load(codes, 4 * int(first), vector(I32, LANES // 2)) for first in words[:: LANES // 2]]
+            return emit.builder.bitcast(emit.join(halves), vector(I8, BYTES))
+        used = words[words >= 0]
+        low, high = int(used.min()), int(used.max())
+        total = self.columns // 4
+        for window in (8, 16):
+            if high - low < window <= total:
+                start = min(low, total - window)
+                found = emit.shuffle(emit.load(codes, 4 * start, vector(I32, window)), np.where(words < 0, -1, words - start))
+                break
+        else:
+            parts = sorted(set((used // LANES).tolist()))
+            loads = [emit.load(codes, 4 * LANES * part, vector(I32, LANES)) for part in parts]
+            found = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
+        return emit.builder.bitcast(found, vector(I8, BYTES))
+
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
+        """Adds the products of a step to the tokens' accumulators."""
+        emit.prefetch(base, self.size)
+        scales, offsets = zip(*(self.scales(emit, base, v) for v in self.number_vectors), strict=True)
+        for token in tokens:
+            token.begin(self, emit, scales)
+            if offsets[0] is not None:
+                token.add_offsets(self, emit, offsets)
+        loaded: dict = {}
+        for position, slot in enumerate(self.slots):
+            key = self.keys(slot)
+            codes = self.unsigned_codes(emit, base, slot, loaded)
+            last = position + 1 == len(self.slots) or self.keys(self.slots[position + 1]) != key
+            number = np.array([block * self.rows + row if block >= 0 else -1 for row, block in key])
+            for token in tokens:
+                before = token.products if token.products is not None else constant(I32, [0] * LANES)
+                token.products = emit.dot(
+                    before, codes, self.activation_words(emit, token.codes, slot.words), self.highest <= 128
+                )
+                if last:
+                    scale = emit.pick(token.scales, number // LANES, np.where(number < 0, -1, number % LANES))
+                    token.add(slot.lane_rows, emit.to_float(token.products), scale, emit)
+                    token.products = None
+        for token in tokens:
+            token.end(self, emit)
+
+
+class Token:
+    """The activations of one token, and the sums of its products with a group of rows: <16 x float> per order of rows."""
+
+    def __init__(self, emit: Emitter, orders: list[tuple[int, ...]]):
+        zero = constant(F32, [0.0] * LANES)
+        self.totals = {}
+        for order in orders:
+            self.totals[order] = cgutils.alloca_once(emit.builder, vector(F32, LANES))
+            emit.builder.store(zero, self.totals[order])
+        self.codes = self.scale = self.sums = self.products = None
+        self.scales: list = []
+        self.step: dict = {}
+
+    def at(self, codes: Any, scale: Any, sums: Any) -> None:
+        self.codes, self.scale, self.sums = codes, scale, sums
+
+    def begin(self, step: Step, emit: Emitter, scales: tuple) -> None:
+        self.step, self.scales = {}, list(scales)
+        self.of_blocks = None
+        if not step.one_scale:
+            values = emit.load(self.scale, 0, vector(F32, step.columns // step.activations))
+            self.of_blocks = [
+                emit.shuffle(values, step.places(v)[1] * step.fields.group // step.activations) for v in step.number_vectors
+            ]
+            self.scales = [emit.builder.fmul(s, a) for s, a in zip(scales, self.of_blocks, strict=True)]
+
+    def add_offsets(self, step: Step, emit: Emitter, offsets: tuple) -> None:
+        sums = step.sums_of_blocks(emit, self.sums)
+        order = tuple((np.arange(LANES) % step.rows).tolist())
+        for i, numbers in enumerate(step.number_vectors):
+            places = np.where(numbers < step.numbers, numbers // step.rows, -1)
+            factor = offsets[i] if self.of_blocks is None else emit.builder.fmul(offsets[i], self.of_blocks[i])
+            self.add(order, emit.shuffle(sums, places), factor, emit)
+
+    def add(self, order: tuple[int, ...], values: Any, factors: Any, emit: Emitter) -> None:
+        before = self.step.get(order)
+        self.step[order] = emit.builder.fmul(values, factors) if before is None else emit.fma(values, factors, before)
+
+    def end(self, step: Step, emit: Emitter) -> None:
+        factor = emit.splat(emit.load(self.scale, 0, F32)) if step.one_scale else None
+        for order, value in self.step.items():
+            before = emit.builder.load(self.totals[order])
+            after = emit.builder.fadd(before, value) if factor is None else emit.fma(value, factor, before)
+            emit.builder.store(after, self.totals[order])

@@ -1,0 +1,117 @@
+"""The inner loop of a matrix-vector product on weights that are floats: bf16, f16, f32 and bf16_r16, activations float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numba.core import cgutils
+
+from .emitter import F32, HALF, I16, I32, I64, LANES, Emitter, constant, vector
+
+_CHAINS = 4  # sums side by side: one would wait for each addition
+
+
+@dataclass(frozen=True)
+class FloatType:
+    """bytes of a weight; columns: a row length has to be a multiple of it."""
+
+    bytes: int
+    columns: int
+
+
+FLOATS = {"f32": FloatType(4, 1), "f16": FloatType(2, 1), "bf16": FloatType(2, 1), "bf16_r16": FloatType(2, 2)}
+
+
+def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
+    """<count x float> (count 0: one float) of weights at an address."""
+    kind = (lambda element: vector(element, count)) if count else (lambda element: element)
+    if name == "f32":
+        return emit.load(address, 0, kind(F32))
+    words = emit.load(address, 0, kind(I16))
+    if name == "f16":
+        return emit.builder.fpext(emit.builder.bitcast(words, kind(HALF)), kind(F32))
+    high = constant(I32, [16] * count) if count else I32(16)
+    return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(words, kind(I32)), high), kind(F32))
+
+
+def emit_float_product(
+    emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: Any, out: Any, stride: Any
+) -> None:
+    """As gemv_blocks.emit_product, with activations the address of float32 [tokens, columns]."""
+    builder = emit.builder
+    row = builder.mul(columns, I64(4))
+    inputs = [builder.add(activations, builder.mul(row, I64(t))) for t in range(tokens)]
+    values = (
+        _interleaved(emit, columns, weights, inputs) if name == "bf16_r16" else _plain(emit, name, columns, weights, inputs)
+    )
+    for t, value in enumerate(values):
+        address = builder.add(out, builder.mul(stride, I64(t)))
+        builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def _new_sums(emit: Emitter, count: int) -> list[Any]:
+    places = [cgutils.alloca_once(emit.builder, vector(F32, LANES)) for _ in range(count)]
+    for place in places:
+        emit.builder.store(constant(F32, [0.0] * LANES), place)
+    return places
+
+
+def _add(emit: Emitter, place: Any, a: Any, b: Any) -> None:
+    emit.builder.store(emit.fma(a, b, emit.builder.load(place)), place)
+
+
+def _plain(emit: Emitter, name: str, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
+    builder, size = emit.builder, FLOATS[name].bytes
+    chains = [_new_sums(emit, _CHAINS) for _ in inputs]
+    done: Any = I64(0)
+    for width in (LANES * _CHAINS, LANES):
+        count = builder.udiv(builder.sub(columns, done), I64(width))
+        with cgutils.for_range(builder, count, intp=I64) as loop:
+            column = builder.add(done, builder.mul(loop.index, I64(width)))
+            emit.prefetch(builder.add(weights, builder.mul(column, I64(size))), width * size)
+            for c in range(width // LANES):
+                at = builder.add(column, I64(LANES * c))
+                weight = _as_float(emit, name, builder.add(weights, builder.mul(at, I64(size))), LANES)
+                for sums, x in zip(chains, inputs, strict=True):
+                    _add(emit, sums[c], weight, emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, LANES)))
+        done = builder.add(done, builder.mul(count, I64(width)))
+    results = [cgutils.alloca_once(builder, vector(F32, 1)) for _ in inputs]
+    for sums, result in zip(chains, results, strict=True):
+        low, high = (builder.fadd(builder.load(a), builder.load(b)) for a, b in (sums[:2], sums[2:]))
+        builder.store(emit.fold(builder.fadd(low, high), [0] * LANES, 1), result)
+    with cgutils.for_range(builder, builder.sub(columns, done), intp=I64) as loop:
+        at = builder.add(done, loop.index)
+        weight = _as_float(emit, name, builder.add(weights, builder.mul(at, I64(size))), 1)
+        for x, result in zip(inputs, results, strict=True):
+            value = emit.load(builder.add(x, builder.mul(at, I64(4))), 0, vector(F32, 1))
+            builder.store(emit.fma(weight, value, builder.load(result)), result)
+    return [builder.load(result) for result in results]
+
+
+def _interleaved(emit: Emitter, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
+    """bf16_r16: each 32-bit word holds columns 2 j and 2 j + 1 of one of sixteen rows."""
+    builder = emit.builder
+    chains = [_new_sums(emit, _CHAINS) for _ in inputs]
+    done: Any = I64(0)
+    for pairs in (_CHAINS // 2, 1):
+        count = builder.udiv(builder.sub(columns, done), I64(2 * pairs))
+        with cgutils.for_range(builder, count, intp=I64) as loop:
+            column = builder.add(done, builder.mul(loop.index, I64(2 * pairs)))
+            emit.prefetch(builder.add(weights, builder.mul(column, I64(2 * LANES))), 4 * LANES * pairs)
+            for p in range(pairs):
+                at = builder.add(column, I64(2 * p))
+                words = emit.load(builder.add(weights, builder.mul(at, I64(2 * LANES))), 0, vector(I32, LANES))
+                even = builder.shl(words, constant(I32, [16] * LANES))
+                odd = builder.and_(words, constant(I32, [0xFFFF0000] * LANES))
+                for sums, x in zip(chains, inputs, strict=True):
+                    for parity, part in enumerate((even, odd)):
+                        place = builder.add(x, builder.mul(builder.add(at, I64(parity)), I64(4)))
+                        value = emit.splat(emit.load(place, 0, F32))
+                        _add(emit, sums[2 * p + parity], builder.bitcast(part, vector(F32, LANES)), value)
+        done = builder.add(done, builder.mul(count, I64(2 * pairs)))
+    results = []
+    for sums in chains:
+        low, high = (builder.fadd(builder.load(a), builder.load(b)) for a, b in (sums[:2], sums[2:]))
+        results.append(builder.fadd(low, high))
+    return results

@@ -1,0 +1,107 @@
+"""Steps over rows of table values whose blocks of 256 have whole numbers as scales: only what a block sums up to becomes float.
+
+Pairs of products of codes and activations fit 16 bits where codes (less the smallest of their table) are no larger than 128.
+Multiplied with the scales of their groups, two pairs at a time, they are added up as 32-bit integers, and so is what the
+subtracted number and flags contribute:
+
+    w . a = d (sum over groups of  S (u . a) + S (lowest + shift flag) sum(a))
+
+That is a fifth less work than a float per group. (Where codes need no table it was measured to save nothing.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ......formats.types import TYPES
+from ..activations import RUN
+from .block_layouts import HALF, fields
+from .block_steps import Step, Token
+from .emitter import F32, I1, I16, I32, LANES, Emitter, constant, vector
+from .emitter import HALF as HALF_FLOAT
+
+_MOST = 32767
+
+
+def takes(name: str) -> bool:
+    """Whether products of a type are made so."""
+    found = fields(name)
+    assert found is not None
+    others = found.book, found.levels, found.add, found.minima, found.trellis or None, found.woven or None, found.signed or None
+    if TYPES[name].rows > 1 or (found.block, found.activations, found.kind, found.unit) != (256, 256, HALF, 1):
+        return False
+    if found.scales is None or any(other is not None for other in others) or (np.diff(found.table) == 1).all():
+        return False
+    lowest, highest = min(found.table), max(found.table)
+    largest = max(abs(found.factor * number + found.zero) for number in (0, (1 << found.scales.shape[-1]) - 1))
+    return highest - lowest <= 128 and largest * max(abs(lowest), abs(lowest + found.shift)) <= _MOST
+
+
+class WholeStep(Step):
+    """One block of one row."""
+
+    def _runs(self, bits: np.ndarray) -> np.ndarray:
+        """Bits of the number that goes with each run of 16 columns."""
+        return bits[0][np.arange(LANES) * RUN // self.fields.group]
+
+    def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
+        """<16 x i16> of unsigned numbers, by runs."""
+        return emit.numbers(base, self._runs(bits), self.size, I16)
+
+    def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
+        """<16 x i1> of bits, by runs."""
+        where = self._runs(bits)[:, 0]
+        if where[0] % 8 == 0 and np.all(np.diff(where) == 1):
+            return emit.builder.bitcast(emit.load(base, int(where[0]) // 8, I16), vector(I1, LANES))
+        return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, bits), constant(I16, [0] * LANES))
+
+    def _scale(self, emit: Emitter, base: Any) -> Any:
+        """<16 x i16>: what the products of each run are multiplied by."""
+        f, builder = self.fields, emit.builder
+        assert f.scales is not None
+        whole = self._numbers(emit, base, f.scales)
+        if f.factor != 1:
+            whole = builder.mul(whole, constant(I16, [f.factor] * LANES))
+        if f.zero:
+            whole = builder.add(whole, constant(I16, [f.zero] * LANES))
+        if f.signs is not None:
+            whole = builder.select(self._set(emit, base, f.signs), builder.neg(whole), whole)
+        return whole
+
+    def _factor(self, emit: Emitter, base: Any, token: Token) -> Any:
+        """d times the activations' scale."""
+        factor = emit.load(token.scale, 0, F32)
+        if self.fields.d is None:
+            return factor
+        stored = emit.load(base, int(self.fields.d[0, 0, 0]) // 8, HALF_FLOAT)
+        return emit.builder.fmul(emit.builder.fpext(stored, F32), factor)
+
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
+        """Adds the products of a step to the tokens' accumulators."""
+        f, builder = self.fields, emit.builder
+        emit.prefetch(base, self.size)
+        scale = self._scale(emit, base)
+        offset: Any = None
+        if f.flags is not None:
+            low, high = (constant(I16, [v] * LANES) for v in (self.lowest, self.lowest + f.shift))
+            offset = builder.mul(scale, builder.select(self._set(emit, base, f.flags), high, low))
+        elif self.lowest:
+            offset = builder.mul(scale, constant(I16, [self.lowest] * LANES))
+        wide = builder.zext(scale, vector(I32, LANES))
+        pairs = builder.or_(builder.shl(wide, constant(I32, [16] * LANES)), wide)
+        sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
+        nothing = constant(I32, [0] * LANES)
+        totals = [nothing if offset is None else emit.add_few(nothing, offset, s) for s in sums]
+        loaded: dict = {}
+        for slot in self.slots:
+            codes = self.unsigned_codes(emit, base, slot, loaded)
+            factors = builder.bitcast(emit.shuffle(pairs, slot.words * 4 // RUN), vector(I16, 2 * LANES))
+            for t, token in enumerate(tokens):
+                products = emit.dot_pairs(codes, self.activation_words(emit, token.codes, slot.words))
+                totals[t] = emit.add_pairs(totals[t], products, factors)
+        for t, token in enumerate(tokens):
+            (place,) = token.totals.values()
+            factor = emit.splat(self._factor(emit, base, token))
+            builder.store(emit.fma(emit.to_float(totals[t]), factor, builder.load(place)), place)

@@ -1,0 +1,383 @@
+"""A model's tensors as the graphs use them: matrices that multiply, from their packed bytes or decoded as they are needed.
+
+Products are made from the packed bytes where they lie, for few tokens (kernels.products) and for many (kernels.gemm), wherever
+there is a kernel for the type. What is left (f32 and f16 and many tokens, types of checkpoints, `exact`) is decoded.
+
+Decoded float32 rows are kept until `cache_bytes` are used up, first come first kept: every token walks through all layers in
+the same order, so dropping the oldest for the newest would always drop what is needed next. What is not kept is decoded
+tile by tile at every use, and memory stays bounded whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from ....formats import FormatError, MillError, SourceTensor, TensorSource
+from ....quantize import decode
+from ....simd.workers import WORTH_SHARING, Workers
+from .kernels import products
+from .kernels.gemm import gemm
+from .kernels.gemm.gemm import Tokens
+
+Observer = Callable[[str, int, np.ndarray], None]
+
+TILE_BYTES = 8 << 20  # decoded float32 of one tile: a few MB, so that one product per tile still is a big one
+PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
+_FEW_ROWS, _ALIKE = 512, 256  # a router has at most so many; tokens multiplied at a time while somebody observes
+GROUP = 16  # tiles begin at multiples of this many rows: the widest row interleave, so that no group is decoded twice
+
+
+class WeightStore:
+    """The tensors of one source, and what all uses of them share.
+
+    workers   the threads that products are shared out to
+    observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
+              thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
+              One with methods squares(float32 [n, heads, columns]) and add_heads(name, their sums, n, pooled) is told of the
+              inputs of heads that way (pooled: of one matrix), and may be given rows that lie apart; one with a method
+              add_runs(tensor names, x, matrices, starts, counts, places) of those of all experts at once
+    exact     weights multiply as float32, and activations are not rounded to fewer bits first
+    watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
+    """
+
+    def __init__(self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False):
+        self.source, self.workers, self.exact = source, Workers(threads), exact
+        self.free = cache_bytes
+        self.observer: Observer | None = None
+        self.watch = False
+        self.lock, self._holding = threading.Lock(), threading.Lock()
+        self._held: dict[str, np.ndarray] = {}
+        self._kept: dict[tuple[str, int, int], np.ndarray] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.source.tensors
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> SourceTensor:
+        """Raises FormatError when there is no such tensor, or it has another shape."""
+        tensor = self.source.tensors.get(name)
+        if tensor is None:
+            raise FormatError(f"{self.source.path}: tensor {name} is missing")
+        if shape is not None and tensor.shape != shape:
+            raise FormatError(f"{self.source.path}: tensor {name} has shape {tensor.shape}, expected is {shape}")
+        return tensor
+
+    def linear(self, name: str, *shape: int) -> Linear:
+        """The matrix (or stack of matrices) `name`; shape in ne order, not checked when left out."""
+        return Linear(self, self.tensor(name, shape or None))
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """A one-dimensional tensor, float32 [size]."""
+        return self.tensor(name, (size,)).read(0, 1)[0]
+
+    def vectors(self, name: str, size: int, *stack: int) -> np.ndarray:
+        """The vectors that go with a stack of matrices, float32 [matrices, size]; without a stack the one of a matrix."""
+        tensor = self.tensor(name, (size, *stack))
+        return np.ascontiguousarray(tensor.read(0, tensor.n_rows))
+
+    def rows(self, tensor: SourceTensor, matrix: int, start: int, stop: int) -> np.ndarray:
+        """Decoded rows [stop - start, row length] of one matrix, kept if there is room."""
+        key = (tensor.name, matrix, start)
+        kept = self._kept.get(key)
+        if kept is not None and len(kept) == stop - start:
+            return kept
+        first = matrix * tensor.shape[1]
+        decoded = np.ascontiguousarray(tensor.read(first + start, first + stop), np.float32)
+        self._keep(key, decoded)
+        return decoded
+
+    def _keep(self, key: tuple[str, int, int], decoded: np.ndarray) -> None:
+        with self.lock:
+            if key not in self._kept and decoded.nbytes <= self.free:
+                self.free -= decoded.nbytes
+                self._kept[key] = decoded
+
+    def held(self, tensor: SourceTensor) -> np.ndarray | None:
+        """The stored bytes of a tensor that lies nowhere in memory, read or made once and kept; None if there is no room."""
+        raw, stored = tensor.raw, tensor.stored
+        if raw is None or stored is None:
+            return None
+        with self._holding:  # the threads that share out a product ask for it all at once, and have to get the same
+            if tensor.name not in self._held:
+                nbytes = stored.nbytes(tensor.shape)
+                with self.lock:
+                    if nbytes > self.free:
+                        return None
+                    self.free -= nbytes
+                per_matrix = tensor.shape[1]
+                runs = range(0, tensor.n_rows, per_matrix)
+                self._held[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
+            return self._held[tensor.name]
+
+    def whole(self, tensor: SourceTensor) -> np.ndarray:
+        """All rows of all matrices, float32 [rows in all, row length], kept if there is room."""
+        per_matrix = tensor.shape[1]
+        if tensor.n_rows == per_matrix:
+            return self.rows(tensor, 0, 0, per_matrix)
+        key = (tensor.name, -1, 0)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        decoded = np.empty((tensor.n_rows, tensor.shape[0]), np.float32)
+        for first in range(0, tensor.n_rows, per_matrix):
+            decoded[first : first + per_matrix] = tensor.read(first, first + per_matrix)
+        self._keep(key, decoded)
+        return decoded
+
+    def tell(self, name: str, matrix: int, x: np.ndarray) -> None:
+        """Tells the observer, if there is one, of activations float32 [n, columns]."""
+        observer = self.observer
+        if observer is None:
+            return
+        if getattr(observer, "concurrent", False):
+            observer(name, matrix, x)
+            return
+        with self.lock:
+            observer(name, matrix, x)
+
+    def check(self, what: str, values: np.ndarray) -> None:
+        """Raises MillError if `watch` is on and a value is NaN or infinite."""
+        if self.watch and not np.isfinite(values).all():
+            raise MillError(f"{self.source.path}: the first output that is not finite (NaN or infinity) is that of {what}")
+
+
+class Linear:
+    """A weight matrix [rows, columns], or a stack of them (one per expert or head), applied as x @ W.T."""
+
+    def __init__(self, store: WeightStore, tensor: SourceTensor):
+        if len(tensor.shape) < 2:
+            raise FormatError(f"{store.source.path}: tensor {tensor.name} of shape {tensor.shape} is no matrix")
+        self.store, self.tensor, self.name = store, tensor, tensor.name
+        self.columns, self.rows = tensor.shape[:2]
+        self.matrices = prod(tensor.shape[2:])
+        self._tile = max(GROUP, TILE_BYTES // (4 * self.columns) // GROUP * GROUP)
+
+    @cached_property
+    def _packed(self) -> np.ndarray | None:
+        """The rows of all matrices as they are stored, uint8 [rows of all, row bytes], if products may be made from them."""
+        tensor, stored = self.tensor, self.tensor.stored
+        if stored is None or tensor.raw is None or not stored.is_known or (self.store.exact and not stored.is_float):
+            return None
+        return tensor.mapped if tensor.mapped is not None else self.store.held(tensor)
+
+    @cached_property
+    def plan(self) -> np.ndarray | None:
+        """What products of a few tokens straight from the packed rows need (see kernels.products), int64 [1, ...]; or None."""
+        plan = self.plan_of(self.matrices)
+        return None if plan is None else plan[None]
+
+    def plan_of(self, matrices: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
+        """A plan for all rows as so many matrices, of each the rows from ... to (all if None), int64 [...]; or None."""
+        packed, stored = self._packed, self.tensor.stored
+        if packed is None or stored is None:
+            return None
+        threads = self.store.workers.count
+        return products.plan(packed, stored, self.columns, matrices, part, threads)  # it has the address of the bytes
+
+    @cached_property
+    def many(self) -> gemm.Plan | None:
+        """What products of many tokens straight from the packed rows need (see kernels.gemm), or None."""
+        packed, stored = self._packed, self.tensor.stored
+        return None if packed is None or stored is None else gemm.plan(packed, stored, self.columns, self.matrices)
+
+    @cached_property
+    def from_packed(self) -> bool:
+        """Whether products of many tokens are made from the packed rows, without all of them decoded at once."""
+        stored = self.tensor.stored
+        return self.many is not None or (self._packed is not None and stored is not None and gemm.multiplies_decoded(stored))
+
+    def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
+        """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
+
+        Several matrices that multiply the same x had better be given the same Tokens(x).
+        """
+        tokens = x if isinstance(x, Tokens) else Tokens(x)
+        self.observe(tokens.x, matrix)
+        return self.unobserved(tokens, matrix)
+
+    def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
+        """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
+        tokens = x if isinstance(x, Tokens) else Tokens(x)
+        # Those who observe get the same of a text whatever runs beside it: how many tokens an expert has must not matter.
+        if len(tokens) <= products.FEW and self.store.observer is None and self.plan is not None:
+            out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
+        elif self.many is not None:
+            (out,) = _multiply_many(self.store.workers, [self.many], tokens, matrix)
+        else:
+            out = np.empty((len(tokens), self.rows), np.float32)
+            alike = self.store.observer is not None and self.rows <= _FEW_ROWS and not self.from_packed
+            way = self._multiply_by_runs if self.from_packed else self._multiply_alike if alike else self._multiply_decoded
+            way(tokens, matrix, out)
+        return self._checked(out, matrix)
+
+    def _multiply_by_runs(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        packed, stored = self._packed, self.tensor.stored
+        assert packed is not None
+        assert stored is not None
+        first, workers = matrix * self.rows, self.store.workers
+        share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
+        step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
+        _ = tokens.rounded  # before threads share it
+
+        def multiply(low: int) -> None:
+            gemm.multiply_decoded(packed[first + low : first + min(low + step, self.rows)], stored, tokens, out, low)
+
+        workers.map(multiply, range(0, self.rows, step), len(tokens) * self.rows * self.columns // PACKED_SPEED)
+
+    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        x, workers, whole, step, most = tokens.x, self.store.workers, None, self._tile, len(tokens)
+        if self.rows <= self._tile:
+            whole = self.store.rows(self.tensor, matrix, 0, self.rows)
+            step = self.rows
+            if len(x) * whole.size >= WORTH_SHARING:  # of few rows all, and runs of tokens
+                step = max(GROUP, -(-self.rows // workers.count))
+                most = -(-len(x) // max(1, workers.count // -(-self.rows // step)))
+
+        def multiply(piece: tuple[int, int]) -> None:
+            low, token = piece
+            high = min(low + step, self.rows)
+            weights = self.store.rows(self.tensor, matrix, low, high) if whole is None else whole[low:high]
+            np.matmul(x[token : token + most], weights.T, out=out[token : token + most, low:high])
+
+        workers.map(multiply, list(product(range(0, self.rows, step), range(0, len(x), most))))
+
+    def _multiply_alike(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+        """As _multiply_decoded, always so many tokens at a time: the library adds up in an order that depends on how many there
+        are, and the last bit of a router's output may change the rounding of all that follows."""
+        x, weights = tokens.x, self.store.rows(self.tensor, matrix, 0, self.rows).T
+        for at in range(0, len(x), _ALIKE):
+            some = x[at : at + _ALIKE]
+            if len(some) < _ALIKE:
+                some = np.concatenate([some, np.zeros((_ALIKE - len(some), x.shape[1]), np.float32)])
+            out[at : at + _ALIKE] = np.matmul(some, weights)[: len(x) - at]
+
+    def _checked(self, out: np.ndarray, matrix: int = 0) -> np.ndarray:
+        if self.store.watch:
+            self.store.check(self.name + (f" (matrix {matrix})" if self.matrices > 1 else ""), out)
+        return out
+
+    def observe(self, x: np.ndarray, matrix: int = 0) -> None:
+        if self.store.observer is not None:
+            self.store.tell(self.name, matrix, np.ascontiguousarray(x, np.float32).reshape(-1, self.columns))
+
+    def lookup(self, ids: np.ndarray) -> np.ndarray:
+        """Rows by number, float32 [len(ids), columns]: what an embedding does."""
+        if self.rows <= self._tile:
+            return self.store.rows(self.tensor, 0, 0, self.rows)[ids]
+        if len(ids) == 1:
+            return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
+        wanted, where = np.unique(ids, return_inverse=True)
+        stored, mapped = self.tensor.stored, self.tensor.mapped
+        if mapped is not None and stored is not None and stored.rows == 1:
+            return decode(mapped[wanted], stored.name, self.columns)[where]
+        found = np.empty((len(wanted), self.columns), np.float32)
+        for i, row in enumerate(wanted.tolist()):
+            found[i] = self.tensor.read(row, row + 1)[0]
+        return found[where]
+
+    def heads(self, n: int) -> np.ndarray:
+        """The whole tensor decoded and cut into n equal runs of rows: float32 [n, rows of all / n, columns].
+
+        For products along the rows instead of the columns. A 2D tensor and a 3D one with a matrix per head come out alike.
+        """
+        return self.store.whole(self.tensor).reshape(n, -1, self.columns)
+
+
+class PerHead:
+    """A matrix per head, each for its own head's tokens: products of a few, straight from the packed rows.
+
+    linear  holds the rows of all heads, one head's after the other's, in one matrix or in one per head
+    part    of each head's rows those that count, from ... to; all if None
+    """
+
+    def __init__(self, linear: Linear, heads: int, part: tuple[int, int] | None = None):
+        self.linear, self.heads = linear, heads
+        low, high = part or (0, linear.rows * linear.matrices // heads)
+        self.part, self.rows = (low, high), high - low
+
+    @cached_property
+    def plan(self) -> np.ndarray | None:
+        return self.linear.plan_of(self.heads, self.part)
+
+    def takes(self, n: int) -> bool:
+        """Whether `matmul` can multiply n tokens per head."""
+        return n <= products.FEW and self.plan is not None
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        """x float32 [heads, n, columns] -> float32 [heads, n, rows]. Tells no observer."""
+        heads, n, columns = x.shape
+        plan, store = self.plan, self.linear.store
+        assert plan is not None
+        out = np.empty((heads * n, self.rows), np.float32)
+        rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
+        products.multiply_each(store.workers.ready(), products.quantise_part.address, plan, _of_each(heads, n), rows, out)
+        if store.watch:
+            store.check(self.linear.name, out)
+        return out.reshape(heads, n, self.rows)
+
+
+@lru_cache(256)
+def _of_each(heads: int, n: int) -> np.ndarray:
+    """Jobs (see kernels.gemv): each head's n rows with its own matrix."""
+    return np.array([(head, head * n, n, head * n) for head in range(heads)], np.int64)
+
+
+class Together:
+    """Matrices that multiply the same input: for a few tokens in one go."""
+
+    def __init__(self, linears: Sequence[Linear]):
+        self.linears = tuple(linears)
+
+    @cached_property
+    def _plans(self) -> np.ndarray | None:
+        plans = [plan for linear in self.linears if (plan := linear.plan) is not None]
+        return np.concatenate(plans) if len(plans) == len(self.linears) else None
+
+    @cached_property
+    def _many(self) -> list[gemm.Plan] | None:
+        plans = [linear.many for linear in self.linears if linear.many is not None]
+        return plans if len(plans) == len(self.linears) else None
+
+    def matmul(self, x: np.ndarray) -> list[np.ndarray]:
+        """x float32 [n, columns] -> each matrix's product, float32 [n, its rows]. Tells the observer."""
+        n, plans, store = len(x), self._plans, self.linears[0].store
+        many = self._many if n > products.FEW else None
+        if store.watch or (many is None and (n > products.FEW or plans is None)):
+            tokens = Tokens(x)
+            return [linear.matmul(tokens) for linear in self.linears]
+        if store.observer is not None:
+            for linear in self.linears:
+                linear.observe(x)
+        if many is not None:
+            return _multiply_many(store.workers, many, Tokens(x))
+        assert plans is not None
+        out, results, at = _multiply(store.workers, plans, x, 0, sum(linear.rows for linear in self.linears)), [], 0
+        for linear in self.linears:
+            end = at + n * linear.rows
+            results.append(out[at:end].reshape(n, linear.rows))
+            at = end
+        return results
+
+
+def _multiply(workers: Workers, plans: np.ndarray, x: np.ndarray, matrix: int, rows: int) -> np.ndarray:
+    """All products, one plan's after the other's: float32 [n * rows], rows: of all plans."""
+    out = np.empty(len(x) * rows, np.float32)
+    x = np.ascontiguousarray(x, np.float32)
+    products.multiply(workers.ready(), products.quantise_part.address, plans, matrix, x, out)
+    return out
+
+
+def _multiply_many(workers: Workers, plans: list[gemm.Plan], tokens: Tokens, matrix: int = 0) -> list[np.ndarray]:
+    """Each plan's product of many tokens, float32 [n, its rows]."""
+    program, jobs = gemm.Program(workers.count), gemm.one_job(len(tokens), matrix)
+    results = [np.empty((len(tokens), plan.rows), np.float32) for plan in plans]
+    for plan, out in zip(plans, results, strict=True):
+        program.product(1, plan, program.of(0, plan.way, tokens), out, jobs)
+    work = len(tokens) * sum(plan.rows * plan.columns for plan in plans) // PACKED_SPEED
+    program.run(workers.ready() if work >= WORTH_SHARING else 0)
+    return results

@@ -1,0 +1,1 @@
+"""Judging a model: perplexity, KL divergence, comparison of layers, speed."""

@@ -1,0 +1,1 @@
+"""Generating text: sampling and the decoding loop."""

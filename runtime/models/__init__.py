@@ -1,0 +1,1 @@
+"""One module per architecture family: the graph of the model."""

@@ -1,0 +1,1 @@
+"""Tokenizer, vocabulary, chat templates and conversations."""

@@ -1,0 +1,66 @@
+"""e to the power of x inside kernels, for sixteen float32 at a time (see quantize.lanes) and for one.
+
+`math.exp` in a kernel is a call of the C library per number, some forty times slower. Both forms give the same bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from .compile import kernel
+from .lanes import F32, LANES, fma_lanes, select, spread
+from .scalar import ROUNDER, fma, operation
+
+_LOG2_E = np.float32(1.44269504)
+# ln 2 as the sum of two float32: the first has so few bits that its products with small integers are exact.
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.7)  # results beyond are subnormal or infinite
+# e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: p as published with Cephes (S. L. Moshier, expf).
+_P0, _P1, _P2, _P3, _P4, _P5 = (
+    np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+)
+
+
+@operation
+def _times_power(typingctx, value, rounded):
+    """value * 2^n, number by number, where `rounded` is n + ROUNDER: n is added to the exponent's bits."""
+
+    def generate(context, builder, signature, args):
+        word = ir.IntType(32)
+        kind, places = (ir.VectorType(word, LANES), [23] * LANES) if value == F32 else (word, 23)
+        bits, exponent = (builder.bitcast(arg, kind) for arg in args)
+        return builder.bitcast(builder.add(bits, builder.shl(exponent, ir.Constant(kind, places))), args[0].type)
+
+    return (F32(F32, F32) if value == F32 else types.float32(types.float32, types.float32)), generate
+
+
+@kernel(inline="always")
+def exponential(x):
+    """e^x of a float32, within 1e-7 of it; 0 below -87.3, infinity above 88.7, NaN of NaN."""
+    rounded = fma(x, _LOG2_E, ROUNDER)
+    n = rounded - np.float32(ROUNDER)
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
+    p = fma(fma(fma(fma(fma(_P0, r, _P1), r, _P2), r, _P3), r, _P4), r, _P5)
+    result = _times_power(fma(p, r * r, r) + np.float32(1), rounded)
+    result = result if x >= _LOWEST else np.float32(0)
+    result = result if x <= _HIGHEST else np.float32(np.inf)
+    return result if x == x else x
+
+
+@kernel
+def exponential_lanes(x):
+    """`exponential` of sixteen float32 lanes."""
+    rounded = fma_lanes(x, spread(_LOG2_E), spread(ROUNDER))
+    n = rounded - ROUNDER
+    r = fma_lanes(n, spread(-_LN2_LOW), fma_lanes(n, spread(-_LN2_HIGH), x))
+    p = fma_lanes(spread(_P0), r, spread(_P1))
+    p = fma_lanes(p, r, spread(_P2))
+    p = fma_lanes(p, r, spread(_P3))
+    p = fma_lanes(p, r, spread(_P4))
+    p = fma_lanes(p, r, spread(_P5))
+    result = _times_power(fma_lanes(p, r * r, r) + 1, rounded)
+    result = select(x >= _LOWEST, result, spread(0))
+    result = select(x <= _HIGHEST, result, spread(np.float32(np.inf)))
+    return select(x == x, result, x)

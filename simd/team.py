@@ -1,0 +1,283 @@
+"""A team of threads that share out compiled work within a microsecond or two.
+
+A *program* is what a team runs: int64 [tasks, 4], one row per task of
+
+    STAGE, FUNCTION, ARGUMENT, PARTS
+
+FUNCTION is the address of a compiled `part(argument, number)` (made with `@part`), called once for each number from 0 to
+PARTS - 1, in any order, on any thread; ARGUMENT is passed on to it, usually the address of a table of int64 that says where
+the numbers lie. Tasks with the same STAGE, which have to be rows in succession, run side by side; a stage begins when all parts
+of the one before are done. So what a stage writes, the next may read, and parts of one stage have to write to different places.
+
+A program's arrays belong to the caller, who keeps them alive. `run(team, program)` is called from within a kernel or from
+Python; `team` is the address that `Workers.ready()` returns (0: no helpers, everything is done here).
+
+How it works: the word NEXT holds (parts of the stage) << 32 | (the next part that nobody has taken). Adding one to it takes a
+part, for whoever adds; once taken, the program cannot end before the part is done, so that its rows may be read. Whoever
+finishes a stage's last part opens the next stage. The thread that runs a program works along, and only ever waits for parts
+that others have taken: helpers that are late, asleep or gone cost nothing but their help.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import cached_property
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+
+from .compile import kernel, native_entry
+from .scalar import operation
+
+STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
+
+# Words of a team's state, as offsets in bytes: those that different threads write lie in different cache lines.
+LINE = 128
+NEXT, DONE, RUNNING, ENDED, ORDERS, YIELD = (LINE * i for i in range(6))
+PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # beside RUNNING: read by whoever has taken a part
+STATE_WORDS = 6 * LINE // 8
+
+ORDERS_NONE, ORDERS_STOP = 0, -1  # a positive number: Python calls are waiting
+_LOW = (1 << 32) - 1
+# Rounds of waiting after which the processor is offered to others: 40 to 200 microseconds. Where a thread shares its core with
+# the one it waits for, that has to go on; but Linux (6.6 and later) puts off a thread by a whole slice for every offer.
+_PATIENCE = 4096
+_INT, _POINTER = ir.IntType(64), ir.IntType(64).as_pointer()
+
+
+@operation
+def read(typingctx, address):
+    """The int64 at an address, atomically (acquire)."""
+
+    def generate(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], _POINTER), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@operation
+def write(typingctx, address, value):
+    """Sets the int64 at an address, atomically (release)."""
+
+    def generate(context, builder, signature, args):
+        builder.store_atomic(args[1], builder.inttoptr(args[0], _POINTER), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@operation
+def add(typingctx, address, value):
+    """Adds to the int64 at an address, atomically; returns what it was before."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], _POINTER), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@operation
+def exchange(typingctx, address, value):
+    """Sets the int64 at an address, atomically; returns what it was before."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("xchg", builder.inttoptr(args[0], _POINTER), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@operation
+def call(typingctx, function, argument, number):
+    """Calls the compiled function at an address with two int64."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_INT, _INT])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@operation
+def call_plain(typingctx, function):
+    """Calls the compiled function without arguments at an address (its result, if any, an int)."""
+
+    def generate(context, builder, signature, args):
+        builder.call(builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), []).as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+# LLVM's name of the instruction, and its argument (the kind of hint) where it takes one.
+_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", None), "amd64": ("llvm.x86.sse2.pause", None)}
+_PAUSES |= {"aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
+
+
+@operation
+def pause(typingctx):
+    """Tells the processor that this is a loop that waits."""
+
+    def generate(context, builder, signature, args):
+        name, hint = _PAUSES.get(platform.machine().lower(), ("", None))
+        if name:
+            arguments = [] if hint is None else [ir.Constant(ir.IntType(32), hint)]
+            kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+            builder.call(get_or_insert_function(builder.module, kind, name), arguments)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+class Part:
+    """A function `part(argument, number)` of two int64, compiled when its address is first asked for."""
+
+    def __init__(self, function: Callable[[int, int], None]):
+        self.function = function
+
+    @cached_property
+    def address(self) -> int:
+        self._native = native_entry(types.void(types.int64, types.int64), self.function)  # keeps the code in memory
+        return self._native.address
+
+
+def part(function: Callable[[int, int], None]) -> Part:
+    """Makes a kernel with the signature that programs call; nothing may be raised in it."""
+    return Part(function)
+
+
+@operation
+def _pointer(typingctx, address, kind):
+    """An address as a pointer to elements of a dtype."""
+    target = types.CPointer(kind.dtype)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(target))
+
+    return target(types.int64, kind), generate
+
+
+@kernel(inline="always")
+def view(address, size, kind):
+    """The `size` elements of dtype `kind` (np.float32, ...) at an address, as an array."""
+    return numba.carray(_pointer(address, kind), size)  # type: ignore[attr-defined]
+
+
+@kernel
+def _open(team, first):
+    """Opens the first stage with any parts from task `first` on, or ends the program."""
+    program, tasks = read(team + PROGRAM), read(team + TASKS)
+    total, last = 0, first
+    while total == 0 and last < tasks:
+        first = last
+        stage = read(program + 32 * first + 8 * STAGE)
+        while last < tasks and read(program + 32 * last + 8 * STAGE) == stage:
+            total += read(program + 32 * last + 8 * PARTS)
+            last += 1
+    if total == 0:
+        write(team + ENDED, 1)
+        return
+    write(team + FIRST, first)
+    write(team + LAST, last)
+    write(team + DONE, 0)
+    write(team + NEXT, total << 32)
+
+
+@kernel
+def _work(team):
+    """Takes parts for as long as there are any. Returns whether there were."""
+    worked = False
+    taken = read(team + NEXT)
+    while (taken & _LOW) < (taken >> 32):
+        taken = add(team + NEXT, 1)
+        number, parts = taken & _LOW, taken >> 32
+        if number >= parts:
+            break
+        worked = True
+        row = read(team + PROGRAM) + 32 * read(team + FIRST)
+        size = read(row + 8 * PARTS)
+        while number >= size:
+            number -= size
+            row += 32
+            size = read(row + 8 * PARTS)
+        call(read(row + 8 * FUNCTION), read(row + 8 * ARGUMENT), number)
+        if add(team + DONE, 1) + 1 == parts:
+            _open(team, read(team + LAST))
+        taken = read(team + NEXT)
+    return worked
+
+
+@kernel
+def _wait(team, rounds):
+    """One round of waiting, the rounds-th in a row."""
+    pause()
+    if rounds % _PATIENCE == 0:
+        give_way = read(team + YIELD)
+        if give_way:
+            call_plain(give_way)
+
+
+@kernel
+def run(team, program):
+    """Runs a program, int64 [tasks, 4]: returns when all of it is done.
+
+    team: the address of a state, or 0. While the team is busy with another thread's program, this one runs here alone.
+    """
+    if team == 0 or exchange(team + RUNNING, 1):
+        for task in range(len(program)):
+            for number in range(program[task, PARTS]):
+                call(program[task, FUNCTION], program[task, ARGUMENT], number)
+        return
+    write(team + PROGRAM, program.ctypes.data)
+    write(team + TASKS, len(program))
+    write(team + ENDED, 0)
+    _open(team, 0)
+    rounds = 0
+    while read(team + ENDED) == 0:
+        if _work(team):
+            rounds = 0
+        else:
+            rounds += 1
+            _wait(team, rounds)
+    write(team + RUNNING, 0)
+
+
+@kernel
+def help_out(team, patience):
+    """What a helper does: parts of programs, until there are orders, or nothing to do for so many rounds. Returns the orders.
+
+    ORDERS_NONE: there are none.
+    """
+    rounds = 0
+    while rounds < patience:
+        if _work(team):
+            rounds = 0
+        orders = read(team + ORDERS)
+        if orders != ORDERS_NONE:
+            return orders
+        rounds += 1
+        _wait(team, rounds)
+    return ORDERS_NONE
+
+
+@kernel
+def pauses(n):
+    """Waits n rounds: for finding out how long a round is."""
+    for _ in range(n):
+        pause()
+
+
+def new_state(give_way: int) -> np.ndarray:
+    """int64 words for one team, of which those from `aligned(state)` on are used; give_way: address of sched_yield, or 0."""
+    state = np.zeros(STATE_WORDS + LINE // 8, np.int64)
+    state[(aligned(state) - state.ctypes.data + YIELD) // 8] = give_way
+    return state
+
+
+def aligned(state: np.ndarray) -> int:
+    """The address that the kernels take, on a border of cache lines."""
+    return -(-state.ctypes.data // LINE) * LINE

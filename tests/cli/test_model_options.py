@@ -1,0 +1,85 @@
+"""The options that all verbs share which run a model."""
+
+import dataclasses
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ggufmill.cli.options.settings import CACHE_TYPES, run_options
+from ggufmill.recipes import FOLDER
+from ggufmill.runtime import Settings
+from ggufmill.runtime.backends.cpu import kv_cache as runtime_cache
+
+
+@pytest.fixture
+def run():
+    """run(*arguments, n_ctx=None) -> the settings that a verb gets, or what click says is wrong."""
+
+    def invoke(*arguments, n_ctx=None):
+        @click.command()
+        @run_options(n_ctx, parallel=True)
+        @click.argument("model")
+        def verb(model, settings):
+            click.echo(json.dumps([model, settings]))
+
+        result = CliRunner().invoke(verb, [*arguments, "the-model"])
+        if result.exit_code:
+            return result.output
+        model, settings = json.loads(result.stdout)
+        assert model == "the-model"
+        return settings
+
+    return invoke
+
+
+def test_what_is_not_given_is_left_to_the_library(run):
+    assert run() == {"flash": True, "repack": False}
+    assert run(n_ctx=512) == {"n_ctx": 512, "flash": True, "repack": False}
+    assert {"flash": Settings().flash, "repack": Settings().repack} == run()
+
+
+def test_every_option_becomes_a_setting(run):
+    short = "-c 99 -t 3 -b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4"
+    long = (
+        "--ctx-size 99 --threads 3 --batch-size 64 --ubatch-size 32 --parallel 4 --cache-type-k q8_kv --cache-type-v iq4_nl "
+        "--flash-attn 0 --mla-use 1 --attn-max-batch 256 --run-time-repack --smart-expert-reduction 6,0.4"
+    )
+    expected = {
+        "n_ctx": 99,
+        "threads": 3,
+        "batch": 64,
+        "ubatch": 32,
+        "parallel": 4,
+        "cache_k": "q8_KV",
+        "cache_v": "iq4_nl",
+        "flash": False,
+        "mla": 1,
+        "attention_bytes": 256 << 20,
+        "repack": True,
+        "expert_reduction": [6, 0.4],
+    }
+    assert run(*short.split()) == run(*long.split()) == expected
+    assert expected.keys() <= {field.name for field in dataclasses.fields(Settings)}
+    assert run("-fa", "-mla", "2")["flash"] is True  # as a flag, the way ik_llama.cpp has it
+
+
+def test_wrong_values_are_explained(run):
+    assert "'q9' is not one of 'f32'" in run("-ctk", "q9")
+    assert "is not N,T" in run("-ser", "6")
+    assert "4 is not in the range 0<=x<=3" in run("-mla", "4")
+    for tokens in ("3", "2147483648", "99999999999999999999"):
+        assert f"{tokens} is not in the range 4<=x<=2147483647" in run("-c", tokens)
+
+
+def test_the_types_offered_are_those_that_caches_have():
+    assert CACHE_TYPES == runtime_cache.CACHE_TYPES
+
+
+@pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])
+def test_generating_beyond_the_trained_context_is_warned_of(mill, n_ctx, warnings):
+    code, out, err = mill("generate", FOLDER / "demo", "-p", "The list", "-n", 2, "--temp", 0, "--json", *n_ctx)
+    assert code == 0
+    assert json.loads(out)["prompt"] == "The list"
+    assert err.count("warning: n_ctx is 2049, but the model was trained with a context of 2048 tokens\n") == warnings

@@ -1,0 +1,188 @@
+"""Shards deleted as their tensors are written: the output is the same, and the job can be resumed at any moment."""
+
+import json
+import os
+
+import pytest
+
+from ggufmill.cli import main
+from ggufmill.convert import open_source
+from ggufmill.convert.hub.delete_shards import Releaser
+from ggufmill.formats import FormatError, PlanError
+from ggufmill.jobs.execute import execute, preflight
+from ggufmill.quantize.planning import plan_quantize
+
+
+@pytest.fixture
+def folder(tmp_path, write_checkpoint, tiny_llama):
+    config, tensors = tiny_llama(num_hidden_layers=6)
+    names = sorted(tensors, key=lambda n: (n.startswith(("model.norm", "lm_head")), n))
+    third = -(-len(names) // 3)
+    dealt = [n for i in range(third) for n in names[i::third]]  # so that each of three shards has a run of the names
+    return write_checkpoint(tmp_path / "model", config, {n: tensors[n] for n in dealt}, 3)
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return ended.value.code
+
+
+def shards(folder):
+    return sorted(p.name for p in folder.glob("*.safetensors*") if "index" not in p.name)
+
+
+def test_the_shards_are_gone_and_the_output_is_whole(folder, tmp_path):
+    assert run("convert", folder, tmp_path / "kept.gguf") == 0
+    assert len(shards(folder)) == 3
+    assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards") == 0
+    assert shards(folder) == []
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "kept.gguf").read_bytes()
+
+
+def test_nothing_is_deleted_before_it_is_written(folder, tmp_path):
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "out.gguf")
+    releaser = Releaser(source, plan)
+    needs = {path: set(names) for path, names in releaser._needs.items()}
+    assert set().union(*needs.values()) == {o.name for o in plan.outputs}
+    synced = []
+
+    def finished(done, sync):
+        before = [p for p in needs if p.exists()]
+        releaser(done, lambda: (sync(), synced.append(len(done))))
+        gone = [p for p in before if not p.exists()]
+        assert all(needs[p] <= done.keys() for p in gone)
+        assert not gone or synced[-1] == len(done)
+
+    execute(plan, threads=2, finished=finished)
+    assert synced
+    assert not any(path.exists() for path in needs)
+
+
+@pytest.mark.parametrize("more", [(), ("--split-max-tensors", 30)])
+def test_resume_of_a_finished_job_ends_well(folder, tmp_path, capsys, more):
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", *more)
+    assert run(*job) == 0
+    capsys.readouterr()
+    assert run(*job, "--resume") == 0
+    assert ": finished already, and the shards it was made of are deleted" in capsys.readouterr().out
+    assert run(*job, "--resume", "--json") == 0
+    files = [file["path"] for file in json.loads(capsys.readouterr().out)["files"]]
+    assert files == sorted(map(str, tmp_path.glob("out*.gguf")))
+    for other in (("--outtype", "f32"), ("--mla-layout", "ik", "--outtype", "q8_0")):
+        assert run(*job, *other, "--resume") == 1
+    assert run("quantize", folder, *job[2:], "--custom-q", "attn=q8_0", "--resume") == 1
+    capsys.readouterr()
+    for path in tmp_path.glob("out*.gguf"):
+        os.utime(path, ns=(0, 0))
+    assert run(*job, "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+    for path in tmp_path.glob("out*.gguf"):
+        path.unlink()
+    assert run(*job, "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+
+
+def test_another_model_is_not_taken_for_the_finished_job(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
+    other = write_checkpoint(tmp_path / "other", *tiny_llama(num_hidden_layers=2))
+    assert run("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0
+    assert run("convert", other, tmp_path / "out.gguf") == 0
+    assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", "--resume") == 1
+    assert "3 of 3 shards are missing" in capsys.readouterr().err
+
+
+def test_stopped_when_all_was_written_but_what_the_shards_left(folder, tmp_path, monkeypatch, capsys):
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
+    with monkeypatch.context() as patch:
+        patch.setattr(Releaser, "close", lambda self: None)
+        assert run(*job) == 0
+    assert len(shards(folder)) == 3
+    assert run(*job, "--resume") == 0
+    assert "finished already" in capsys.readouterr().out
+    assert shards(folder) == []
+
+
+@pytest.mark.parametrize("after", [3, 20, 40, 57])
+def test_resume_after_a_stop_at_any_place(folder, tmp_path, after, monkeypatch):
+    execute(plan_quantize(open_source(folder), tmp_path / "calm.gguf", version="x"))
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "out.gguf", version="x")
+    releaser, count = Releaser(source, plan), [0]
+
+    def finished(done, sync):
+        releaser(done, sync)
+        count[0] += 1
+        if count[0] > after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, threads=1, finished=finished)
+    left = list(folder.glob("*.safetensors"))
+    again = open_source(folder)
+    mended = plan_quantize(again, tmp_path / "out.gguf", version="x")
+    assert mended.fingerprint == plan.fingerprint
+    second = Releaser(again, mended)
+    execute(mended, threads=2, resume=True, finished=second)
+    second.close()
+    assert shards(folder) == []
+    assert len(left) == {3: 3, 20: 2, 40: 1, 57: 0}[after]
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
+
+
+def test_another_job_does_not_take_what_is_left_for_a_checkpoint(folder, tmp_path, capsys):
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "out.gguf")
+    releaser, count = Releaser(source, plan), [0]
+
+    def finished(done, sync):
+        releaser(done, sync)
+        count[0] += 1
+        if count[0] > 45:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, threads=1, finished=finished)
+    assert run("convert", folder, tmp_path / "other.gguf") == 1
+    assert "was deleted by a job that used it" in capsys.readouterr().err
+    assert not (tmp_path / "other.gguf").exists()
+    gone = next(t for t in open_source(folder).tensors.values() if not t.files[0].exists())
+    with pytest.raises(FormatError, match="was deleted when its tensors had been written"):
+        gone.read(0, 1)
+    with pytest.raises(PlanError):
+        preflight(plan)
+
+
+def test_what_is_refused(folder, tmp_path):
+    def releaser():
+        source = open_source(folder)
+        return Releaser(source, plan_quantize(source, tmp_path / "o.gguf"))
+
+    first = folder / "model-00001-of-00003.safetensors"
+    os.link(first, tmp_path / "second name")
+    with pytest.raises(PlanError, match="another name too"):
+        releaser()
+    (tmp_path / "second name").unlink()
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PlanError, match="is a link"):
+        releaser()
+    first.unlink()
+    (tmp_path / "elsewhere").rename(first)
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "o.gguf")
+    next(iter(source.tensors.values())).read(0, 1)
+    with pytest.raises(PlanError, match="the plan depends on tensors in it"):
+        Releaser(source, plan)
+    execute(plan)
+    model = open_source(tmp_path / "o.gguf")
+    with pytest.raises(PlanError, match="only the shards of a checkpoint folder"):
+        Releaser(model, plan_quantize(model, tmp_path / "p.gguf"))
+
+
+def test_disk_space_is_counted_with_what_becomes_free(folder, tmp_path):
+    source = open_source(folder)
+    plan = plan_quantize(source, tmp_path / "o.gguf")
+    needed = Releaser(source, plan).needed()
+    assert plan.file_bytes / 4 < needed <= plan.file_bytes
+    assert all(path.exists() for path in source.shards)

@@ -1,0 +1,91 @@
+"""The report as people see it: what it publishes, and how its page looks in a narrow window."""
+
+import re
+import shutil
+
+import pytest
+
+from ggufmill.pipeline.reports.html_page import page_text
+from ggufmill.pipeline.reports.markdown import recipe_shown, texts_shown
+from ggufmill.pipeline.reports.svg import bars
+
+TYPES = [
+    *("iq4_kss", "iq4_k_r4", "iq3_k", "iq2_kl", "iq5_ks", "iq5_k_r4", "q8_0", "iq6_k"),
+    *("f32", "iq2_k_r4", "iq4_ks", "q5_0", "q6_0", "iq4_nl", "iq3_ks", "iq2_ks_r4"),
+]
+
+
+@pytest.fixture
+def found():
+    """What a run with a type for every taste found out."""
+    sizes = {name: (i + 1) << 30 for i, name in enumerate(TYPES)}
+    roles = {"routed experts": sizes, "feed forward": dict(list(sizes.items())[:9]), "norms": {"f32": 1 << 20}}
+    total = sum(sum(types.values()) for types in roles.values())
+    return {
+        **{"recipe": "all.toml", "failures": [], "source": "model (9 tensors, 300.000 GiB of weights)", "made": "2026-01-01"},
+        **{"version": "1", "machine": "Linux", "file_bytes": total, "total_bytes": total, "bits_per_weight": 4.5, "tensors": 9},
+        **{"weights": 10**9, "validation": None, "warnings": [], "search": None, "table": [], "coverage": None, "rules": ""},
+        "types": {name: {"tensors": 100, "nbytes": n} for name, n in sizes.items()},
+        "roles": roles,
+        "seconds": {"quantize": 100.0, "verify": 3.0},
+    }
+
+
+def test_of_local_paths_only_the_names_are_published():
+    text = """# model = "/home/me/old"
+[source]
+model = "/home/me/models/V3/"
+[imatrix]
+file='../o"k/v3.imatrix'
+[validate]
+text = "/home/o'k/held out.txt"  # far/away
+[report]
+base_model = "OWNER/V3"
+"""
+    shown = """# model = "old"
+[source]
+model = "V3/"
+[imatrix]
+file='v3.imatrix'
+[validate]
+text = "held out.txt"  # far/away
+[report]
+base_model = "OWNER/V3"
+"""
+    assert recipe_shown({"rules": text}) + "\n" == shown
+    for same in ('source.model = "hf:OWNER/V3"', 'validate = {text = "a.txt"}', "rules = 'a/b=q8_0'"):
+        assert recipe_shown({"rules": same}) == same
+    assert recipe_shown({"rules": 'validate = {text = "/x/a.txt", n = 1}'}) == 'validate = {text = "a.txt", n = 1}'
+    assert texts_shown({"imatrix_texts": ["/home/me/a.txt", "wiki/test"]}) == "a.txt, wiki/test"
+
+
+def test_no_two_types_look_the_same():
+    drawing = bars([("all", [(name, 1.0) for name in TYPES])], TYPES)
+    squares = re.findall(r'(<rect [^>]*width="10.0"[^>]*height="10".*?)<text[^>]*>(.*?)</text>', drawing)
+    assert [name for _, name in squares] == TYPES
+    looks = [re.sub(r' x="[^"]*"| y="[^"]*"', "", square) for square, _ in squares]
+    assert len(set(looks)) == len(TYPES)
+
+
+@pytest.mark.parametrize("width", [420, 1100])
+def test_nothing_of_the_shares_is_out_of_sight(found, tmp_path, width):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chrome, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not chrome or not driver:
+        pytest.skip("there is no chromium with its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chrome
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    (tmp_path / "report.html").write_text(page_text(found))
+    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get((tmp_path / "report.html").as_uri())
+        assert browser.execute_script("return innerWidth") == width
+        over = "return [...document.querySelectorAll('.wide')].map(e => e.scrollWidth - e.clientWidth)"
+        assert browser.execute_script(over)[:2] == [0, 0]
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    finally:
+        browser.quit()

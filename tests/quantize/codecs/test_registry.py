@@ -1,0 +1,178 @@
+"""encode and decode as the public sees them: errors, packed types, and what every codec must stand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES, PlanError
+from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.quantize.codecs.registry import NonFiniteError
+from ggufmill.repack import pack, unpack
+
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_standard.npz")
+X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
+STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_nl", "iq4_xs", "mxfp4", "q8_KV", "q2_K", "q3_K",
+            "q4_K", "q5_K", "q6_K")  # fmt: skip
+GUARDED = ("iq4_nl_r4", "q4_k_r4", "q6_k_r4")
+
+
+def test_unknown_type_is_named():
+    with pytest.raises(PlanError, match="'q9_z'"):
+        encode(X, "q9_z")
+    with pytest.raises(PlanError, match="'q9_z'"):
+        decode(np.zeros((1, 34), np.uint8), "q9_z", 32)
+
+
+def test_a_type_without_codec_is_refused():
+    assert not can_encode(TYPES["tq1_0"])
+    with pytest.raises(PlanError, match="tq1_0 cannot be encoded"):
+        encode(X, "tq1_0")
+
+
+def test_letter_case_of_types_is_ignored():
+    assert np.array_equal(encode(X[:1], "Q6_k"), encode(X[:1], "q6_K"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "words"), [((1, 48), "q8_0", "multiple of 32"), ((2, 64), "q8_0_r8", "interleaves 8")]
+)
+def test_rows_that_do_not_fit_are_refused(shape, name, words):
+    with pytest.raises(PlanError, match=words):
+        encode(np.zeros(shape, np.float32), name)
+
+
+def test_only_matrices_are_taken():
+    with pytest.raises(PlanError, match="3 dimensions"):
+        encode(np.zeros((1, 2, 32), np.float32), "q8_0")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_weights_are_located(value):
+    x = X.copy()
+    x[2, 77] = value
+    with pytest.raises(NonFiniteError, match="row 2, column 77") as error:
+        encode(x, "q8_0")
+    assert (error.value.row, error.value.column) == (2, 77)
+
+
+def test_the_largest_float_is_finite():
+    x = np.full((1, 32), np.finfo(np.float32).max)
+    assert np.array_equal(decode(encode(x, "f32"), "f32", 32), x)
+
+
+def test_importance_must_fit_and_be_a_weight():
+    with pytest.raises(PlanError, match=r"\(3,\) does not fit rows of 1024"):
+        encode(X, "q8_0", np.ones(3, np.float32))
+    for bad in (-1, np.nan, np.inf):
+        importance = IMATRIX.copy()
+        importance[5] = bad
+        with pytest.raises(PlanError, match="negative, infinite or NaN"):
+            encode(X, "q5_0", importance)
+
+
+def test_bytes_of_another_size_are_refused():
+    with pytest.raises(PlanError, match="take 34 bytes each"):
+        decode(np.zeros((2, 33), np.uint8), "q8_0", 32)
+    with pytest.raises(PlanError):
+        decode(np.zeros((3, 34), np.uint8), "q8_0_r8", 32)
+
+
+def test_no_rows_are_no_rows():
+    for name in ("q8_0", "q4_K", "q4_k_r4"):
+        q = encode(np.zeros((0, 256), np.float32), name, np.ones(256, np.float32))
+        assert q.shape == (0, TYPES[name].row_bytes(256))
+        assert decode(q, name, 256).shape == (0, 256)
+
+
+def test_float64_and_strided_input_are_taken():
+    x = np.asfortranarray(X.astype(np.float64))
+    assert np.array_equal(encode(x, "q6_0"), encode(X, "q6_0"))
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_packed_types_give_the_references_bytes(name):
+    assert np.array_equal(encode(X, name, IMATRIX), GOLDEN[f"{name}/im"])
+
+
+PACKED = ("q8_0_r8", "q6_0_r4", "q5_0_r4", "q4_0_r8", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "iq4_xs_r8", "mxfp4_r8", "q2_k_r4",
+          "q3_k_r4", "q5_k_r4", *GUARDED)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_types_decode_as_their_base(name):
+    base = TYPES[TYPES[name].base].name
+    q = encode(X, name, IMATRIX)
+    assert np.array_equal(decode(q, name, 1024), decode(encode(X, base, IMATRIX), base, 1024))
+
+
+def test_packed_types_guard_blocks_without_importance():
+    """Half a block of q6_K has no importance: the packed type gives it 1e-9, which is as good as the importance being 1e-9."""
+    importance = IMATRIX.copy()
+    importance[32:48] = 0
+    instead = importance.copy()
+    instead[32:48] = 1e-9
+    packed = encode(X, "q6_k_r4", importance)
+    assert np.array_equal(packed, pack(encode(X, "q6_K", instead), "q6_K", 1024)[0])
+    # x of a block may be zero in one row only: then that row alone is guarded, and nothing else changes
+    x = X.copy()
+    x[3, 64:96] = 0
+    rows = unpack(encode(x, "iq4_nl_r4", IMATRIX), "iq4_nl_r4", 1024)[0]
+    assert np.array_equal(rows, encode(x, "iq4_nl", IMATRIX))
+
+
+BLOCKS = st.sampled_from(["zero", "one", "same", "spike", "denormal", "tiny", "small", "huge", "normal", "negative"])
+
+
+def _block(kind, rng):
+    noise = rng.standard_normal(32)
+    made = {
+        "zero": lambda: np.zeros(32),
+        "one": lambda: np.eye(1, 32, 7)[0],
+        "same": lambda: np.full(32, 0.25),
+        "spike": lambda: noise * 1e-3 + 50 * np.eye(1, 32, 31)[0],
+        "denormal": lambda: noise * 1e-41,
+        "tiny": lambda: noise * 1e-16,
+        "small": lambda: noise * 1e-9,
+        "huge": lambda: noise * 1e30,
+        "normal": lambda: noise,
+        "negative": lambda: -abs(noise),
+    }
+    return made[kind]().astype(np.float32)
+
+
+@pytest.mark.parametrize("name", [*STANDARD, "iq1_bn", "iq2_bn", "q1_0_g128", "iq4_kss", "iq2_kl"])
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(kinds=st.lists(BLOCKS, min_size=16, max_size=16), weights=st.sampled_from(["none", "zero", "half", "random"]))
+def test_odd_blocks_give_finite_rows_that_do_not_depend_on_each_other(name, kinds, weights):
+    rng = np.random.default_rng(len(set(kinds)))
+    x = np.concatenate([_block(k, rng) for k in kinds]).reshape(2, 256)
+    importance = {
+        "none": None,
+        "zero": np.zeros(256, np.float32),
+        "half": np.repeat(np.float32([0, 1]), 128),
+        "random": rng.random(256, np.float32),
+    }[weights]
+    q = encode(x, name, importance)
+    assert np.isfinite(decode(q, name, 256)).all()
+    assert np.array_equal(q, encode(x, name, importance))
+    assert np.array_equal(encode(x[1:], name, importance), q[1:])
+    assert np.array_equal(encode(np.tile(x, (20, 1)), name, importance), np.tile(q, (20, 1)))
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_zeros_stay_zeros(name):
+    x = np.zeros((2, 256), np.float32)
+    for importance in (None, np.ones(256, np.float32), np.zeros(256, np.float32)):
+        assert not decode(encode(x, name, importance), name, 256).any()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("f16", 3e-4), ("q8_0", 0.008), ("q6_0", 0.03), ("q5_0", 0.06), ("q6_K", 0.03)])
+def test_relative_error_is_what_the_bits_allow_at_any_magnitude(name, limit):
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((4, 256)).astype(np.float32)
+    for magnitude in (1e-2, 1, 1e3):
+        y = decode(encode(x * np.float32(magnitude), name), name, 256) / np.float32(magnitude)
+        assert np.sqrt(((y - x) ** 2).mean()) < limit

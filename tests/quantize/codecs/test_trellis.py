@@ -1,0 +1,250 @@
+"""The trellis codecs against bytes of the reference, an exhaustive search, and rows meant to break them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, book, generate
+from ggufmill.quantize.codecs.trellis.fit import _weigh
+from ggufmill.quantize.codecs.trellis.nearest_search import BLOCK, FACTS, best_vectors, gather, least_error, prepare
+from ggufmill.quantize.codecs.trellis.trellis import _TYPES, CODECS
+from ggufmill.simd.lanes import LANES
+
+NAMES = list(CODECS)
+KINDS = {kind.name: kind for kind in _TYPES}
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_trellis.npz")
+X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
+
+# Relative error (root mean square) on normal weights that each type stays below. Rate-distortion theory allows 0.324, 0.25,
+# 0.125 and 0.074 for 1.625, 2, 3 and 3.75 bits; without importance large weights are favoured at the expense of the sum.
+ERROR = {"iq1_kt": 0.46, "iq2_kt": 0.34, "iq3_kt": 0.18, "iq4_kt": 0.1}
+
+
+def normal(rows, n, seed=0):
+    return (np.random.default_rng(seed).standard_normal((rows, n)) * 0.02).astype(np.float32)
+
+
+def roundtrip(name, x, importance=None):
+    return CODECS[name].decode(CODECS[name].encode(x, importance), x.shape[1])
+
+
+def test_generator_gives_the_published_values():
+    # Worked out by hand for the first two start states of the first codebook.
+    want = []
+    for state in (4096, 4097):
+        values = []
+        for _ in range(8):
+            state = state * 0xCBAC1FED % 2**32
+            values.append(sum(state >> shift & 63 for shift in (0, 8, 16, 24)) - 126)
+        want.append(values)
+    assert generate(13, 8, 4096)[:2].tolist() == want
+    assert generate(16, 8, 4096)[:2].tolist() == want
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decodes_as_the_reference(name):
+    want = GOLDEN[f"{name}/dequant"]
+    got = CODECS[name].decode(GOLDEN[f"{name}/im"][: len(want)], X.shape[1])
+    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_of_any_bits_are_read_and_written_alike(name):
+    kind, spec = TYPES[name], KINDS[name]
+    q = np.random.default_rng(1).integers(0, 256, (6, kind.block_bytes), np.uint8)
+    codes, indices = spec.read(q)
+    assert indices.min() >= 0
+    assert indices.max() < len(spec.values)
+    again = np.zeros_like(q)
+    spec.write(again, codes, indices)
+    end = 68 if spec.absolute else kind.block_bytes
+    assert np.array_equal(again[:, :end], q[:, :end])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("key", ["im", "no"])
+def test_error_is_not_above_the_references(name, key):
+    v = IMATRIX if key == "im" else None
+    weight = 1 if v is None else v
+    theirs = CODECS[name].decode(GOLDEN[f"{name}/{key}"], X.shape[1])
+    assert (weight * (roundtrip(name, X, v) - X) ** 2).sum() < (weight * (theirs - X) ** 2).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_error_is_that_of_the_type(name):
+    x = normal(4, 1024)
+    assert np.sqrt(((x - roundtrip(name, x)) ** 2).mean() / (x**2).mean()) < ERROR[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_importance_lowers_the_error_where_it_matters(name):
+    x = normal(4, 1024)
+    v = np.where(np.arange(1024) % 4 == 0, 100, 1).astype(np.float32)
+    errors = [((roundtrip(name, x, importance) - x) ** 2 * v).sum() for importance in (v, None)]
+    assert errors[0] < 0.9 * errors[1]
+
+
+BOOKS = [(13, 8, 4096, False), (16, 8, 4096, True), (15, 4, 36864, False)]
+
+
+@pytest.mark.parametrize("which", BOOKS)
+def test_boxes_hold_their_vectors(which):
+    tree = book(*which)
+    assert np.array_equal(np.sort(tree.order), np.arange(len(tree.order)))
+    size = tree.size
+    vectors = tree.vectors.reshape(-1, size // 2, LANES, 2).transpose(0, 2, 1, 3).reshape(-1, size)
+    assert np.array_equal(vectors, tree.values[tree.order])
+    ends = [*tree.levels[1:], tree.boxes.size]
+    for start, end in zip(tree.levels, ends, strict=True):
+        boxes = tree.boxes[start:end].reshape(-1, size // 2, 2, LANES, 2).transpose(2, 0, 3, 1, 4).reshape(2, -1, size)
+        if start == 0:
+            boxes = boxes[:, : tree.tops]
+        inside = (vectors.reshape(boxes.shape[1], -1, size) + OFFSET) * UNITS
+        assert np.array_equal(inside.min(axis=1), boxes[0])
+        assert np.array_equal(inside.max(axis=1), boxes[1])
+
+
+def search(kind, x, w, center, scale, share):
+    """(vectors int [groups], score) of a block of 32 by the kernels."""
+    size, groups = kind.size, BLOCK // kind.size
+    boxes, starts, tops, vectors, _, orders = kind.search[1:7]
+    most = orders.shape[1] // LANES
+    stretch, squares, products, place = (np.empty(BLOCK // 2, np.int32) for _ in range(4))
+    facts, limits, best = (np.empty(k, np.float32) for k in (groups * FACTS, groups, groups * LANES))
+    todo, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
+    lists, runs = np.empty(2 * (groups * most + LANES), np.int32), np.empty(groups * most, np.int32)
+    sums, out = np.empty(groups * most * 2 * LANES, np.float32), np.empty(groups, np.int32)
+    prepare(x, w, w.view(np.int32), 0, size, stretch, squares, products, facts)
+    gather(
+        x, 0, size, stretch, squares, products, facts, np.float32(center), np.float32(share),
+        np.array(kind.expected, np.float32), boxes, starts, 0, tops, vectors, place, limits, best, todo, lists, counts,
+        runs, sums,
+    )  # fmt: skip
+    score = least_error(np.float32(scale), groups, counts, sums)
+    best_vectors(np.float32(scale), groups, counts, runs, sums, out, 0)
+    return orders[0][out], score
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("share", "slack"), [(2.0, 1.002), (0.35, 1.2)])
+def test_search_finds_vectors_as_near_as_an_exhaustive_one(name, share, slack):
+    kind = KINDS[name]
+    rng = np.random.default_rng(4)
+    values = kind.books[0].values.astype(np.float32)
+    found = nearest = 0.0
+    for _ in range(6):
+        x = (rng.standard_t(5, BLOCK) * 0.02).astype(np.float32)
+        x = np.abs(x) if kind.absolute else x
+        w = rng.chisquare(2, BLOCK).astype(np.float32) + np.float32(0.01)
+        scale = np.sqrt((x**2).mean()) / 30 * (1 if kind.absolute else rng.choice([-1, 1]))
+        vectors, score = search(kind, x, w, scale, scale, share)
+        error = (w * (x - scale * values[vectors].reshape(-1)) ** 2).sum()
+        assert score + (w * x * x).sum() == pytest.approx(error, rel=0.02)
+        groups = x.reshape(-1, 1, kind.size) - scale * values
+        found += error
+        nearest += (w.reshape(-1, 1, kind.size) * groups**2).sum(axis=2).min(axis=1).sum()
+    assert nearest * 0.9999 <= found <= nearest * slack
+
+
+def test_weights_are_the_specs_and_never_zero():
+    x, v = normal(1, 512, seed=3)[0], np.random.default_rng(3).random(512, np.float32)
+    x[256:288], v[320:352] = 0, 0
+    w, voting = np.empty_like(x), np.empty(16, np.bool_)
+    _weigh(x, v, w, voting)
+    sigma2 = 2 * (x.astype(np.float64).reshape(2, 256) ** 2).mean(axis=1).repeat(256)
+    want = v * np.sqrt(sigma2 + x.astype(np.float64) ** 2)
+    live = np.arange(512) // 32 != 10
+    np.testing.assert_allclose(w[live], np.maximum(want, 1e-9)[live], rtol=1e-5)
+    assert (w > 0).all()
+    assert voting.tolist() == [b != 10 for b in range(16)]
+    _weigh(x, v[:0], w, voting)
+    np.testing.assert_allclose(w, 0.25 * sigma2 + x.astype(np.float64) ** 2, rtol=1e-5)
+    assert voting.all()
+
+
+def _block(kind, rng):
+    noise = rng.standard_normal(32)
+    made = {
+        "zero": lambda: np.zeros(32),
+        "negative zero": lambda: np.full(32, -0.0),
+        "same": lambda: np.full(32, 0.25),
+        "one": lambda: np.eye(1, 32, 7)[0],
+        "spike": lambda: noise * 1e-3 + 50 * np.eye(1, 32, 31)[0],
+        "denormal": lambda: noise * 1e-41,
+        "small": lambda: noise * 1e-16,
+        "huge": lambda: noise * 1e30,
+        "normal": lambda: noise,
+        "cauchy": lambda: noise / rng.standard_normal(32),
+    }
+    return made[kind]().astype(np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    kinds=st.lists(
+        st.sampled_from(["zero", "negative zero", "same", "one", "spike", "denormal", "small", "huge", "normal", "cauchy"]),
+        min_size=16,
+        max_size=16,
+    ),
+    weights=st.sampled_from(["none", "zero", "half", "tiny", "random"]),
+)
+def test_odd_rows_are_finite_and_do_not_depend_on_each_other(name, kinds, weights):
+    rng = np.random.default_rng(len(set(kinds)))
+    x = np.concatenate([_block(k, rng) for k in kinds]).reshape(2, 256)
+    importance = {
+        "none": None,
+        "zero": np.zeros(256, np.float32),
+        "half": np.repeat(np.float32([0, 1]), 128),
+        "tiny": np.full(256, 1e-38, np.float32),
+        "random": rng.random(256, np.float32) ** 30,
+    }[weights]
+    q = CODECS[name].encode(x, importance)
+    assert np.isfinite(CODECS[name].decode(q, 256)).all()
+    assert np.array_equal(q, CODECS[name].encode(x, importance))
+    assert np.array_equal(CODECS[name].encode(x[1:].copy(), importance), q[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_stay_zeros(name):
+    x = normal(3, 256)
+    x[1] = 0
+    for importance in (None, np.ones(256, np.float32), np.zeros(256, np.float32)):
+        y = roundtrip(name, x, importance)
+        assert not y[1].any()
+        assert y[0].any()
+
+
+@pytest.mark.parametrize("name", ["iq3_kt", "iq4_kt"])
+def test_blocks_of_zeros_stay_zeros_in_other_rows(name):
+    x = normal(2, 512)
+    x[:, 64:96] = 0
+    y = roundtrip(name, x)
+    assert not y[:, 64:96].any()
+    assert y[:, :64].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_powers_of_two_change_nothing_but_the_row_scale(name):
+    x = normal(2, 512)
+    v = np.random.default_rng(6).random(512, np.float32)
+    q = CODECS[name].encode(x, v)
+    for by in (2.0**-60, 2.0**50):
+        again = CODECS[name].encode(x * np.float32(by), v)
+        y = CODECS[name].decode(again, 512) / np.float32(by)
+        error, usual = (((z - x) ** 2).sum() for z in (y, CODECS[name].decode(q, 512)))
+        assert error < 1.02 * usual
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dead_columns_do_not_harm_the_others(name):
+    x = normal(2, 256, seed=8)
+    x[:, 128:] *= 100
+    v = np.repeat(np.float32([1, 0]), 128)
+    y = roundtrip(name, x, v)
+    assert np.sqrt(((y - x)[:, :128] ** 2).mean() / (x[:, :128] ** 2).mean()) < 2 * ERROR[name]
+    assert np.isfinite(y).all()

@@ -1,0 +1,78 @@
+"""Stock mixes against what llama-quantize --dry-run says, tensor by tensor, on ten inventories with and without an imatrix."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES, PlanError
+from ggufmill.quantize.recipes.mixes import Mix, Model, default_type, file_type_id, file_type_name, file_types
+
+GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_mixes.npz")
+ABOUT = json.loads(str(GOLDEN["about"]))
+# What llama-quantize --help lists (without COPY, aliases and the Q4_0_N_M of other machines).
+NAMES = """
+    Q4_0 Q4_1 Q5_0 Q5_1 Q6_0 MXFP4 MXFP4_R8 IQ2_XXS IQ2_XXS_R4 IQ2_XS IQ2_XS_R4 IQ2_S IQ2_M IQ2_M_R4 IQ1_S IQ1_S_R4
+    IQ1_M_R4 IQ1_M IQ1_BN IQ2_BN IQ2_BN_R4 Q2_K Q2_K_R4 Q2_K_S IQ3_XXS IQ3_KT IQ4_KT IQ3_XXS_R4 IQ3_S IQ3_S_R4 IQ3_M
+    Q3_K_R4 IQ3_XS Q3_K_S Q3_K_M Q3_K_L IQ4_NL IQ4_NL_R4 IQ4_XS_R8 Q4_0_R8 Q5_0_R4 Q6_0_R4 Q8_0_R8 Q8_KV IQ4_XS IQ4_KS
+    IQ4_KS_R4 IQ5_KS_R4 IQ4_KSS IQ5_KS IQ2_K IQ2_K_R4 IQ2_KS IQ1_KT IQ2_KT IQ2_KL IQ3_KS IQ3_K IQ3_K_R4 IQ3_KL IQ4_K
+    IQ4_K_R4 IQ5_K IQ5_K_R4 IQ6_K Q4_K_R4 Q4_K_S Q4_K_M Q5_K_R4 Q5_K_S Q5_K_M Q6_K Q6_K_R4 Q8_K_R8 Q8_KV_R8 Q8_0 F16
+    BF16 BF16_R16 F32
+"""
+UNKNOWN = 255  # the reference's line was cut in two by a message on a fallback
+
+
+def _model(about, imatrix):
+    arch = about["arch"]
+    keys = {"block_count": "layers", "embedding_length": "embd", "expert_count": "experts"}
+    heads = {"attention.head_count": "heads", "attention.head_count_kv": "kv"}
+    metadata = {f"{arch}.{key}": about[name] for key, name in (keys | heads).items()}
+    names = [name for name, _ in about["tensors"]]
+    return Model.of(metadata | {"general.architecture": arch}, names, about["vocab"], imatrix)
+
+
+def _chosen(mix, name, shape):
+    kind = mix.choose(name, shape[0])
+    if name == "token_embd.weight" and kind.rows > 1:
+        kind = TYPES[kind.base] if kind.base else TYPES.fallback_for(kind, (shape[0], 1))[0]
+    return TYPES.fallback_for(kind, tuple(shape))[0].name
+
+
+@pytest.mark.parametrize("inventory", ABOUT["models"])
+def test_every_mix_is_that_of_llama_quantize(inventory):
+    about, golden = ABOUT["models"][inventory], GOLDEN[inventory]
+    compared = 0
+    for i, file_type in enumerate(ABOUT["file_types"]):
+        for imatrix in (False, True):
+            mix = Mix(file_type, _model(about, imatrix))
+            chosen = [_chosen(mix, name, shape) for name, shape in about["tensors"]]
+            for (name, _), got, want in zip(about["tensors"], chosen, golden[i, int(imatrix)], strict=True):
+                if want != UNKNOWN:
+                    compared += 1
+                    assert got == ABOUT["types"][want], (file_type, imatrix, name)
+    assert compared > 5000
+
+
+def test_names():
+    assert file_type_name("q4_k") == "Q4_K_M"
+    assert file_type_name("iq4_k") == "IQ4_K"
+    assert file_type_name("q8_kv_r8") == "Q8_KV_R8"
+    assert file_type_name("q8_k_r16") is None
+    assert set(NAMES.split()) <= set(file_types())
+    with pytest.raises(PlanError, match="no file type 'Q9'"):
+        default_type("Q9")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        ("Q4_K_M", "q4_K", 15),
+        ("Q4_K_S", "q4_K", 14),
+        ("IQ2_M", "iq2_s", 29),
+        ("IQ3_KL", "iq3_k", 146),
+        ("IQ4_K_R4", "iq4_k_r4", 340),
+    ],
+)
+def test_default_types_and_numbers(name, kind, number):
+    assert (default_type(name).name, file_type_id(name)) == (kind, number)

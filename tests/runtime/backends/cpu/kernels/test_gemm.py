@@ -1,0 +1,328 @@
+"""Matrix products from packed weights, and the pieces that they are made of."""
+
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES, SourceTensor, TensorSource
+from ggufmill.quantize import can_encode, decode, encode
+from ggufmill.runtime.backends.cpu import weights as weights_module
+from ggufmill.runtime.backends.cpu.kernels.gemm import float_products as gemm_floats
+from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.runtime.backends.cpu.kernels.gemm.block_layouts import kind_of
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
+from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import panels_of, round_rows
+from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
+from ggufmill.runtime.backends.cpu.weights import WeightStore
+from ggufmill.simd import amx
+from ggufmill.simd.aligned_memory import empty, scratch
+from ggufmill.simd.llvm import I32, WORDS, ByteDots, address, features, load, store
+from ggufmill.simd.scalar import operation
+
+KNOWN = [name for name, kind in TYPES.items() if can_encode(kind)]
+
+
+def to_float(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def buffers(tokens=512):
+    return empty((8, tokens, 32), np.float32), empty((2 * 512 * 16,), np.uint16)
+
+
+def sample_of(name, rows, columns, seed=0):
+    """(float32 rows as decoded, packed rows) of random weights."""
+    x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    q = encode(x, name, np.ones(columns, np.float32))
+    return decode(q, name, columns), q
+
+
+def store_of(name, q, rows, columns, **settings_):
+    def read(start, stop):
+        group = TYPES[name].rows
+        low, high = start // group * group, -(-stop // group) * group
+        return decode(q[low:high], name, columns)[start - low : stop - low]
+
+    shape = (columns, rows) if len(q) == rows else (columns, rows, len(q) // rows)
+    tensor = SourceTensor("w", shape, name, read, lambda start, stop: q[start:stop], TYPES[name], q)
+    return WeightStore(TensorSource("test", {}, {"w": tensor}, "test"), 1 << 20, **settings_)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has", ["avx512vnni", "avxvnni", "avx512bw", "avx2", ""])
+def test_every_way_of_multiplying_bytes_gives_the_same_integers(has):
+    if has and has not in features():
+        pytest.skip(f"this processor has no {has}")
+    wanted = frozenset({has, "avx512f"} if has.startswith("avx512") else {has})
+
+    @operation
+    def dots(typingctx, weights, tokens, out):
+        def generate(context, builder, signature, args):
+            ways = ByteDots(builder, wanted)
+            weights, tokens = (load(builder, args[i], kind) for i, kind in enumerate((WORDS, I32)))
+            total = ways.add(load(builder, args[2], WORDS), ways.weights(weights), ways.activations(tokens))
+            store(builder, total, args[2])
+            return context.get_dummy_value()
+
+        i = numba.types.int64
+        return numba.types.void(i, i, i), generate
+
+    @numba.njit  # not kept: its parts differ from case to case
+    def run(weights, tokens, out):
+        dots(address(weights), address(tokens), address(out))
+
+    random = np.random.default_rng(0)
+    cases = [(np.full(64, 255, np.uint8), np.full(4, value, np.int8)) for value in (-128, 127)]
+    cases += [(random.integers(0, 256, 64).astype(np.uint8), random.integers(-128, 128, 4).astype(np.int8)) for _ in range(20)]
+    for weights, tokens in cases:
+        out = random.integers(-1000, 1000, 16).astype(np.int32)
+        expected = out + weights.reshape(16, 4).astype(np.int32) @ tokens.astype(np.int32)
+        run(weights, tokens, out)
+        assert np.array_equal(out, expected)
+
+
+def bytes_case(n, rows, columns, group, has_terms, seed):
+    """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's)."""
+    random = np.random.default_rng(seed)
+    filled, panels = -(-n // TILE_TOKENS) * TILE_TOKENS, -(-rows // 32) * 2
+    codes = random.integers(0, 256, (panels * 16, columns)).astype(np.uint8)
+    tokens = random.integers(-127, 128, (filled, columns)).astype(np.int8)
+    scales = random.integers(-2, 3, (panels, columns // group, 16)).astype(np.float32)
+    terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
+    sums = tokens.reshape(filled, -1, group).sum(axis=2, dtype=np.int32)
+    out = np.full((n, rows + 5), np.nan, np.float32)
+    multiply_bytes(
+        None if group == 32 else True,
+        np.ascontiguousarray(codes.reshape(panels, 16, -1, 4).transpose(0, 2, 1, 3)),
+        scales,
+        terms,
+        tokens,
+        np.ones((filled, columns // 32), np.float32),
+        -128 * sums,
+        sums.astype(np.float32),
+        empty((2, 4 * TILE_TOKENS, 32), np.float32),
+        out,
+        5,
+    )
+    products = np.einsum(
+        "rgc,tgc->trg", codes.reshape(len(codes), -1, group).astype(int) - 128, tokens.reshape(filled, -1, group)
+    )
+
+    def per_row(numbers):
+        return numbers.astype(int).transpose(0, 2, 1).reshape(len(codes), -1)
+
+    expected = (products * per_row(scales)).sum(axis=2)
+    if terms is not None:
+        expected = expected + sums.astype(int) @ per_row(terms).T
+    assert np.isnan(out[:, :5]).all()
+    return out[:, 5:], expected[:n, :rows]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 150), st.integers(1, 3), st.sampled_from([16, 32]), st.booleans(), st.integers(0, 99))
+def test_products_of_bytes_are_exact(n, rows, blocks, group, has_terms, seed):
+    ours, expected = bytes_case(n, rows, 32 * blocks, group, has_terms, seed)
+    assert np.array_equal(ours, expected)
+
+
+def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
+    ours, expected = bytes_case(7, 33, 1056, 16, True, 0)
+    assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()  # beyond 2^24 float32 sums are rounded
+
+
+@pytest.mark.skipif("avx2" not in features(), reason="needs AVX2")
+def test_a_lesser_processor_gives_the_same_bits(tmp_path, monkeypatch):
+    """The whole path without AVX-512, in a process of its own, against this process's."""
+    (n, rows, columns), name = (7, 36, 256), "iq5_k"
+    x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
+    _, q = sample_of(name, rows, columns)
+    np.savez(tmp_path / "given.npz", x=x, q=q)
+    program = f"""
+import numpy as np
+from ggufmill.formats import TYPES
+from ggufmill.runtime.kernels import amx, gemm
+amx.permitted = lambda: False
+given = np.load({str(tmp_path / "given.npz")!r})
+out = np.zeros(({n}, {rows}), np.float32)
+gemm.multiply(given["q"], TYPES[{name!r}], gemm.Tokens(given["x"]), out)
+print(out.tobytes().hex())
+"""
+    lesser = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+ssse3,+sse4.1,+sse4.2,+bmi,+bmi2"}
+    environment = {**os.environ, **lesser, "GGUFMILL_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(amx, "permitted", lambda: False)
+    out = np.zeros((n, rows), np.float32)
+    gemm.multiply(q, TYPES[name], gemm.Tokens(x), out)
+    assert done.stdout.strip() == out.tobytes().hex()
+
+
+# --- bf16 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40), (16, 32), (33, 70)])
+def test_rounding_to_bf16(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x.flat[0] = np.float32(1 + 2**-8)  # a tie: to even
+    n, columns = shape
+    words = x.view(np.uint32)
+    expected = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
+    blocks = round_rows(x, 2)
+    rows = blocks.transpose(1, 0, 3, 2, 4).reshape(2, blocks.shape[0] * 16, -1)
+    assert np.array_equal(rows[0, :n, :columns], expected)
+    assert not rows[:, n:].any()
+    assert not rows[:, :, columns:].any()
+    both = to_float(rows[0, :n, :columns]).astype(np.float64) + to_float(rows[1, :n, :columns])
+    assert np.all(np.abs(both - x) <= 2.0**-17 * np.abs(x))
+    assert np.array_equal(round_rows(x)[:, 0], blocks[:, 0])
+
+
+def test_rounding_keeps_what_is_not_finite():
+    x = np.array([[np.nan, np.inf, -np.inf]], np.float32)
+    x.view(np.uint32)[0, 0] = 0xFFFFFFFF  # adding to this NaN would make it a number
+    found = to_float(round_rows(x).reshape(-1)[:3])
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (21, 70)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_panels_of_rows(rows, columns, dtype):
+    x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
+    source = x if dtype == np.float32 else (x.view(np.uint32) >> 16).astype(np.uint16)
+    found = panels_of(source).transpose(0, 2, 1, 3).reshape(-1, -(-columns // 32) * 32)
+    if dtype == np.float32:
+        assert np.all(np.abs(to_float(found[:rows, :columns]) - x) <= 2.0**-8 * np.abs(x))
+    else:
+        assert np.array_equal(found[:rows, :columns], source)
+    assert not found[:, columns:].any()
+
+
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 32), (5, 40, 96), (33, 70, 1056), (70, 300, 64)])
+@pytest.mark.parametrize("way", ["tiles", "dots"])
+def test_products_of_bf16(way, n, rows, columns):
+    if (way == "tiles" and not amx.permitted()) or (way == "dots" and not {"avx512bf16", "avx512f"} <= features()):
+        pytest.skip(f"this processor has no bf16 {way}")
+    random = np.random.default_rng(2)
+    x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)
+    panels, tokens = panels_of(w), round_rows(x)
+    weights = to_float(panels.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows]).astype(np.float64)
+    rounded = to_float(tokens[:, 0].transpose(0, 2, 1, 3).reshape(-1, columns)[:n]).astype(np.float64)
+    out = np.full((n, rows + 16), np.nan, np.float32)
+    sums, stretch = buffers(32)
+    if way == "dots":
+        gemm_floats.multiply_dots(panels, tokens, sums, out, 16)
+    else:
+        gemm_floats.multiply_tiles(panels, tokens, sums, stretch, out, 16)
+    bound = np.abs(rounded) @ np.abs(weights.T)
+    assert np.all(np.abs(out[:, 16:] - rounded @ weights.T) <= 1e-6 * bound)
+    assert np.isnan(out[:, :16]).all()
+
+
+# --- all types ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_products_with_every_type(name, monkeypatch):
+    """Many tokens through Linear, on every path that this processor has; the smooth table of iq6_k is rounded, as the
+    reference does it, which costs 0.4% more."""
+    n, columns = 11, 256
+    rows = 48 if TYPES[name].rows > 1 else 43
+    weights, q = sample_of(name, rows, columns)
+    x = np.random.default_rng(3).standard_normal((n, columns)).astype(np.float32)
+    expected = x.astype(np.float64) @ weights.T.astype(np.float64)
+    if kind_of(name) is not None:
+        panels = unpack(q, name, columns)
+        codes = panels.codes.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows].astype(np.float64) - panels.zero
+
+        def wide(numbers):
+            return np.repeat(numbers.transpose(0, 2, 1).reshape(-1, columns // panels.group), panels.group, axis=1)[:rows]
+
+        unpacked = codes * wide(panels.scales) + (wide(panels.terms) if panels.terms is not None else 0)
+        tolerance = 5e-3 if name == "iq6_k" else 1e-6
+        assert np.abs(unpacked - weights).max() <= tolerance * np.abs(weights).max()
+    permitted = amx.permitted()
+    for tiles in {permitted, False}:
+        monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
+        ours = store_of(name, q, rows, columns).linear("w").matmul(x)
+        error = np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2))
+        assert error < (2e-5 if TYPES[name].is_float or name == "bf16_r16" else 1e-2)
+    exact = store_of(name, q, rows, columns, exact=True).linear("w").matmul(x)
+    assert np.abs(exact - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["q4_k_r4", "q8_0", "bf16"])
+def test_the_number_of_threads_and_the_matrix_change_nothing(name):
+    rows, columns, n = 352, 512, 40
+    weights, q = sample_of(name, 2 * rows, columns)
+    x = np.random.default_rng(4).standard_normal((n, columns)).astype(np.float32)
+    alone, shared = (store_of(name, q, rows, columns, threads=threads).linear("w") for threads in (1, 3))
+    assert alone.many is not None or not amx.permitted()
+    for matrix in range(2):
+        out = alone.matmul(x, matrix)
+        assert np.array_equal(out, shared.matmul(x, matrix))
+        expected = x @ weights[matrix * rows : (matrix + 1) * rows].T
+        assert np.abs(out - expected).max() <= 0.02 * np.abs(expected).max()
+    tokens = gemm.Tokens(x)
+    assert np.array_equal(alone.matmul(tokens), alone.matmul(x))
+
+
+def test_a_token_that_is_not_finite_spoils_its_own_result_only(monkeypatch):
+    weights, q = sample_of("q4_K", 32, 256)
+    x = np.ones((12, 256), np.float32)
+    x[3, 17] = np.nan
+    permitted = amx.permitted()
+    for tiles in {permitted, False}:
+        monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
+        out = store_of("q4_K", q, 32, 256).linear("w").matmul(x)
+        assert np.isnan(out[3]).all()
+        assert np.isfinite(np.delete(out, 3, axis=0)).all()
+    assert np.isfinite(weights).all()
+
+
+def test_stored_bytes_that_lie_nowhere_are_kept_within_the_limit():
+    _, q = sample_of("q8_0", 64, 256)
+    made = []
+
+    def produce(start, stop):
+        made.append((start, stop))
+        return q[start:stop]
+
+    tensor = SourceTensor("w", (256, 32, 2), "q8_0", lambda a, b: decode(q[a:b], "q8_0", 256), produce, TYPES["q8_0"])
+    source = TensorSource("test", {}, {"w": tensor}, "test")
+    x = np.ones((20, 256), np.float32)
+    for room, times in ((q.nbytes, 2), (q.nbytes - 1, 0)):
+        made.clear()
+        store_ = WeightStore(source, room)
+        linear = store_.linear("w")
+        for matrix in (0, 1, 0):
+            linear.matmul(x, matrix)
+        assert len(made) == times
+        assert store_.free >= 0
+
+
+def test_lookup_reads_rows_where_they_lie(monkeypatch):
+    monkeypatch.setattr(weights_module, "TILE_BYTES", 1)
+    weights, q = sample_of("q6_K", 40, 256)
+    ids = np.array([30, 2, 30, 39])
+    assert np.array_equal(store_of("q6_K", q, 40, 256).linear("w").lookup(ids), weights[ids])
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_begins_at_cache_lines():
+    for shape in ((3,), (5, 7), (1000,)):
+        assert empty(shape, np.float32).ctypes.data % 64 == 0
+    first = scratch("test", (100,), np.float32)
+    assert first.ctypes.data % 64 == 0
+    assert scratch("test", (50,), np.float32).ctypes.data == first.ctypes.data
+    assert scratch("test", (100, 100), np.uint8).shape == (100, 100)

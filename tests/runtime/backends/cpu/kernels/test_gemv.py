@@ -1,0 +1,224 @@
+"""Products on packed weights against decoded ones, on random bits: every code, scale and flag occurs."""
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode
+from ggufmill.quantize.codecs.iqk.value_tables import V6
+from ggufmill.repack import pack
+from ggufmill.runtime.backends.cpu.kernels.activations import Activations, quantise
+from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
+from ggufmill.runtime.backends.cpu.kernels.gemv.emitter import levels_here
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
+from ggufmill.simd import team
+
+# Where the float16 of a block and the factor of a row lie (bytes), by plain type; from the description of the formats.
+HALVES = {
+    "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q6_0": [0], "q8_0": [0], "iq4_nl": [0], "q1_0_g128": [0],
+    "q2_K": [80, 82], "q3_K": [108], "q4_K": [0, 2], "q5_K": [0, 2], "q6_K": [208], "iq4_xs": [0],
+    "iq2_k": [0], "iq3_k": [0], "iq4_k": [0], "iq5_k": [0], "iq6_k": [0],
+    "iq2_xxs": [0], "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "iq1_s": [0],
+}  # fmt: skip
+ROW_DTYPE = {2: np.float16, 4: np.float32, 8: np.float32}
+LEVELS = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]  # of each way one
+
+
+def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Packed rows of random bits, but for the floats, which are ordinary numbers."""
+    kind = TYPES[name]
+    if kind.base and TYPES[kind.base].packed == name:
+        return pack(random_rows(kind.base, rows, n, rng), kind.base, n)[0]
+    if kind.is_float:
+        x = rng.standard_normal((rows, n)).astype(np.float32)
+        if name == "bf16":
+            return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return x.astype({"f16": np.float16, "f32": np.float32}[name]).view(np.uint8)
+    packed = rng.integers(0, 256, (rows, kind.row_bytes(n)), np.uint8)
+    if kind.rows > 1:  # nothing makes these from plain rows: groups of rows as one
+        packed = packed.reshape(rows // kind.rows, -1)
+        factor = rng.standard_normal((len(packed), kind.rows * kind.row_meta // 2)).astype(np.float16).view(np.uint8)
+        packed[:, : factor.shape[1]] = factor
+        for block in range(0 if kind.row_meta else n // kind.block):
+            at = block * kind.rows * kind.block_bytes
+            packed[:, at : at + 2 * kind.rows] = rng.standard_normal((len(packed), kind.rows)).astype(np.float16).view(np.uint8)
+        return packed.reshape(rows, -1)
+    blocks = packed[:, kind.row_meta :].reshape(rows, -1, kind.block_bytes)
+    for at in HALVES.get(name, []):
+        blocks[:, :, at : at + 2] = rng.standard_normal((rows, blocks.shape[1], 1)).astype(np.float16).view(np.uint8)
+    if name == "iq1_m":  # the float16 is spread over the top nibbles of four words
+        words = blocks[:, :, 48:56].view(np.uint16)
+        half = rng.standard_normal(blocks.shape[:2]).astype(np.float16).view(np.uint16)
+        for i in range(4):
+            words[:, :, i] = words[:, :, i] & 0xFFF | (half >> 4 * i & 15) << 12
+    if name == "mxfp4":
+        blocks[:, :, 0] = rng.choice([0, 1, 2, 120, 127, 130], blocks.shape[:2])
+    if kind.row_meta and kind.rows == 1:
+        factor = rng.standard_normal((rows, 1)).astype(ROW_DTYPE[kind.row_meta]).view(np.uint8)
+        packed[:, : factor.shape[1]] = factor
+    return packed
+
+
+def weights_of(packed: np.ndarray, name: str, n: int) -> np.ndarray:
+    if name != "iq6_k":
+        return decode(packed, name, n).astype(np.float64)
+    # iq6_k decodes with a cubic that V6 rounds; products use V6, as those of the reference do.
+    blocks = packed.reshape(len(packed), -1, 212)
+    e = np.arange(256)
+    low = blocks[:, :, 20 + 32 * (e // 64) + e % 32] >> (4 * (e // 32 % 2)) & 15
+    high = blocks[:, :, 148 + 32 * (e // 128) + e % 32] >> (2 * (e // 32 % 4)) & 3
+    shift = blocks[:, :, 2 + e // 128] >> (e // 16 % 8) & 1
+    d = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float64)
+    scale = blocks[:, :, 4 + e // 16].view(np.int8)
+    return (d * scale * (V6[0][low | high << 4] + shift)).reshape(len(packed), n)
+
+
+def activations_for(name: str, x: np.ndarray):
+    """What the product takes, and the same numbers as float64."""
+    block = gemv(name).activations
+    if block == 0:
+        return x, x.astype(np.float64)
+    found = quantise(x, block)
+    return found, (found.codes.reshape(len(x), -1, block) * found.scales[:, :, None].astype(np.float64)).reshape(x.shape)
+
+
+def guarded(packed: np.ndarray) -> np.ndarray:
+    """A copy whose end is the end of a page that is followed by one that must not be touched."""
+    if not sys.platform.startswith("linux"):
+        return packed.copy()
+    page = mmap.PAGESIZE
+    size = -(-packed.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    array = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + size), ctypes.c_size_t(page), 0) == 0
+    copy = array[size - packed.nbytes : size].reshape(packed.shape)
+    copy[:] = packed
+    return copy
+
+
+def check(name: str, rows: int, n: int, tokens: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    packed = random_rows(name, rows, n, rng)
+    packed[: TYPES[name].rows] *= rng.integers(0, 2, dtype=np.uint8)  # now and then a group of rows whose bits are all 0
+    packed = guarded(packed)
+    given_activations, exact = activations_for(name, rng.standard_normal((tokens, n)).astype(np.float32))
+    w = weights_of(packed, name, n)
+    result = multiply(packed, name, given_activations)
+    assert result.shape == (tokens, rows)
+    bound = 2e-6 * (np.abs(exact) @ np.abs(w).T) + 1e-30
+    assert (np.abs(result - exact @ w.T) <= bound).all()
+    return result
+
+
+def columns_of(name: str) -> int:
+    return max(gemv(name).columns, 4)
+
+
+@pytest.mark.parametrize("name", products())
+def test_product_equals_that_of_decoded_rows(name):
+    unit = columns_of(name)
+    check(name, 2 * TYPES[name].rows, unit * (3 if unit >= 128 else 13), 5, 1)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0_r8", "iq4_k", "q4_k_r4", "bf16", "bf16_r16", "iq2_bn", "q1_0_g128"])
+@settings(max_examples=12, deadline=None)
+@given(groups=st.integers(1, 7), units=st.integers(1, 11), tokens=st.integers(1, 8), seed=st.integers(0, 99))
+def test_any_shape(name, groups, units, tokens, seed):
+    check(name, groups * TYPES[name].rows, units * columns_of(name), tokens, seed)
+
+
+@pytest.mark.parametrize("name", ["q4_K", "iq2_k_r4", "q5_0", "f16", "bf16_r16"])
+def test_a_token_gets_the_same_bits_alone_and_among_others(name):
+    rng, n = np.random.default_rng(2), columns_of(name) * 8
+    packed = random_rows(name, 32, n, rng)
+    x = rng.standard_normal((8, n)).astype(np.float32)
+    together = multiply(packed, name, activations_for(name, x)[0])
+    for t in range(8):
+        for tokens in (1, t + 1):
+            some = multiply(packed, name, activations_for(name, x[t + 1 - tokens : t + 1])[0])
+            assert np.array_equal(some[-1], together[t])
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_all_processors_get_the_same_bits(name):
+    rng, n = np.random.default_rng(3), columns_of(name) * 9
+    packed = random_rows(name, 16, n, rng)
+    x = rng.standard_normal((5, n)).astype(np.float32)
+    x[1] = np.where(np.arange(n) % 2, 3, -3)  # codes of 127 and -127 alone: the largest sums there can be
+    given_activations = activations_for(name, x)[0]
+    best = multiply(packed, name, given_activations)
+    for level in levels_here():
+        assert np.array_equal(multiply(packed, name, given_activations, level), best), level
+
+
+def test_largest_codes_do_not_overflow():
+    """All bits set, all activations at their largest: sums stay within what each level can hold."""
+    for name in ("q8_0", "q4_0"):
+        n = columns_of(name) * 8
+        packed = random_rows(name, 4, n, np.random.default_rng(0))
+        kind = TYPES[name]
+        blocks = packed.reshape(4, -1, kind.block_bytes)
+        keep = blocks[:, :, HALVES[name][0] :][:, :, :2].copy()
+        blocks[:2], blocks[2:] = 255, 128
+        blocks[:, :, HALVES[name][0] :][:, :, :2] = keep
+        for sign in (1, -1):
+            exact = np.full((1, n), sign * 127.0)
+            found = quantise(exact.astype(np.float32), gemv(name).activations)
+            assert (found.codes == sign * 127).all()
+            w = weights_of(packed, name, n)
+            for level in ["", *levels_here()]:
+                result = multiply(packed, name, found, level)
+                np.testing.assert_allclose(result, exact @ w.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["q4_K", "q4_0_r8", "iq4_ks"])
+def test_special_activations(name):
+    rng, n = np.random.default_rng(4), columns_of(name) * 8
+    packed = random_rows(name, 8, n, rng)
+    x = np.zeros((4, n), np.float32)
+    x[1, 5], x[2, 7], x[3, 0] = 1e30, np.nan, 1e-35
+    result = multiply(packed, name, activations_for(name, x)[0])
+    assert (result[[0, 3]] == 0).all()
+    assert np.isfinite(result[1]).all()
+    assert np.isnan(result[2]).all()
+    w = weights_of(packed, name, n)
+    np.testing.assert_allclose(result[1], 1e30 * w[:, 5], rtol=1e-4, atol=1e30 * np.abs(w).max() * 1e-5)
+
+
+@pytest.mark.parametrize("name", ["iq4_k", "q8_0_r8", "bf16"])
+def test_experts_in_slices(name):
+    """Jobs name a matrix, some tokens and where results go; parts may be called in any order, and more of them than rows."""
+    rng, n, rows, matrices = np.random.default_rng(5), columns_of(name) * 8, 24, 3
+    packed = random_rows(name, matrices * rows, n, rng)
+    x = rng.standard_normal((6, n)).astype(np.float32)
+    found, _ = activations_for(name, x)
+    arrays = list(found[:3]) if isinstance(found, Activations) else [found]
+    jobs = np.array([[2, 0, 1, 3], [0, 1, 5, 4], [1, 0, 2, 0]], np.int64)
+    for slices, abreast in ((1, 1), (3, 3), (50, 50), (5, 1), (6, 2), (20, 2), (12, 4)):  # of one size, or ever smaller ones
+        out = np.full((9, rows + 8), -1, np.float32)
+        table = np.zeros(module.FIELDS, np.int64)
+        table[: module.CODES] = packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, n, slices
+        table[module.CODES : module.CODES + len(arrays)] = [a.ctypes.data for a in arrays]
+        table[module.OUT :] = out.ctypes.data, rows + 8, jobs.ctypes.data, abreast
+        program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
+        team.run(0, program)
+        for matrix, first, tokens, target in jobs:
+            own = activations_for(name, x[first : first + tokens])[0]
+            expected = multiply(packed[matrix * rows : (matrix + 1) * rows], name, own)
+            assert np.array_equal(out[target : target + tokens, :rows], expected)
+        assert (out[:, rows:] == -1).all()
+        assert (out[2] == -1).all()
+
+
+def test_what_has_no_product():
+    assert gemv("i32") is None
+    assert gemv("q8_k_r16") is None
+    with pytest.raises(ValueError, match="q8_1 has no"):
+        multiply(np.zeros((1, 36), np.uint8), "q8_1", np.zeros((1, 32), np.float32))

@@ -1,0 +1,238 @@
+"""Attention kernels against a plain softmax in float64, and the types that a cache may have."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode, encode
+from ggufmill.runtime.backends.cpu import flash
+from ggufmill.runtime.backends.cpu.attention import Span, causal_attention
+from ggufmill.runtime.backends.cpu.flash import Segment, attend, run_tasks
+from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache, Part
+from ggufmill.simd.llvm import features
+from ggufmill.simd.workers import Workers
+
+ALONE, TWO, MANY = Workers(1), Workers(2), Workers(7)
+ROUNDING = 2e-5
+
+
+def plain(q, k, v, past, span):
+    """q [n, heads, width], k, v [kv heads, m, width] -> [n, heads, width of v], in float64, score by score."""
+    n, heads, _ = q.shape
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    out = np.empty((n, heads, v.shape[2]))
+    for i, h in itertools.product(range(n), range(heads)):
+        of = h * len(k) // heads
+        scores = span.scale * k[of, : past + i + 1] @ q[i, h]
+        if span.softcap:
+            scores = span.softcap * np.tanh(scores / span.softcap)
+        if span.window:
+            scores[: max(0, len(scores) - span.window)] = -np.inf
+        if span.sinks is not None:
+            scores = np.append(scores, span.sinks[h])
+        weights = np.exp(scores - scores.max())
+        weights /= weights.sum()
+        out[i, h] = weights[: past + i + 1] @ v[of, : past + i + 1]
+    return out
+
+
+def cached(k, v, past, k_type="f32", v_type="f32"):
+    """A cache of one layer that holds all rows, the last of them as those of a pass that is under way."""
+    heads, m, k_width = k.shape
+    cache = KVCache(1, {"k": Part(heads, k_width, k_type), "v": Part(heads, v.shape[2], v_type)}, m)
+    for rows in (slice(0, past), slice(past, m)):
+        if rows.stop > rows.start:
+            tasks = [cache.put(0, name, x[:, rows].transpose(1, 0, 2)) for name, x in (("k", k), ("v", v))]
+            run_tasks([task for task in tasks if task is not None], ALONE)
+            if rows.start == 0 and past:
+                cache.commit(past)
+    return cache
+
+
+def result(q, cache, past, span, workers=ALONE):
+    new, width = len(q), cache.parts["v"].width
+    out = np.full((new, q.shape[1], width), np.nan, np.float32)
+    part = Segment(np.ascontiguousarray(q), cache.rows(0, "k", new), cache.rows(0, "v", new), past, out)
+    attend([part], cache.parts["k"].heads, span, workers)
+    return out
+
+
+def random(rng, n, heads, kv_heads, k_width, v_width, past):
+    shapes = ((n, heads, k_width), (kv_heads, past + n, k_width), (kv_heads, past + n, v_width))
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_attention_is_that_of_a_plain_softmax(data):
+    draw = data.draw
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    heads, n, past = kv_heads * group, draw(st.integers(1, 40)), draw(st.sampled_from([0, 1, 7, 127, 128, 300]))
+    k_width, v_width = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    q, k, v = random(rng, n, heads, kv_heads, k_width, v_width, past)
+    sinks = rng.standard_normal(heads, dtype=np.float32) if draw(st.booleans()) else None
+    span = Span(k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200])), draw(st.sampled_from([0.0, 3.0])), sinks)
+    got = result(q, cached(k, v, past), past, span, draw(st.sampled_from([ALONE, TWO, MANY])))
+    assert np.abs(got - plain(q, k, v, past, span)).max() < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "k_width", "v_width", "past"),
+    [
+        (1, 4, 2, 64, 64, 5000),
+        (1, 3, 1, 80, 48, 2999),
+        (1, 150, 1, 72, 64, 700),
+        (600, 2, 1, 16, 16, 0),
+        (3, 300, 1, 16, 16, 900),
+    ],
+)
+def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past):
+    q, k, v = random(np.random.default_rng(1), n, heads, kv_heads, k_width, v_width, past)
+    sinks = np.linspace(-3, 3, heads, dtype=np.float32)
+    cache = cached(k, v, past)
+    for span in (Span(k_width**-0.5, sinks=sinks), Span(k_width**-0.5, window=1000)):
+        queries = (q * np.float32(span.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
+        expected = causal_attention(queries, k, v, 1 << 20, ALONE, span).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
+        for workers in (ALONE, MANY):
+            assert np.abs(result(q, cache, past, span, workers) - expected).max() < ROUNDING
+
+
+@pytest.mark.skipif("avx2" not in features(), reason="needs AVX2")
+def test_a_lesser_processor_attends_alike(tmp_path):
+    """With tiles of one vector, as without AVX-512, in a process of its own."""
+    past, span, cases = 130, Span(0.2, window=100), {}
+    for n in (1, 13):
+        q, k, v = random(np.random.default_rng(n), n, 4, 2, 24, 40, past)
+        cases |= {f"q{n}": q, f"k{n}": k, f"v{n}": v}
+    np.savez(tmp_path / "given.npz", **cases)
+    program = f"""
+import sys
+import numpy as np
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_flash import cached, result
+from ggufmill.runtime.attention import Span
+from ggufmill.runtime.kernels.flash_tiles import VECTORS
+given = np.load({str(tmp_path / "given.npz")!r})
+found = {{"vectors": np.array(VECTORS)}}
+for n in (1, 13):
+    q, k, v = (given[f"{{name}}{{n}}"] for name in "qkv")
+    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, Span({span.scale}, window={span.window}))
+np.savez({str(tmp_path / "found.npz")!r}, **found)
+"""
+    lesser = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+ssse3,+sse4.1,+sse4.2,+bmi,+bmi2"}
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | lesser, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    assert found["vectors"] == 1
+    for n in (1, 13):
+        q, k, v = (cases[f"{name}{n}"] for name in "qkv")
+        assert np.abs(found[f"out{n}"] - plain(q, k, v, past, span)).max() < ROUNDING
+
+
+def test_keys_are_split_among_threads_where_heads_are_few():
+    tasks, splits = flash.split_up(1, 4, 1, 10_000, 0, 128, 128, 4)
+    assert splits > 1
+    assert len(tasks) == splits
+    ranges = sorted((int(task[6]), int(task[7])) for task in tasks)
+    assert ranges[0][0] == 0
+    assert 10_001 <= ranges[-1][1] < 10_064  # beyond what a query sees there is nothing to do
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_large_scores_do_not_overflow_and_nan_is_not_lost():
+    q, k, v = random(np.random.default_rng(2), 20, 2, 1, 32, 32, 140)
+    assert np.isfinite(result(100 * q, cached(100 * k, v, 140), 140, Span(1.0))).all()
+    k[0, 3, 5] = np.nan
+    assert np.isnan(result(q, cached(k, v, 140), 140, Span(1.0))).all()
+
+
+def test_several_sequences_at_once():
+    rng, span, parts, expected = np.random.default_rng(3), Span(0.2), [], []
+    for n, past in ((1, 300), (1, 2), (9, 0)):
+        q, k, v = random(rng, n, 4, 2, 32, 16, past)
+        cache = cached(k, v, past)
+        out = np.empty((n, 4, 16), np.float32)
+        parts.append(Segment(q, cache.rows(0, "k", n), cache.rows(0, "v", n), past, out))
+        expected.append(plain(q, k, v, past, span))
+    attend(parts, 2, span, MANY)
+    for part, wanted in zip(parts, expected, strict=True):
+        assert np.abs(part.out - wanted).max() < ROUNDING
+
+
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_rows_of_every_type_are_read_as_their_codec_decodes_them(type_name, side):
+    q, k, v = random(np.random.default_rng(4), 37, 6, 2, 96, 64, 150)
+    types = {"k_type": "f32", "v_type": "f32"} | {f"{side}_type": type_name}
+    cache = cached(k, v, 150, **types)
+    given = k if side == "k" else v
+    flat = given.reshape(-1, given.shape[2])
+    stored = decode(encode(flat, type_name), type_name, given.shape[2]).reshape(given.shape)
+    assert np.array_equal(cache.read(0, side, 37), stored)
+    span = Span(96**-0.5)
+    expected = plain(q, stored if side == "k" else k, stored if side == "v" else v, 150, span)
+    assert np.abs(result(q, cache, 150, span) - expected).max() < ROUNDING
+
+
+# Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.
+BOUNDS = {"f32": 1e-6, "f16": 4e-4, "bf16": 4e-3, "q8_0": 8e-3, "q8_KV": 1.2e-2, "q6_0": 0.04, "iq4_nl": 0.12, "q4_0": 0.14}
+
+
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_the_error_of_a_type_is_bounded(type_name):
+    q, k, v = random(np.random.default_rng(5), 50, 4, 2, 64, 64, 200)
+    expected = plain(q, k, v, 200, Span(1 / 8))
+    got = result(q, cached(k, v, 200, type_name, type_name), 200, Span(1 / 8))
+    error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
+    assert error < BOUNDS[type_name]
+    assert type_name == "f32" or error > BOUNDS[type_name] / 4  # a bound that says something
+
+
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_a_cache_can_be_cut_and_copied(type_name):
+    _, k, v = random(np.random.default_rng(6), 1, 2, 2, 64, 32, 99)
+    cache = cached(k, v, 60, type_name, type_name)
+    cache.commit(40)
+    everything = cache.read(0, "k").copy()
+    copy = cache.fork(70)
+    assert copy.length == 70
+    assert np.array_equal(copy.read(0, "k"), everything[:, :70])
+    cache.truncate(30)
+    rows = np.ones((5, 2, 64), np.float32)
+    run_tasks([task for task in [cache.put(0, "k", rows)] if task], ALONE)
+    cache.commit(5)
+    assert np.array_equal(cache.read(0, "k")[:, :30], everything[:, :30])
+    assert np.abs(cache.read(0, "k")[:, 30:] - 1).max() < 0.01
+    assert np.array_equal(copy.read(0, "k"), everything[:, :70])  # not touched by what the first one does
+
+
+@pytest.mark.parametrize("type_name", CACHE_TYPES)
+def test_rows_that_are_not_finite_stay_so(type_name):
+    _, k, v = random(np.random.default_rng(7), 1, 2, 2, 64, 32, 9)
+    k[1, 4, 7] = np.nan
+    read = cached(k, v, 0, type_name, "f32").read(0, "k", 10)
+    assert np.isnan(read[1, 4]).any()
+    assert np.isfinite(np.delete(read.reshape(20, -1), 14, axis=0)).all()
+
+
+def test_a_cache_takes_what_its_types_take_and_no_more_than_its_limit():
+    parts = {"k": Part(2, 64, "q8_0"), "v": Part(2, 48, "f16")}
+    cache = KVCache(3, parts, 100)
+    assert cache.nbytes == 0
+    assert cache.token_bytes == 3 * 2 * (68 + 96)
+    for _ in range(3):
+        for layer, (name, part) in itertools.product(range(3), parts.items()):
+            cache.put(layer, name, np.zeros((33, part.heads, part.width), np.float32))
+        cache.commit(33)
+    assert cache.length * cache.token_bytes <= cache.nbytes <= 100 * cache.token_bytes
+    assert Part(1, 10, "f16").row_bytes == 32  # sixteen numbers
+    assert Part(1, 128, "q8_KV").row_bytes == TYPES["q8_KV"].row_bytes(128)

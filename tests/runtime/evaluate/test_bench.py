@@ -1,0 +1,82 @@
+import math
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import PlanError
+from ggufmill.runtime import load_model
+from ggufmill.runtime.evaluate.bench import Case, Runner, Speed, bench, sweep
+
+
+class Counting:
+    """A model that notes what passes through it: (tokens, tokens in the cache before, rows through the head)."""
+
+    def __init__(self, model):
+        self.model, self.passes = model, []
+        self.graph, self.n_vocab, self.new_cache = model.graph, model.n_vocab, model.new_cache
+
+    def hidden(self, batch):
+        ((cache, tokens),) = batch
+        assert np.asarray(tokens).max() < self.n_vocab
+        self.passes.append([len(tokens), cache.length, 0])
+        return self.model.hidden(batch)
+
+    def head(self, hidden):
+        self.passes[-1][2] += len(hidden)
+        return self.model.head(hidden)
+
+
+@pytest.fixture
+def counting(tiny):
+    return Counting(load_model(tiny, threads=1))
+
+
+def test_names_are_those_of_llama_bench():
+    assert [t.name for t in (Case(512, 0), Case(0, 128), Case(512, 128), Case(512, 64, only_gen=True))] == [
+        "pp512",
+        "tg128",
+        "pp512+tg128",
+        "tg64@pp512",
+    ]
+
+
+def test_what_is_run(counting):
+    speeds = bench(counting, [Case(8, 0), Case(0, 3), Case(8, 2, only_gen=True)], repetitions=1)
+    prompt, generated = [8, 0, 1], [[1, i, 1] for i in range(3)]
+    after = [[1, 8, 1], [1, 9, 1]]
+    warm = [prompt, prompt, *generated[:2], *generated, prompt, *after, prompt, *after]
+    assert counting.passes == warm
+    assert [len(s.samples) for s in speeds] == [1, 1, 1]
+    assert all(s.mean > 0 and s.stddev == 0 for s in speeds)
+
+
+def test_mean_and_deviation():
+    speed = Speed(Case(1, 0), [1.0, 2.0, 6.0])
+    assert speed.mean == 3
+    assert speed.stddev == pytest.approx(math.sqrt(7))
+
+
+def test_only_what_counts_is_timed(counting, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("ggufmill.runtime.evaluate.bench.time.perf_counter", lambda: next(clock))
+    runner = Runner(counting)
+    assert runner.seconds(Case(4, 2)) == 1
+    assert runner.seconds(Case(4, 2, only_gen=True)) == 1
+    assert bench(counting, [Case(4, 2)], 2, warm_up=False)[0].samples == [6, 6]
+    assert bench(counting, [Case(4, 2, only_gen=True)], 1, warm_up=False)[0].samples == [2]
+
+
+def test_a_test_without_tokens_is_refused(counting):
+    for test in (Case(0, 0), Case(4, 0, only_gen=True), Case(-1, 5)):
+        with pytest.raises(PlanError, match="measures nothing"):
+            bench(counting, [test], 1)
+
+
+def test_sweep_walks_through_the_context(counting):
+    rows = list(sweep(counting, 35, pp=8, warm_up=False))
+    assert [(r.pp, r.tg, r.n_kv) for r in rows] == [(8, 2, depth) for depth in (0, 8, 16, 24)]
+    expected = [p for depth in (0, 8, 16, 24) for p in ([1, depth, 1], [1, depth + 1, 1], [8, depth, 1])]
+    assert counting.passes == expected
+    assert all(r.s_pp == pytest.approx(8 / r.t_pp) and r.s_tg == pytest.approx(2 / r.t_tg) for r in rows)
+    with pytest.raises(PlanError, match="no room"):
+        next(sweep(counting, 7, pp=8))

@@ -1,0 +1,34 @@
+"""How far predictions move when some tensors are quantised."""
+
+import numpy as np
+import pytest
+
+from ggufmill.convert import open_source
+from ggufmill.formats import TYPES
+from ggufmill.runtime.evaluate.sensitivity import Reference
+
+
+@pytest.fixture
+def reference(tiny_llama, write_checkpoint, tmp_path):
+    source = open_source(write_checkpoint(tmp_path / "m", *tiny_llama()))
+    tokens = np.random.default_rng(0).integers(0, 40, 64)
+    return Reference(source, tokens, 16, 3, threads=1, exact=True)
+
+
+def test_the_model_itself_does_not_diverge(reference):
+    assert reference.divergence(reference.source).mean == pytest.approx(0, abs=1e-9)
+    assert reference.with_types({"output.weight": TYPES["f32"]}, None).mean == pytest.approx(0, abs=1e-7)
+
+
+def test_coarser_types_and_more_tensors_diverge_more(reference):
+    def kld(kind, *names):
+        return reference.with_types(dict.fromkeys(names, TYPES[kind]), None).mean
+
+    one = [kld(kind, "blk.0.attn_output.weight") for kind in ("q8_0", "q5_0", "q4_0")]
+    assert 0 < one[0] < one[1] < one[2]
+    assert kld("q4_0", "blk.0.attn_output.weight", "output.weight", "blk.1.attn_q.weight") > one[2]
+
+
+def test_error_is_that_of_the_mean(reference):
+    found = reference.with_types({"output.weight": TYPES["q4_0"]}, None)
+    assert 0 < found.error < found.mean

@@ -1,0 +1,342 @@
+import json
+import os
+import unicodedata
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Reference
+
+from ggufmill.formats import FormatError, PlanError, open_gguf
+from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
+from ggufmill.runtime import Tokenizer
+
+TEXT = (
+    "The quick brown fox didn't jump over 12345 lazy dogs; she'll jump again, 3.14 times!\n\n  Indented\tline\r\n"
+    "Größe, naïve café, Привет мир, 中文字符 and 日本語, emoji 🙂👨‍👩‍👧, symbols += ~^|$ \u00a0end   "
+)
+GOLDEN = ["deepseek-coder", "deepseek-llm", "gpt-2", "llama-spm", "mpt", "phi-3"]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_published_vocabularies(name):
+    """Vocabulary-only GGUFs with texts and the ids that the models' own tokenizers gave."""
+    shared = os.environ.get("GGUFMILL_SHARED")
+    path = Path(shared or "") / "data" / "vocab" / f"ggml-vocab-{name}.gguf"
+    if not shared or not path.exists():
+        pytest.skip("GGUFMILL_SHARED does not hold data/vocab")
+    tokenizer = Tokenizer(open_gguf(path).metadata)
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    expected = [[int(i) for i in line.split()] for line in path.with_suffix(".gguf.out").read_text().split("\n")]
+    assert len(texts) == len(expected) > 40
+    for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+@cache
+def golden_sample():
+    """The same texts and ids with vocabularies cut down to the tokens that can take part in them."""
+    with np.load(Path(__file__).parents[2] / "data" / "golden_vocabularies.npz") as arrays:
+        return json.loads(arrays["json"].tobytes())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_sample_of_published_vocabularies(name):
+    sample = golden_sample()["vocabularies"][name]
+    tokenizer = Tokenizer({f"tokenizer.ggml.{key}": value for key, value in sample["metadata"].items()})
+    texts = golden_sample()["texts"]
+    assert len(texts) == len(sample["ids"]) > 40
+    for text, ids in zip(texts, sample["ids"], strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A byte-level tokenizer of the reference library with merges, and the same as GGUF metadata."""
+    reference = Reference(models.BPE())
+    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS["deepseek-v3"].splits]
+    reference.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<bos>", "<eos>", "<|user|>", "<|user|>x"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    reference.train_from_iterator([TEXT, TEXT], trainer)
+    tokens = [reference.id_to_token(i) for i in range(reference.get_vocab_size())]
+    state = json.loads(reference.to_str())
+    merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"]["merges"]]
+    assert len(merges) > 100
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "deepseek-v3",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3] * 4 + [1] * (len(tokens) - 4), np.int32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": np.uint32(0),
+        "tokenizer.ggml.eos_token_id": np.uint32(1),
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    return reference, metadata
+
+
+def test_byte_level_ids_are_the_reference_librarys(trained):
+    reference, metadata = trained
+    tokenizer = Tokenizer(metadata)
+    expected = reference.encode(TEXT, add_special_tokens=False).ids
+    assert len(expected) < len(TEXT.encode()) / 2  # merges took place
+    assert tokenizer.encode(TEXT, add_special=False) == expected
+    assert tokenizer.encode(TEXT) == [0, *expected]
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+def test_specials_are_added_as_the_metadata_says(trained):
+    _, metadata = trained
+    both = Tokenizer(metadata | {"tokenizer.ggml.add_eos_token": True})
+    assert (both.bos, both.eos, both.add_bos, both.add_eos) == (0, 1, True, True)
+    assert both.encode("") == [0, 1]
+    neither = Tokenizer({k: v for k, v in metadata.items() if "add_bos" not in k})
+    assert neither.encode("") == []
+    assert Tokenizer(metadata | {"tokenizer.ggml.pre": "llama-bpe"} | {"tokenizer.ggml.add_bos_token": False}).encode("") == []
+    without = {k: v for k, v in metadata.items() if "add_bos" not in k}
+    assert Tokenizer(without | {"tokenizer.ggml.pre": "llama-bpe"}).encode("") == [0]  # what that kind does by default
+
+
+def test_control_tokens_only_count_when_asked_for(trained):
+    tokenizer = Tokenizer(trained[1])
+    text = "a<|user|>b<|user|>xc<eos>"
+    plain = tokenizer.encode(text, add_special=False)
+    assert not {1, 2, 3} & set(plain)
+    assert tokenizer.decode(plain) == text
+    a, b, c = (tokenizer.encode(letter, add_special=False) for letter in "abc")
+    parsed = tokenizer.encode(text, add_special=False, parse_special=True)
+    assert parsed == [*a, 2, *b, 3, *c, 1]  # the longer '<|user|>x' goes before '<|user|>'
+    assert tokenizer.decode(parsed) == "abc"
+    assert tokenizer.decode(parsed, skip_special=False) == text
+
+
+def test_user_defined_tokens_always_count(trained):
+    kinds = trained[1]["tokenizer.ggml.token_type"].copy()
+    kinds[2] = 4
+    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.token_type": kinds})
+    assert 2 in tokenizer.encode("a<|user|>b")
+    assert tokenizer.decode(tokenizer.encode("a<|user|>b")) == "a<|user|>b"
+
+
+def test_decoding_a_token_at_a_time_gives_whole_characters(trained):
+    tokenizer = Tokenizer(trained[1])
+    for text in (TEXT, "🙂é"):
+        stream = tokenizer.stream()
+        pieces = [stream.feed(token) for token in tokenizer.encode(text)]
+        assert "�" not in "".join(pieces)
+        assert "".join(pieces) + stream.flush() == text
+    stream = tokenizer.stream()
+    emoji = tokenizer.encode("🙂", add_special=False)
+    assert "".join(stream.feed(token) for token in emoji[:-1]) == ""
+    assert stream.flush() == "�"
+
+
+def test_whole_words_are_not_merged_where_the_model_says_so():
+    characters = [chr(c) for c in range(33, 127)]
+    tokens = [*characters, "ab", "abc"]
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}
+    by_merging = Tokenizer(metadata | {"tokenizer.ggml.pre": "gpt-2"}).encode("abc")
+    assert by_merging == [tokens.index("ab"), tokens.index("c")]
+    whole = Tokenizer(metadata | {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}).encode("abc")
+    assert whole == [tokens.index("abc")]
+
+
+@pytest.fixture
+def sentencepiece():
+    """A small vocabulary with scores: what merges first is what scores best, and all bytes are there to fall back on."""
+    pieces = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab", "▁▁", "abc"]
+    scores = [-20, -21, -22, -23, -5, -4, -6, -3, -2, -9]
+    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{b:02X}>" for b in range(256)], *pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.array([0.0] * 259 + scores, np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(pieces), np.int32),
+    }
+
+
+def test_sentencepiece_merges_the_best_score_first(sentencepiece):
+    tokenizer = Tokenizer(sentencepiece)
+
+    def pieces(text):
+        return [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode(text, add_special=False)]
+
+    assert pieces("abc") == ["▁a", "bc"]  # b c (-4) goes before a b (-5); then no pair of what is left is a token
+    assert pieces("ab") == ["▁ab"]
+    assert pieces("  ab") == ["▁▁", "▁ab"]
+    assert pieces("aé") == ["▁a", "<0xC3>", "<0xA9>"]
+    assert pieces("") == []
+    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special=False)]  # BOS is this kind's default
+    for text in ("abc", "  ab ", "aé🙂\n", " leading"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_sentencepiece_without_a_leading_space(sentencepiece):
+    tokenizer = Tokenizer(sentencepiece | {"tokenizer.ggml.add_space_prefix": False})
+    assert [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode("ab", add_special=False)] == ["ab"]
+    assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
+
+
+def best_pair_first(vocabulary, text):
+    """SentencePiece's definition, step by step: join the neighbours whose joint token scores best, the first of equals."""
+    scores, parts = dict(zip(vocabulary["tokens"], vocabulary["scores"], strict=True)), list(text)
+    while True:
+        joint = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
+        if not joint:
+            return parts
+        i = min(joint)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("abc", min_size=2, max_size=4), unique=True, max_size=20), st.text("abc", max_size=30), st.randoms())
+def test_sentencepiece_follows_its_definition(pieces, text, random):
+    tokens = ["a", "b", "c", *pieces]
+    vocabulary = {"tokens": tokens, "scores": [-99.0] * 3 + [-float(x) for x in random.sample(range(50), len(pieces))]}
+    tokenizer = Tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.add_space_prefix": False,
+            **{f"tokenizer.ggml.{key}": value for key, value in vocabulary.items()},
+        }
+    )
+    assert [tokens[i] for i in tokenizer.encode(text, add_special=False)] == best_pair_first(vocabulary, text)
+
+
+WORDS = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "▁un",
+    "▁unaff",
+    "affable",
+    "able",
+    "▁u",
+    "▁café",
+    "▁cafe",
+    "s",
+    "▁!",
+    "▁中",
+    "▁a",
+    "b",
+)
+
+
+@pytest.fixture
+def word_pieces():
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": list(WORDS),
+        "tokenizer.ggml.token_type": np.array([3] * 4 + [1] * (len(WORDS) - 4), np.int32),
+        "tokenizer.ggml.bos_token_id": np.uint32(2),
+        "tokenizer.ggml.seperator_token_id": np.uint32(3),
+        "tokenizer.ggml.unknown_token_id": np.uint32(1),
+    }
+
+
+def longest_first(text):
+    """BERT's definition: words without accents and case, punctuation and Chinese characters alone, longest pieces first."""
+    plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+    apart = "".join(f" {c} " if unicodedata.category(c)[0] == "P" or "\u4e00" <= c <= "\u9fff" else c for c in plain)
+    found = []
+    for word in apart.split():
+        rest, pieces = "▁" + word, []
+        while rest:
+            cut = next((k for k in range(len(rest), 0, -1) if rest[:k] in WORDS), 0)
+            pieces.append(rest[:cut])
+            rest = rest[cut:] if cut else ""
+        found += ["[UNK]"] if "" in pieces else pieces
+    return found
+
+
+def test_word_pieces(word_pieces):
+    tokenizer = Tokenizer(word_pieces)
+    for text in ("Unaffable!", "cafés  UNable", "a中ab!!", "x", "", "ab abx unb\n!"):
+        ids = tokenizer.encode(text, add_special=False)
+        assert [WORDS[i] for i in ids] == longest_first(text), text
+        assert tokenizer.encode(text) == [2, *ids, 3]
+    assert tokenizer.decode(tokenizer.encode("unable ab!")) == "unable ab !"
+    assert tokenizer.encode("[SEP]", parse_special=True) == [2, 3, 3]
+    assert Tokenizer(word_pieces | {"tokenizer.ggml.add_sep_token": False}).encode("a") == [2, WORDS.index("▁a")]
+
+
+def test_a_channels_end_is_no_answers_end(trained):
+    metadata = trained[1]
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens[2:4] = ["<|end|>", "<|return|>"]
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {1, 2, 3}
+    tokens[0] = "<|call|>"
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {0, 1, 3}
+
+
+def test_what_ends_a_generation(trained):
+    metadata = trained[1]
+    assert Tokenizer(metadata).endings == {1}
+    tokens = [*metadata["tokenizer.ggml.tokens"][:2], "<|eot_id|>", *metadata["tokenizer.ggml.tokens"][3:]]
+    changed = metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eom_token_id": np.uint32(3)}
+    assert Tokenizer(changed).endings == {1, 2, 3}
+
+
+def test_what_is_not_supported_is_refused(trained):
+    metadata = trained[1]
+    with pytest.raises(PlanError, match="has no vocabulary"):
+        Tokenizer({"general.architecture": "llama"})
+    with pytest.raises(PlanError, match="kind 'rwkv' is not supported"):
+        Tokenizer(metadata | {"tokenizer.ggml.model": "rwkv"})
+    with pytest.raises(PlanError, match="pre-tokenizer 'unheard-of' is not supported"):
+        Tokenizer(metadata | {"tokenizer.ggml.pre": "unheard-of"})
+    with pytest.raises(FormatError, match="2 values .* for"):
+        Tokenizer(metadata | {"tokenizer.ggml.token_type": np.array([1, 1])})
+
+
+def test_broken_tokens_do_no_harm(trained):
+    """A vocabulary with a token that is no valid UTF-8, as a reader of GGUF hands it over, and one with a text twice."""
+    tokens = [*trained[1]["tokenizer.ggml.tokens"], "\udcff\udcfe", "a"]
+    kinds = np.append(trained[1]["tokenizer.ggml.token_type"], [4, 1])
+    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds})
+    assert tokenizer.encode(TEXT) == Tokenizer(trained[1]).encode(TEXT)
+    assert tokenizer.piece(len(tokens) - 2) == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_splits_without_losing_anything(name):
+    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[name].splits]
+    pieces = [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(TEXT)]
+    assert "".join(pieces) == TEXT
+    assert len(pieces) > 20
+
+
+def test_bytes_that_are_no_text(trained, sentencepiece):
+    """Surrogates stand for the bytes of an argument that is not valid UTF-8; other halves of a pair are U+FFFD."""
+    for metadata in (trained[1], sentencepiece):
+        tokenizer = Tokenizer(metadata)
+        for raw in (b"\xff\xfe", b"ab\xffa c\xfe", b"\xc3", "é".encode() + b"\x80 "):
+            ids = tokenizer.encode(raw.decode("utf-8", "surrogateescape"), add_special=False)
+            assert b"".join(map(tokenizer.piece, ids)).removeprefix(b" ") == raw
+        around = tokenizer.encode("a\udcffb", add_special=False)
+        assert around[0] == tokenizer.encode("a", add_special=False)[0]
+        assert len(around) == 3
+        assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
+        assert tokenizer.decode(tokenizer.encode("a\udcffb")) == "a\ufffdb"
+
+
+def test_bytes_that_are_no_text_and_no_token():
+    characters = [chr(c) for c in range(33, 127)]
+    tokenizer = Tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": characters, "tokenizer.ggml.pre": "gpt-2"})
+    a, b = characters.index("a"), characters.index("b")
+    assert tokenizer.encode("a\udcffb") == tokenizer.encode("a\ufffdb") == [a, b]  # U+FFFD is no token here either

@@ -1,0 +1,142 @@
+"""Lanes do what the same float32 operations do one by one."""
+
+import numpy as np
+import pytest
+
+from ggufmill.simd.compile import kernel
+from ggufmill.simd.lanes import (
+    any_lane,
+    clamp,
+    fma_lanes,
+    highest_lane,
+    larger,
+    load,
+    load_half,
+    look_up,
+    narrow,
+    narrow_half,
+    nearest,
+    select,
+    smaller,
+    spread,
+    sqrt_lanes,
+    store,
+    store_half,
+    sum_halves,
+    sum_lanes,
+    widen,
+)
+
+RNG = np.random.default_rng(8)
+A, B, C = (RNG.standard_normal(16).astype(np.float32) for _ in range(3))
+
+
+@kernel
+def _arithmetic(a, b, c, out):
+    x, y, z = load(a, 0), load(b, 0), load(c, 0)
+    store(out, 0, x + y * 3 - z / 7)
+    store(out, 16, fma_lanes(x, y, z))
+    store(out, 32, -abs(x) + 2)
+    store(out, 48, sqrt_lanes(abs(y)))
+    store(out, 64, smaller(x, larger(y, z)))
+    store(out, 80, clamp(x, -0.5, 0.5))
+    store(out, 96, nearest(x, spread(10)))
+    store(out, 112, narrow(widen(x) * widen(y) + 1))
+    store(out, 128, narrow_half(x * 1e6))
+    x += 1
+    x *= y
+    store(out, 144, x)
+
+
+def test_arithmetic():
+    out = np.empty(160, np.float32)
+    _arithmetic(A, B, C, out)
+    one, wide = np.float32(1), np.float64
+    want = [
+        A + B * np.float32(3) - C / np.float32(7),
+        (A.astype(wide) * B + C).astype(np.float32),
+        -abs(A) + np.float32(2),
+        np.sqrt(abs(B)),
+        np.minimum(A, np.maximum(B, C)),
+        np.clip(A, -0.5, 0.5),
+        np.rint(A.astype(wide) * 10),
+        (A.astype(wide) * B + 1).astype(np.float32),
+        np.clip(A * np.float32(1e6), -65504, 65504),
+        (A + one) * B,
+    ]
+    want[8] = want[8].astype(np.float16).astype(np.float32)
+    assert np.array_equal(out.reshape(10, 16), np.array(want, np.float32))
+
+
+@kernel
+def _choose(a, b, out):
+    x, y = load(a, 0), load(b, 0)
+    store(out, 0, select((x > y) & ~(y < 0) | (x == 0), x, y))
+    return any_lane(x > 100), any_lane(x >= y), highest_lane(x)
+
+
+def test_masks():
+    out = np.empty(16, np.float32)
+    a = A.copy()
+    a[3] = 0
+    assert _choose(a, B, out) == (False, True, a.max())
+    assert np.array_equal(out, np.where(((a > B) & ~(B < 0)) | (a == 0), a, B))
+
+
+@kernel
+def _tables(table, index, out):
+    store(out, 0, look_up(table, load(index, 0)))
+
+
+def test_look_up_reads_all_32_entries():
+    table, out = RNG.standard_normal(32).astype(np.float32), np.empty(16, np.float32)
+    for start in (0, 16):
+        index = RNG.permutation(np.arange(start, start + 16)).astype(np.float32)
+        _tables(table, index, out)
+        assert np.array_equal(out, table[index.astype(int)])
+
+
+@kernel
+def _bytes_and_halves(a, codes, words, out):
+    store(codes, 0, load(a, 0))
+    store(out, 0, load(codes, 0))
+    store_half(words, 0, load(a, 0))
+    store(out, 16, load_half(words, 0))
+
+
+def test_bytes_and_halves():
+    a = RNG.integers(0, 256, 16).astype(np.float32)
+    codes, words, out = np.empty(16, np.uint8), np.empty(16, np.uint16), np.empty(32, np.float32)
+    _bytes_and_halves(a, codes, words, out)
+    assert np.array_equal(codes, a.astype(np.uint8))
+    assert np.array_equal(words, a.astype(np.float16).view(np.uint16))
+    assert np.array_equal(out.reshape(2, 16), [a, a])
+    _bytes_and_halves(a - 128, codes, words, out)
+    assert np.array_equal(codes.view(np.int8), (a - 128).astype(np.int8))
+
+
+@kernel
+def _mixed(a):
+    return load(a, 0)
+
+
+def test_only_rows_of_known_kinds_are_loaded():
+    from numba.core.errors import TypingError
+
+    with pytest.raises(TypingError):
+        _mixed(np.zeros(16, np.int16))
+
+
+@kernel
+def _sums(a):
+    return sum_halves(load(a, 0)), sum_lanes(load(a, 0))
+
+
+def test_sums_go_by_halves():
+    a = RNG.standard_normal(16).astype(np.float32)
+    halves, whole = _sums(a)
+    folded = a.reshape(2, 8)
+    while folded.shape[1] > 1:
+        folded = folded[:, : folded.shape[1] // 2] + folded[:, folded.shape[1] // 2 :]
+    assert np.array_equal(np.float32(halves), folded[:, 0])
+    assert whole == folded[0, 0] + folded[1, 0]
