@@ -1,0 +1,194 @@
+"""A graph, and its builder: what the files in runtime/models use to write a model down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...formats import FormatError, TensorSource
+from . import ops
+from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, Value, Weight
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole model.
+
+    ops         from token ids to `hidden`, in an order in which they can be run
+    head        from `hidden` to `logits`
+    layers      the residual stream behind each layer
+    cache       what each layer keeps per token
+    n_ctx_train the context length that the model was trained for
+    """
+
+    architecture: str
+    ops: tuple[Op, ...]
+    head: tuple[Op, ...]
+    hidden: Value
+    logits: Value
+    layers: tuple[Value, ...]
+    cache: tuple[CacheSpec, ...]
+    embedding: Weight
+    output: Weight
+    n_ctx_train: int
+
+    @property
+    def n_embd(self) -> int:
+        return self.hidden.shape[0]
+
+    @property
+    def n_vocab(self) -> int:
+        return self.logits.shape[0]
+
+
+class GraphBuilder:
+    """Makes ops one after the other and checks that shapes fit; each method returns the new value.
+
+    Weights are named without suffix: `linear(x, "blk.0.attn_q", 512)` uses blk.0.attn_q.weight, and blk.0.attn_q.bias where the
+    model has one. Raises FormatError for a tensor that is missing or has another shape.
+    """
+
+    def __init__(self, source: TensorSource):
+        self.source = source
+        self.ops: list[Op] = []
+        self.layers: list[Value] = []
+        self.cache: list[CacheSpec] = []
+        self._values = 0
+
+    # --- tensors ------------------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the model has a tensor of this full name."""
+        return name in self.source.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape in ne order. Raises FormatError if it is missing."""
+        tensor = self.source.tensors.get(name)
+        if tensor is None:
+            raise FormatError(f"{self.source.path}: tensor {name} is missing")
+        return tensor.shape
+
+    def weight(self, name: str, *shapes: tuple[int, ...]) -> Weight:
+        """A tensor that has one of these shapes (any, if none is given)."""
+        found = self.shape(name)
+        if shapes and found not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise FormatError(f"{self.source.path}: tensor {name} has shape {found}, expected is {expected}")
+        return Weight(name, found)
+
+    def optional(self, name: str, *shapes: tuple[int, ...]) -> Weight | None:
+        """As `weight`; None where the model has no such tensor."""
+        return self.weight(name, *shapes) if name in self else None
+
+    # --- ops ----------------------------------------------------------------------------------------------------------
+
+    def value(self, *shape: int) -> Value:
+        self._values += 1
+        return Value(self._values - 1, shape)
+
+    def append(self, op: Op) -> Value:
+        """Adds an op that was made by hand."""
+        self.ops.append(op)
+        return op.out
+
+    def embedding(self, name: str, n_embd: int, scale: float = 1.0) -> Value:
+        n_vocab = self.shape(f"{name}.weight")[-1]
+        table = self.weight(f"{name}.weight", (n_embd, n_vocab))
+        return self.append(ops.Embedding(self.value(n_embd), table, scale))
+
+    def linear(self, x: Value, name: str, rows: int) -> Value:
+        columns = prod(x.shape)
+        weight = self.weight(f"{name}.weight", (columns, rows))
+        return self.append(ops.Linear(self.value(rows), x, weight, self.optional(f"{name}.bias", (rows,))))
+
+    def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
+        assert sum(sizes) == x.shape[-1], (x, sizes)
+        parts = tuple(self.value(*x.shape[:-1], size) for size in sizes)
+        self.append(ops.Split(parts[0], x, sizes, parts[1:]))
+        return parts
+
+    def reshape(self, x: Value, *shape: int) -> Value:
+        assert prod(shape) == prod(x.shape), (x, shape)
+        return self.append(ops.Reshape(self.value(*shape), x))
+
+    def norm(self, x: Value, name: str, epsilon: float, *, kind: str = "rms") -> Value:
+        """The weight's shape says what it goes over: the last axis (perhaps with weights per head), or all heads together."""
+        width, size = x.shape[-1], prod(x.shape)
+        weight = self.weight(f"{name}.weight", (width,), (size,), x.shape[::-1])
+        over = "all" if weight.shape == (size,) and size != width else "last"
+        bias = self.optional(f"{name}.bias", weight.shape) if kind == "layer" else None
+        return self.append(ops.Norm(self.value(*x.shape), x, weight, epsilon, bias, kind, over))
+
+    def rope(self, x: Value, rope: RotaryEmbedding, start: int = 0) -> Value:
+        assert start + rope.dims <= x.shape[-1], (x, start, rope.dims)
+        return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
+
+    def attention(self, q: Value, k: Value, v: Value, layer: int, scale: float, **options) -> Value:
+        """options: window, softcap, sinks of `ops.Attention`."""
+        assert q.shape[1] == k.shape[1], (q, k)
+        assert k.shape[0] == v.shape[0], (k, v)
+        assert q.shape[0] % k.shape[0] == 0, (q, k)
+        self.cache += [CacheSpec(layer, "k", *k.shape), CacheSpec(layer, "v", *v.shape)]
+        return self.append(ops.Attention(self.value(q.shape[0], v.shape[1]), q, k, v, layer, scale, **options))
+
+    def activation(self, x: Value, function: str) -> Value:
+        return self.append(ops.Activation(self.value(*x.shape), x, function))
+
+    def gated(self, gate: Value, up: Value, function: str, limit: float = 0.0) -> Value:
+        assert gate.shape == up.shape, (gate, up)
+        return self.append(ops.GatedActivation(self.value(*gate.shape), gate, up, function, limit))
+
+    def route(self, logits: Value, used: int, **options) -> RoutingValue:
+        """options: those of `ops.Route`."""
+        self._values += 1
+        out = RoutingValue(self._values - 1, (used,))
+        self.ops.append(ops.Route(out, logits, used, **options))
+        return out
+
+    def expert_linear(self, x: Value, routing: RoutingValue, name: str, rows: int, experts: int) -> Value:
+        weight = self.weight(f"{name}.weight", (x.shape[-1], rows, experts))
+        bias = self.optional(f"{name}.bias", (rows, experts))
+        return self.append(ops.ExpertLinear(self.value(*routing.shape, rows), x, routing, weight, bias))
+
+    def combine(self, x: Value, routing: RoutingValue) -> Value:
+        return self.append(ops.CombineExperts(self.value(*x.shape[1:]), x, routing))
+
+    def sigmoid_gate(self, x: Value, y: Value, name: str) -> Value:
+        return self.append(ops.SigmoidGate(self.value(*y.shape), x, y, self.weight(f"{name}.weight", x.shape)))
+
+    def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
+        assert a.shape == b.shape, (a, b)
+        return self.append(ops.Add(self.value(*a.shape), a, b, scale))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return x if factor == 1 else self.append(ops.Scale(self.value(*x.shape), x, factor))
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self.append(ops.SoftCap(self.value(*x.shape), x, cap)) if cap else x
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def end_layer(self, x: Value) -> None:
+        """Says that x is the residual stream behind the next layer."""
+        self.layers.append(x)
+
+    def finish(self, architecture: str, hidden: Value, n_ctx_train: int, *, scale: float = 1.0, softcap: float = 0.0) -> Graph:
+        """Adds the head: output.weight (or the embeddings, where the model has none), logits times scale, soft cap."""
+        body, self.ops = self.ops, []
+        embedding = next(op.table for op in body if isinstance(op, ops.Embedding))
+        name = "output" if "output.weight" in self else embedding.name.removesuffix(".weight")
+        logits = self.softcap(self.scale(self.linear(hidden, name, embedding.shape[1]), scale), softcap)
+        head = self.ops
+        output = next(op.weight for op in head if isinstance(op, ops.Linear))
+        layers, cache = tuple(self.layers), tuple(self.cache)
+        return Graph(architecture, tuple(body), tuple(head), hidden, logits, layers, cache, embedding, output, n_ctx_train)
+
+
+def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:
+    """Value index -> the ops that read it, in order."""
+    out: dict[int, list[Op]] = {}
+    for op in ops_:
+        for value in op.inputs:
+            out.setdefault(value.index, []).append(op)
+    return out

@@ -1,0 +1,101 @@
+"""The one interface through which a running graph is observed: importance matrices, comparisons, the search for NaN.
+
+An observer names the ops whose inputs or outputs it wants when a pass begins; a backend then cuts its program at these ops and
+calls it. Arrays may be overwritten after a call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .ops import Op, Weight
+
+
+class Observer:
+    """Base of all observers: wants nothing. Override `wants_input` or `wants_output`, and what they lead to."""
+
+    def wants_input(self, op: Op) -> bool:
+        """Whether `on_input` (or one of its special forms) is to be called with what this op multiplies its weights with."""
+        return False
+
+    def wants_output(self, op: Op) -> bool:
+        """Whether `on_output` is to be called with what this op computes."""
+        return False
+
+    def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
+        """Activations float32 [n, columns] that one matrix of a weight is multiplied with. One thread at a time."""
+
+    def on_expert_inputs(
+        self,
+        op: Op,
+        weight: Weight,
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
+        """Activations of several matrices of a stack: matrices[i] multiplies counts[i] rows of x (of x[rows], if given) from
+        starts[i] on. Calls `on_input` for each, unless overridden."""
+        for matrix, start, count in zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            run = slice(start, start + count)
+            self.on_input(op, weight, matrix, x[run] if rows is None else x[rows[run]])
+
+    def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
+        """Activations float32 [n, heads, columns] of a weight with a matrix per head (attn_k_b, attn_v_b of latent attention).
+
+        A weight of one matrix for all heads (its shape has two axes) gets the rows of all heads. Calls `on_input`, unless
+        overridden.
+        """
+        if len(weight.shape) == 2:
+            self.on_input(op, weight, 0, np.ascontiguousarray(x.transpose(1, 0, 2)).reshape(-1, x.shape[2]))
+            return
+        for head in range(x.shape[1]):
+            self.on_input(op, weight, head, np.ascontiguousarray(x[:, head]))
+
+    def on_output(self, op: Op, out: np.ndarray) -> None:
+        """What an op computed: float32 [n, *op.out.shape]."""
+
+
+class ObserverGroup(Observer):
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]):
+        self.observers = tuple(observers)
+
+    def wants_input(self, op: Op) -> bool:
+        return any(each.wants_input(op) for each in self.observers)
+
+    def wants_output(self, op: Op) -> bool:
+        return any(each.wants_output(op) for each in self.observers)
+
+    def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
+        for each in self.observers:
+            if each.wants_input(op):
+                each.on_input(op, weight, matrix, x)
+
+    def on_expert_inputs(
+        self,
+        op: Op,
+        weight: Weight,
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
+        for each in self.observers:
+            if each.wants_input(op):
+                each.on_expert_inputs(op, weight, x, matrices, starts, counts, rows)
+
+    def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
+        for each in self.observers:
+            if each.wants_input(op):
+                each.on_head_inputs(op, weight, x)
+
+    def on_output(self, op: Op, out: np.ndarray) -> None:
+        for each in self.observers:
+            if each.wants_output(op):
+                each.on_output(op, out)

@@ -1,0 +1,296 @@
+"""The ops that model graphs are made of.
+
+An op is a frozen dataclass: its inputs are `Value`s, its parameters `Weight`s (names of GGUF tensors with their shapes) and
+plain options. Shapes are those of one token; a backend adds the axis of tokens in front. Numbers are float32, but for routings.
+A backend that does not know an op, or an option's value, refuses the graph when it compiles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an op computes for each token: float32 of this shape. index: unique within its graph."""
+
+    index: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RoutingValue(Value):
+    """The experts of each token: int64 [used] numbers (-1: none) and float32 [used] weights; shape is (used,)."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the model by name; shape in ne order, as GGUF has it: (columns, rows, matrices)."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryEmbedding:
+    """Angles of a rotary position embedding (RoFormer, arXiv:2104.09864).
+
+    frequencies  float64 [pairs], radians per position
+    magnitude    factor of the rotated elements (YaRN, arXiv:2309.00071)
+    interleaved  pairs are (0, 1), (2, 3), ... (ggml's NORM); else (0, d/2), (1, d/2 + 1), ... (NEOX)
+    """
+
+    frequencies: np.ndarray
+    magnitude: float = 1.0
+    interleaved: bool = False
+
+    @property
+    def dims(self) -> int:
+        """Elements of a head that are rotated."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True)
+class Op:
+    """Base of all ops. out: what it computes."""
+
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values it reads, in the order of its fields."""
+        given = (getattr(self, f.name) for f in fields(self) if f.name not in ("out", "more"))
+        return tuple(value for value in given if isinstance(value, Value))
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The tensors it reads."""
+        given = (getattr(self, f.name) for f in fields(self))
+        return tuple(value for value in given if isinstance(value, Weight))
+
+
+@dataclass(frozen=True)
+class Embedding(Op):
+    """Rows of a table by token id, times scale."""
+
+    table: Weight
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """weight @ x + bias. x of shape (heads, width) counts as (heads * width,)."""
+
+    x: Value
+    weight: Weight
+    bias: Weight | None = None
+
+
+@dataclass(frozen=True)
+class Split(Op):
+    """Cuts the last axis into runs of these sizes: out and `more` are the parts, in order."""
+
+    x: Value
+    sizes: tuple[int, ...] = ()
+    more: tuple[Value, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out, *self.more)
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same numbers in another shape."""
+
+    x: Value
+
+
+@dataclass(frozen=True)
+class Norm(Op):
+    """RMS norm, x / sqrt(mean(x^2) + epsilon) * weight, or layer norm: (x - mean) / sqrt(variance + epsilon) * weight + bias.
+
+    kind  'rms' or 'layer'
+    over  'last': each row of the last axis by itself (weight: of the last axis, or of all axes, so that each head has its own);
+          'all': all elements of a token together
+    """
+
+    x: Value
+    weight: Weight
+    epsilon: float
+    bias: Weight | None = None
+    kind: str = "rms"
+    over: str = "last"
+
+
+@dataclass(frozen=True)
+class Rope(Op):
+    """Rotates elements start ... start + rope.dims - 1 of every head of x (heads, width) by the token's position."""
+
+    x: Value
+    rope: RotaryEmbedding
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Grouped-query attention: appends k and v to the KV cache of `layer`; each query sees its sequence up to its own position.
+
+    q (heads, k_width), k (kv heads, k_width), v (kv heads, v_width) -> (heads, v_width)
+
+    scale    factor of the scores
+    window   positions that a query sees, its own included; 0: all
+    softcap  scores become softcap * tanh(score / softcap); 0: not
+    sinks    a logit per head that takes part in the softmax and has no value (gpt-oss)
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    layer: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Weight | None = None
+
+
+@dataclass(frozen=True)
+class LatentAttention(Op):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads from one latent.
+
+    q (heads, nope + rope), its last elements rotated; latent (rank,), normalised; k_pe (rope,), rotated, shared by all heads
+    -> (heads, v_width). Head h's key is (K_h latent, k_pe) and its value V_h latent.
+
+    kv_b      (rank, heads * (nope + v_width)): K_h above V_h; or None
+    k_b, v_b  K_h transposed and V_h, as one 2D tensor each (ik_llama.cpp) or 3D with a matrix per head (llama.cpp); or None.
+              kv_b, or both of these, are there
+    prefix    of these tensors' names ("blk.0.attn_"): an observer is told of all three, whichever the file has
+    """
+
+    q: Value
+    latent: Value
+    k_pe: Value
+    layer: int
+    scale: float
+    v_width: int
+    prefix: str
+    kv_b: Weight | None = None
+    k_b: Weight | None = None
+    v_b: Weight | None = None
+
+
+@dataclass(frozen=True)
+class Activation(Op):
+    """function(x), element by element: 'silu', 'gelu' (its tanh form, arXiv:1606.08415), 'squared_relu' (arXiv:2109.08668)."""
+
+    x: Value
+    function: str
+
+
+@dataclass(frozen=True)
+class GatedActivation(Op):
+    """function(gate) * up: 'silu', 'gelu', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) * swish(gate))."""
+
+    gate: Value
+    up: Value
+    function: str = "silu"
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Route(Op):
+    """Chooses each token's experts from the router's logits, best first; of equals the lower number.
+
+    gating               'softmax' or 'sigmoid' of the logits are the scores
+    bias                 added to the scores for the choice only (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)
+    groups, groups_used  experts come in `groups` equal runs; only those of the best `groups_used` can be chosen. A group counts
+                         by its best score (softmax) or by the sum of its best two (sigmoid)
+    normalise, scale     weights are divided by their sum, then multiplied by scale
+    """
+
+    out: RoutingValue
+    logits: Value
+    used: int
+    gating: str = "softmax"
+    bias: Weight | None = None
+    groups: int = 1
+    groups_used: int = 1
+    normalise: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class ExpertLinear(Op):
+    """The product with the matrix of each of a token's experts: x (columns,) or (used, columns) -> (used, rows).
+
+    weight (columns, rows, experts); bias (rows, experts)
+    """
+
+    x: Value
+    routing: RoutingValue
+    weight: Weight
+    bias: Weight | None = None
+
+
+@dataclass(frozen=True)
+class CombineExperts(Op):
+    """The sum of the experts' results (used, size), each times its weight -> (size,)."""
+
+    x: Value
+    routing: RoutingValue
+
+
+@dataclass(frozen=True)
+class SigmoidGate(Op):
+    """y * sigmoid(x . gate): one factor per token (the shared expert of Qwen 2 MoE). gate (columns,)."""
+
+    x: Value
+    y: Value
+    gate: Weight
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """a + scale * b, of one shape."""
+
+    a: Value
+    b: Value
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scale(Op):
+    """x * factor."""
+
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True)
+class SoftCap(Op):
+    """cap * tanh(x / cap)."""
+
+    x: Value
+    cap: float
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v' or 'latent'."""
+
+    layer: int
+    name: str
+    heads: int
+    width: int
+
+
+OPS: tuple[type[Op], ...] = (
+    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, Activation, GatedActivation),
+    *(Route, ExpertLinear, CombineExperts, SigmoidGate, Add, Scale, SoftCap),
+)
