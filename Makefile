@@ -6,7 +6,7 @@ comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
 READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format docs clean
 
 demo: .venv/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
@@ -23,6 +23,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/.ready-test-docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
 clean:
 	rm -rf .venv build out *.egg-info
 
@@ -33,6 +37,10 @@ clean:
 # The demo needs the program alone, the tests its extras. pyproject.toml decides when to install anew.
 .venv/.ready-demo: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/.ready-test-docs: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	touch $@
 
 $(READY): .venv/bin/python pyproject.toml

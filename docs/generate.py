@@ -1,0 +1,97 @@
+"""Writes the generated parts of the pages: the command line's reference and the tables of types.
+
+python docs/generate.py            # writes docs/command-line.md and the marked parts of docs/formats/*.md
+python docs/generate.py --check    # exits with 1 if a page is not current
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from ggufmill.cli import VERBS
+from ggufmill.formats import TYPES
+
+PAGES = Path(__file__).parent
+MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def command_line() -> str:
+    """The help of every verb, as a page."""
+    lines = ["# Command line", "", "Generated from the commands themselves: `ggufmill VERB --help` says the same.", ""]
+    lines += ["| verb | what it does |", "|---|---|"]
+    lines += [f"| [`{verb}`](#{verb}) | {text} |" for verb, text in VERBS.items()]
+    for verb in VERBS:
+        command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
+        for path, text in _help(command, verb):
+            lines += ["", f"{'#' * (1 + len(path.split()))} {path}", "", "```text", text.rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _help(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    """(words of the command, its help), of its sub-commands too."""
+    context = click.Context(command, info_name=f"ggufmill {path}", max_content_width=100, terminal_width=100, color=False)
+    yield path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            sub = command.get_command(context, name)
+            assert sub is not None
+            yield from _help(sub, f"{path} {name}")
+
+
+def types_table() -> str:
+    """Every type that holds weights, a row each."""
+    head = [
+        "type",
+        "id",
+        "file type",
+        "block",
+        "bytes/block",
+        "row meta",
+        "rows",
+        "bits/weight",
+        "imatrix",
+        "fallback",
+        "base",
+        "interleaved",
+    ]
+    rows = [head, ["---"] * len(head)]
+    for kind in TYPES.values():
+        bits = 8 * kind.block_bytes / kind.block
+        cells = (kind.name, kind.id, kind.ftype, kind.block, kind.block_bytes, kind.row_meta, kind.rows, f"{bits:g}")
+        cells += (kind.imatrix, kind.fallback, kind.base, kind.packed)
+        rows.append(["" if cell is None else str(cell) for cell in cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+PARTS = {"types": types_table}
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Each generated page, and what it should hold."""
+    yield PAGES / "command-line.md", command_line()
+    for path in sorted(PAGES.rglob("*.md")):
+        text = path.read_text("utf-8")
+        if MARKED.search(text):
+            yield path, MARKED.sub(lambda found: found[1] + PARTS[found[2]]() + found[3], text)
+
+
+def main(arguments: list[str]) -> int:
+    stale = [(path, text) for path, text in pages() if not path.exists() or path.read_text("utf-8") != text]
+    if "--check" in arguments:
+        for path, _ in stale:
+            print(f"{path} is not current: run python docs/generate.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in stale:
+        path.write_text(text, "utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
