@@ -1,0 +1,247 @@
+"""This checkout against another one, side by side: are encoded bytes equal, and is anything slower?
+
+\\b
+    python benchmarks/checkouts.py OTHER_PYTHON codecs
+    python benchmarks/checkouts.py OTHER_PYTHON runtime --models out/models
+    python benchmarks/checkouts.py OTHER_PYTHON commands --models out/models
+
+OTHER_PYTHON is the interpreter of an environment in which the other checkout is installed. Two processes, one of each
+checkout, take turns, so that a drift of the machine's speed hits both. Figures are ratios of speeds, this checkout's over the
+other's: the median over the rounds of each case, and its spread, the largest distance of a round's ratio from the median.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import click
+
+DEMO = Path(__file__).parent.parent / "recipes" / "demo"
+
+# What both checkouts run: a line of JSON in, a line of JSON out. It uses names only that stay from version to version.
+WORKER = r"""
+import hashlib, json, os, sys, time
+import numpy as np
+from ggufmill.quantize import decode, encode
+from ggufmill.runtime import load_model
+
+def data(rows, n):
+    rng = np.random.default_rng(7)
+    x = rng.standard_t(5, (rows, n)).astype(np.float32)
+    x[1, :256] = 0
+    x[2, 5] = 40
+    return x, rng.chisquare(1, n).astype(np.float32) + np.float32(1e-3)
+
+def best(run, seconds):
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+def codec(type, rows, n, seconds):
+    x, importance = data(rows, n)
+    q = encode(x, type, importance)
+    digests = [hashlib.sha256(q.tobytes()).hexdigest()]
+    try:
+        digests.append(hashlib.sha256(encode(x, type).tobytes()).hexdigest())
+    except Exception as error:
+        digests.append(type_of(error))
+    digests.append(hashlib.sha256(decode(q, type, n).tobytes()).hexdigest())
+    return {
+        "digests": digests,
+        "encode": best(lambda: encode(x, type, importance), seconds),
+        "decode": best(lambda: decode(q, type, n), seconds / 2),
+    }
+
+def type_of(error):
+    return type(error).__name__
+
+MODELS = {}
+
+def speeds(path, threads, prompt, generation):
+    model = MODELS.get((path, threads))
+    if model is None:
+        MODELS.clear()
+        model = MODELS[path, threads] = load_model(path, threads=threads)
+        session = model.session(256)
+        session.feed(list(range(64)))
+        session.feed([1])
+    tokens = np.random.default_rng(1).integers(0, model.n_vocab, prompt).tolist()
+    session = model.session(prompt + generation)
+    began = time.perf_counter()
+    session.feed(tokens)
+    middle = time.perf_counter()
+    for i in range(generation):
+        session.feed([i])
+    return {"pp": middle - began, "tg": time.perf_counter() - middle}
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    request = json.loads(line)
+    answers.write(json.dumps(globals()[request.pop("do")](**request)) + "\n")
+    answers.flush()
+"""
+
+
+class Worker:
+    """One checkout's process."""
+
+    def __init__(self, python: str):
+        self.process = subprocess.Popen([python, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise SystemExit(f"the worker of {self.process.args} ended")
+        return json.loads(line)
+
+
+@contextmanager
+def workers(other: str) -> Iterator[tuple[Worker, Worker]]:
+    """(this checkout's, the other's)."""
+    both = Worker(sys.executable), Worker(other)
+    try:
+        yield both
+    finally:
+        for worker in both:
+            worker.process.kill()
+
+
+def in_turns(
+    rounds: int, ours: Callable[[], dict[str, float]], theirs: Callable[[], dict[str, float]]
+) -> dict[str, list[float]]:
+    """Ratios of speeds, theirs' seconds over ours', per measured name; who begins changes from round to round."""
+    ratios: dict[str, list[float]] = {}
+    for i in range(rounds):
+        first, second = (ours, theirs) if i % 2 == 0 else (theirs, ours)
+        a, b = first(), second()
+        mine, other = (a, b) if i % 2 == 0 else (b, a)
+        for name in mine:
+            ratios.setdefault(name, []).append(other[name] / mine[name])
+    return ratios
+
+
+def show(case: str, ratios: dict[str, list[float]], kept: dict[str, dict[str, float]]) -> None:
+    for name, values in ratios.items():
+        middle = median(values)
+        kept.setdefault(name, {})[case] = middle
+        spread = max(abs(value - middle) for value in values)
+        click.echo(f"{case:32} {name:10} {middle:6.3f}  +/- {spread:.3f}")
+
+
+def conclude(kept: dict[str, dict[str, float]], out: Path | None) -> None:
+    for name, cases in kept.items():
+        worst = min(cases, key=cases.__getitem__)
+        mean = geometric_mean(cases.values())
+        click.echo(f"{name}: geometric mean {mean:.3f} over {len(cases)} cases, least {cases[worst]:.3f} ({worst})")
+    if out is not None:
+        out.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+@click.group(help=__doc__)
+@click.argument("other")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write all ratios to this file.")
+@click.pass_context
+def main(context: click.Context, other: str, rounds: int, out: Path | None) -> None:
+    context.obj = other, rounds, out
+
+
+@main.command(help="Every type: equal bytes, and speeds of encoders and decoders on one thread.")
+@click.option("--types", default="", help="Only these, joined by commas.")
+@click.option("--seconds", default=0.4, show_default=True, help="Per measurement.")
+@click.pass_obj
+def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> None:
+    from ggufmill.formats import TYPES
+    from ggufmill.quantize import can_encode
+
+    other, rounds, out = obj
+    names = types.split(",") if types else [t.name for t in TYPES.values() if can_encode(t) and not t.name.startswith("q4_0_")]
+    kept: dict[str, dict[str, float]] = {}
+    unequal = []
+    with workers(other) as (mine, theirs):
+        for name in names:
+            slow = any(name.endswith(end) for end in ("_kt",))
+            asked = {"type": name, "rows": 16 if slow else 64, "n": 2048, "seconds": seconds}
+            seen = mine.ask("codec", **asked)["digests"], theirs.ask("codec", **asked)["digests"]
+            if seen[0] != seen[1]:
+                unequal.append(name)
+
+            def run(worker: Worker, asked: dict[str, Any] = asked) -> dict[str, float]:
+                answer = worker.ask("codec", **asked)
+                return {key: answer[key] for key in ("encode", "decode")}
+
+            show(name, in_turns(rounds, lambda: run(mine), lambda: run(theirs)), kept)
+    click.echo(f"{len(names) - len(unequal)} of {len(names)} types have equal bytes; others: {', '.join(unequal) or 'none'}")
+    conclude(kept, out)
+
+
+@main.command(help="Prompts of 512 tokens and generation of 64, for every GGUF file of a folder.")
+@click.option("--models", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True)
+@click.option("--threads", default="1,2", show_default=True)
+@click.option("--prompt", default=512, show_default=True)
+@click.option("--generation", default=64, show_default=True)
+@click.pass_obj
+def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, prompt: int, generation: int) -> None:
+    other, rounds, out = obj
+    kept: dict[str, dict[str, float]] = {}
+    with workers(other) as (mine, theirs):
+        for path in sorted(models.glob("*.gguf")):
+            for count in map(int, threads.split(",")):
+                asked = {"path": str(path), "threads": count, "prompt": prompt, "generation": generation}
+                both = [lambda w=worker, a=asked: w.ask("speeds", **a) for worker in (mine, theirs)]
+                for run in both:  # loads the model, and compiles what it needs
+                    run()
+                show(f"{path.stem}, {count} thread{'s'[: count > 1]}", in_turns(rounds, *both), kept)
+    conclude(kept, out)
+
+
+@main.command(help="Whole commands on the demo checkpoint, from start to end: --help, convert, imatrix, quantize, perplexity.")
+@click.pass_obj
+def commands(obj: tuple[str, int, Path | None]) -> None:
+    other, rounds, out = obj
+    kept: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        text, source = str(DEMO / "calibration.txt"), f"{folder}/source.gguf"
+        subprocess.run([sys.executable, "-m", "ggufmill", "convert", str(DEMO), source], check=True, capture_output=True)
+        cases = {
+            "--help": ["--help"],
+            "quantize --help": ["quantize", "--help"],
+            "convert": ["convert", str(DEMO), f"{folder}/out.gguf", "--force"],
+            "imatrix": ["imatrix", source, "-f", text, "-o", f"{folder}/out.imatrix", "--chunks", "40", "--force"],
+            "quantize": ["quantize", source, f"{folder}/q.gguf", "IQ4_K", "--force"],
+            "perplexity": ["perplexity", source, "-f", text, "--chunks", "40"],
+            "run demo": ["run", "demo", "-o", f"{folder}/run", "--force"],
+        }
+        for case, arguments in cases.items():
+
+            def run(python: str, arguments: list[str] = arguments) -> dict[str, float]:
+                began = time.perf_counter()
+                subprocess.run([python, "-m", "ggufmill", *arguments], check=True, capture_output=True)
+                return {"seconds": time.perf_counter() - began}
+
+            run(sys.executable)
+            run(other)
+            show(case, in_turns(rounds, lambda: run(sys.executable), lambda: run(other)), kept)
+    conclude(kept, out)
+
+
+if __name__ == "__main__":
+    main()
