@@ -172,7 +172,7 @@ def test_a_page_that_cannot_be_read_and_a_disk_that_fills(job, mill, tmp_path, m
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"ggufmill.formats.{'span' if call == 'preadv' else 'ordered'}.os.{call}", fails)
+        patch.setattr(f"ggufmill.{'formats.file_range' if call == 'preadv' else 'jobs.ordered_writer'}.os.{call}", fails)
         line = told(mill(*command), tmp_path / "out.gguf")
     assert said in line
     assert "--resume goes on" in line

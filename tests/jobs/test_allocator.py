@@ -8,7 +8,7 @@ import pytest
 JOB = textwrap.dedent("""
     import os, resource, sys
     import numpy as np
-    from ggufmill.formats.allocator import keep_freed, release_freed
+    from ggufmill.jobs.allocator import keep_freed, release_freed
 
     def faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -123,8 +123,8 @@ JOB = textwrap.dedent("""
     import sys, time
     import numpy as np
     from ggufmill.formats import TYPES
-    from ggufmill.formats.execute import execute
-    from ggufmill.formats.plan import Output, make_plan
+    from ggufmill.jobs.execute import execute
+    from ggufmill.jobs.plan import Output, make_plan
 
     def output(i):
         def produce(start, stop):

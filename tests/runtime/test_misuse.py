@@ -267,13 +267,13 @@ def test_idle_threads_cost_nothing(tiny):
 def test_an_interpreter_ends_while_a_model_is_in_use():
     code = (
         "import threading, numpy as np\n"
-        "from ggufmill.runtime.threads import Workers\n"
-        "from ggufmill.runtime.kernels import small\n"
+        "from ggufmill.simd.workers import Workers\n"
+        "from ggufmill.runtime.backends.cpu.kernels import elementwise\n"
         "workers = Workers(3)\n"
         "x = np.ones((64, 4096), np.float32)\n"
         "def work():\n"
         "    while True:\n"
-        "        small.gated(workers.ready(), small.gate_part.address, 0, x, x, 1.0)\n"
+        "        elementwise.gated(workers.ready(), elementwise.gate_part.address, 0, x, x, 1.0)\n"
         "threading.Thread(target=work, daemon=True).start()\n"
         "workers.map(lambda i: i, range(9))\n"
         "print('done')\n"

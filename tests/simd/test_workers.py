@@ -208,7 +208,7 @@ def test_the_child_of_a_fork_works_too():
 
 def test_the_interpreter_ends_while_threads_wait():
     code = (
-        "from ggufmill.runtime.threads import Workers\n"
+        "from ggufmill.simd.workers import Workers\n"
         "busy, idle = Workers(3), Workers(2)\n"
         "idle.ready(); busy.ready()\n"
         "busy.map(lambda i: i, range(9))\n"

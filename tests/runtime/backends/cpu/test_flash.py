@@ -119,8 +119,8 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_flash import cached, result
-from ggufmill.runtime.attention import Span
-from ggufmill.runtime.kernels.flash_tiles import VECTORS
+from ggufmill.runtime.backends.cpu.attention import Span
+from ggufmill.runtime.backends.cpu.kernels.attention.tiles import VECTORS
 given = np.load({str(tmp_path / "given.npz")!r})
 found = {{"vectors": np.array(VECTORS)}}
 for n in (1, 13):
