@@ -305,7 +305,9 @@ def _words(module: str) -> list[str]:
 TARGETS = {
     "gguf": Target(gguf, "gguf", ("formats.gguf",), lambda: [seeds.gguf()]),
     "shard": Target(shard, "gguf", ("formats.gguf",), lambda: [seeds.shard(1)]),
-    "model": Target(model, "gguf", ("runtime.models.llama", "runtime.text.vocabulary", "runtime.backends.cpu.rope"), seeds.models),
+    "model": Target(
+        model, "gguf", ("runtime.models.llama", "runtime.text.vocabulary", "runtime.backends.cpu.rope"), seeds.models
+    ),
     "safetensors": Target(safetensors, "safetensors", ("formats.safetensors",), lambda: [seeds.safetensors()]),
     "index": Target(index, "json", ("formats.safetensors",), lambda: [seeds.INDEX]),
     "released": Target(released, "lines", ("formats.deleted_shards",), lambda: [seeds.released()]),
@@ -321,12 +323,17 @@ TARGETS = {
         seeds.tokenizers,
     ),
     "settings": Target(
-        _vocabulary_from("tokenizer_config.json"), "json", ("convert.tokenizers.vocabulary", "convert.tokenizers.chat_templates"), lambda: [seeds.SETTINGS]
+        _vocabulary_from("tokenizer_config.json"),
+        "json",
+        ("convert.tokenizers.vocabulary", "convert.tokenizers.chat_templates"),
+        lambda: [seeds.SETTINGS],
     ),
     "pieces": Target(_vocabulary_from("tokenizer.model"), "", ("convert.tokenizers.sentencepiece",), seeds.pieces),
     "ranks": Target(_vocabulary_from("tiktoken.model"), "", ("convert.tokenizers.tiktoken",), lambda: [seeds.RANKS]),
     "words": Target(_vocabulary_from("vocab.txt"), "", ("convert.tokenizers.wordpiece",), lambda: [seeds.WORDS]),
-    "config": Target(config, "json", ("convert.metadata", "convert.quantization.methods", "convert.architectures.deepseek"), seeds.configs),
+    "config": Target(
+        config, "json", ("convert.metadata", "convert.quantization.methods", "convert.architectures.deepseek"), seeds.configs
+    ),
     "card": Target(card, "card", ("convert.model_card",), lambda: seeds.CARDS),
     "metadata": Target(metadata, "json", ("convert.model_card",), lambda: [seeds.METADATA]),
     "template": Target(template, "", ("runtime.text.template_sandbox",), lambda: seeds.TEMPLATES),
