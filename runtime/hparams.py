@@ -10,69 +10,74 @@ import numpy as np
 
 from ..formats import FormatError
 
-_MISSING: Any = object()
-MOST_LAYERS = 10_000
+_REQUIRED: Any = object()
+MAX_LAYERS = 10_000
 
 
-class Hyper:
-    """Reads one model's hyperparameters; `where` (its path) is named in errors."""
+class HParams:
+    """One model's hyperparameters, checked as they are read; keys are given without the architecture's name.
 
-    def __init__(self, metadata: Mapping[str, Any], where: str):
-        self.metadata, self.where = metadata, where
+    path: the model's, for error messages.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], path: str):
+        self.metadata, self.path = metadata, path
         self.architecture = str(metadata.get("general.architecture", ""))
 
-    def over(self, defaults: Mapping[str, Any]) -> Hyper:
-        """The same, with values for keys that the metadata lacks."""
-        return Hyper({f"{self.architecture}.{key}": value for key, value in defaults.items()} | dict(self.metadata), self.where)
+    def with_defaults(self, defaults: Mapping[str, Any]) -> HParams:
+        """The same hyperparameters, with these values for keys that the metadata lacks."""
+        values = {f"{self.architecture}.{key}": value for key, value in defaults.items()}
+        return HParams(values | dict(self.metadata), self.path)
 
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.metadata
 
     @property
     def is_latent(self) -> bool:
-        """Whether the model has latent attention: keys and values of all heads come out of one row per token."""
+        """Whether the model has latent attention: keys and values of all heads are computed from one row per token."""
         return "attention.kv_lora_rank" in self
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if value is _MISSING:
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is missing")
+        if value is _REQUIRED:
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
         return value
 
-    def int(self, key: str, default: int = _MISSING) -> int:
+    def int(self, key: str, default: int = _REQUIRED) -> int:
         """Raises FormatError when the key is missing (and has no default) or holds no single number."""
         value = self._get(key, default)
         try:
             return int(value)
         except (TypeError, ValueError, OverflowError):
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is no single number") from None
 
-    def size(self, key: str, default: int = _MISSING, least: int = 1, most: int = 1 << 31) -> int:
-        """As `int`, for a count. Raises FormatError for one that is not from `least` to `most`."""
+    def size(self, key: str, default: int = _REQUIRED, minimum: int = 1, maximum: int = 1 << 31) -> int:
+        """As `int`, for a count. Raises FormatError for one that is not from minimum to maximum."""
         value = self.int(key, default)
-        if not least <= value <= most:
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {value}, not {least} to {most}")
+        if not minimum <= value <= maximum:
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {value}, not {minimum} to {maximum}")
         return value
 
-    def float(self, key: str, default: float = _MISSING) -> float:
+    def float(self, key: str, default: float = _REQUIRED) -> float:
         """As `int`, for a real number. Raises FormatError for NaN and infinity, too."""
         value = self._get(key, default)
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is no single number") from None
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is no single number") from None
         if not math.isfinite(number):
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {number}")
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {number}")
         return number
 
-    def positive(self, key: str, default: float = _MISSING) -> float:
+    def positive(self, key: str, default: float = _REQUIRED) -> float:
         """As `float`, for a number above 0."""
         value = self.float(key, default)
         if value <= 0:
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} is {value}; it has to be above 0")
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {value}; it has to be above 0")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """The key's value as a truth value."""
         return bool(self._get(key, default))
 
     def flags(self, key: str, n: int) -> list[bool] | None:
@@ -84,8 +89,9 @@ class Hyper:
             period = self.int(key)
             return [period == 0 or (i + 1) % period != 0 for i in range(n)]
         if len(value) < n:
-            raise FormatError(f"{self.where}: metadata key {self.architecture}.{key} has {len(value)} values, not {n}")
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} has {len(value)} values, not {n}")
         return [bool(v) for v in value[:n]]
 
     def text(self, key: str, default: str = "") -> str:
+        """The key's value as a string."""
         return str(self._get(key, default))

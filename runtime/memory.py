@@ -16,7 +16,7 @@ from ..formats import PlanError, TensorType
 from .backends.cpu import grouped, latent
 from .backends.cpu.decoder import Settings
 from .backends.cpu.latent import Shape
-from .hparams import Hyper
+from .hparams import HParams
 from .settings import check_latent, settings_from
 
 CPU = "CPU"
@@ -47,11 +47,11 @@ class Use:
     attention_bytes: int | None = None
     gpu_layers: int | None = None  # None: all, if there is a GPU
 
-    def settings(self, hyper: Hyper) -> Settings:
+    def settings(self, hparams: HParams) -> Settings:
         """What attention is run with. Raises PlanError for what `load_model` would refuse."""
         chosen = {"cache_k": self.cache_k, "cache_v": self.cache_v, "mla": self.mla, "flash": self.flash}
         given = {name: value for name, value in chosen.items() if value is not None}
-        check_latent(given, hyper)
+        check_latent(given, hparams)
         return settings_from(given)
 
 
@@ -140,29 +140,29 @@ class Placement:
 
 def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
     """Bytes that a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
-    hyper = Hyper(dict(metadata), "the model")
-    settings = use.settings(hyper)
-    if hyper.is_latent:
-        parts = latent.cached_parts(Shape(hyper), settings)
+    hparams = HParams(dict(metadata), "the model")
+    settings = use.settings(hparams)
+    if hparams.is_latent:
+        parts = latent.cached_parts(Shape(hparams), settings)
     else:
-        parts = grouped.cached_parts(_heads(hyper, layer), settings)
+        parts = grouped.cached_parts(_heads(hparams, layer), settings)
     return sum(part.token_bytes for part in parts.values())
 
 
-def _heads(hyper: Hyper, layer: int) -> grouped.Heads:
-    n_head = _of_layer(hyper, "attention.head_count", layer)
-    size = hyper.int("embedding_length") // max(1, n_head)
-    shared = _of_layer(hyper, "attention.head_count_kv", layer, n_head)
-    return grouped.Heads(n_head, shared, hyper.int("attention.key_length", size), hyper.int("attention.value_length", size))
+def _heads(hparams: HParams, layer: int) -> grouped.Heads:
+    n_head = _of_layer(hparams, "attention.head_count", layer)
+    size = hparams.int("embedding_length") // max(1, n_head)
+    shared = _of_layer(hparams, "attention.head_count_kv", layer, n_head)
+    return grouped.Heads(n_head, shared, hparams.int("attention.key_length", size), hparams.int("attention.value_length", size))
 
 
-def _of_layer(hyper: Hyper, key: str, layer: int, default: int | None = None) -> int:
+def _of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
     """A number that is the same for all layers, or a list of one per layer."""
-    value = hyper.metadata.get(f"{hyper.architecture}.{key}", default)
+    value = hparams.metadata.get(f"{hparams.architecture}.{key}", default)
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
         value = value[min(layer, len(value) - 1)]
     if value is None:
-        raise PlanError(f"{hyper.where}: metadata has no {hyper.architecture}.{key}")
+        raise PlanError(f"{hparams.path}: metadata has no {hparams.architecture}.{key}")
     return int(value)
 
 
@@ -172,19 +172,19 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     Latent attention: per token of the context the expanded keys and values in f16, the latents in f32 and a row of the mask;
     beside them the bounded scores and queries. Within 4 % of the logged single-GPU sizes.
     """
-    hyper = Hyper(dict(metadata), "the model")
-    n_head, ub, n_ctx = _of_layer(hyper, "attention.head_count", 0), use.ubatch, use.n_ctx
+    hparams = HParams(dict(metadata), "the model")
+    n_head, ub, n_ctx = _of_layer(hparams, "attention.head_count", 0), use.ubatch, use.n_ctx
     bound = use.attention_bytes
-    if hyper.is_latent:
-        shape = Shape(hyper)
+    if hparams.is_latent:
+        shape = Shape(hparams)
         width = shape.nope + shape.rope
         if not use.flash:
             return _scores(n_ctx, n_head, ub, bound) + n_ctx * shape.rank * 4
-        expanded = n_head * (width + shape.v) * 2 if use.settings(hyper).mla in (2, 3) else 0
+        expanded = n_head * (width + shape.v) * 2 if use.settings(hparams).mla in (2, 3) else 0
         queries = ub * n_head * (width + shape.rope) * 4
         return n_ctx * (expanded + shape.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
-    n_embd, n_vocab = hyper.int("embedding_length"), hyper.int("vocab_size", 0)
-    inner = _of_layer(hyper, "feed_forward_length", 0, 4 * n_embd)
+    n_embd, n_vocab = hparams.int("embedding_length"), hparams.int("vocab_size", 0)
+    inner = _of_layer(hparams, "feed_forward_length", 0, 4 * n_embd)
     passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
     return passing + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
 
@@ -207,7 +207,7 @@ def place(
     for rule in overrides:
         if rule.device not in devices:
             raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
-    n_layer = Hyper(dict(metadata), "the model").int("block_count")
+    n_layer = HParams(dict(metadata), "the model").int("block_count")
     layers = _layer_devices(n_layer, use.gpu_layers, [(name, capacities[name]) for name in gpus])
     found = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides})
     matched = dict.fromkeys(map(str, overrides), "")

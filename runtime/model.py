@@ -20,14 +20,14 @@ from .backends.cpu.kv_cache import KVCache
 from .backends.cpu.moe import MixtureOfExperts
 from .backends.cpu.single import Single
 from .backends.cpu.weights import Observer, WeightStore
-from .hparams import Hyper
+from .hparams import HParams
 from .mapped_files import MappedFiles
 from .models import deepseek2, llama
 from .settings import check_latent, settings_from
 from .text.tokenizer import Tokenizer
 
 # general.architecture -> what builds its graph: one module per architecture
-GRAPHS: dict[str, Callable[[WeightStore, Hyper, Settings], Decoder]] = {
+GRAPHS: dict[str, Callable[[WeightStore, HParams, Settings], Decoder]] = {
     **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
     **dict.fromkeys(llama.VARIATIONS, llama.build),
 }
@@ -45,14 +45,14 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     if build is None:
         known_names = ", ".join(sorted(GRAPHS))
         raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {known_names})")
-    hyper = Hyper(source.metadata, source.path)
-    check_latent(settings, hyper)
+    hparams = HParams(source.metadata, source.path)
+    check_latent(settings, hparams)
     stored, packed_bytes = source, 0
     if chosen.repack:
         source, packed_bytes = repacked(stored, Workers(chosen.threads or cores()))
     cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, chosen.threads or cores(), chosen.exact)
-    graph = build(store, hyper, chosen)
+    graph = build(store, hparams, chosen)
     if chosen.expert_reduction is not None:
         _reduce_experts(graph, *chosen.expert_reduction)
     return Model(source, replace(graph, single=Single(graph)), chosen, stored, packed_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..formats import PlanError
 from .backends.cpu.decoder import Settings
-from .hparams import Hyper
+from .hparams import HParams
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")
@@ -51,10 +51,10 @@ def settings_from(values: dict[str, Any]) -> Settings:
     return chosen
 
 
-def check_latent(values: Mapping[str, Any], hyper: Hyper) -> None:
+def check_latent(values: Mapping[str, Any], hparams: HParams) -> None:
     """Raises PlanError where `mla` was chosen for a model without latent attention."""
-    if "mla" in values and not hyper.is_latent:
-        raise PlanError(f"-mla {values['mla']} has nothing to act on: {hyper.where} has no latent attention; leave it away")
+    if "mla" in values and not hparams.is_latent:
+        raise PlanError(f"-mla {values['mla']} has nothing to act on: {hparams.path} has no latent attention; leave it away")
 
 
 def _check_reduction(value: Any) -> None:

@@ -17,7 +17,7 @@ import xxhash
 
 from ... import __version__
 from ...formats.file_range import HASH_BYTES, read_span
-from ..hparams import Hyper
+from ..hparams import HParams
 from ..model import Model
 from .score_statistics import paired_ratio
 
@@ -95,7 +95,7 @@ def describe_settings(model: Model) -> dict[str, Any]:
     cache_k, cache_v = model.settings.cache_types
     used = {"threads": model.graph.store.workers.count, "cache_k": cache_k, "cache_v": cache_v}
     settings = asdict(model.settings) | used
-    if not Hyper(model.metadata, model.source.path).is_latent:
+    if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
     return settings
 

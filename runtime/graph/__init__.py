@@ -3,5 +3,6 @@
 from .graph import Graph, GraphBuilder
 from .observer import Observer
 from .ops import Op, Value, Weight
+from .support import check_support
 
-__all__ = ["Graph", "GraphBuilder", "Observer", "Op", "Value", "Weight"]
+__all__ = ["Graph", "GraphBuilder", "Observer", "Op", "Value", "Weight", "check_support"]

@@ -81,6 +81,10 @@ class GraphBuilder:
         """As `weight`; None where the model has no such tensor."""
         return self.weight(name, *shapes) if name in self else None
 
+    def _fit(self, fits: bool, what: str) -> None:
+        if not fits:
+            raise FormatError(f"{self.source.path}: shapes do not fit together in {what}")
+
     # --- ops ----------------------------------------------------------------------------------------------------------
 
     def value(self, *shape: int) -> Value:
@@ -103,13 +107,13 @@ class GraphBuilder:
         return self.append(ops.Linear(self.value(rows), x, weight, self.optional(f"{name}.bias", (rows,))))
 
     def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
-        assert sum(sizes) == x.shape[-1], (x, sizes)
+        self._fit(sum(sizes) == x.shape[-1], f"a split of {x.shape} into {sizes}")
         parts = tuple(self.value(*x.shape[:-1], size) for size in sizes)
         self.append(ops.Split(parts[0], x, sizes, parts[1:]))
         return parts
 
     def reshape(self, x: Value, *shape: int) -> Value:
-        assert prod(shape) == prod(x.shape), (x, shape)
+        self._fit(prod(shape) == prod(x.shape), f"a reshape of {x.shape} to {shape}")
         return self.append(ops.Reshape(self.value(*shape), x))
 
     def norm(self, x: Value, name: str, epsilon: float, *, kind: str = "rms") -> Value:
@@ -121,22 +125,37 @@ class GraphBuilder:
         return self.append(ops.Norm(self.value(*x.shape), x, weight, epsilon, bias, kind, over))
 
     def rope(self, x: Value, rope: RotaryEmbedding, start: int = 0) -> Value:
-        assert start + rope.dims <= x.shape[-1], (x, start, rope.dims)
+        self._fit(start + rope.dims <= x.shape[-1], f"a rotation of {start}...{start + rope.dims} of {x.shape}")
         return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
 
     def attention(self, q: Value, k: Value, v: Value, layer: int, scale: float, **options) -> Value:
         """options: window, softcap, sinks of `ops.Attention`."""
-        assert q.shape[1] == k.shape[1], (q, k)
-        assert k.shape[0] == v.shape[0], (k, v)
-        assert q.shape[0] % k.shape[0] == 0, (q, k)
+        fits = q.shape[1] == k.shape[1] and k.shape[0] == v.shape[0] and q.shape[0] % k.shape[0] == 0
+        self._fit(fits, f"attention of queries {q.shape} over keys {k.shape} and values {v.shape}")
         self.cache += [CacheSpec(layer, "k", *k.shape), CacheSpec(layer, "v", *v.shape)]
         return self.append(ops.Attention(self.value(q.shape[0], v.shape[1]), q, k, v, layer, scale, **options))
+
+    def latent_attention(
+        self, q: Value, latent: Value, k_pe: Value, layer: int, scale: float, v_width: int, prefix: str
+    ) -> Value:
+        """prefix: of the tensors kv_b, k_b and v_b, of which kv_b has to be there, or the other two."""
+        (heads, width), (rank,), (rope,) = q.shape, latent.shape, k_pe.shape
+        nope = width - rope
+        self._fit(nope > 0, f"latent attention of queries {q.shape} and rotated keys {k_pe.shape}")
+        kv_b = self.optional(f"{prefix}kv_b.weight", (rank, heads * (nope + v_width)))
+        k_b = self.optional(f"{prefix}k_b.weight", (nope, rank * heads), (nope, rank, heads))
+        v_b = self.optional(f"{prefix}v_b.weight", (rank, heads * v_width), (rank, v_width, heads))
+        if kv_b is None and (k_b is None or v_b is None):
+            raise FormatError(f"{self.source.path}: {prefix}kv_b.weight is missing, and so is {prefix}k_b or {prefix}v_b")
+        self.cache.append(CacheSpec(layer, "latent", 1, rank + rope))
+        out = self.value(heads, v_width)
+        return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b))
 
     def activation(self, x: Value, function: str) -> Value:
         return self.append(ops.Activation(self.value(*x.shape), x, function))
 
     def gated(self, gate: Value, up: Value, function: str, limit: float = 0.0) -> Value:
-        assert gate.shape == up.shape, (gate, up)
+        self._fit(gate.shape == up.shape, f"a product of {gate.shape} and {up.shape}")
         return self.append(ops.GatedActivation(self.value(*gate.shape), gate, up, function, limit))
 
     def route(self, logits: Value, used: int, **options) -> RoutingValue:
@@ -158,7 +177,7 @@ class GraphBuilder:
         return self.append(ops.SigmoidGate(self.value(*y.shape), x, y, self.weight(f"{name}.weight", x.shape)))
 
     def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
-        assert a.shape == b.shape, (a, b)
+        self._fit(a.shape == b.shape, f"a sum of {a.shape} and {b.shape}")
         return self.append(ops.Add(self.value(*a.shape), a, b, scale))
 
     def scale(self, x: Value, factor: float) -> Value:

@@ -14,7 +14,15 @@ from .ops import Op, Weight
 
 
 class Observer:
-    """Base of all observers: wants nothing. Override `wants_input` or `wants_output`, and what they lead to."""
+    """Base of all observers: wants nothing. Override `wants_input` or `wants_output`, and what they lead to.
+
+    Each method is called once per pass, op and weight, with the rows of all tokens (matrix by matrix, in `on_input` of a stack).
+
+    wants_squares  sums of squares are enough of the inputs of a weight with a matrix per head: a backend that has these without
+                   the inputs themselves calls `on_head_squares` instead of `on_head_inputs`
+    """
+
+    wants_squares: bool = False
 
     def wants_input(self, op: Op) -> bool:
         """Whether `on_input` (or one of its special forms) is to be called with what this op multiplies its weights with."""
@@ -55,6 +63,9 @@ class Observer:
         for head in range(x.shape[1]):
             self.on_input(op, weight, head, np.ascontiguousarray(x[:, head]))
 
+    def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
+        """Sums over n tokens of the squares of what `on_head_inputs` would get: float64 [heads, columns]."""
+
     def on_output(self, op: Op, out: np.ndarray) -> None:
         """What an op computed: float32 [n, *op.out.shape]."""
 
@@ -64,6 +75,7 @@ class ObserverGroup(Observer):
 
     def __init__(self, observers: Sequence[Observer]):
         self.observers = tuple(observers)
+        self.wants_squares = all(each.wants_squares for each in self.observers)
 
     def wants_input(self, op: Op) -> bool:
         return any(each.wants_input(op) for each in self.observers)
@@ -94,6 +106,11 @@ class ObserverGroup(Observer):
         for each in self.observers:
             if each.wants_input(op):
                 each.on_head_inputs(op, weight, x)
+
+    def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
+        for each in self.observers:
+            if each.wants_input(op):
+                each.on_head_squares(op, weight, squares, n)
 
     def on_output(self, op: Op, out: np.ndarray) -> None:
         for each in self.observers:

@@ -131,7 +131,7 @@ class Norm(Op):
 
 @dataclass(frozen=True)
 class Rope(Op):
-    """Rotates elements start ... start + rope.dims - 1 of every head of x (heads, width) by the token's position."""
+    """Rotates elements start ... start + rope.dims - 1 of the last axis, of x (heads, width) or (width,), by the position."""
 
     x: Value
     rope: RotaryEmbedding
@@ -170,7 +170,7 @@ class LatentAttention(Op):
     kv_b      (rank, heads * (nope + v_width)): K_h above V_h; or None
     k_b, v_b  K_h transposed and V_h, as one 2D tensor each (ik_llama.cpp) or 3D with a matrix per head (llama.cpp); or None.
               kv_b, or both of these, are there
-    prefix    of these tensors' names ("blk.0.attn_"): an observer is told of all three, whichever the file has
+    prefix    of these tensors' names ("blk.0.attn_")
     """
 
     q: Value
@@ -183,6 +183,21 @@ class LatentAttention(Op):
     kv_b: Weight | None = None
     k_b: Weight | None = None
     v_b: Weight | None = None
+
+    @property
+    def nope(self) -> int:
+        """Elements of a head's queries and keys that are not rotated."""
+        return self.q.shape[1] - self.k_pe.shape[0]
+
+    @property
+    def observed(self) -> tuple[Weight, Weight, Weight]:
+        """kv_b, k_b and v_b as an observer is told of them, those too that the file does not have (with a matrix per head): what
+        is learnt from them may be for a file of the other layout."""
+        heads, rank, prefix = self.q.shape[0], self.latent.shape[0], self.prefix
+        kv_b = self.kv_b or Weight(f"{prefix}kv_b.weight", (rank, heads * (self.nope + self.v_width)))
+        k_b = self.k_b or Weight(f"{prefix}k_b.weight", (self.nope, rank, heads))
+        v_b = self.v_b or Weight(f"{prefix}v_b.weight", (rank, self.v_width, heads))
+        return kv_b, k_b, v_b
 
 
 @dataclass(frozen=True)

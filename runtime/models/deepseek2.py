@@ -9,27 +9,27 @@ from ..backends.cpu.latent import LatentAttention, Shape, cached_parts, observed
 from ..backends.cpu.norms import RMSNorm
 from ..backends.cpu.rope import frequency_factors, rope_from, yarn_mscale
 from ..backends.cpu.weights import WeightStore
-from ..hparams import MOST_LAYERS, Hyper
+from ..hparams import MAX_LAYERS, HParams
 
 
-def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
+def build(store: WeightStore, hparams: HParams, settings: Settings) -> Decoder:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for an unknown setting."""
-    shape, epsilon = Shape(hyper), hyper.float("attention.layer_norm_rms_epsilon")
-    is_deepseek = hyper.architecture == "deepseek2"
-    hyper = hyper if is_deepseek else hyper.over(_minicpm3(hyper))
-    rope = rope_from(hyper, shape.rope, is_deepseek, frequency_factors(store, hyper, shape.rope, settings.n_ctx))
+    shape, epsilon = Shape(hparams), hparams.float("attention.layer_norm_rms_epsilon")
+    is_deepseek = hparams.architecture == "deepseek2"
+    hparams = hparams if is_deepseek else hparams.with_defaults(_minicpm3(hparams))
+    rope = rope_from(hparams, shape.rope, is_deepseek, frequency_factors(store, hparams, shape.rope, settings.n_ctx))
     scale = (shape.nope + shape.rope) ** -0.5
-    if "rope.scaling.yarn_log_multiplier" in hyper:
-        scale *= yarn_mscale(hyper.float("rope.scaling.factor"), hyper.float("rope.scaling.yarn_log_multiplier")) ** 2
+    if "rope.scaling.yarn_log_multiplier" in hparams:
+        scale *= yarn_mscale(hparams.float("rope.scaling.factor"), hparams.float("rope.scaling.yarn_log_multiplier")) ** 2
     blocks = [
         Block(
             RMSNorm(store, f"blk.{i}.attn_norm.weight", shape.n_embd, epsilon),
-            LatentAttention(store, hyper, i, rope, scale, settings),
+            LatentAttention(store, hparams, i, rope, scale, settings),
             RMSNorm(store, f"blk.{i}.ffn_norm.weight", shape.n_embd, epsilon),
-            feed_forward(store, hyper, i),
-            scale=hyper.float("residual_scale", 0.0) or 1.0,
+            feed_forward(store, hparams, i),
+            scale=hparams.float("residual_scale", 0.0) or 1.0,
         )
-        for i in range(hyper.size("block_count", most=MOST_LAYERS))
+        for i in range(hparams.size("block_count", maximum=MAX_LAYERS))
     ]
     embedding, head = embedding_and_head(store, shape.n_embd)
 
@@ -45,15 +45,15 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         blocks,
         norm,
         head,
-        hyper.size("context_length"),
+        hparams.size("context_length"),
         new_cache,
         settings,
-        embedding_scale=hyper.float("embedding_scale", 0.0) or 1.0,
-        logit_scale=hyper.float("logit_scale", 0.0) or 1.0,
+        embedding_scale=hparams.float("embedding_scale", 0.0) or 1.0,
+        logit_scale=hparams.float("logit_scale", 0.0) or 1.0,
     )
 
 
-def _minicpm3(hyper: Hyper) -> dict[str, float]:
+def _minicpm3(hparams: HParams) -> dict[str, float]:
     """Factors of the published model, for files that do not say them."""
-    layers, width = hyper.int("block_count"), hyper.int("embedding_length")
+    layers, width = hparams.int("block_count"), hparams.int("embedding_length")
     return {"embedding_scale": 12.0, "residual_scale": 1.4 / layers**0.5, "logit_scale": 256 / width}

@@ -23,15 +23,15 @@ from ..backends.cpu.moe import SIGMOID
 from ..backends.cpu.norms import Norm, norm_from
 from ..backends.cpu.rope import Rope, frequency_factors, rope_from, rotated_dims
 from ..backends.cpu.weights import WeightStore
-from ..hparams import MOST_LAYERS, Hyper
+from ..hparams import MAX_LAYERS, HParams
 
 
-def _published_scale(layers: int) -> Callable[[Hyper, int], float]:
+def _published_scale(layers: int) -> Callable[[HParams, int], float]:
     """Gemma's biggest models divide scores by the root of n_embd / n_head, not of a head's size; only their depth says so."""
 
-    def scale(hyper: Hyper, width: int) -> float:
-        is_biggest = hyper.int("block_count") == layers
-        return (hyper.int("embedding_length") / hyper.int("attention.head_count") if is_biggest else width) ** -0.5
+    def scale(hparams: HParams, width: int) -> float:
+        is_biggest = hparams.int("block_count") == layers
+        return (hparams.int("embedding_length") / hparams.int("attention.head_count") if is_biggest else width) ** -0.5
 
     return scale
 
@@ -60,7 +60,7 @@ class Variation:
     local_rope: bool = False
     activation: Activation = silu_times
     embedding: Callable[[int], float] = lambda n_embd: 1.0
-    scale: Callable[[Hyper, int], float] = lambda hyper, width: width**-0.5
+    scale: Callable[[HParams, int], float] = lambda hparams, width: width**-0.5
     ffn_norm: str = "ffn_norm"
     late_norms: bool = False
     early_norms: bool = True
@@ -118,23 +118,23 @@ VARIATIONS = {
 }
 
 
-def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
+def build(store: WeightStore, hparams: HParams, settings: Settings) -> Decoder:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape."""
-    variation = VARIATIONS[hyper.architecture]
-    hyper = hyper.over(variation.keys)
-    n_embd, n_head = hyper.size("embedding_length"), hyper.size("attention.head_count")
-    n_kv = hyper.size("attention.head_count_kv", n_head)
+    variation = VARIATIONS[hparams.architecture]
+    hparams = hparams.with_defaults(variation.keys)
+    n_embd, n_head = hparams.size("embedding_length"), hparams.size("attention.head_count")
+    n_kv = hparams.size("attention.head_count_kv", n_head)
     if n_head % n_kv:
-        raise FormatError(f"{hyper.where}: {n_head} heads cannot share {n_kv} keys and values evenly")
-    epsilon = hyper.float(f"attention.layer_norm_{'' if 'attention.layer_norm_epsilon' in hyper else 'rms_'}epsilon")
-    k_width = hyper.size("attention.key_length", n_embd // n_head)
-    v_width = hyper.size("attention.value_length", n_embd // n_head)
+        raise FormatError(f"{hparams.path}: {n_head} heads cannot share {n_kv} keys and values evenly")
+    epsilon = hparams.float(f"attention.layer_norm_{'' if 'attention.layer_norm_epsilon' in hparams else 'rms_'}epsilon")
+    k_width = hparams.size("attention.key_length", n_embd // n_head)
+    v_width = hparams.size("attention.value_length", n_embd // n_head)
     heads = Heads(n_head, n_kv, k_width, v_width)
-    everywhere, local = _ropes(store, hyper, variation, k_width, settings.n_ctx)
-    spans = _spans(store, hyper, variation, heads)
+    everywhere, local = _ropes(store, hparams, variation, k_width, settings.n_ctx)
+    spans = _spans(store, hparams, variation, heads)
 
     def needed(name: str) -> Norm:
-        return norm_from(store, hyper, name, n_embd)
+        return norm_from(store, hparams, name, n_embd)
 
     def norm(name: str) -> Norm | None:
         return needed(name) if f"{name}.weight" in store else None
@@ -153,17 +153,17 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
             before[i][0],
             GroupedAttention(store, i, n_embd, heads, rope(i, span), span, epsilon, variation.late_norms),
             before[i][1],
-            feed_forward(store, hyper, i, variation.activation, variation.ungated),
+            feed_forward(store, hparams, i, variation.activation, variation.ungated),
             None if variation.ffn_norm == "post_attention_norm" else norm(f"blk.{i}.post_attention_norm"),
             norm(f"blk.{i}.post_ffw_norm"),
-            scale=hyper.float("residual_scale", 0.0) or 1.0,
+            scale=hparams.float("residual_scale", 0.0) or 1.0,
             parallel=variation.parallel,
         )
         for i, span in enumerate(spans)
     ]
     embedding, head = embedding_and_head(store, n_embd)
 
-    logit_scale = hyper.float("logit_scale", 0.0) or 1.0
+    logit_scale = hparams.float("logit_scale", 0.0) or 1.0
     parts = cached_parts(heads, settings)
 
     def new_cache(limit: int) -> KVCache:
@@ -175,33 +175,33 @@ def build(store: WeightStore, hyper: Hyper, settings: Settings) -> Decoder:
         blocks,
         needed("output_norm"),
         head,
-        hyper.size("context_length"),
+        hparams.size("context_length"),
         new_cache,
         settings,
-        embedding_scale=hyper.float("embedding_scale", 0.0) or variation.embedding(n_embd),
+        embedding_scale=hparams.float("embedding_scale", 0.0) or variation.embedding(n_embd),
         logit_scale=1 / logit_scale if variation.divides else logit_scale,
-        logit_softcap=hyper.float("final_logit_softcapping", 0.0),
+        logit_softcap=hparams.float("final_logit_softcapping", 0.0),
     )
 
 
-def _ropes(store: WeightStore, hyper: Hyper, variation: Variation, k_width: int, n_ctx: int | None) -> tuple[Rope, Rope]:
+def _ropes(store: WeightStore, hparams: HParams, variation: Variation, k_width: int, n_ctx: int | None) -> tuple[Rope, Rope]:
     """Of layers that see everything, and of those with a window."""
-    dims = rotated_dims(hyper, k_width)
-    factors = frequency_factors(store, hyper, dims, n_ctx)
-    everywhere = rope_from(hyper, dims, variation.pairs, factors)
+    dims = rotated_dims(hparams, k_width)
+    factors = frequency_factors(store, hparams, dims, n_ctx)
+    everywhere = rope_from(hparams, dims, variation.pairs, factors)
     if not variation.local_rope:
         return everywhere, everywhere
-    return everywhere, Rope.plain(hyper.positive("rope.freq_base_swa"), dims, variation.pairs)
+    return everywhere, Rope.plain(hparams.positive("rope.freq_base_swa"), dims, variation.pairs)
 
 
-def _spans(store: WeightStore, hyper: Hyper, variation: Variation, heads: Heads) -> list[Span]:
+def _spans(store: WeightStore, hparams: HParams, variation: Variation, heads: Heads) -> list[Span]:
     """What each layer sees. Layers behind these, for the prediction of several tokens at once, are not run."""
-    blocks = hyper.size("block_count", most=MOST_LAYERS)
-    layers = blocks - hyper.size("nextn_predict_layers", 0, 0, blocks - 1)
-    window = hyper.size("attention.sliding_window", 0, 0)
-    is_local = hyper.flags("attention.sliding_window_pattern", layers) or [True] * layers
-    scale = hyper.float("attention.scale", 0.0) or variation.scale(hyper, heads.k_width)
-    softcap = hyper.float("attn_logit_softcapping", 0.0)
+    blocks = hparams.size("block_count", maximum=MAX_LAYERS)
+    layers = blocks - hparams.size("nextn_predict_layers", 0, 0, blocks - 1)
+    window = hparams.size("attention.sliding_window", 0, 0)
+    is_local = hparams.flags("attention.sliding_window_pattern", layers) or [True] * layers
+    scale = hparams.float("attention.scale", 0.0) or variation.scale(hparams, heads.k_width)
+    softcap = hparams.float("attn_logit_softcapping", 0.0)
     sinks = [f"blk.{i}.attn_sinks.weight" for i in range(layers)]
     return [
         Span(scale, window if local else 0, softcap, store.vector(name, heads.n) if name in store else None)

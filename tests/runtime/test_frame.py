@@ -12,7 +12,7 @@ from ggufmill.runtime.backends.cpu.feedforward import gelu_times, silu_times
 from ggufmill.runtime.backends.cpu.moe import GatedShare
 from ggufmill.runtime.backends.cpu.norms import LayerNorm, RMSNorm, norm_from
 from ggufmill.runtime.backends.cpu.weights import WeightStore
-from ggufmill.runtime.hparams import Hyper
+from ggufmill.runtime.hparams import HParams
 from ggufmill.runtime.models.llama import VARIATIONS
 
 DRAW = np.random.default_rng(11)
@@ -25,8 +25,8 @@ def store(vectors):
     return WeightStore(TensorSource("test model", {}, tensors, "test"), 0)
 
 
-def hyper(**keys):
-    return Hyper({"general.architecture": "x"} | {f"x.{k.replace('__', '.')}": v for k, v in keys.items()}, "test")
+def hparams(**keys):
+    return HParams({"general.architecture": "x"} | {f"x.{k.replace('__', '.')}": v for k, v in keys.items()}, "test")
 
 
 def test_activations():
@@ -40,14 +40,14 @@ def test_activations():
 
 
 def test_the_epsilon_tells_which_norm_it_is():
-    rms = norm_from(store(VECTORS), hyper(attention__layer_norm_rms_epsilon=0.1), "n", 8)
+    rms = norm_from(store(VECTORS), hparams(attention__layer_norm_rms_epsilon=0.1), "n", 8)
     assert isinstance(rms, RMSNorm)
     assert np.allclose(rms(X), X / np.sqrt((X**2).mean(1, keepdims=True) + 0.1) * VECTORS["n.weight"], atol=1e-6)
-    layer = norm_from(store(VECTORS), hyper(attention__layer_norm_epsilon=0.1), "n", 8)
+    layer = norm_from(store(VECTORS), hparams(attention__layer_norm_epsilon=0.1), "n", 8)
     assert isinstance(layer, LayerNorm)
     centred = (X - X.mean(1, keepdims=True)) / np.sqrt(X.var(1, keepdims=True) + 0.1) * VECTORS["n.weight"]
     assert np.allclose(layer(X), centred + VECTORS["n.bias"], atol=1e-6)
-    without = norm_from(store({"n.weight": VECTORS["n.weight"]}), hyper(attention__layer_norm_epsilon=0.1), "n", 8)
+    without = norm_from(store({"n.weight": VECTORS["n.weight"]}), hparams(attention__layer_norm_epsilon=0.1), "n", 8)
     assert np.allclose(without(X), centred, atol=1e-6)
 
 
@@ -92,15 +92,15 @@ def test_the_frame_of_a_layer():
 
 
 def test_flags_per_layer():
-    assert hyper().flags("pattern", 3) is None
-    assert hyper(pattern=2).flags("pattern", 5) == [True, False, True, False, True]
-    assert hyper(pattern=0).flags("pattern", 2) == [True, True]
-    assert hyper(pattern=np.array([1, 0, 1], bool)).flags("pattern", 2) == [True, False]
+    assert hparams().flags("pattern", 3) is None
+    assert hparams(pattern=2).flags("pattern", 5) == [True, False, True, False, True]
+    assert hparams(pattern=0).flags("pattern", 2) == [True, True]
+    assert hparams(pattern=np.array([1, 0, 1], bool)).flags("pattern", 2) == [True, False]
     with pytest.raises(FormatError, match=r"x\.pattern has 2 values, not 3"):
-        hyper(pattern=[True, False]).flags("pattern", 3)
+        hparams(pattern=[True, False]).flags("pattern", 3)
 
 
 def test_keys_that_a_file_may_lack():
-    assert hyper(a=1).over({"a": 2, "b": 3}).int("a") == 1
-    assert hyper(a=1).over({"a": 2, "b": 3}).int("b") == 3
+    assert hparams(a=1).over({"a": 2, "b": 3}).int("a") == 1
+    assert hparams(a=1).over({"a": 2, "b": 3}).int("b") == 3
     assert VARIATIONS["gemma2"].keys["attention.sliding_window"] == 4096

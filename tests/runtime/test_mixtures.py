@@ -7,7 +7,7 @@ from ggufmill.formats import FormatError, SourceTensor, TensorSource
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.feedforward import clamped_swish_times
 from ggufmill.runtime.backends.cpu.rope import rope_from
-from ggufmill.runtime.hparams import Hyper
+from ggufmill.runtime.hparams import HParams
 
 N_EMBD, N_FF, EXPERTS, USED, HEADS, WIDTH, LAYERS, WINDOW = 24, 16, 5, 2, 2, 12, 2, 6
 YARN = {"type": "yarn", "factor": 32.0, "original_context_length": 64}
@@ -164,7 +164,7 @@ def test_where_yarns_ramp_begins():
 
     def frequencies(**more):
         return rope_from(
-            Hyper(metadata | {f"gpt-oss.rope.scaling.{k}": v for k, v in more.items()}, "test"), 64, False
+            HParams(metadata | {f"gpt-oss.rope.scaling.{k}": v for k, v in more.items()}, "test"), 64, False
         ).frequencies
 
     # The paper's rule, with 32 turns below pair 0: the ramp rises from there to where a pair turns once in 64 tokens.

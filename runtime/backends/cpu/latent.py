@@ -28,7 +28,7 @@ import numpy as np
 from ....formats import TYPES, FormatError, PlanError, SourceTensor
 from ....quantize import decode
 from ....simd.workers import Workers
-from ...hparams import Hyper
+from ...hparams import HParams
 from .attention import Span
 from .decoder import Settings, Step
 from .kernels.attention.shared_values import Shared
@@ -48,14 +48,14 @@ class Shape:
     In the layout of llama.cpp key_length and value_length are those of the latents, and the heads' own have keys with _mla.
     """
 
-    def __init__(self, hyper: Hyper):
-        self.n_embd, self.n_head = hyper.size("embedding_length"), hyper.size("attention.head_count")
-        key = hyper.size("attention.key_length_mla" if "attention.key_length_mla" in hyper else "attention.key_length")
-        self.rank, self.rope = hyper.size("attention.kv_lora_rank"), rotated_dims(hyper, key)
-        self.v = hyper.size("attention.value_length_mla" if "attention.value_length_mla" in hyper else "attention.value_length")
-        self.nope, self.q_rank = key - self.rope, hyper.size("attention.q_lora_rank", 0, 0)
+    def __init__(self, hparams: HParams):
+        self.n_embd, self.n_head = hparams.size("embedding_length"), hparams.size("attention.head_count")
+        key = hparams.size("attention.key_length_mla" if "attention.key_length_mla" in hparams else "attention.key_length")
+        self.rank, self.rope = hparams.size("attention.kv_lora_rank"), rotated_dims(hparams, key)
+        self.v = hparams.size("attention.value_length_mla" if "attention.value_length_mla" in hparams else "attention.value_length")
+        self.nope, self.q_rank = key - self.rope, hparams.size("attention.q_lora_rank", 0, 0)
         if self.nope <= 0:
-            raise FormatError(f"{hyper.where}: heads of {key} elements cannot have {self.rope} rotated ones and others")
+            raise FormatError(f"{hparams.path}: heads of {key} elements cannot have {self.rope} rotated ones and others")
 
 
 class KeyValueMatrices:
@@ -211,9 +211,9 @@ def _rows_of(segments: list[tuple[KVCache, slice]], n: int) -> slice | np.ndarra
 class LatentAttention:
     """One layer's attention."""
 
-    def __init__(self, store: WeightStore, hyper: Hyper, layer: int, rope: Rope, scale: float, settings: Settings):
-        shape = self.shape = Shape(hyper)
-        prefix, epsilon = f"blk.{layer}.attn_", hyper.float("attention.layer_norm_rms_epsilon")
+    def __init__(self, store: WeightStore, hparams: HParams, layer: int, rope: Rope, scale: float, settings: Settings):
+        shape = self.shape = Shape(hparams)
+        prefix, epsilon = f"blk.{layer}.attn_", hparams.float("attention.layer_norm_rms_epsilon")
         q_rows = shape.n_head * (shape.nope + shape.rope)
         if shape.q_rank:
             self.q_a = store.linear(f"{prefix}q_a.weight", shape.n_embd, shape.q_rank)

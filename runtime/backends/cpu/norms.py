@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...hparams import Hyper
+from ...hparams import HParams
 from .kernels.elementwise import RUN, centre, normalise, normalise_part
 from .weights import WeightStore
 
@@ -82,8 +82,8 @@ def heads_norm(store: WeightStore, name: str, heads: int, width: int, epsilon: f
     return WholeNorm(store, name, heads * width, epsilon) if is_whole else RMSNorm(store, name, width, epsilon)
 
 
-def norm_from(store: WeightStore, hyper: Hyper, stem: str, size: int) -> Norm:
+def norm_from(store: WeightStore, hparams: HParams, stem: str, size: int) -> Norm:
     """The norm STEM of the kind whose epsilon the metadata has. Raises FormatError for one that is missing."""
-    if "attention.layer_norm_epsilon" in hyper:
-        return LayerNorm(store, stem, size, hyper.float("attention.layer_norm_epsilon"))
-    return RMSNorm(store, f"{stem}.weight", size, hyper.float("attention.layer_norm_rms_epsilon"))
+    if "attention.layer_norm_epsilon" in hparams:
+        return LayerNorm(store, stem, size, hparams.float("attention.layer_norm_epsilon"))
+    return RMSNorm(store, f"{stem}.weight", size, hparams.float("attention.layer_norm_rms_epsilon"))

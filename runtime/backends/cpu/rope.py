@@ -13,7 +13,7 @@ import numpy as np
 
 from ....formats import FormatError, PlanError
 from ....simd.workers import Workers
-from ...hparams import Hyper
+from ...hparams import HParams
 from .kernels.elementwise import RUN, rotate, rotate_part
 from .weights import WeightStore
 
@@ -53,7 +53,7 @@ class Rope:
         rotate(team, rotate_part.address, x, table, self.interleaved)
 
 
-def frequency_factors(store: WeightStore, hyper: Hyper, dims: int, n_ctx: int | None) -> np.ndarray | None:
+def frequency_factors(store: WeightStore, hparams: HParams, dims: int, n_ctx: int | None) -> np.ndarray | None:
     """What the frequencies of `dims` rotated elements are divided by, float32 [dims / 2], if a tensor says so.
 
     Of two sets (LongRoPE, arXiv:2402.13753) the one for texts beyond the original context is used when so many tokens may
@@ -61,7 +61,7 @@ def frequency_factors(store: WeightStore, hyper: Hyper, dims: int, n_ctx: int | 
     """
     name = "rope_freqs.weight"
     if "rope_factors_long.weight" in store:
-        is_long = (n_ctx or hyper.int("context_length")) > hyper.int("rope.scaling.original_context_length", 0)
+        is_long = (n_ctx or hparams.int("context_length")) > hparams.int("rope.scaling.original_context_length", 0)
         name = f"rope_factors_{'long' if is_long else 'short'}.weight"
     return store.vector(name, dims // 2) if name in store else None
 
@@ -71,54 +71,54 @@ def yarn_mscale(factor: float, multiplier: float) -> float:
     return 1.0 + multiplier * math.log(factor) if factor > 1 else 1.0
 
 
-def rotated_dims(hyper: Hyper, width: int) -> int:
+def rotated_dims(hparams: HParams, width: int) -> int:
     """How many elements of heads of that width are rotated. Raises FormatError for an odd number or one beyond the width."""
-    dims = hyper.size("rope.dimension_count", width, 0, width)
+    dims = hparams.size("rope.dimension_count", width, 0, width)
     if dims % 2:
-        raise FormatError(f"{hyper.where}: {dims} elements of a head cannot be rotated in pairs")
+        raise FormatError(f"{hparams.path}: {dims} elements of a head cannot be rotated in pairs")
     return dims
 
 
-def rope_from(hyper: Hyper, dims: int, interleaved: bool, factors: np.ndarray | None = None) -> Rope:
+def rope_from(hparams: HParams, dims: int, interleaved: bool, factors: np.ndarray | None = None) -> Rope:
     """The rotation that a model's `rope.*` metadata describes.
 
     dims: rotated elements per head; factors: float32 [dims / 2] of the tensor rope_freqs.weight, which divide the frequencies.
     YaRN's ramp begins and ends at a whole pair, unless the metadata says otherwise (rope.scaling.yarn_truncate is false).
     Raises PlanError for a kind of scaling that is not known.
     """
-    base = hyper.positive("rope.freq_base", 10000.0)
+    base = hparams.positive("rope.freq_base", 10000.0)
     frequencies = Rope.plain(base, dims, interleaved).frequencies
     if factors is not None:
         frequencies = frequencies / factors
-    kind = hyper.text("rope.scaling.type", "linear" if "rope.scale_linear" in hyper else "none")
+    kind = hparams.text("rope.scaling.type", "linear" if "rope.scale_linear" in hparams else "none")
     if kind == "none":
-        return Rope(frequencies, hyper.float("rope.scaling.attn_factor", 1.0), interleaved)
+        return Rope(frequencies, hparams.float("rope.scaling.attn_factor", 1.0), interleaved)
     if kind == "linear":
-        factor = hyper.float("rope.scaling.factor", hyper.float("rope.scale_linear", 1.0))
+        factor = hparams.float("rope.scaling.factor", hparams.float("rope.scale_linear", 1.0))
         return Rope(frequencies / (factor or 1.0), 1.0, interleaved)
     if kind == "yarn":
-        return _yarn(hyper, frequencies, base, interleaved)
-    raise PlanError(f"{hyper.where}: rope scaling of kind {kind!r} is not supported (none, linear and yarn are)")
+        return _yarn(hparams, frequencies, base, interleaved)
+    raise PlanError(f"{hparams.path}: rope scaling of kind {kind!r} is not supported (none, linear and yarn are)")
 
 
-def _yarn(hyper: Hyper, frequencies: np.ndarray, base: float, interleaved: bool) -> Rope:
+def _yarn(hparams: HParams, frequencies: np.ndarray, base: float, interleaved: bool) -> Rope:
     """Low frequencies are divided by the factor, high ones are kept, with a ramp in between (paper, section 3.2)."""
-    factor = hyper.positive("rope.scaling.factor")
-    trained = hyper.size("rope.scaling.original_context_length", hyper.int("context_length"))
+    factor = hparams.positive("rope.scaling.factor")
+    trained = hparams.size("rope.scaling.original_context_length", hparams.int("context_length"))
     if base == 1:
-        raise FormatError(f"{hyper.where}: metadata key {hyper.architecture}.rope.freq_base is 1: nothing would turn")
+        raise FormatError(f"{hparams.path}: metadata key {hparams.architecture}.rope.freq_base is 1: nothing would turn")
     dims = 2 * len(frequencies)
 
     def pair_of(rotations: float) -> float:
         """The pair (a real number) that turns so many times within the trained context."""
         return dims * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = (pair_of(hyper.positive(f"rope.scaling.yarn_beta_{k}", v)) for k, v in (("fast", 32.0), ("slow", 1.0)))
-    if hyper.flag("rope.scaling.yarn_truncate", True):
+    low, high = (pair_of(hparams.positive(f"rope.scaling.yarn_beta_{k}", v)) for k, v in (("fast", 32.0), ("slow", 1.0)))
+    if hparams.flag("rope.scaling.yarn_truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0, 1)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
     # With a log multiplier the temperature acts on the scores instead (DeepSeek: mscale = mscale_all_dim, which cancel here).
-    magnitude = 1.0 if "rope.scaling.yarn_log_multiplier" in hyper else yarn_mscale(factor, 0.1)
-    return Rope(blended, magnitude * hyper.float("rope.scaling.attn_factor", 1.0), interleaved)
+    magnitude = 1.0 if "rope.scaling.yarn_log_multiplier" in hparams else yarn_mscale(factor, 0.1)
+    return Rope(blended, magnitude * hparams.float("rope.scaling.attn_factor", 1.0), interleaved)

@@ -5,16 +5,16 @@ import pytest
 
 from ggufmill.formats import PlanError
 from ggufmill.runtime.backends.cpu.rope import Rope, rope_from, yarn_mscale
-from ggufmill.runtime.hparams import Hyper
+from ggufmill.runtime.hparams import HParams
 
 
-def hyper(**values):
+def hparams(**values):
     names = {key.replace("__", "."): value for key, value in values.items()}
-    return Hyper({"general.architecture": "x"} | {f"x.{key}": value for key, value in names.items()}, "test")
+    return HParams({"general.architecture": "x"} | {f"x.{key}": value for key, value in names.items()}, "test")
 
 
 def test_pairs_turn_by_position_times_frequency():
-    rope = rope_from(hyper(rope__freq_base=100.0), 4, interleaved=True)
+    rope = rope_from(hparams(rope__freq_base=100.0), 4, interleaved=True)
     assert rope.frequencies.tolist() == pytest.approx([1.0, 0.1])
     x = np.array([[[1, 0, 0, 2, 9]]], np.float32)
     rope.rotate(x, rope.table(np.array([3])))
@@ -33,7 +33,7 @@ def test_the_two_pairings_are_permutations_of_each_other():
 
 
 def test_scores_depend_on_distance_only():
-    rope = rope_from(hyper(), 16, interleaved=True)
+    rope = rope_from(hparams(), 16, interleaved=True)
     q, k = np.random.default_rng(1).standard_normal((2, 1, 1, 16)).astype(np.float32)
 
     def score(at_q, at_k):
@@ -47,13 +47,13 @@ def test_scores_depend_on_distance_only():
 
 
 def test_factors_and_linear_scaling_divide_frequencies():
-    plain = rope_from(hyper(), 8, True).frequencies
-    linear = rope_from(hyper(rope__scaling__type="linear", rope__scaling__factor=4.0), 8, True).frequencies
+    plain = rope_from(hparams(), 8, True).frequencies
+    linear = rope_from(hparams(rope__scaling__type="linear", rope__scaling__factor=4.0), 8, True).frequencies
     assert np.allclose(linear, plain / 4)
-    old = rope_from(hyper(rope__scale_linear=2.0), 8, True).frequencies
+    old = rope_from(hparams(rope__scale_linear=2.0), 8, True).frequencies
     assert np.allclose(old, plain / 2)
     factors = np.array([1, 2, 4, 8], np.float32)
-    assert np.allclose(rope_from(hyper(), 8, True, factors).frequencies, plain / factors)
+    assert np.allclose(rope_from(hparams(), 8, True, factors).frequencies, plain / factors)
 
 
 def test_yarn_keeps_fast_pairs_and_stretches_slow_ones():
@@ -63,15 +63,15 @@ def test_yarn_keeps_fast_pairs_and_stretches_slow_ones():
         "rope__scaling__original_context_length": 4096,
         "context_length": 163840,
     }
-    plain = rope_from(hyper(), 64, True).frequencies
-    with_temperature = rope_from(hyper(**values), 64, True)
+    plain = rope_from(hparams(), 64, True).frequencies
+    with_temperature = rope_from(hparams(**values), 64, True)
     # DeepSeek-V3's numbers: the ramp runs from pair 10 to pair 23
     ratio = with_temperature.frequencies / plain
     assert np.all(ratio[:11] == 1)
     assert np.allclose(ratio[23:], 1 / 40)
     assert np.all(np.diff(ratio[10:24]) < 0)
     assert with_temperature.magnitude == pytest.approx(1 + 0.1 * math.log(40))
-    on_scores = rope_from(hyper(**values, rope__scaling__yarn_log_multiplier=0.1), 64, True)
+    on_scores = rope_from(hparams(**values, rope__scaling__yarn_log_multiplier=0.1), 64, True)
     assert on_scores.magnitude == 1
     assert yarn_mscale(40, 0.1) == pytest.approx(1.3688879)
     assert yarn_mscale(1, 0.1) == 1
@@ -79,4 +79,4 @@ def test_yarn_keeps_fast_pairs_and_stretches_slow_ones():
 
 def test_unknown_scaling_is_refused():
     with pytest.raises(PlanError, match="'dynamic' is not supported"):
-        rope_from(hyper(rope__scaling__type="dynamic"), 8, True)
+        rope_from(hparams(rope__scaling__type="dynamic"), 8, True)
