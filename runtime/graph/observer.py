@@ -16,7 +16,7 @@ from .ops import Op, Weight
 class Observer:
     """Base of all observers: wants nothing. Override `wants_input` or `wants_output`, and what they lead to.
 
-    Each method is called once per pass, op and weight, with the rows of all tokens (matrix by matrix, in `on_input` of a stack).
+    Each method is called once per pass, op and weight, with the rows of all tokens (`on_input` of a stack: once per matrix).
 
     wants_squares  sums of squares are enough of the inputs of a weight with a matrix per head: a backend that has these without
                    the inputs themselves calls `on_head_squares` instead of `on_head_inputs`

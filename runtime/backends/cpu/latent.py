@@ -52,7 +52,9 @@ class Shape:
         self.n_embd, self.n_head = hparams.size("embedding_length"), hparams.size("attention.head_count")
         key = hparams.size("attention.key_length_mla" if "attention.key_length_mla" in hparams else "attention.key_length")
         self.rank, self.rope = hparams.size("attention.kv_lora_rank"), rotated_dims(hparams, key)
-        self.v = hparams.size("attention.value_length_mla" if "attention.value_length_mla" in hparams else "attention.value_length")
+        self.v = hparams.size(
+            "attention.value_length_mla" if "attention.value_length_mla" in hparams else "attention.value_length"
+        )
         self.nope, self.q_rank = key - self.rope, hparams.size("attention.q_lora_rank", 0, 0)
         if self.nope <= 0:
             raise FormatError(f"{hparams.path}: heads of {key} elements cannot have {self.rope} rotated ones and others")
