@@ -101,6 +101,6 @@ def test_flags_per_layer():
 
 
 def test_keys_that_a_file_may_lack():
-    assert hparams(a=1).over({"a": 2, "b": 3}).int("a") == 1
-    assert hparams(a=1).over({"a": 2, "b": 3}).int("b") == 3
+    assert hparams(a=1).with_defaults({"a": 2, "b": 3}).int("a") == 1
+    assert hparams(a=1).with_defaults({"a": 2, "b": 3}).int("b") == 3
     assert VARIATIONS["gemma2"].keys["attention.sliding_window"] == 4096
