@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..simd.compile import kernel
-from ..simd.team import view
+from ..simd.memory import view
 
 TILE = 512  # columns whose sums stay in the first-level cache
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..simd.compile import kernel
-from ..simd.unaligned import load_word, store_word
+from ..simd.memory import load_word, store_word
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..formats import MillError
-from ..simd.sigbus_handler import end_with_a_line
+from ..simd.sigbus_handler import install_sigbus_handler
 
 
 class MappedFiles:
@@ -24,7 +24,7 @@ class MappedFiles:
 
     def check(self) -> None:
         """Raises MillError, naming the first file that is shorter than it was. To be called before the weights are read."""
-        end_with_a_line()
+        install_sigbus_handler()
         now = time.monotonic()
         if now - self._looked < self.wait:
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..formats import MillError, PlanError, TensorSource
 from ..quantize import gguf_source
-from ..simd.workers import Workers, cores
+from ..simd.workers import Workers, available_cores
 from .available_memory import decoded_bytes
 from .backends.cpu.decoder import Decoder, Settings
 from .backends.cpu.interleaved import repacked
@@ -49,9 +49,9 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     check_latent(settings, hparams)
     stored, packed_bytes = source, 0
     if chosen.repack:
-        source, packed_bytes = repacked(stored, Workers(chosen.threads or cores()))
+        source, packed_bytes = repacked(stored, Workers(chosen.threads or available_cores()))
     cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
-    store = WeightStore(source, cache_bytes, chosen.threads or cores(), chosen.exact)
+    store = WeightStore(source, cache_bytes, chosen.threads or available_cores(), chosen.exact)
     graph = build(store, hparams, chosen)
     if chosen.expert_reduction is not None:
         _reduce_experts(graph, *chosen.expert_reduction)

@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once, get_or_insert_function
 
+from .compile import intrinsic
 from .llvm import I8, features
-from .scalar import operation
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
 _SYS_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1022, 0x1023, 18
@@ -72,7 +72,7 @@ def add_products(builder, total, left, right):
     _call(builder, "tdpbf16ps", I8(total), I8(left), I8(right))
 
 
-@operation
+@intrinsic
 def configure(typingctx):
     """Makes all eight tiles of this thread 16 rows of 64 bytes."""
 
@@ -88,7 +88,7 @@ def configure(typingctx):
     return types.void(), generate
 
 
-@operation
+@intrinsic
 def release(typingctx):
     """Ends the use of tiles on this thread."""
 

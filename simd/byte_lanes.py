@@ -10,10 +10,9 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from .lanes import F32, LANES, MASK, LanesType, define_operator, instruction, is_row_of, place_of, vector_of
-from .scalar import operation
+from .compile import intrinsic
+from .lane_types import BYTES, F32, LANES, MASK, define_operator, element_pointer, instruction, is_row, vector_type
 
-BYTES = LanesType("uint8")
 _I8, _I32, _I64, _HALF = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.HalfType()
 _ROWS = (types.uint8, types.int8)
 
@@ -22,26 +21,26 @@ for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("lsh
     define_operator("i" + _name.rstrip("_"), instruction(_generate), kinds={BYTES: types.uint8})
 
 
-@operation
+@intrinsic
 def load_bytes(typingctx, row, at):
     """Sixteen consecutive bytes of a uint8 or int8 row."""
-    if not is_row_of(row, *_ROWS):
+    if not is_row(row, *_ROWS):
         return None
 
     def generate(context, builder, signature, args):
-        return builder.load(place_of(context, builder, signature.args[0], args[0], args[1], _I8), align=1)
+        return builder.load(element_pointer(context, builder, signature.args[0], args[0], args[1], _I8), align=1)
 
     return BYTES(row, types.intp), generate
 
 
-@operation
+@intrinsic
 def store_bytes(typingctx, row, at, value):
     """Writes sixteen bytes to a uint8 row."""
-    if not is_row_of(row, types.uint8):
+    if not is_row(row, types.uint8):
         return None
 
     def generate(context, builder, signature, args):
-        builder.store(args[2], place_of(context, builder, signature.args[0], args[0], args[1], _I8), align=1)
+        builder.store(args[2], element_pointer(context, builder, signature.args[0], args[0], args[1], _I8), align=1)
         return context.get_dummy_value()
 
     return types.void(row, types.intp, BYTES), generate
@@ -55,25 +54,25 @@ def _places_apart(context, builder, signature, args):
         at = builder.add(at, args[2])
 
 
-@operation
-def load_apart(typingctx, row, at, step):
+@intrinsic
+def load_strided_words(typingctx, row, at, step):
     """Sixteen bytes of a uint8 row: four times four, `step` bytes from one four to the next."""
-    if not is_row_of(row, types.uint8):
+    if not is_row(row, types.uint8):
         return None
 
     def generate(context, builder, signature, args):
         words = ir.Constant(ir.VectorType(_I32, 4), ir.Undefined)
         for i, place in enumerate(_places_apart(context, builder, signature, args)):
             words = builder.insert_element(words, builder.load(place, align=1), _I32(i))
-        return builder.bitcast(words, vector_of(BYTES))
+        return builder.bitcast(words, vector_type(BYTES))
 
     return BYTES(row, types.intp, types.intp), generate
 
 
-@operation
-def store_apart(typingctx, row, at, step, value):
+@intrinsic
+def store_strided_words(typingctx, row, at, step, value):
     """Writes sixteen bytes where load_apart reads them."""
-    if not is_row_of(row, types.uint8) or value != BYTES:
+    if not is_row(row, types.uint8) or value != BYTES:
         return None
 
     def generate(context, builder, signature, args):
@@ -88,9 +87,9 @@ def store_apart(typingctx, row, at, step, value):
 def _reader(kind, stored, convert):
     """The operation that reads a little-endian number of the IR type `stored` at any byte address."""
 
-    @operation
+    @intrinsic
     def read(typingctx, row, at):
-        if not is_row_of(row, types.uint8):
+        if not is_row(row, types.uint8):
             return None
 
         def generate(context, builder, signature, args):
@@ -104,15 +103,15 @@ def _reader(kind, stored, convert):
 
 
 # (row, byte address) -> unsigned numbers as int64 (eight bytes: the same bits), float16 and float32 as float32.
-word16_at = _reader(types.int64, ir.IntType(16), lambda builder, word: builder.zext(word, _I64))
-word32_at = _reader(types.int64, _I32, lambda builder, word: builder.zext(word, _I64))
-word64_at = _reader(types.int64, _I64, lambda builder, word: word)
-half_at = _reader(types.float32, ir.IntType(16), lambda b, word: b.fpext(b.bitcast(word, _HALF), ir.FloatType()))
-float_at = _reader(types.float32, ir.FloatType(), lambda builder, number: number)
+load_u16 = _reader(types.int64, ir.IntType(16), lambda builder, word: builder.zext(word, _I64))
+load_u32 = _reader(types.int64, _I32, lambda builder, word: builder.zext(word, _I64))
+load_u64 = _reader(types.int64, _I64, lambda builder, word: word)
+load_f16 = _reader(types.float32, ir.IntType(16), lambda b, word: b.fpext(b.bitcast(word, _HALF), ir.FloatType()))
+load_f32 = _reader(types.float32, ir.FloatType(), lambda builder, number: number)
 
 
-@operation
-def half_of(typingctx, bits):
+@intrinsic
+def f16_to_f32(typingctx, bits):
     """The float16 of the low 16 bits of an integer, as float32."""
 
     def generate(context, builder, signature, args):
@@ -122,7 +121,7 @@ def half_of(typingctx, bits):
 
 
 def _splitter(width: int):
-    @operation
+    @intrinsic
     def fields(typingctx, word):
         """Lane l: the number of `width` bits that begins at bit l * width of an integer."""
 
@@ -133,7 +132,7 @@ def _splitter(width: int):
             zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
             spread = builder.shuffle_vector(builder.insert_element(undefined, word, _I32(0)), undefined, zeros)
             shifted = builder.lshr(spread, ir.Constant(wide, [width * lane for lane in range(LANES)]))
-            return builder.trunc(builder.and_(shifted, ir.Constant(wide, [(1 << width) - 1] * LANES)), vector_of(BYTES))
+            return builder.trunc(builder.and_(shifted, ir.Constant(wide, [(1 << width) - 1] * LANES)), vector_type(BYTES))
 
         return BYTES(types.int64), generate
 
@@ -141,61 +140,61 @@ def _splitter(width: int):
 
 
 # Sixteen nibbles of 64 bits, pairs of 32 bits, single bits of 16, the lowest first.
-nibbles_of, pairs_of, bits_of = _splitter(4), _splitter(2), _splitter(1)
+unpack_4bit, unpack_2bit, unpack_1bit = _splitter(4), _splitter(2), _splitter(1)
 
 
-@operation
-def join_words(typingctx, low, high):
+@intrinsic
+def bytes_from_words(typingctx, low, high):
     """The bytes of two 64-bit integers."""
 
     def generate(context, builder, signature, args):
         words = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
         for i in range(2):
             words = builder.insert_element(words, args[i], _I32(i))
-        return builder.bitcast(words, vector_of(BYTES))
+        return builder.bitcast(words, vector_type(BYTES))
 
     return BYTES(types.int64, types.int64), generate
 
 
-@operation
-def unsigned(typingctx, value):
+@intrinsic
+def u8_to_float(typingctx, value):
     """Bytes as float32 lanes 0 to 255."""
     if value != BYTES:
         return None
 
     def generate(context, builder, signature, args):
         # By way of signed integers, which machines convert faster.
-        return builder.sitofp(builder.zext(args[0], ir.VectorType(_I32, LANES)), vector_of(F32))
+        return builder.sitofp(builder.zext(args[0], ir.VectorType(_I32, LANES)), vector_type(F32))
 
     return F32(BYTES), generate
 
 
-@operation
-def signed(typingctx, value):
+@intrinsic
+def i8_to_float(typingctx, value):
     """Bytes as float32 lanes -128 to 127."""
     if value != BYTES:
         return None
 
     def generate(context, builder, signature, args):
-        return builder.sitofp(builder.sext(args[0], ir.VectorType(_I32, LANES)), vector_of(F32))
+        return builder.sitofp(builder.sext(args[0], ir.VectorType(_I32, LANES)), vector_type(F32))
 
     return F32(BYTES), generate
 
 
-@operation
+@intrinsic
 def low_bytes(typingctx, value):
     """The low byte of each float32 as it is stored: of y + ROUNDER, that is y rounded to a whole number."""
     if value != F32:
         return None
 
     def generate(context, builder, signature, args):
-        return builder.trunc(builder.bitcast(args[0], ir.VectorType(_I32, LANES)), vector_of(BYTES))
+        return builder.trunc(builder.bitcast(args[0], ir.VectorType(_I32, LANES)), vector_type(BYTES))
 
     return BYTES(F32), generate
 
 
-@operation
-def is_set(typingctx, value):
+@intrinsic
+def nonzero(typingctx, value):
     """The mask of bytes that are not 0."""
     if value != BYTES:
         return None
@@ -206,15 +205,15 @@ def is_set(typingctx, value):
     return MASK(BYTES), generate
 
 
-@operation
-def permute(typingctx, table, codes):
+@intrinsic
+def lookup_bytes(typingctx, table, codes):
     """Lane l: lane codes[l] of `table`; codes below 16."""
     if table != BYTES or codes != BYTES:
         return None
 
     def generate(context, builder, signature, args):
         table, codes = args
-        vector = vector_of(BYTES)
+        vector = vector_type(BYTES)
         if "+ssse3" in context.codegen().magic_tuple()[2]:  # the features that numba compiles for
             kind = ir.FunctionType(vector, [vector, vector])
             return builder.call(get_or_insert_function(builder.module, kind, "llvm.x86.ssse3.pshuf.b.128"), [table, codes])
@@ -225,15 +224,3 @@ def permute(typingctx, table, codes):
         return value
 
     return BYTES(BYTES, BYTES), generate
-
-
-@operation
-def choose(typingctx, mask, yes, no):
-    """Per lane the byte of `yes` where the mask is set, else that of `no`."""
-    if mask != MASK or yes != BYTES or no != BYTES:
-        return None
-
-    def generate(context, builder, signature, args):
-        return builder.select(*args)
-
-    return BYTES(MASK, BYTES, BYTES), generate

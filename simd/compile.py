@@ -20,6 +20,7 @@ from typing import Any
 
 import numba
 from llvmlite.binding import get_host_cpu_features
+from numba import extending
 from numba.core import event
 
 from ..errors import MillError
@@ -41,6 +42,11 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
         return lambda f: kernel(f, **options)
     options.setdefault("error_model", "numpy")
     return _with_cache(numba.njit(nogil=True, cache=True, **options), function)
+
+
+def intrinsic(function: Callable) -> Any:
+    """numba's `intrinsic`, typed so that a checker lets kernels call it without the typing context."""
+    return extending.intrinsic(function)
 
 
 def native_entry(signature: Any, function: Callable, **options: Any) -> Any:

@@ -9,9 +9,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .compile import kernel
-from .lanes import F32, LANES, fma_lanes, select, spread
-from .scalar import ROUNDER, fma, operation
+from .compile import intrinsic, kernel
+from .lanes import F32, LANES, fma_lanes, select, splat
+from .scalar import ROUNDING_CONSTANT, fma
 
 _LOG2_E = np.float32(1.44269504)
 # ln 2 as the sum of two float32: the first has so few bits that its products with small integers are exact.
@@ -23,7 +23,7 @@ _P0, _P1, _P2, _P3, _P4, _P5 = (
 )
 
 
-@operation
+@intrinsic
 def _times_power(typingctx, value, rounded):
     """value * 2^n, number by number, where `rounded` is n + ROUNDER: n is added to the exponent's bits."""
 
@@ -37,10 +37,10 @@ def _times_power(typingctx, value, rounded):
 
 
 @kernel(inline="always")
-def exponential(x):
+def exp(x):
     """e^x of a float32, within 1e-7 of it; 0 below -87.3, infinity above 88.7, NaN of NaN."""
-    rounded = fma(x, _LOG2_E, ROUNDER)
-    n = rounded - np.float32(ROUNDER)
+    rounded = fma(x, _LOG2_E, ROUNDING_CONSTANT)
+    n = rounded - np.float32(ROUNDING_CONSTANT)
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
     p = fma(fma(fma(fma(fma(_P0, r, _P1), r, _P2), r, _P3), r, _P4), r, _P5)
     result = _times_power(fma(p, r * r, r) + np.float32(1), rounded)
@@ -50,17 +50,17 @@ def exponential(x):
 
 
 @kernel
-def exponential_lanes(x):
+def exp_lanes(x):
     """`exponential` of sixteen float32 lanes."""
-    rounded = fma_lanes(x, spread(_LOG2_E), spread(ROUNDER))
-    n = rounded - ROUNDER
-    r = fma_lanes(n, spread(-_LN2_LOW), fma_lanes(n, spread(-_LN2_HIGH), x))
-    p = fma_lanes(spread(_P0), r, spread(_P1))
-    p = fma_lanes(p, r, spread(_P2))
-    p = fma_lanes(p, r, spread(_P3))
-    p = fma_lanes(p, r, spread(_P4))
-    p = fma_lanes(p, r, spread(_P5))
+    rounded = fma_lanes(x, splat(_LOG2_E), splat(ROUNDING_CONSTANT))
+    n = rounded - ROUNDING_CONSTANT
+    r = fma_lanes(n, splat(-_LN2_LOW), fma_lanes(n, splat(-_LN2_HIGH), x))
+    p = fma_lanes(splat(_P0), r, splat(_P1))
+    p = fma_lanes(p, r, splat(_P2))
+    p = fma_lanes(p, r, splat(_P3))
+    p = fma_lanes(p, r, splat(_P4))
+    p = fma_lanes(p, r, splat(_P5))
     result = _times_power(fma_lanes(p, r * r, r) + 1, rounded)
-    result = select(x >= _LOWEST, result, spread(0))
-    result = select(x <= _HIGHEST, result, spread(np.float32(np.inf)))
+    result = select(x >= _LOWEST, result, splat(0))
+    result = select(x <= _HIGHEST, result, splat(np.float32(np.inf)))
     return select(x == x, result, x)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from functools import cache
 
 from llvmlite import ir
-from numba.core import config, types
+from numba.core import config
 from numba.core.cgutils import get_or_insert_function
 from numba.core.codegen import get_host_cpu_features
 
-from .scalar import operation
-
 LANES = 16
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-WORDS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+I32X16, F32X16 = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 
 
 @cache
@@ -58,7 +56,7 @@ def shuffle(builder, a, b, places):
     return builder.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, mask)
 
 
-def join(builder, parts):
+def concat(builder, parts):
     """Vectors of one type laid end to end; their number is a power of two."""
     while len(parts) > 1:
         count = 2 * parts[0].type.count
@@ -66,14 +64,14 @@ def join(builder, parts):
     return parts[0]
 
 
-def everywhere(builder, value, count=LANES):
+def splat(builder, value, count=LANES):
     """A scalar in every lane."""
     vector = ir.VectorType(value.type, count)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
     return shuffle(builder, first, None, [0] * count)
 
 
-def same(kind, value):
+def constant(kind, value):
     """The constant of a vector type with `value` in every lane."""
     return ir.Constant(kind, [value] * kind.count)
 
@@ -85,6 +83,20 @@ def call(builder, name, result, *args):
 
 def fma(builder, a, b, c):
     return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+
+def loop(builder, count, body):
+    """A loop: body(i) for i (i64) from 0 to count - 1."""
+    before, inside, after = builder.block, builder.append_basic_block("body"), builder.append_basic_block("after")
+    builder.cbranch(builder.icmp_signed(">", count, I64(0)), inside, after)
+    builder.position_at_end(inside)
+    i = builder.phi(I64)
+    i.add_incoming(I64(0), before)
+    body(i)
+    following = builder.add(i, I64(1))
+    i.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
 
 
 # --- products of bytes ----------------------------------------------------------------------------------------------
@@ -114,31 +126,31 @@ class ByteDots:
         if self.width == 8:
             return _halves(self.builder, words)
         b = self.builder
-        low = same(WORDS, 0x00FF00FF)
-        return b.and_(words, low), b.and_(b.lshr(words, same(WORDS, 8)), low)
+        low = constant(I32X16, 0x00FF00FF)
+        return b.and_(words, low), b.and_(b.lshr(words, constant(I32X16, 8)), low)
 
     def activations(self, word):
         b = self.builder
         if self.width:
-            return everywhere(b, word, self.width)
+            return splat(b, word, self.width)
         # The even and the odd bytes as pairs of 16 bits, signs extended.
         pairs = ir.VectorType(I16, 2)
         halves = b.bitcast(word, pairs)
         eight = ir.Constant(pairs, [8, 8])
         even = b.bitcast(b.ashr(b.shl(halves, eight), eight), I32)
         odd = b.bitcast(b.ashr(halves, eight), I32)
-        return everywhere(b, even), everywhere(b, odd)
+        return splat(b, even), splat(b, odd)
 
     def add(self, total, weights, activations):
         b = self.builder
         if self.width == 16:
-            return call(b, "llvm.x86.avx512.vpdpbusd.512", WORDS, total, weights, activations)
+            return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, weights, activations)
         if self.width == 8:
             parts = [
                 call(b, "llvm.x86.avx512.vpdpbusd.256", t.type, t, w, activations)
                 for t, w in zip(_halves(b, total), weights, strict=True)
             ]
-            return join(b, parts)
+            return concat(b, parts)
         for w, a in zip(weights, activations, strict=True):
             total = b.add(total, self._pairs(w, a))
         return total
@@ -148,43 +160,14 @@ class ByteDots:
         b = self.builder
         short, has = ir.VectorType(I16, 2 * LANES), self.has
         if "avx512bw" in has:
-            return call(b, "llvm.x86.avx512.pmaddw.d.512", WORDS, b.bitcast(w, short), b.bitcast(a, short))
+            return call(b, "llvm.x86.avx512.pmaddw.d.512", I32X16, b.bitcast(w, short), b.bitcast(a, short))
         if "avx2" in has:
             half = ir.VectorType(I16, LANES)
             parts = [
                 call(b, "llvm.x86.avx2.pmadd.wd", x.type, b.bitcast(x, half), b.bitcast(y, half))
                 for x, y in zip(_halves(b, w), _halves(b, a), strict=True)
             ]
-            return join(b, parts)
-        sixteen = same(WORDS, 16)
+            return concat(b, parts)
+        sixteen = constant(I32X16, 16)
         low = b.mul(b.ashr(b.shl(w, sixteen), sixteen), b.ashr(b.shl(a, sixteen), sixteen))
         return b.add(low, b.mul(b.ashr(w, sixteen), b.ashr(a, sixteen)))
-
-
-# --- inside kernels -------------------------------------------------------------------------------------------------
-
-
-@operation
-def address(typingctx, array):
-    """The address of an array's first element, as int64; keep the array alive while it is used."""
-    if not isinstance(array, types.Array):
-        return None
-
-    def generate(context, builder, signature, args):
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, I64)
-
-    return types.int64(array), generate
-
-
-def counting(builder, count, body):
-    """A loop: body(i) for i (i64) from 0 to count - 1."""
-    before, inside, after = builder.block, builder.append_basic_block("body"), builder.append_basic_block("after")
-    builder.cbranch(builder.icmp_signed(">", count, I64(0)), inside, after)
-    builder.position_at_end(inside)
-    i = builder.phi(I64)
-    i.add_incoming(I64(0), before)
-    body(i)
-    following = builder.add(i, I64(1))
-    i.add_incoming(following, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
-    builder.position_at_end(after)

@@ -6,24 +6,15 @@ the fused operations by hand, because numba never contracts on its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from numba import types
-from numba.extending import intrinsic
 
-from .compile import kernel
+from .compile import intrinsic, kernel
 
 # Adding and subtracting 1.5 * 2**23 rounds a float32 of magnitude below 2**22 to the nearest integer, ties to even.
-ROUNDER = 12582912.0
+ROUNDING_CONSTANT = 12582912.0
 
 
-def operation(function: Callable) -> Any:
-    """numba's `intrinsic`, typed so that a checker lets kernels call it without the typing context."""
-    return intrinsic(function)
-
-
-@operation
+@intrinsic
 def fma(typingctx, a, b, c):
     """float32 a * b + c with one rounding (the numbers are taken as float32)."""
 
@@ -37,4 +28,4 @@ def fma(typingctx, a, b, c):
 @kernel
 def round_product(a, b):
     """The integer nearest to the exact product of two float32, ties to even, as float32 (|product| below 2**22)."""
-    return fma(a, b, ROUNDER) - types.float32(ROUNDER)
+    return fma(a, b, ROUNDING_CONSTANT) - types.float32(ROUNDING_CONSTANT)

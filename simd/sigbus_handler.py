@@ -28,7 +28,7 @@ def _speak(number):
 
 
 @cache
-def end_with_a_line() -> Any:
+def install_sigbus_handler() -> Any:
     """From now on SIGBUS ends the process with exit code 1 and one line; a handler that somebody else has set stays.
 
     Returns the compiled handler, which lives as long as the process.

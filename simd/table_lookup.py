@@ -13,8 +13,8 @@ from numba.core import config, types
 from numba.core.cgutils import alloca_once, get_or_insert_function
 from numba.core.codegen import get_host_cpu_features
 
-from .lanes import F32, LANES
-from .scalar import operation
+from .compile import intrinsic
+from .lane_types import F32, LANES, element_pointer, is_row, vector_type
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS, _BYTES = (ir.VectorType(kind, LANES) for kind in (ir.FloatType(), _I32, _I8))
@@ -88,7 +88,7 @@ def _count_at_most(builder, numbers, y, entries):
 
 
 def _make(entries):
-    @operation
+    @intrinsic
     def pick(typingctx, table, start, codes, index):
         """Lane l: table[start + codes[index + l]], codes being uint8."""
 
@@ -99,7 +99,7 @@ def _make(entries):
 
         return F32(table, types.intp, codes, types.intp), generate
 
-    @operation
+    @intrinsic
     def quantise(typingctx, y, midpoints, table, codes, index):
         """The table entry nearest to y (float32 lanes), the larger one of two; its number goes to codes[index + l] for lane l.
 
@@ -119,6 +119,34 @@ def _make(entries):
     return pick, quantise
 
 
-pick16, quantise16 = _make(16)
-pick32, quantise32 = _make(32)
-pick64, quantise64 = _make(64)
+lookup16, nearest_entry16 = _make(16)
+lookup32, nearest_entry32 = _make(32)
+lookup64, nearest_entry64 = _make(64)
+
+
+@intrinsic
+def lookup_lanes(typingctx, table, index):
+    """Per lane table[index]: table a float32 row of 32 entries or more, index float32 lanes of whole numbers 0 to 31."""
+    if not is_row(table, types.float32):
+        return None
+
+    def generate(context, builder, sig, args):
+        vector, numbers = vector_type(F32), ir.VectorType(ir.IntType(32), LANES)
+        where = builder.fptosi(args[1], numbers)
+        zero = ir.Constant(context.get_value_type(types.intp), 0)
+        if "+avx512f" in context.codegen().magic_tuple()[2]:  # the features that numba compiles for
+            low = builder.load(element_pointer(context, builder, sig.args[0], args[0], zero, ir.FloatType()), align=4)
+            sixteen = ir.Constant(zero.type, LANES)
+            high = builder.load(element_pointer(context, builder, sig.args[0], args[0], sixteen, ir.FloatType()), align=4)
+            kind = ir.FunctionType(vector, [vector, numbers, vector])
+            permute = get_or_insert_function(builder.module, kind, "llvm.x86.avx512.vpermi2var.ps.512")
+            return builder.call(permute, [low, where, high])
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        value = ir.Constant(vector, ir.Undefined)
+        for lane in range(LANES):
+            place = ir.Constant(ir.IntType(32), lane)
+            entry = builder.load(builder.gep(data, [builder.extract_element(where, place)]))
+            value = builder.insert_element(value, entry, place)
+        return value
+
+    return F32(table, F32), generate

@@ -24,22 +24,20 @@ import platform
 from collections.abc import Callable
 from functools import cached_property
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from .compile import kernel, native_entry
-from .scalar import operation
+from .compile import intrinsic, kernel, native_entry
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 
 # Words of a team's state, as offsets in bytes: those that different threads write lie in different cache lines.
-LINE = 128
-NEXT, DONE, RUNNING, ENDED, ORDERS, YIELD = (LINE * i for i in range(6))
+CACHE_LINE = 128
+NEXT, DONE, RUNNING, ENDED, ORDERS, YIELD = (CACHE_LINE * i for i in range(6))
 PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # beside RUNNING: read by whoever has taken a part
-STATE_WORDS = 6 * LINE // 8
+STATE_WORDS = 6 * CACHE_LINE // 8
 
 ORDERS_NONE, ORDERS_STOP = 0, -1  # a positive number: Python calls are waiting
 _LOW = (1 << 32) - 1
@@ -49,8 +47,8 @@ _PATIENCE = 4096
 _INT, _POINTER = ir.IntType(64), ir.IntType(64).as_pointer()
 
 
-@operation
-def read(typingctx, address):
+@intrinsic
+def atomic_load(typingctx, address):
     """The int64 at an address, atomically (acquire)."""
 
     def generate(context, builder, signature, args):
@@ -59,8 +57,8 @@ def read(typingctx, address):
     return types.int64(types.int64), generate
 
 
-@operation
-def write(typingctx, address, value):
+@intrinsic
+def atomic_store(typingctx, address, value):
     """Sets the int64 at an address, atomically (release)."""
 
     def generate(context, builder, signature, args):
@@ -70,8 +68,8 @@ def write(typingctx, address, value):
     return types.void(types.int64, types.int64), generate
 
 
-@operation
-def add(typingctx, address, value):
+@intrinsic
+def atomic_add(typingctx, address, value):
     """Adds to the int64 at an address, atomically; returns what it was before."""
 
     def generate(context, builder, signature, args):
@@ -80,8 +78,8 @@ def add(typingctx, address, value):
     return types.int64(types.int64, types.int64), generate
 
 
-@operation
-def exchange(typingctx, address, value):
+@intrinsic
+def atomic_exchange(typingctx, address, value):
     """Sets the int64 at an address, atomically; returns what it was before."""
 
     def generate(context, builder, signature, args):
@@ -90,8 +88,8 @@ def exchange(typingctx, address, value):
     return types.int64(types.int64, types.int64), generate
 
 
-@operation
-def call(typingctx, function, argument, number):
+@intrinsic
+def call_part(typingctx, function, argument, number):
     """Calls the compiled function at an address with two int64."""
 
     def generate(context, builder, signature, args):
@@ -102,7 +100,7 @@ def call(typingctx, function, argument, number):
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@operation
+@intrinsic
 def call_plain(typingctx, function):
     """Calls the compiled function without arguments at an address (its result, if any, an int)."""
 
@@ -118,7 +116,7 @@ _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", None), "amd64": ("llvm.x86.sse2.pau
 _PAUSES |= {"aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
 
 
-@operation
+@intrinsic
 def pause(typingctx):
     """Tells the processor that this is a loop that waits."""
 
@@ -150,64 +148,47 @@ def part(function: Callable[[int, int], None]) -> Part:
     return Part(function)
 
 
-@operation
-def _pointer(typingctx, address, kind):
-    """An address as a pointer to elements of a dtype."""
-    target = types.CPointer(kind.dtype)
-
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(target))
-
-    return target(types.int64, kind), generate
-
-
-@kernel(inline="always")
-def view(address, size, kind):
-    """The `size` elements of dtype `kind` (np.float32, ...) at an address, as an array."""
-    return numba.carray(_pointer(address, kind), size)  # type: ignore[attr-defined]
-
-
 @kernel
 def _open(team, first):
     """Opens the first stage with any parts from task `first` on, or ends the program."""
-    program, tasks = read(team + PROGRAM), read(team + TASKS)
+    program, tasks = atomic_load(team + PROGRAM), atomic_load(team + TASKS)
     total, last = 0, first
     while total == 0 and last < tasks:
         first = last
-        stage = read(program + 32 * first + 8 * STAGE)
-        while last < tasks and read(program + 32 * last + 8 * STAGE) == stage:
-            total += read(program + 32 * last + 8 * PARTS)
+        stage = atomic_load(program + 32 * first + 8 * STAGE)
+        while last < tasks and atomic_load(program + 32 * last + 8 * STAGE) == stage:
+            total += atomic_load(program + 32 * last + 8 * PARTS)
             last += 1
     if total == 0:
-        write(team + ENDED, 1)
+        atomic_store(team + ENDED, 1)
         return
-    write(team + FIRST, first)
-    write(team + LAST, last)
-    write(team + DONE, 0)
-    write(team + NEXT, total << 32)
+    atomic_store(team + FIRST, first)
+    atomic_store(team + LAST, last)
+    atomic_store(team + DONE, 0)
+    atomic_store(team + NEXT, total << 32)
 
 
 @kernel
 def _work(team):
     """Takes parts for as long as there are any. Returns whether there were."""
     worked = False
-    taken = read(team + NEXT)
+    taken = atomic_load(team + NEXT)
     while (taken & _LOW) < (taken >> 32):
-        taken = add(team + NEXT, 1)
+        taken = atomic_add(team + NEXT, 1)
         number, parts = taken & _LOW, taken >> 32
         if number >= parts:
             break
         worked = True
-        row = read(team + PROGRAM) + 32 * read(team + FIRST)
-        size = read(row + 8 * PARTS)
+        row = atomic_load(team + PROGRAM) + 32 * atomic_load(team + FIRST)
+        size = atomic_load(row + 8 * PARTS)
         while number >= size:
             number -= size
             row += 32
-            size = read(row + 8 * PARTS)
-        call(read(row + 8 * FUNCTION), read(row + 8 * ARGUMENT), number)
-        if add(team + DONE, 1) + 1 == parts:
-            _open(team, read(team + LAST))
-        taken = read(team + NEXT)
+            size = atomic_load(row + 8 * PARTS)
+        call_part(atomic_load(row + 8 * FUNCTION), atomic_load(row + 8 * ARGUMENT), number)
+        if atomic_add(team + DONE, 1) + 1 == parts:
+            _open(team, atomic_load(team + LAST))
+        taken = atomic_load(team + NEXT)
     return worked
 
 
@@ -216,7 +197,7 @@ def _wait(team, rounds):
     """One round of waiting, the rounds-th in a row."""
     pause()
     if rounds % _PATIENCE == 0:
-        give_way = read(team + YIELD)
+        give_way = atomic_load(team + YIELD)
         if give_way:
             call_plain(give_way)
 
@@ -227,23 +208,23 @@ def run(team, program):
 
     team: the address of a state, or 0. While the team is busy with another thread's program, this one runs here alone.
     """
-    if team == 0 or exchange(team + RUNNING, 1):
+    if team == 0 or atomic_exchange(team + RUNNING, 1):
         for task in range(len(program)):
             for number in range(program[task, PARTS]):
-                call(program[task, FUNCTION], program[task, ARGUMENT], number)
+                call_part(program[task, FUNCTION], program[task, ARGUMENT], number)
         return
-    write(team + PROGRAM, program.ctypes.data)
-    write(team + TASKS, len(program))
-    write(team + ENDED, 0)
+    atomic_store(team + PROGRAM, program.ctypes.data)
+    atomic_store(team + TASKS, len(program))
+    atomic_store(team + ENDED, 0)
     _open(team, 0)
     rounds = 0
-    while read(team + ENDED) == 0:
+    while atomic_load(team + ENDED) == 0:
         if _work(team):
             rounds = 0
         else:
             rounds += 1
             _wait(team, rounds)
-    write(team + RUNNING, 0)
+    atomic_store(team + RUNNING, 0)
 
 
 @kernel
@@ -256,7 +237,7 @@ def help_out(team, patience):
     while rounds < patience:
         if _work(team):
             rounds = 0
-        orders = read(team + ORDERS)
+        orders = atomic_load(team + ORDERS)
         if orders != ORDERS_NONE:
             return orders
         rounds += 1
@@ -273,11 +254,11 @@ def pauses(n):
 
 def new_state(give_way: int) -> np.ndarray:
     """int64 words for one team, of which those from `aligned(state)` on are used; give_way: address of sched_yield, or 0."""
-    state = np.zeros(STATE_WORDS + LINE // 8, np.int64)
+    state = np.zeros(STATE_WORDS + CACHE_LINE // 8, np.int64)
     state[(aligned(state) - state.ctypes.data + YIELD) // 8] = give_way
     return state
 
 
 def aligned(state: np.ndarray) -> int:
     """The address that the kernels take, on a border of cache lines."""
-    return -(-state.ctypes.data // LINE) * LINE
+    return -(-state.ctypes.data // CACHE_LINE) * CACHE_LINE

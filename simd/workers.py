@@ -29,11 +29,11 @@ from . import team
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-WORTH_SHARING = 4 << 20  # multiplications: some 50 microseconds of one core, which is what waking another one costs
+PARALLEL_THRESHOLD = 4 << 20  # multiplications: some 50 microseconds of one core, which is what waking another one costs
 _PATIENCE = 5e-4  # seconds that a helper waits in compiled code
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -204,7 +204,7 @@ class Workers:
         return helpers.address
 
     def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], multiplications: int = WORTH_SHARING
+        self, function: Callable[[Item], Result], items: Iterable[Item], multiplications: int = PARALLEL_THRESHOLD
     ) -> list[Result]:
         """[function(item) for item in items], the items taken by whichever thread is free; may be used within itself.
 
@@ -212,7 +212,7 @@ class Workers:
         again here, after the other threads have finished what they had begun.
         """
         todo, helpers = list(items), self._helpers
-        if helpers is None or len(todo) < 2 or multiplications < WORTH_SHARING:
+        if helpers is None or len(todo) < 2 or multiplications < PARALLEL_THRESHOLD:
             return [function(item) for item in todo]
         results: dict[int, Any] = {}
         numbers = itertools.count()  # next() on it is atomic

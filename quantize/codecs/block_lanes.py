@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, load, spread, sqrt_lanes, store
+from ...simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 
 
 @kernel
@@ -43,7 +43,7 @@ def take_importance(importance, x, first, size, out):
 @kernel
 def sum_of_squares(x, at, n):
     """Sums of the squares of n elements, in order, as lanes."""
-    total = spread(0)
+    total = splat(0)
     for i in range(n):
         v = load(x, at + LANES * i)
         total = fma_lanes(v, v, total)
@@ -74,7 +74,7 @@ def row_mean_squares(x, out):
     part = np.zeros(LANES * 32, np.float32)
     for first in range(0, rows, LANES):
         count = min(LANES, rows - first)
-        total = spread(0)
+        total = splat(0)
         for start in range(0, n, 32):
             width = min(32, n - start)
             for lane in range(count):

@@ -10,9 +10,21 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.byte_lanes import load_bytes, permute, signed
+from ...simd.byte_lanes import i8_to_float, load_bytes, lookup_bytes
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, highest_lane, larger, load, nearest, select, smaller, spread, store, sum_lanes
+from ...simd.lanes import (
+    LANES,
+    fma_lanes,
+    load,
+    max_lanes,
+    min_lanes,
+    reduce_max,
+    reduce_sum,
+    round_product_lanes,
+    select,
+    splat,
+    store,
+)
 from .importance import as_rows
 from .registry import Codec, decoder
 
@@ -36,9 +48,9 @@ _TIES_DOWN = np.float32(1 - 2**-23)  # halfway between two values the smaller ma
 def _round(x, inverse):
     """The magnitude, in units, of the value nearest to x."""
     y = abs(x) * inverse * _TIES_DOWN
-    step = select(y < 4, spread(1), select(y < 8, spread(2), spread(4)))
-    over = select(y < 4, spread(1), select(y < 8, spread(0.5), spread(0.25)))
-    return nearest(smaller(y, spread(12)), over) * step
+    step = select(y < 4, splat(1), select(y < 8, splat(2), splat(4)))
+    over = select(y < 4, splat(1), select(y < 8, splat(0.5), splat(0.25)))
+    return round_product_lanes(min_lanes(y, splat(12)), over) * step
 
 
 @kernel
@@ -64,7 +76,7 @@ def _encode(x, importance, units, inverses, out):
         v = importance[r % importance.shape[0]] if importance.shape[0] > 0 else row
         for b in range(n // BLOCK):
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)
-            top[0] = highest_lane(larger(abs(a), abs(c)))
+            top[0] = reduce_max(max_lanes(abs(a), abs(c)))
             e = max(np.int64(bits[0] >> np.uint32(23)) - 2, _LEAST)
             miss_a, miss_c = _miss(a, units[e], inverses[e]), _miss(c, units[e], inverses[e])
             more_a, more_c = _miss(a, units[e + 1], inverses[e + 1]), _miss(c, units[e + 1], inverses[e + 1])
@@ -74,10 +86,10 @@ def _encode(x, importance, units, inverses, out):
             gain_a, gain_c = fma_lanes(miss_a, miss_a, -(more_a * more_a)), fma_lanes(miss_c, miss_c, -(more_c * more_c))
             if importance.shape[0] > 0:
                 gain_a, gain_c = gain_a * load(v, BLOCK * b), gain_c * load(v, BLOCK * b + LANES)
-            if sum_lanes(gain_a + gain_c) > 0:
+            if reduce_sum(gain_a + gain_c) > 0:
                 e += 1
             to[_BYTES * b] = e if top[0] > 0 else 0
-            store(to, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), spread(16), _code(a, inverses[e])))
+            store(to, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), splat(16), _code(a, inverses[e])))
 
 
 @kernel
@@ -86,8 +98,8 @@ def _decode(q, units, out):
     table = load_bytes(_VALUE_BYTES, 0)
     for b in range(out.size // BLOCK):
         unit, nibbles = units[q[_BYTES * b]], load_bytes(q, _BYTES * b + 1)
-        store(out, BLOCK * b, signed(permute(table, nibbles & 15)) * unit)
-        store(out, BLOCK * b + LANES, signed(permute(table, nibbles >> 4)) * unit)
+        store(out, BLOCK * b, i8_to_float(lookup_bytes(table, nibbles & 15)) * unit)
+        store(out, BLOCK * b + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * unit)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

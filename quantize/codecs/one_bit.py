@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats import TYPES
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, fma_lanes, load, select, spread, store_half
+from ...simd.lanes import LANES, fma_lanes, load, select, splat, store_half
 from .block_lanes import take_blocks, take_importance
 from .importance import as_rows
 from .legacy.symmetric import half_scales
@@ -23,19 +23,19 @@ def _encode(x, importance, out):
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
         take_blocks(x, first, BLOCK, X)
-        total = spread(0)
+        total = splat(0)
         for i in range(0, LANES * BLOCK, LANES):
             total = total + abs(load(X, i)) * np.float32(1 / BLOCK)
         if importance.shape[0] > 0:
             take_importance(importance, x, first, BLOCK, V)
-            weights, weighted = spread(0), spread(0)
+            weights, weighted = splat(0), splat(0)
             for i in range(0, LANES * BLOCK, LANES):
                 v = load(V, i)
                 weights = weights + v
                 weighted = fma_lanes(v, abs(load(X, i)), weighted)
             # Without importance, or where the sums overflow, all count alike.
             known = (weights > 0) & (weights < np.float32(3e38)) & (weighted < np.float32(3e38))
-            total = select(known, weighted / select(known, weights, spread(1)), total)
+            total = select(known, weighted / select(known, weights, splat(1)), total)
         store_half(halves, 0, total)
         for lane in range(count):
             block = out[first + lane]

@@ -13,10 +13,19 @@ from collections.abc import Callable
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.byte_lanes import float_at, half_at, load_apart, load_bytes, low_bytes, signed, store_apart, store_bytes
+from ...simd.byte_lanes import (
+    i8_to_float,
+    load_bytes,
+    load_f16,
+    load_f32,
+    load_strided_words,
+    low_bytes,
+    store_bytes,
+    store_strided_words,
+)
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, highest_lane, larger, load, spread, store, store_half, sum_lanes
-from ...simd.scalar import ROUNDER
+from ...simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store, store_half
+from ...simd.scalar import ROUNDING_CONSTANT
 from .registry import Codec, new_rows, refuse_nonfinite
 
 _META = TYPES["q8_KV"].row_meta
@@ -32,18 +41,18 @@ def _largest(x, start, size):
 
     Zero times a finite number is nothing, so the products add up to NaN exactly if there is another.
     """
-    one = two = three = four = trace = spread(0)
+    one = two = three = four = trace = splat(0)
     end = start + size - size % (4 * LANES)
     for i in range(start, end, 4 * LANES):
         a, b, c, d = load(x, i), load(x, i + LANES), load(x, i + 2 * LANES), load(x, i + 3 * LANES)
-        one, two = larger(abs(a), one), larger(abs(b), two)
-        three, four = larger(abs(c), three), larger(abs(d), four)
+        one, two = max_lanes(abs(a), one), max_lanes(abs(b), two)
+        three, four = max_lanes(abs(c), three), max_lanes(abs(d), four)
         trace = trace + (a * 0 + b * 0) + (c * 0 + d * 0)
     if end < start + size:
         a, b = load(x, end), load(x, end + LANES)
-        one, two = larger(abs(a), one), larger(abs(b), two)
+        one, two = max_lanes(abs(a), one), max_lanes(abs(b), two)
         trace = trace + (a * 0 + b * 0)
-    return highest_lane(larger(larger(one, two), larger(three, four))) + sum_lanes(trace)
+    return reduce_max(max_lanes(max_lanes(one, two), max_lanes(three, four))) + reduce_sum(trace)
 
 
 @kernel
@@ -65,13 +74,13 @@ def _encode_rows(x, out, scales, sums):
         top = _largest(flat, n * r, n)
         finite &= top == top
         scales[r, 0], inverse = _scale_of(top)
-        one, two = spread(0), spread(0)  # exact: below 2^24 for rows of up to two million elements
+        one, two = splat(0), splat(0)  # exact: below 2^24 for rows of up to two million elements
         for i in range(0, n, 2 * LANES):
             at, from_ = out.shape[1] * r + _META + i, n * r + i
-            p, q = load(flat, from_) * inverse + ROUNDER, load(flat, from_ + LANES) * inverse + ROUNDER
+            p, q = load(flat, from_) * inverse + ROUNDING_CONSTANT, load(flat, from_ + LANES) * inverse + ROUNDING_CONSTANT
             store_bytes(to, at, low_bytes(p))
             store_bytes(to, at + LANES, low_bytes(q))
-            one, two = one + (p - ROUNDER), two + (q - ROUNDER)
+            one, two = one + (p - ROUNDING_CONSTANT), two + (q - ROUNDING_CONSTANT)
         store(totals, 0, one + two)
         total = 0
         for lane in range(LANES):
@@ -87,9 +96,9 @@ def _decode_rows(q, out):
     bytes_, to = q.reshape(-1), out.reshape(-1)
     for r in range(q.shape[0]):
         at = q.shape[1] * r
-        d = float_at(bytes_, at)
+        d = load_f32(bytes_, at)
         for i in range(0, n, LANES):
-            store(to, n * r + i, signed(load_bytes(bytes_, at + _META + i)) * d)
+            store(to, n * r + i, i8_to_float(load_bytes(bytes_, at + _META + i)) * d)
 
 
 @kernel
@@ -107,8 +116,8 @@ def _encode_row_groups(x, out, scales):
         finite &= top == top
         scales[at // 4 + r % GROUP], inverse = _scale_of(top)
         for i in range(0, n, LANES):
-            y = load(flat, n * r + i) * inverse + ROUNDER
-            store_apart(out, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP, low_bytes(y))
+            y = load(flat, n * r + i) * inverse + ROUNDING_CONSTANT
+            store_strided_words(out, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP, low_bytes(y))
     return finite
 
 
@@ -119,9 +128,9 @@ def _decode_row_groups(q, out):
     to = out.reshape(-1)
     for r in range(rows):
         at = (_SCALES + GROUP * n) * (r // GROUP)
-        d = float_at(q, at + 4 * (r % GROUP))
+        d = load_f32(q, at + 4 * (r % GROUP))
         for i in range(0, n, LANES):
-            store(to, n * r + i, signed(load_apart(q, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP)) * d)
+            store(to, n * r + i, i8_to_float(load_strided_words(q, at + _SCALES + GROUP * i + 4 * (r % GROUP), 4 * GROUP)) * d)
 
 
 @kernel
@@ -145,8 +154,8 @@ def _encode_groups(x, out, halves):
             finite &= top == top
             inverse = np.float32(127) / top if top > np.float32(1e-36) else np.float32(0)
             for i in range(0, SUPER, LANES):
-                y = load(flat, start + i) * inverse + ROUNDER
-                store_apart(out, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP, low_bytes(y))
+                y = load(flat, start + i) * inverse + ROUNDING_CONSTANT
+                store_strided_words(out, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP, low_bytes(y))
         store_half(words, 0, load(tops, 0) / 127)
         for k in range(GROUP):
             halves[at // 2 + k] = words[k]
@@ -162,9 +171,9 @@ def _decode_groups(q, out):
     for b in range(rows // GROUP * columns):
         at = (_HEAD + GROUP * SUPER) * b
         for k in range(GROUP):
-            start, d = n * (b // columns * GROUP + k) + b % columns * SUPER, half_at(q, at + 2 * k)
+            start, d = n * (b // columns * GROUP + k) + b % columns * SUPER, load_f16(q, at + 2 * k)
             for i in range(0, SUPER, LANES):
-                store(to, start + i, signed(load_apart(q, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP)) * d)
+                store(to, start + i, i8_to_float(load_strided_words(q, at + _HEAD + GROUP * i + 4 * k, 4 * GROUP)) * d)
 
 
 def _empty(name: str, x: np.ndarray) -> np.ndarray:

@@ -15,15 +15,15 @@ from ...simd.lanes import (
     any_lane,
     clamp,
     fma_lanes,
-    larger,
     load,
-    narrow,
-    nearest,
+    max_lanes,
+    min_lanes,
+    round_product_lanes,
     select,
-    smaller,
-    spread,
+    splat,
     store,
-    widen,
+    to_float32,
+    to_float64,
 )
 from ...simd.scalar import fma
 
@@ -31,7 +31,7 @@ from ...simd.scalar import fma
 @kernel
 def largest(x, at, n):
     """(the element of largest magnitude, the first of equals, with its sign; its magnitude) of n elements, as lanes."""
-    best, magnitude = spread(0), spread(0)
+    best, magnitude = splat(0), splat(0)
     for i in range(n):
         v = load(x, at + LANES * i)
         farther = abs(v) > magnitude
@@ -50,22 +50,22 @@ def signed_scale(x, w, at, n, nmax, codes):
     low, high = -nmax, nmax - 1
     extreme, magnitude = largest(x, at, n)
     dead = magnitude < 1e-15
-    extreme = select(dead, spread(1), extreme)
-    inverse, scale, best = spread(0), spread(0), spread(0)
-    sxq, sqq = spread(0), spread(0)
+    extreme = select(dead, splat(1), extreme)
+    inverse, scale, best = splat(0), splat(0), splat(0)
+    sxq, sqq = splat(0), splat(0)
     for k in range(-1, 19):
         # The scale that puts the largest element at the end of the range goes first, before those around it at both ends.
         shift = np.float32(0.1) * np.float32(k - 9 if k >= 0 else 0)
         one = -(np.float32(nmax) + shift) / extreme
         two = (np.float32(nmax - 1) + shift) / extreme
-        xq1, qq1, xq2, qq2 = spread(0), spread(0), spread(0), spread(0)
+        xq1, qq1, xq2, qq2 = splat(0), splat(0), splat(0), splat(0)
         for i in range(at, at + LANES * n, LANES):
             xi, wi = load(x, i), load(w, i)
             wx = wi * xi
-            q = clamp(nearest(one, xi), low, high)
+            q = clamp(round_product_lanes(one, xi), low, high)
             xq1 = xq1 + wx * q
             qq1 = qq1 + (wi * q) * q
-            q = clamp(nearest(two, xi), low, high)
+            q = clamp(round_product_lanes(two, xi), low, high)
             xq2 = xq2 + wx * q
             qq2 = qq2 + (wi * q) * q
         better = (qq1 > 0) & (xq1 * xq1 > best * qq1)
@@ -82,9 +82,9 @@ def signed_scale(x, w, at, n, nmax, codes):
     lost = ~dead & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
     inverse = select(lost, -nmax / extreme, inverse)
     for i in range(at, at + LANES * n, LANES):
-        q = clamp(nearest(inverse, load(x, i)), low, high)
-        store(codes, i, select(dead, spread(low), q))
-    scale = _ascend(x, w, at, n, low, high, codes, select(dead | lost, spread(0), scale), sxq, sqq, best)
+        q = clamp(round_product_lanes(inverse, load(x, i)), low, high)
+        store(codes, i, select(dead, splat(low), q))
+    scale = _ascend(x, w, at, n, low, high, codes, select(dead | lost, splat(0), scale), sxq, sqq, best)
     return select(lost, extreme / -nmax, scale)
 
 
@@ -93,8 +93,8 @@ def _ascend(x, w, at, n, low, high, codes, scale, sxq, sqq, best):
     """Moves one code at a time by one, the one with the steepest gain, as long as the score improves; returns the scale."""
     active = abs(scale) > 0
     for _ in range(n * (high - low)):
-        steepest, where, move = spread(0), spread(-1), spread(0)
-        wm, xm, qm = spread(0), spread(0), spread(0)
+        steepest, where, move = splat(0), splat(-1), splat(0)
+        wm, xm, qm = splat(0), splat(0), splat(0)
         for i in range(n):
             place = at + LANES * i
             xi, wi, q = load(x, place), load(w, place), load(codes, place)
@@ -102,8 +102,8 @@ def _ascend(x, w, at, n, low, high, codes, scale, sxq, sqq, best):
             up, down = (gain > 0) & (q < high), (gain < 0) & (q > low)
             take = (abs(gain) > steepest) & (up | down)
             steepest = select(take, abs(gain), steepest)
-            where = select(take, spread(i), where)
-            move = select(take, select(up, spread(1), spread(-1)), move)
+            where = select(take, splat(i), where)
+            move = select(take, select(up, splat(1), splat(-1)), move)
             wm, xm, qm = select(take, wi, wm), select(take, xi, xm), select(take, q, qm)
         txq = sxq + (wm * xm) * move
         tqq = fma_lanes(wm, 2 * qm * move + 1, sqq)
@@ -134,13 +134,13 @@ def swept_scale(x, at, n, nmax, codes):
     low, high = -nmax, nmax - 1
     extreme, magnitude = largest(x, at, n)
     dead = magnitude < 1e-15
-    inverse = -nmax / select(dead, spread(1), extreme)
-    sxq, sqq = spread(0), spread(0)
+    inverse = -nmax / select(dead, splat(1), extreme)
+    sxq, sqq = splat(0), splat(0)
     for i in range(at, at + LANES * n, LANES):
         xi = load(x, i)
         wi = xi * xi
-        q = clamp(nearest(inverse, xi), low, high)
-        store(codes, i, select(dead, spread(low), q))
+        q = clamp(round_product_lanes(inverse, xi), low, high)
+        store(codes, i, select(dead, splat(low), q))
         sxq = fma_lanes(wi * xi, q, sxq)
         sqq = fma_lanes(wi * q, q, sqq)
     # Squares of huge weights overflow, cubes of tiny ones vanish: then the scale that fits the largest element has to do.
@@ -154,7 +154,7 @@ def swept_scale(x, at, n, nmax, codes):
             txq = fma_lanes(-(wi * xi), q, sxq)
             tqq = fma_lanes(-(wi * q), q, sqq)
             open_ = (txq > 0) & ~still
-            new = clamp(nearest(xi * tqq / select(open_, txq, spread(1)), spread(1)), low, high)
+            new = clamp(round_product_lanes(xi * tqq / select(open_, txq, splat(1)), splat(1)), low, high)
             txq = fma_lanes(wi * xi, new, txq)
             tqq = fma_lanes(wi * new, new, tqq)
             take = open_ & ~(new == q) & (tqq > 0) & (txq * txq * sqq > sxq * sxq * tqq)
@@ -163,34 +163,34 @@ def swept_scale(x, at, n, nmax, codes):
             moved = moved | take
         if not any_lane(moved):
             break
-    return select(dead, spread(0), select(lost, 1 / inverse, sxq / sqq))
+    return select(dead, splat(0), select(lost, 1 / inverse, sxq / sqq))
 
 
 @kernel
 def unsigned_scale(x, w, at, n, nmax, codes):
     """Scale and codes 0 ... nmax of n elements x >= 0 [QP]: nine start scales, then five sweeps over single codes."""
-    top = spread(0)
+    top = splat(0)
     for i in range(n):
-        top = larger(load(x, at + LANES * i), top)
+        top = max_lanes(load(x, at + LANES * i), top)
     dead = top < 1e-16
-    top = select(dead, spread(1), top)
-    inverse, least = nmax / top, spread(np.inf)
+    top = select(dead, splat(1), top)
+    inverse, least = nmax / top, splat(np.inf)
     for k in range(10):
         # The middle of the grid goes first.
         i = np.float32(0 if k == 0 else k - 5)
         trial = (nmax + np.float32(0.1) * i) / top
         scale = 1 / trial
-        error = spread(0)
+        error = splat(0)
         for j in range(at, at + LANES * n, LANES):
             xj = load(x, j)
-            miss = fma_lanes(-scale, smaller(nearest(trial, xj), spread(nmax)), xj)
+            miss = fma_lanes(-scale, min_lanes(round_product_lanes(trial, xj), splat(nmax)), xj)
             error = fma_lanes(load(w, j) * miss, miss, error)
         better = error < least
         inverse, least = select(better, trial, inverse), select(better, error, least)
-    sxq, sqq = spread(0), spread(0)
+    sxq, sqq = splat(0), splat(0)
     for j in range(at, at + LANES * n, LANES):
         xj, wj = load(x, j), load(w, j)
-        q = smaller(nearest(inverse, xj), spread(nmax))
+        q = min_lanes(round_product_lanes(inverse, xj), splat(nmax))
         store(codes, j, q)
         sxq = fma_lanes(wj * q, xj, sxq)
         sqq = fma_lanes(wj * q, q, sqq)
@@ -201,7 +201,7 @@ def unsigned_scale(x, w, at, n, nmax, codes):
             txq = fma_lanes(-(wj * q), xj, sxq)
             tqq = fma_lanes(-(wj * q), q, sqq)
             open_ = (txq > 0) & (tqq > 0)
-            new = smaller(clamp(nearest(xj * tqq / select(open_, txq, spread(1)), spread(1)), 0, nmax), spread(nmax))
+            new = min_lanes(clamp(round_product_lanes(xj * tqq / select(open_, txq, splat(1)), splat(1)), 0, nmax), splat(nmax))
             txq = fma_lanes(wj * new, xj, txq)
             tqq = fma_lanes(wj * new, new, tqq)
             take = open_ & ~(new == q) & (txq * txq * sqq > sxq * sxq * tqq)
@@ -211,10 +211,10 @@ def unsigned_scale(x, w, at, n, nmax, codes):
         if not any_lane(moved):
             break
     for j in range(at, at + LANES * n, LANES):
-        store(codes, j, select(dead, spread(0), load(codes, j)))
+        store(codes, j, select(dead, splat(0), load(codes, j)))
     # Without weights, or with such that their sums overflow, the scale that fits the largest has to do.
     scale = select((sqq > 0) & (sqq < np.float32(3e38)), sxq / sqq, 1 / inverse)
-    return select(dead, spread(0), scale)
+    return select(dead, splat(0), scale)
 
 
 @kernel
@@ -223,8 +223,8 @@ def _extent(x, at, n):
     low = high = load(x, at)
     for i in range(at, at + LANES * n, LANES):
         xi = load(x, i)
-        low, high = smaller(xi, low), larger(xi, high)
-    return smaller(low, spread(0)), high
+        low, high = min_lanes(xi, low), max_lanes(xi, high)
+    return min_lanes(low, splat(0)), high
 
 
 # Where few levels are in use, codes such as 0, 2 and 0, 3 fit equally well. Of fits whose errors differ by no more than these
@@ -245,21 +245,21 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
     high = select(flat, low + 1, high)
     inverse = nmax / (high - low)
     scale = 1 / inverse
-    sw, sx, least = spread(0), spread(0), spread(0)
+    sw, sx, least = splat(0), splat(0), splat(0)
     for i in range(at, at + LANES * n, LANES):
         xi, wi = load(x, i), load(w, i)
         sw = sw + wi
         sx = fma_lanes(wi, xi, sx)
-        q = clamp(nearest(inverse, xi - low), 0, nmax)
+        q = clamp(round_product_lanes(inverse, xi - low), 0, nmax)
         miss = fma_lanes(scale, q, low) - xi
         least = fma_lanes(wi, abs(miss) if absolute else miss * miss, least)
     best_low = low
     for s in range(steps + 1):
         inverse = (fma(step, s, first) + np.float32(nmax)) / (high - best_low)
-        sq, sqq, sxq = spread(0), spread(0), spread(0)
+        sq, sqq, sxq = splat(0), splat(0), splat(0)
         for i in range(n):
             xi, wi = load(x, at + LANES * i), load(w, at + LANES * i)
-            q = clamp(nearest(inverse, xi - best_low), 0, nmax)
+            q = clamp(round_product_lanes(inverse, xi - best_low), 0, nmax)
             store(codes, at + LANES * i, q)
             wq = wi * q
             sq = fma_lanes(wi, q, sq)
@@ -267,20 +267,20 @@ def offset_scale(x, w, at, n, nmax, first, step, steps, absolute, codes):
             sxq = fma_lanes(wq, xi, sxq)
         determinant = fma_lanes(-sq, sq, sw * sqq)
         solvable = determinant > 0
-        safe = select(solvable, determinant, spread(1))
+        safe = select(solvable, determinant, splat(1))
         new_scale = fma_lanes(-sx, sq, sw * sxq) / safe
         new_low = fma_lanes(-sq, sxq, sqq * sx) / safe
         above = new_low > 0
-        new_scale = select(above, sxq / select(sqq > 0, sqq, spread(1)), new_scale)
-        new_low = select(above, spread(0), new_low)
-        error = spread(0)
+        new_scale = select(above, sxq / select(sqq > 0, sqq, splat(1)), new_scale)
+        new_low = select(above, splat(0), new_low)
+        error = splat(0)
         for i in range(at, at + LANES * n, LANES):
             miss = fma_lanes(new_scale, load(codes, i), new_low) - load(x, i)
             error = fma_lanes(load(w, i), abs(miss) if absolute else miss * miss, error)
         better = solvable & (error < least * np.float32(1 + _EQUAL))
         scale, best_low = select(better, new_scale, scale), select(better, new_low, best_low)
         least = select(better, error, least)
-    return select(flat, spread(0), scale), -best_low
+    return select(flat, splat(0), scale), -best_low
 
 
 @kernel
@@ -288,29 +288,29 @@ def _line(sw, sx, sq, sqq, sxq):
     """Least squares for x = scale * q + low with low <= 0, float64 sums: (scale, low, whether solvable)."""
     determinant = fma_lanes(sw, sqq, -(sq * sq))
     solvable = determinant > 0
-    safe = select(solvable, determinant, widen(spread(1)))
-    scale = narrow(fma_lanes(sw, sxq, -(sx * sq)) / safe)
-    low = narrow(fma_lanes(sqq, sx, -(sq * sxq)) / safe)
+    safe = select(solvable, determinant, to_float64(splat(1)))
+    scale = to_float32(fma_lanes(sw, sxq, -(sx * sq)) / safe)
+    low = to_float32(fma_lanes(sqq, sx, -(sq * sxq)) / safe)
     above = low > 0
     if any_lane(above):
-        scale = select(above, narrow(sxq / select(sqq > 0, sqq, widen(spread(1)))), scale)
-        low = select(above, spread(0), low)
+        scale = select(above, to_float32(sxq / select(sqq > 0, sqq, to_float64(splat(1)))), scale)
+        low = select(above, splat(0), low)
     return scale, low, solvable
 
 
 @kernel
 def _explained(scale, low, sw, sx, sq, sqq, sxq):
     """How much of sum(w x x) the line explains."""
-    a, b = widen(scale), widen(low)
+    a, b = to_float64(scale), to_float64(low)
     return 2 * a * sxq + 2 * b * sx - 2 * a * b * sq - a * a * sqq - b * b * sw
 
 
 @kernel
 def _offset_sums(x, w64, wx64, n, nmax, at, inverse, low):
     """Sums of w q, w q q, w x q in float64 (products of float32 are exact in it), q the codes of x - low times inverse."""
-    sq = sqq = sxq = widen(spread(0))
+    sq = sqq = sxq = to_float64(splat(0))
     for i in range(0, LANES * n, LANES):
-        q = widen(clamp(nearest(inverse, load(x, at + i) - low), 0, nmax))
+        q = to_float64(clamp(round_product_lanes(inverse, load(x, at + i) - low), 0, nmax))
         w = load(w64, i)
         sq = fma_lanes(w, q, sq)
         sqq = fma_lanes(w * q, q, sqq)
@@ -327,10 +327,10 @@ def offset_scale_weighted(x, w, at, n, nmax, first, step, steps, w64, wx64, code
     low, high = _extent(x, at, n)
     flat = high - low < 1e-10
     high = select(flat, low + 1, high)
-    sw = sx = widen(spread(0))
+    sw = sx = to_float64(splat(0))
     for i in range(0, LANES * n, LANES):
-        wide = widen(load(w, at + i))
-        weighted = wide * widen(load(x, at + i))
+        wide = to_float64(load(w, at + i))
+        weighted = wide * to_float64(load(x, at + i))
         store(w64, i, wide)
         store(wx64, i, weighted)
         sw, sx = sw + wide, sx + weighted
@@ -348,32 +348,32 @@ def offset_scale_weighted(x, w, at, n, nmax, first, step, steps, w64, wx64, code
         scale, low, best = select(better, new_scale, scale), select(better, new_low, low), select(better, gain, best)
         sq, sqq, sxq = select(better, tq, sq), select(better, tqq, sqq), select(better, txq, sxq)
     for i in range(at, at + LANES * n, LANES):
-        q = clamp(nearest(inverse, load(x, i) - start), 0, nmax)
-        store(codes, i, select(flat, spread(0), q))
+        q = clamp(round_product_lanes(inverse, load(x, i) - start), 0, nmax)
+        store(codes, i, select(flat, splat(0), q))
     return _ascend_line(x, w, at, n, nmax, codes, ~flat, scale, low, sw, sx, sq, sqq, sxq, best)
 
 
 @kernel
 def _ascend_line(x, w, at, n, nmax, codes, active, scale, low, sw, sx, sq, sqq, sxq, best):
     """Moves the code with the largest miss by one towards it and refits, as long as that explains more: (scale, -low)."""
-    scale = select(active, scale, spread(0))
-    last_where, last_move = spread(-1), spread(0)
+    scale = select(active, scale, splat(0))
+    last_where, last_move = splat(-1), splat(0)
     for _ in range(nmax * n):
-        largest_miss, where, move = spread(0), spread(-1), spread(0)
-        wm, xm, qm = spread(0), spread(0), spread(0)
+        largest_miss, where, move = splat(0), splat(-1), splat(0)
+        wm, xm, qm = splat(0), splat(0), splat(0)
         for i in range(n):
             place = at + LANES * i
             xi, wi, q = load(x, place), load(w, place), load(codes, place)
             miss = fma_lanes(-scale, q, xi) - low
             up, down = (miss > 0) & (q < nmax), (miss < 0) & (q > 0)
             take = (abs(miss) > largest_miss) & (up | down)
-            largest_miss, where = select(take, abs(miss), largest_miss), select(take, spread(i), where)
-            move = select(take, select(up, spread(1), spread(-1)), move)
+            largest_miss, where = select(take, abs(miss), largest_miss), select(take, splat(i), where)
+            move = select(take, select(up, splat(1), splat(-1)), move)
             wm, xm, qm = select(take, wi, wm), select(take, xi, xm), select(take, q, qm)
         undone = (where == last_where) & (move == -last_move)
-        tq = sq + widen(wm * move)
-        tqq = fma_lanes(widen(wm), widen(2 * qm * move + 1), sqq)
-        txq = fma_lanes(widen(wm), widen(xm * move), sxq)
+        tq = sq + to_float64(wm * move)
+        tqq = fma_lanes(to_float64(wm), to_float64(2 * qm * move + 1), sqq)
+        txq = fma_lanes(to_float64(wm), to_float64(xm * move), sxq)
         new_scale, new_low, solvable = _line(sw, sx, tq, tqq, txq)
         gain = _explained(new_scale, new_low, sw, sx, tq, tqq, txq)
         active = active & (where >= 0) & ~undone & solvable & (new_scale >= 0) & (gain > best)

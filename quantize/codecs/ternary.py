@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
-from ...simd.byte_lanes import load_bytes, unsigned
+from ...simd.byte_lanes import load_bytes, u8_to_float
 from ...simd.compile import kernel
-from ...simd.lanes import LANES, highest_lane, larger, load, select, spread, store
+from ...simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store
 from .registry import Codec, new_rows
 
 BLOCK = 64
@@ -26,10 +26,10 @@ _DIGITS = ((np.arange(256)[:, None] * 3 ** np.arange(4, -1, -1) % 256 * 3) >> 8)
 def _scales_of(x, out):
     for r in range(x.shape[0]):
         row = x[r]
-        top = spread(0)
+        top = splat(0)
         for i in range(0, row.size, LANES):
-            top = larger(abs(load(row, i)), top)
-        out[r] = highest_lane(top)
+            top = max_lanes(abs(load(row, i)), top)
+        out[r] = reduce_max(top)
 
 
 @kernel
@@ -37,7 +37,7 @@ def _find_digits(block, half, digits):
     """0, 1, 2 for -1, 0, 1 times the scale: writes uint8 [64]."""
     for i in range(0, BLOCK, LANES):
         v = load(block, i)
-        store(digits, i, select(v >= half, spread(2), select(v <= -half, spread(0), spread(1))))
+        store(digits, i, select(v >= half, splat(2), select(v <= -half, splat(0), splat(1))))
 
 
 @kernel
@@ -78,7 +78,7 @@ def _decode_iq2_bn(q, scales, meta, out):
         for b in range(to.size // BLOCK):
             pairs = load_bytes(bytes_, at + 16 * b)
             for i in range(BLOCK * b, BLOCK * b + BLOCK, LANES):
-                store(to, i, (unsigned(pairs & 3) - 1) * d)
+                store(to, i, (u8_to_float(pairs & 3) - 1) * d)
                 pairs = pairs >> 2
 
 

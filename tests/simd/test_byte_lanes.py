@@ -5,29 +5,28 @@ import numpy as np
 import pytest
 
 from ggufmill.simd.byte_lanes import (
-    bits_of,
-    choose,
-    float_at,
-    half_at,
-    half_of,
-    is_set,
-    join_words,
-    load_apart,
+    bytes_from_words,
+    f16_to_f32,
+    i8_to_float,
     load_bytes,
+    load_f16,
+    load_f32,
+    load_strided_words,
+    load_u16,
+    load_u32,
+    load_u64,
+    lookup_bytes,
     low_bytes,
-    nibbles_of,
-    pairs_of,
-    permute,
-    signed,
-    store_apart,
+    nonzero,
     store_bytes,
-    unsigned,
-    word16_at,
-    word32_at,
-    word64_at,
+    store_strided_words,
+    u8_to_float,
+    unpack_1bit,
+    unpack_2bit,
+    unpack_4bit,
 )
-from ggufmill.simd.lanes import load, store
-from ggufmill.simd.scalar import ROUNDER
+from ggufmill.simd.lanes import load, select, store
+from ggufmill.simd.scalar import ROUNDING_CONSTANT
 
 ROW = np.random.default_rng(1).integers(0, 256, 80, np.uint8)
 
@@ -37,8 +36,8 @@ def _arithmetic(row, other, out):
     a, b = load_bytes(row, 1), load_bytes(other, 0)
     store_bytes(out[0], 0, (a & b) | (a ^ 255) << 3)
     store_bytes(out[1], 0, a >> 5)
-    store_bytes(out[2], 0, choose(is_set(a & 1), a, b))
-    store_bytes(out[3], 0, permute(a, b & 15))
+    store_bytes(out[2], 0, select(nonzero(a & 1), a, b))
+    store_bytes(out[3], 0, lookup_bytes(a, b & 15))
 
 
 def test_arithmetic_choice_and_permutation():
@@ -53,12 +52,12 @@ def test_arithmetic_choice_and_permutation():
 
 @numba.njit
 def _numbers(row, out):
-    store(out[0], 0, unsigned(load_bytes(row, 3)))
-    store(out[1], 0, signed(load_bytes(row, 3)))
-    store(out[2], 0, unsigned(nibbles_of(word64_at(row, 5))))
-    store(out[3], 0, unsigned(pairs_of(word32_at(row, 5))))
-    store(out[4], 0, unsigned(bits_of(word16_at(row, 5))))
-    store(out[5], 0, unsigned(join_words(word64_at(row, 9), word64_at(row, 1))))
+    store(out[0], 0, u8_to_float(load_bytes(row, 3)))
+    store(out[1], 0, i8_to_float(load_bytes(row, 3)))
+    store(out[2], 0, u8_to_float(unpack_4bit(load_u64(row, 5))))
+    store(out[3], 0, u8_to_float(unpack_2bit(load_u32(row, 5))))
+    store(out[4], 0, u8_to_float(unpack_1bit(load_u16(row, 5))))
+    store(out[5], 0, u8_to_float(bytes_from_words(load_u64(row, 9), load_u64(row, 1))))
 
 
 def test_bytes_and_fields_become_numbers():
@@ -75,12 +74,12 @@ def test_bytes_and_fields_become_numbers():
 @numba.njit
 def _scalars(row, at):
     return (
-        word16_at(row, at),
-        word32_at(row, at),
-        word64_at(row, at),
-        float_at(row, at),
-        half_at(row, at),
-        half_of(word16_at(row, at)),
+        load_u16(row, at),
+        load_u32(row, at),
+        load_u64(row, at),
+        load_f32(row, at),
+        load_f16(row, at),
+        f16_to_f32(load_u16(row, at)),
     )
 
 
@@ -99,8 +98,8 @@ def test_numbers_at_odd_addresses(value):
 
 @numba.njit
 def _apart(row, out, back):
-    store_apart(out, 2, 8, load_bytes(row, 0))
-    store_bytes(back, 0, load_apart(out, 2, 8))
+    store_strided_words(out, 2, 8, load_bytes(row, 0))
+    store_bytes(back, 0, load_strided_words(out, 2, 8))
 
 
 def test_fours_apart():
@@ -115,7 +114,7 @@ def test_fours_apart():
 
 @numba.njit
 def _round(y, out):
-    store_bytes(out, 0, low_bytes(load(y, 0) + ROUNDER))
+    store_bytes(out, 0, low_bytes(load(y, 0) + ROUNDING_CONSTANT))
 
 
 def test_low_bytes_of_shifted_numbers_are_rounded_ties_to_even():

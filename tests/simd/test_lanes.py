@@ -8,24 +8,24 @@ from ggufmill.simd.lanes import (
     any_lane,
     clamp,
     fma_lanes,
-    highest_lane,
-    larger,
     load,
     load_half,
-    look_up,
-    narrow,
-    narrow_half,
-    nearest,
+    max_lanes,
+    min_lanes,
+    reduce_max,
+    reduce_sum,
+    round_product_lanes,
+    round_to_half,
     select,
-    smaller,
-    spread,
+    splat,
     sqrt_lanes,
     store,
     store_half,
     sum_halves,
-    sum_lanes,
-    widen,
+    to_float32,
+    to_float64,
 )
+from ggufmill.simd.table_lookup import lookup_lanes
 
 RNG = np.random.default_rng(8)
 A, B, C = (RNG.standard_normal(16).astype(np.float32) for _ in range(3))
@@ -38,11 +38,11 @@ def _arithmetic(a, b, c, out):
     store(out, 16, fma_lanes(x, y, z))
     store(out, 32, -abs(x) + 2)
     store(out, 48, sqrt_lanes(abs(y)))
-    store(out, 64, smaller(x, larger(y, z)))
+    store(out, 64, min_lanes(x, max_lanes(y, z)))
     store(out, 80, clamp(x, -0.5, 0.5))
-    store(out, 96, nearest(x, spread(10)))
-    store(out, 112, narrow(widen(x) * widen(y) + 1))
-    store(out, 128, narrow_half(x * 1e6))
+    store(out, 96, round_product_lanes(x, splat(10)))
+    store(out, 112, to_float32(to_float64(x) * to_float64(y) + 1))
+    store(out, 128, round_to_half(x * 1e6))
     x += 1
     x *= y
     store(out, 144, x)
@@ -72,7 +72,7 @@ def test_arithmetic():
 def _choose(a, b, out):
     x, y = load(a, 0), load(b, 0)
     store(out, 0, select((x > y) & ~(y < 0) | (x == 0), x, y))
-    return any_lane(x > 100), any_lane(x >= y), highest_lane(x)
+    return any_lane(x > 100), any_lane(x >= y), reduce_max(x)
 
 
 def test_masks():
@@ -85,7 +85,7 @@ def test_masks():
 
 @kernel
 def _tables(table, index, out):
-    store(out, 0, look_up(table, load(index, 0)))
+    store(out, 0, lookup_lanes(table, load(index, 0)))
 
 
 def test_look_up_reads_all_32_entries():
@@ -129,7 +129,7 @@ def test_only_rows_of_known_kinds_are_loaded():
 
 @kernel
 def _sums(a):
-    return sum_halves(load(a, 0)), sum_lanes(load(a, 0))
+    return sum_halves(load(a, 0)), reduce_sum(load(a, 0))
 
 
 def test_sums_go_by_halves():

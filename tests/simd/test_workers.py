@@ -10,8 +10,8 @@ import pytest
 
 from ggufmill.simd import team
 from ggufmill.simd import workers as threads
-from ggufmill.simd.team import view
-from ggufmill.simd.workers import Workers, cores, one_blas_thread
+from ggufmill.simd.memory import view
+from ggufmill.simd.workers import Workers, available_cores, one_blas_thread
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -65,13 +65,13 @@ def test_blas_threads_are_put_back():
     get, put = control
     before = get()
     try:
-        put(cores())
+        put(available_cores())
         with one_blas_thread():
             assert get() == 1
             with one_blas_thread():
                 assert get() == 1
             assert get() == 1
-        assert get() == cores()
+        assert get() == available_cores()
     finally:
         put(before)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....simd.byte_lanes import choose, float_at, half_at, is_set, load_bytes, permute, signed, store_bytes, word64_at
+from ....simd.byte_lanes import i8_to_float, load_bytes, load_f16, load_f32, load_u64, lookup_bytes, nonzero, store_bytes
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, store
-from ....simd.table_lookup import pick64
+from ....simd.lanes import LANES, select, store
+from ....simd.table_lookup import lookup64
 from .headers import read_header
 
 # (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes.
@@ -95,7 +95,7 @@ def pack_codes(codes, planes, blocks):
 @kernel
 def _pick(low, high, codes):
     """Entries, as float32 lanes, of a table of 32 bytes: its first and last sixteen."""
-    return signed(choose(is_set(codes & 16), permute(high, codes & 15), permute(low, codes & 15)))
+    return i8_to_float(select(nonzero(codes & 16), lookup_bytes(high, codes & 15), lookup_bytes(low, codes & 15)))
 
 
 @kernel
@@ -113,12 +113,12 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, ou
     bytes_, flat = q.reshape(-1), out.reshape(-1)
     for r in range(q.shape[0]):
         start = q.shape[1] * r
-        d = float_at(bytes_, start) if meta == 4 else half_at(bytes_, start)
+        d = load_f32(bytes_, start) if meta == 4 else load_f16(bytes_, start)
         for s in range(out.shape[1] // _CODES):
             at, to = start + meta + size * s, out.shape[1] * r + _CODES * s
             if meta == 0:
-                d = half_at(bytes_, at)
-            a, b, c = word64_at(bytes_, at), word64_at(bytes_, at + 8), word64_at(bytes_, at + 16)
+                d = load_f16(bytes_, at)
+            a, b, c = load_u64(bytes_, at), load_u64(bytes_, at + 8), load_u64(bytes_, at + 16)
             flags, found = read_header(header, a, b, c)
             store(levels, 0, found * d)
             codes[:] = 0
@@ -136,7 +136,7 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, ou
                 block = j >> shift
                 from_ = (flags >> block & 1) * entries
                 if entries == 64:
-                    y = pick64(smooth, from_, codes, j)
+                    y = lookup64(smooth, from_, codes, j)
                 else:
                     y = _pick(load_bytes(table, from_), load_bytes(table, from_ + LANES), load_bytes(codes, j))
                 store(flat, to + j, y * levels[block])

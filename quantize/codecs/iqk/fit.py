@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, larger, load, spread, sqrt_lanes, store
+from ....simd.lanes import LANES, fma_lanes, load, max_lanes, reduce_max, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
-from ....simd.table_lookup import quantise16, quantise32, quantise64
-from .scale_search import largest, largest_element, search_of_three, search_of_two
+from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
+from .scale_search import largest_element, search_of_three, search_of_two
 from .segment_search import search_segments
 
 # How block scales become integers (D the unit's scale, s a block's).
@@ -35,8 +35,8 @@ def peaks(x, out):
         row = x[r]
         top = abs(load(row, 0))
         for j in range(LANES, row.size, LANES):
-            top = larger(top, abs(load(row, j)))
-        out[r] = largest(top)
+            top = max_lanes(top, abs(load(row, j)))
+        out[r] = reduce_max(top)
 
 
 @kernel
@@ -92,11 +92,11 @@ def weigh_units(x, importance, first, factor, share, w):
                 v = importance[(first + u) % importance.shape[0]]
                 for j in range(b * _SUPERBLOCK, (b + 1) * _SUPERBLOCK, LANES):
                     xj = load(xu, j)
-                    store(wu, j, load(v, j) * sqrt_lanes(fma_lanes(xj, xj, spread(sigma2))))
+                    store(wu, j, load(v, j) * sqrt_lanes(fma_lanes(xj, xj, splat(sigma2))))
             else:
                 for j in range(b * _SUPERBLOCK, (b + 1) * _SUPERBLOCK, LANES):
                     xj = load(xu, j)
-                    store(wu, j, fma_lanes(xj, xj, spread(share * sigma2)))
+                    store(wu, j, fma_lanes(xj, xj, splat(share * sigma2)))
 
 
 @kernel
@@ -159,11 +159,11 @@ def _quantise_block(x, start, count, inverse, factor, midpoints, table, codes, q
     for j in range(start, start + count, LANES):
         y = load(x, j) * inverse
         if table.size == 16:
-            value = quantise16(y, midpoints, table, codes, j)
+            value = nearest_entry16(y, midpoints, table, codes, j)
         elif table.size == 32:
-            value = quantise32(y, midpoints, table, codes, j)
+            value = nearest_entry32(y, midpoints, table, codes, j)
         else:
-            value = quantise64(y, midpoints, table, codes, j)
+            value = nearest_entry64(y, midpoints, table, codes, j)
         store(q, j, value * factor)
 
 

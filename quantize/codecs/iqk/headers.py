@@ -11,10 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ....simd.byte_lanes import bits_of, is_set, join_words, nibbles_of, pairs_of, signed, unsigned
+from ....simd.byte_lanes import bytes_from_words, i8_to_float, nonzero, u8_to_float, unpack_1bit, unpack_2bit, unpack_4bit
 from ....simd.compile import kernel
-from ....simd.lanes import mask_bits, select
-from ..iquants.grid_lanes import lanes_of_bits
+from ....simd.lanes import mask_bits, mask_from_bits, select
 
 
 class Header(Protocol):
@@ -127,21 +126,21 @@ def read_header(number, a, b, c):
     it has but eight blocks, the rest of both means nothing."""
     flags = a >> 16
     if number == _FOUR_BIT:
-        return flags, unsigned(nibbles_of(_from_bit(32, a, b))) - 8
+        return flags, u8_to_float(unpack_4bit(_from_bit(32, a, b))) - 8
     if number == _ODD_WITH_SIGN:
-        odd = unsigned(nibbles_of(_from_bit(48, a, b)) << 1 | 1)
-        return flags, select(lanes_of_bits(a >> 32), -odd, odd)
+        odd = u8_to_float(unpack_4bit(_from_bit(48, a, b)) << 1 | 1)
+        return flags, select(mask_from_bits(a >> 32), -odd, odd)
     if number == _SIX_BIT:
-        return flags, unsigned(nibbles_of(b) | pairs_of(a >> 32) << 4) - 32
+        return flags, u8_to_float(unpack_4bit(b) | unpack_2bit(a >> 32) << 4) - 32
     if number == _ODD_BYTE:
-        codes = join_words(a, b)
-        return mask_bits(is_set(codes & 1)), unsigned(codes & 254) - 127
+        codes = bytes_from_words(a, b)
+        return mask_bits(nonzero(codes & 1)), u8_to_float(codes & 254) - 127
     if number == _SIGNED_BYTE:
-        return flags, signed(join_words(_from_bit(32, a, b), _from_bit(32, b, c)))
+        return flags, i8_to_float(bytes_from_words(_from_bit(32, a, b), _from_bit(32, b, c)))
     if number == _FIVE_BIT:
-        low = join_words(flags & 0x0F0F0F0F | (flags >> 4 & 0x0F0F0F0F) << 32, 0)
-        return a >> 8, unsigned(low | bits_of(a) << 4) - 16
-    return a, unsigned(nibbles_of(flags) | bits_of(a >> 8) << 4) - 16
+        low = bytes_from_words(flags & 0x0F0F0F0F | (flags >> 4 & 0x0F0F0F0F) << 32, 0)
+        return a >> 8, u8_to_float(low | unpack_1bit(a) << 4) - 16
+    return a, u8_to_float(unpack_4bit(flags) | unpack_1bit(a >> 8) << 4) - 16
 
 
 @kernel

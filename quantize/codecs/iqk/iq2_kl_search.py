@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, load, select, smaller, spread, store, sum_lanes
+from ....simd.lanes import LANES, fma_lanes, load, min_lanes, reduce_sum, select, splat, store
 from .scale_search import DEAD, largest_element
 
 BLOCK = 32
@@ -45,8 +45,8 @@ def take_lines(x, w, part, p, c):
     wx1, wx2 = w1 * load(part, 0), w2 * load(part, LANES)
     for k in range(ENTRIES):
         g1, g2 = PAIRS[k, 0], PAIRS[k, 1]
-        store(p, k * LANES, fma_lanes(wx1, spread(g1), wx2 * g2))
-        store(c, k * LANES, fma_lanes(w1, spread(g1 * g1), w2 * (g2 * g2)))
+        store(p, k * LANES, fma_lanes(wx1, splat(g1), wx2 * g2))
+        store(c, k * LANES, fma_lanes(w1, splat(g1 * g1), w2 * (g2 * g2)))
 
 
 @kernel
@@ -62,17 +62,17 @@ def search_pairs(x, p, c):
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
     for factor in _FACTORS:
         twice = np.float32(2) * PAIRS[0, 0] * factor / mx
-        plus, minus = spread(twice), spread(-twice)
+        plus, minus = splat(twice), splat(-twice)
         xq, xq_minus = load(p, 0), load(p, 0)
         cost, cost_minus = fma_lanes(minus, xq, load(c, 0)), fma_lanes(plus, xq, load(c, 0))
         for k in range(1, ENTRIES):
             pk, ck = load(p, k * LANES), load(c, k * LANES)
             trial, trial_minus = fma_lanes(minus, pk, ck), fma_lanes(plus, pk, ck)
             xq, xq_minus = select(trial < cost, pk, xq), select(trial_minus < cost_minus, pk, xq_minus)
-            cost, cost_minus = smaller(trial, cost), smaller(trial_minus, cost_minus)
+            cost, cost_minus = min_lanes(trial, cost), min_lanes(trial_minus, cost_minus)
         for way in range(2):
-            sxq = sum_lanes(xq_minus if way else xq)
-            sqq = sum_lanes(fma_lanes(minus, xq_minus, cost_minus) if way else fma_lanes(plus, xq, cost))
+            sxq = reduce_sum(xq_minus if way else xq)
+            sqq = reduce_sum(fma_lanes(minus, xq_minus, cost_minus) if way else fma_lanes(plus, xq, cost))
             if sqq > 0 and sxq * sxq * best_qq > best * sqq:
                 best, best_xq, best_qq = sxq * sxq, sxq, sqq
     return best_xq / best_qq
@@ -83,21 +83,21 @@ def score_pairs(p, c, scale):
     """By how much the best pairs at a scale lower the weighted squared error of a block of zeros, as a negative number."""
     if scale == 0:
         return np.float32(0)
-    minus = spread(np.float32(-2) / scale)
+    minus = splat(np.float32(-2) / scale)
     cost = fma_lanes(minus, load(p, 0), load(c, 0))
     for k in range(LANES, ENTRIES * LANES, LANES):
-        cost = smaller(fma_lanes(minus, load(p, k), load(c, k)), cost)
-    return sum_lanes(cost) * scale * scale
+        cost = min_lanes(fma_lanes(minus, load(p, k), load(c, k)), cost)
+    return reduce_sum(cost) * scale * scale
 
 
 @kernel
 def assign_pairs(p, c, scale, codes):
     """Best pairs of a block at a scale: uint8 codes [16]; returns the sums of w x q and w q q over the block."""
-    minus = spread(np.float32(-2) / scale if scale != 0 else np.float32(0))
-    cost, index = fma_lanes(minus, load(p, 0), load(c, 0)), spread(np.float32(0))
+    minus = splat(np.float32(-2) / scale if scale != 0 else np.float32(0))
+    cost, index = fma_lanes(minus, load(p, 0), load(c, 0)), splat(np.float32(0))
     for k in range(1, ENTRIES):
         trial = fma_lanes(minus, load(p, k * LANES), load(c, k * LANES))
-        index, cost = select(trial < cost, spread(np.float32(k)), index), smaller(trial, cost)
+        index, cost = select(trial < cost, splat(np.float32(k)), index), min_lanes(trial, cost)
     store(codes, 0, index)
     sxq = sqq = np.float32(0)
     for i in range(LANES):

@@ -13,7 +13,7 @@ from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store
 from ....simd.scalar import round_product
-from ....simd.table_lookup import pick16
+from ....simd.table_lookup import lookup16
 from ..float_range import normalised, tamed
 from ..importance import guarded
 from ..registry import Codec
@@ -132,8 +132,8 @@ def _decode(words, d, blocks_per_row, out):
             codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
             codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
         scale = d[b // blocks_per_row] * np.float32((byte & 254) - _HIGHEST)
-        store(out[b], 0, pick16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
-        store(out[b], LANES, pick16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
+        store(out[b], 0, lookup16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
+        store(out[b], LANES, lookup16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, clamp, fma_lanes, load, look_up, select, smaller, store, sum_halves
+from ....simd.lanes import LANES, clamp, fma_lanes, load, min_lanes, select, store, sum_halves
+from ....simd.table_lookup import lookup_lanes
 from .scale_search import DEAD, largest_element
 from .value_tables import V4, midpoints
 
@@ -68,8 +69,8 @@ def put_quads(quads, flag, out):
 def _weigh_parities(y, w):
     """Of lanes y the nearest entry, the nearest of the other parity, a mask where the former is odd, the loss by changing."""
     where = clamp((y + 128) * (1 / _BIN), 0, _BINS - 1)
-    even = select(y >= look_up(_EVEN_MIDDLE, where), look_up(_EVEN_ABOVE, where), look_up(_EVEN_BELOW, where))
-    odd = select(y >= look_up(_ODD_MIDDLE, where), look_up(_ODD_ABOVE, where), look_up(_ODD_BELOW, where))
+    even = select(y >= lookup_lanes(_EVEN_MIDDLE, where), lookup_lanes(_EVEN_ABOVE, where), lookup_lanes(_EVEN_BELOW, where))
+    odd = select(y >= lookup_lanes(_ODD_MIDDLE, where), lookup_lanes(_ODD_ABOVE, where), lookup_lanes(_ODD_BELOW, where))
     loss = w * ((even - odd) * ((even + odd) - (y + y)))  # of the even one
     is_odd = loss > 0
     return select(is_odd, odd, even), select(is_odd, even, odd), is_odd, abs(loss)
@@ -86,7 +87,7 @@ def _best_quads(x, w, scale):
     q3, other3, odd3, loss3 = _weigh_parities(load(x, 3 * LANES) * inverse - shift, load(w, 3 * LANES))
     wrong = odd0 ^ odd1 ^ odd2 ^ odd3
     second, fourth = loss1 < loss0, loss3 < loss2
-    later = smaller(loss2, loss3) < smaller(loss0, loss1)
+    later = min_lanes(loss2, loss3) < min_lanes(loss0, loss1)
     q0 = select(wrong & ~later & ~second, other0, q0) + shift
     q1 = select(wrong & ~later & second, other1, q1) + shift
     q2 = select(wrong & later & ~fourth, other2, q2) + shift

@@ -12,11 +12,9 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from ....simd.compile import kernel
-from ....simd.lanes import F32, LANES, fma_lanes, larger, load, mask_bits, select, spread, store
-from ....simd.scalar import operation
+from ....simd.compile import intrinsic, kernel
+from ....simd.lanes import LANES, fma_lanes, load, mask_bits, max_lanes, reduce_max, select, splat, store
 from .value_tables import CENTRE, CHOICE
 
 # Below this largest magnitude a block counts as zero.
@@ -28,19 +26,7 @@ _CLOSE = np.float32(1 - 1e-5)
 _FIRST = LANES - 1  # the lane of the trial that precedes the loop over factors
 
 
-@operation
-def largest(typingctx, a):
-    """The largest of float32 lanes, none of which is NaN."""
-
-    def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [args[0].type])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{LANES}f32")
-        return builder.call(reduce, args, fastmath=("nnan",))
-
-    return types.float32(F32), generate
-
-
-@operation
+@intrinsic
 def first_bit(typingctx, bits):
     """The number of the lowest set bit of an int64 that is not 0."""
 
@@ -65,8 +51,8 @@ def _largest_of_block(x):
     """As largest_element, for a whole number of lanes and without branches that depend on the data."""
     tops = abs(load(x, 0))
     for j in range(LANES, x.size, LANES):
-        tops = larger(tops, abs(load(x, j)))
-    top = largest(tops)
+        tops = max_lanes(tops, abs(load(x, j)))
+    top = reduce_max(tops)
     for j in range(0, x.size, LANES):
         bits = mask_bits(abs(load(x, j)) == top)
         if bits:
@@ -96,16 +82,16 @@ def _make_search(three: bool):
 
     @kernel
     def entry_from_below(t, near, k):
-        q = select(t >= near[k], spread(near[k + np.uintp(2)]), spread(near[k + np.uintp(1)]))
+        q = select(t >= near[k], splat(near[k + np.uintp(2)]), splat(near[k + np.uintp(1)]))
         if three:
-            q = select(t >= near[k + np.uintp(3)], spread(near[k + np.uintp(4)]), q)
+            q = select(t >= near[k + np.uintp(3)], splat(near[k + np.uintp(4)]), q)
         return q
 
     @kernel
     def entry_from_above(t, near, k):
-        q = select(t <= near[k], spread(near[k + np.uintp(2)]), spread(near[k + np.uintp(1)]))
+        q = select(t <= near[k], splat(near[k + np.uintp(2)]), splat(near[k + np.uintp(1)]))
         if three:
-            q = select(t <= near[k + np.uintp(3)], spread(near[k + np.uintp(4)]), q)
+            q = select(t <= near[k + np.uintp(3)], splat(near[k + np.uintp(4)]), q)
         return q
 
     @kernel
@@ -120,7 +106,7 @@ def _make_search(three: bool):
         sums = np.empty(8 * LANES, np.float32)
         rows, rows_shifted = np.empty(block, np.uint8), np.empty(block, np.uint8)
         near, near_shifted = nearby[0], nearby[1]
-        zero = spread(np.float32(0))
+        zero = splat(np.float32(0))
         lane_step = load(steps, 0)
         is_first = load(np.arange(LANES).astype(np.float32), 0) == np.float32(_FIRST)
         tried = (1 << trials) - 1
@@ -133,7 +119,7 @@ def _make_search(three: bool):
                 continue
             # The first trial of the reference divides the other way round: its rounding differs from the middle factor's.
             first = np.float32(1) / (-mx / base)
-            ids = select(is_first, spread(-first), (lane_step + base) / mx)
+            ids = select(is_first, splat(-first), (lane_step + base) / mx)
             ids_shifted = (lane_step + shifted) / mx
             for j in range(0, block, LANES):
                 xj = load(xb, j)
@@ -141,7 +127,7 @@ def _make_search(three: bool):
                 store(rows_shifted, j, xj * (shifted / mx) + np.float32(CENTRE + 0.5))
             xq0 = xq1 = xq2 = xq3 = qq0 = qq1 = qq2 = qq3 = zero
             for j in range(block):
-                xj, wj = spread(xb[j]), spread(wb[j])
+                xj, wj = splat(xb[j]), splat(wb[j])
                 t = ids * xj
                 k = np.uintp(rows[j]) * np.uintp(CHOICE)
                 q = entry_from_below(t, near, k)
@@ -173,7 +159,7 @@ def _make_search(three: bool):
             top2, bottom2 = select(two, n3, n2), select(two, qq3, qq2)
             one = top2 * bottom > top * bottom2
             top, bottom = select(one, top2, top), select(one, bottom2, bottom)
-            close = largest(select(bottom > np.float32(0), top / bottom, zero)) * _CLOSE
+            close = reduce_max(select(bottom > np.float32(0), top / bottom, zero)) * _CLOSE
             in0, in1 = mask_bits(n0 >= qq0 * close), mask_bits(n1 >= qq1 * close)
             in2, in3 = mask_bits(n2 >= qq2 * close), mask_bits(n3 >= qq3 * close)
             scale, best, flag = np.float32(0), np.float32(0), 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, larger, load, select, smaller, spread, store
+from ....simd.lanes import LANES, fma_lanes, load, max_lanes, min_lanes, select, splat, store
 from .scale_search import DEAD
 
 
@@ -44,8 +44,8 @@ def _sort(network, x, w):
         i, j = network[c, 0], network[c, 1]
         a, b, wa, wb = load(x, i), load(x, j), load(w, i), load(w, j)
         swap = a > b
-        store(x, i, smaller(a, b))
-        store(x, j, larger(a, b))
+        store(x, i, min_lanes(a, b))
+        store(x, j, max_lanes(a, b))
         store(w, i, select(swap, wb, wa))
         store(w, j, select(swap, wa, wb))
 
@@ -60,8 +60,8 @@ def _merge(first, count, key, gain, cost):
                 i, j = e * LANES, (e + half) * LANES
                 a, b = load(key, i), load(key, j)
                 swap = a > b
-                store(key, i, smaller(a, b))
-                store(key, j, larger(a, b))
+                store(key, i, min_lanes(a, b))
+                store(key, j, max_lanes(a, b))
                 a, b = load(gain, i), load(gain, j)
                 store(gain, i, select(swap, b, a))
                 store(gain, j, select(swap, a, b))
@@ -88,22 +88,22 @@ def _walk(x, w, block, values, down, key, gain, cost):
     """
     v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
     from_top, from_bottom, from_low = _thresholds(values)
-    zero = spread(np.float32(0))
+    zero = splat(np.float32(0))
     sxq = sqq = zero
     for i in range(block):
         y, wi = load(x, i * LANES), load(w, i * LANES)
         if down:
             y = -y
         positive, negative = y > np.float32(0), y < np.float32(0)
-        begin = select(positive, spread(v3), select(negative, spread(v0), spread(v2)))
-        inner = select(negative, spread(v1), spread(v2))
+        begin = select(positive, splat(v3), select(negative, splat(v0), splat(v2)))
+        inner = select(negative, splat(v1), splat(v2))
         if i == block - 1:
-            begin = spread(v0) if down else spread(v3)
+            begin = splat(v0) if down else splat(v3)
             inner, negative = begin, y < y
         wy = wi * y
         sxq, sqq = fma_lanes(wy, begin, sxq), fma_lanes(wi, begin * begin, sqq)
         at = i * LANES
-        store(key, at, larger(y * from_top, -y * from_bottom))
+        store(key, at, max_lanes(y * from_top, -y * from_bottom))
         store(gain, at, wy * (inner - begin))
         store(cost, at, wi * (inner * inner - begin * begin))
         # Falling keys after the rising ones of the first half make the whole bitonic.
@@ -113,7 +113,7 @@ def _walk(x, w, block, values, down, key, gain, cost):
         store(cost, at, select(negative, wi * (v2 * v2 - v1 * v1), zero))
     _merge(0, block, key, gain, cost)
     _merge(0, 2 * block, key, gain, cost)
-    best, best_sqq, scale = sxq * sxq, sqq, spread(np.float32(-1))
+    best, best_sqq, scale = sxq * sxq, sqq, splat(np.float32(-1))
     for e in range(2 * block):
         sxq += load(gain, e * LANES)
         sqq += load(cost, e * LANES)
@@ -136,7 +136,7 @@ def search_segments(x, w, table, network, scales, flags):
     sx, sw = np.empty(size, np.float32), np.empty(size, np.float32)  # sums of w x and w up to an element
     key, gain, cost = np.empty(2 * size, np.float32), np.empty(2 * size, np.float32), np.empty(2 * size, np.float32)
     found, shifts = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    zero = spread(np.float32(0))
+    zero = splat(np.float32(0))
     for start in range(0, blocks, LANES):
         count = min(LANES, blocks - start)
         if count < LANES:
@@ -177,13 +177,13 @@ def search_segments(x, w, table, network, scales, flags):
                 x2, w2 = select(in2, px, x2), select(in2, pw, w2)
             if down:
                 v0, v1, v2, v3 = v3, v2, v1, v0
-            sxq = fma_lanes(sum_x - x2, spread(v3), fma_lanes(x2 - x1, spread(v2), fma_lanes(x1 - x0, spread(v1), x0 * v0)))
-            sqq = fma_lanes(w1 - w0, spread(v1 * v1), w0 * (v0 * v0))
-            sqq = fma_lanes(sum_w - w2, spread(v3 * v3), fma_lanes(w2 - w1, spread(v2 * v2), sqq))
+            sxq = fma_lanes(sum_x - x2, splat(v3), fma_lanes(x2 - x1, splat(v2), fma_lanes(x1 - x0, splat(v1), x0 * v0)))
+            sqq = fma_lanes(w1 - w0, splat(v1 * v1), w0 * (v0 * v0))
+            sqq = fma_lanes(sum_w - w2, splat(v3 * v3), fma_lanes(w2 - w1, splat(v2 * v2), sqq))
             better = (sqq > np.float32(0)) & (sxq * sxq > best * sqq)
             scale = select(better, sxq / sqq, scale)
             best = select(better, scale * sxq, best)
-            flag = select(better, spread(np.float32(shifted)), flag)
+            flag = select(better, splat(np.float32(shifted)), flag)
         dead = (abs(load(xs, 0)) < DEAD) & (abs(load(xs, (block - 1) * LANES)) < DEAD)
         store(found, 0, select(dead, zero, scale))
         store(shifts, 0, select(dead, zero, flag))

@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once, get_or_insert_function
 
-from ....simd.lanes import F32, LANES, MASK
-from ....simd.scalar import operation
+from ....simd.compile import intrinsic
+from ....simd.lanes import F32, LANES
 
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
 _WORDS, _FLOATS, _SHORTS = (ir.VectorType(kind, LANES) for kind in (_I32, _FLOAT, ir.IntType(16)))
@@ -64,7 +64,7 @@ def _permute_halves(builder, table, places):
     return _shuffle(builder, parts[0], parts[1], range(LANES))
 
 
-@operation
+@intrinsic
 def pick_sum(typingctx, codes, index, t0, t1, t2, t3):
     """Lane l: t0[nibble 0] + t1[nibble 1] + t2[nibble 2] + t3[nibble 3] of codes[index + l], codes being a row of uint16."""
 
@@ -84,7 +84,7 @@ def pick_sum(typingctx, codes, index, t0, t1, t2, t3):
 def _unpacker(bits: int):
     """The operation that takes eight levels of `bits` bits from each of two words to sixteen values of a table."""
 
-    @operation
+    @intrinsic
     def values(typingctx, first, second, table):
         """Lane l < 8: table[l-th level of `first`], lane l >= 8: table[(l - 8)-th level of `second`]; levels are looked up by
         their low four bits, so a table of two-bit levels repeats itself four times."""
@@ -102,54 +102,3 @@ def _unpacker(bits: int):
 
 
 values_of_pairs, values_of_nibbles = _unpacker(2), _unpacker(4)
-
-
-@operation
-def sum_of_lanes(typingctx, a):
-    """The sum of sixteen float32 lanes, halves added to halves (so in the same order on every machine)."""
-
-    def generate(context, builder, signature, args):
-        value, width = args[0], LANES
-        while width > 1:
-            width //= 2
-            low = _shuffle(builder, value, value, range(width))
-            value = builder.fadd(low, _shuffle(builder, value, value, range(width, 2 * width)))
-        return builder.extract_element(value, _I32(0))
-
-    return types.float32(F32), generate
-
-
-@operation
-def lowest_lane(typingctx, a):
-    """The smallest of sixteen float32 lanes, none of which is NaN."""
-
-    def generate(context, builder, signature, args):
-        kind = ir.FunctionType(_FLOAT, [args[0].type])
-        reduce = get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmin.v{LANES}f32")
-        return builder.call(reduce, args, fastmath=("nnan",))
-
-    return types.float32(F32), generate
-
-
-@operation
-def first_lane(typingctx, mask):
-    """The number of the first lane that is set; 16 if none is."""
-    if mask != MASK:
-        return None
-
-    def generate(context, builder, signature, args):
-        bits = builder.zext(builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64))
-        guarded = builder.or_(bits, ir.Constant(bits.type, 1 << LANES))
-        return builder.cttz(guarded, ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(MASK), generate
-
-
-@operation
-def lanes_of_bits(typingctx, bits):
-    """The mask whose lane l is bit l of an integer."""
-
-    def generate(context, builder, signature, args):
-        return builder.bitcast(builder.trunc(args[0], ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
-
-    return MASK(types.int64), generate

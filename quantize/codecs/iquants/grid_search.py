@@ -19,9 +19,23 @@ from typing import Any
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, clamp, fma_lanes, highest_lane, larger, load, nearest, select, spread, store
+from ....simd.lanes import (
+    LANES,
+    clamp,
+    first_set_lane,
+    fma_lanes,
+    fold_sum,
+    load,
+    max_lanes,
+    reduce_max,
+    reduce_min,
+    round_product_lanes,
+    select,
+    splat,
+    store,
+)
 from .codebooks import NEAREST, Codebook
-from .grid_lanes import first_lane, lowest_lane, pick_sum, sum_of_lanes, values_of_nibbles, values_of_pairs
+from .grid_lanes import pick_sum, values_of_nibbles, values_of_pairs
 
 SUPER = 256
 PAIRS = 8  # elements of a group whose levels take two bits; levels of groups of four take four bits
@@ -61,22 +75,22 @@ def make_map_group(size: int) -> Any:
         v1, q1 = load(shapes, 0), load(shapes, LANES)
         if pairs:
             v2, q2 = load(shapes, 2 * LANES), load(shapes, 3 * LANES)
-            t0 = fma_lanes(spread(a[j]), q1, spread(b[j]) * v1) + fma_lanes(spread(a[j + 1]), q2, spread(b[j + 1]) * v2)
-            t1 = fma_lanes(spread(a[j + 2]), q1, spread(b[j + 2]) * v1) + fma_lanes(spread(a[j + 3]), q2, spread(b[j + 3]) * v2)
-            t2 = fma_lanes(spread(a[j + 4]), q1, spread(b[j + 4]) * v1) + fma_lanes(spread(a[j + 5]), q2, spread(b[j + 5]) * v2)
-            t3 = fma_lanes(spread(a[j + 6]), q1, spread(b[j + 6]) * v1) + fma_lanes(spread(a[j + 7]), q2, spread(b[j + 7]) * v2)
+            t0 = fma_lanes(splat(a[j]), q1, splat(b[j]) * v1) + fma_lanes(splat(a[j + 1]), q2, splat(b[j + 1]) * v2)
+            t1 = fma_lanes(splat(a[j + 2]), q1, splat(b[j + 2]) * v1) + fma_lanes(splat(a[j + 3]), q2, splat(b[j + 3]) * v2)
+            t2 = fma_lanes(splat(a[j + 4]), q1, splat(b[j + 4]) * v1) + fma_lanes(splat(a[j + 5]), q2, splat(b[j + 5]) * v2)
+            t3 = fma_lanes(splat(a[j + 6]), q1, splat(b[j + 6]) * v1) + fma_lanes(splat(a[j + 7]), q2, splat(b[j + 7]) * v2)
         else:
-            t0 = fma_lanes(spread(a[j]), q1, spread(b[j]) * v1)
-            t1 = fma_lanes(spread(a[j + 1]), q1, spread(b[j + 1]) * v1)
-            t2 = fma_lanes(spread(a[j + 2]), q1, spread(b[j + 2]) * v1)
-            t3 = fma_lanes(spread(a[j + 3]), q1, spread(b[j + 3]) * v1)
-        best, where = pick_sum(near, first, t0, t1, t2, t3), spread(0)
+            t0 = fma_lanes(splat(a[j]), q1, splat(b[j]) * v1)
+            t1 = fma_lanes(splat(a[j + 1]), q1, splat(b[j + 1]) * v1)
+            t2 = fma_lanes(splat(a[j + 2]), q1, splat(b[j + 2]) * v1)
+            t3 = fma_lanes(splat(a[j + 3]), q1, splat(b[j + 3]) * v1)
+        best, where = pick_sum(near, first, t0, t1, t2, t3), splat(0)
         for k in range(LANES, NEAREST, LANES):
             cost = pick_sum(near, first + k, t0, t1, t2, t3)
             better = cost < best
-            best, where = select(better, cost, best), select(better, spread(k), where)
-        least = lowest_lane(best)
-        lane = first_lane(best == least)
+            best, where = select(better, cost, best), select(better, splat(k), where)
+        least = reduce_min(best)
+        lane = first_set_lane(best == least)
         store(scratch, 0, where)
         return near[first + np.intp(scratch[lane]) + lane], least
 
@@ -120,7 +134,7 @@ def best_of_lanes(sxq, sqq, scratch):
     fitted = sxq / sqq
     score = fitted * sxq
     store(scratch, 0, fitted)
-    return scratch[first_lane(score == highest_lane(score))]
+    return scratch[first_set_lane(score == reduce_max(score))]
 
 
 @kernel
@@ -134,11 +148,11 @@ def common_scale(scales, weights, first, step, top, tries, scratch):
     for k in range(scales.size):
         highest = max(highest, scales[k])
     over = load(tries, 0) / highest
-    sxq, sqq = spread(0), spread(0)
+    sxq, sqq = splat(0), splat(0)
     for k in range(scales.size):
         y = (scales[k] * over - first) * (np.float32(1) / step)
-        q = first + step * clamp(nearest(y, spread(1)), 0, top)
-        sxq = fma_lanes(spread(weights[k] * scales[k]), q, sxq)
+        q = first + step * clamp(round_product_lanes(y, splat(1)), 0, top)
+        sxq = fma_lanes(splat(weights[k] * scales[k]), q, sxq)
         sqq = fma_lanes(weights[k] * q, q, sqq)
     return best_of_lanes(sxq, sqq, scratch)
 
@@ -146,10 +160,10 @@ def common_scale(scales, weights, first, step, top, tries, scratch):
 @kernel
 def weighted_square(wx, x):
     """sum(wx * x) of whole lanes."""
-    total = spread(0)
+    total = splat(0)
     for j in range(0, x.size, LANES):
         total = fma_lanes(load(wx, j), load(x, j), total)
-    return sum_of_lanes(total)
+    return fold_sum(total)
 
 
 @kernel
@@ -180,34 +194,34 @@ def make_search(size: int, block: int) -> Any:
     def level_of(y, bounds):
         """Number of the level nearest to y, as lanes; bounds: between the two lowest levels, the next two, the last two."""
         if pairs:
-            return select(y > bounds[1], spread(2), select(y > bounds[0], spread(1), spread(0)))
-        return select(y > bounds[2], spread(7), clamp(nearest(y - 1, spread(0.5)), 0, 6))
+            return select(y > bounds[1], splat(2), select(y > bounds[0], splat(1), splat(0)))
+        return select(y > bounds[2], splat(7), clamp(round_product_lanes(y - 1, splat(0.5)), 0, 6))
 
     @kernel
     def value_of(y, bounds, levels):
         """What the level nearest to y stands for."""
         if pairs:
-            one, two, three = spread(levels[0]), spread(levels[1]), spread(levels[2])
+            one, two, three = splat(levels[0]), splat(levels[1]), splat(levels[2])
             return select(y > bounds[1], three, select(y > bounds[0], two, one))
-        inner = fma_lanes(clamp(nearest(y - 1, spread(0.5)), 0, 6), spread(2), spread(1))
-        return select(y > bounds[2], spread(levels[7]), inner)
+        inner = fma_lanes(clamp(round_product_lanes(y - 1, splat(0.5)), 0, 6), splat(2), splat(1))
+        return select(y > bounds[2], splat(levels[7]), inner)
 
     @kernel
     def start(x, w, at, largest, steps, shapes, bounds, scratch):
         """The scale of least error of a block if all vectors of levels were points: the best of sixteen trials, refitted."""
         over = 1 / (load(steps, 0) * largest)
-        sxq, sqq = spread(0), spread(0)
+        sxq, sqq = splat(0), splat(0)
         for j in range(at, at + block):
-            q = value_of(spread(x[j]) * over, bounds, shapes)
+            q = value_of(splat(x[j]) * over, bounds, shapes)
             wq = w[j] * q
-            sxq = fma_lanes(wq, spread(x[j]), sxq)
+            sxq = fma_lanes(wq, splat(x[j]), sxq)
             sqq = fma_lanes(wq, q, sqq)
         return best_of_lanes(sxq, sqq, scratch)
 
     @kernel
     def map_block(x, w, wx, at, scale, ranks, index, near, shapes, bounds, a, b, levels, words, scratch, codes):
         """Maps all groups of the block at element `at`; codes: uint16 [groups]. Returns sum(w x q), sum(w q q)."""
-        over = spread(np.float32(1) / scale)
+        over = splat(np.float32(1) / scale)
         for j in range(0, block, LANES):
             store(levels, j, level_of(load(x, at + j) * over, bounds))
             store(a, j, (scale * scale) * load(w, at + j))
@@ -216,12 +230,12 @@ def make_search(size: int, block: int) -> Any:
             code = pack(words, g)
             rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
             codes[g] = code if index[rank] >= 0 else map_group(a, b, size * g, shapes, near, rank * NEAREST, scratch)[0]
-        sxq, sqq = spread(0), spread(0)
+        sxq, sqq = splat(0), splat(0)
         for h in range(block // LANES):
             q = values(codes, h, shapes)
             sxq = fma_lanes(load(wx, at + LANES * h), q, sxq)
             sqq = fma_lanes(load(w, at + LANES * h) * q, q, sqq)
-        return sum_of_lanes(sxq), sum_of_lanes(sqq)
+        return fold_sum(sxq), fold_sum(sqq)
 
     @kernel
     def search_grid(x, w, share, steps, trials, tries, ranks, index, near, shapes, bounds, codes, scale_codes):
@@ -245,8 +259,8 @@ def make_search(size: int, block: int) -> Any:
             at = k * block
             top = load(x, at)
             for j in range(at, at + block, LANES):
-                top = larger(top, load(x, j))
-            largest = highest_lane(top)
+                top = max_lanes(top, load(x, j))
+            largest = reduce_max(top)
             if largest <= DEAD:
                 continue
             s0 = start(x, w, at, largest, steps, shapes, bounds, scratch)

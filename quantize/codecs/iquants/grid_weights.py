@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, highest_lane, larger, load, spread, sqrt_lanes, store
-from .grid_lanes import sum_of_lanes
+from ....simd.lanes import LANES, fold_sum, load, max_lanes, reduce_max, splat, sqrt_lanes, store
 
 # Elements below this are zero in float16, whatever their code; importance below the other counts as none.
 NOTHING = np.float32(1e-12)
@@ -23,10 +22,10 @@ _LEAST = np.float32(1e-12)
 @kernel
 def peak_of(x):
     """The largest magnitude of a float32 vector of a whole number of lanes."""
-    peak = spread(0)
+    peak = splat(0)
     for j in range(0, x.size, LANES):
-        peak = larger(peak, abs(load(x, j)))
-    return highest_lane(peak)
+        peak = max_lanes(peak, abs(load(x, j)))
+    return reduce_max(peak)
 
 
 @kernel
@@ -44,11 +43,11 @@ def take_weights(x, over, importance, inverse, start, n, count, factor, w):
 
     inverse: brings the importance to at most 1; 0: all alike. over: brings x to at most 1. The mean square is over `count`.
     """
-    total = spread(0)
+    total = splat(0)
     for j in range(start, start + count, LANES):
         xj = load(x, j) * over
         total = total + xj * xj
-    sigma2 = factor * sum_of_lanes(total) / np.float32(count)
+    sigma2 = factor * fold_sum(total) / np.float32(count)
     if inverse > 0:
         v, column = importance[(start // n) % importance.shape[0]], start % n
         for j in range(0, count, LANES):

@@ -15,11 +15,10 @@ import numpy as np
 
 from ....formats import TYPES
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, select, spread, store, store_half
+from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, store_half
 from ..importance import as_rows
 from ..registry import Codec, new_rows
 from .codebooks import codebook
-from .grid_lanes import lanes_of_bits
 from .grid_search import SUPER, patterns, values_of_eights
 from .grid_weights import NOTHING, inverse_of_greatest, peak_of, take_weights
 from .iq1_decode import BOOK, decode_iq1_m, decode_iq1_s, level_tables
@@ -89,13 +88,13 @@ def _decode_units(points, signs, scales, packed, table, out):
     float32 [units, blocks]; packed: the packed levels of all points; table: patterns(...); out: float32 [units, n]."""
     codes = np.empty(2, np.uint16)
     block = out.shape[1] // scales.shape[1]
-    low = lanes_of_bits(255)
+    low = mask_from_bits(255)
     for u in range(points.shape[0]):
         row = out[u]
         for h in range(row.size // LANES):
             codes[0], codes[1] = packed[points[u, 2 * h]], packed[points[u, 2 * h + 1]]
             shift1, shift2 = -SHIFT if signs[u, 2 * h] else SHIFT, -SHIFT if signs[u, 2 * h + 1] else SHIFT
-            shift = select(low, spread(shift1), spread(shift2))
+            shift = select(low, splat(shift1), splat(shift2))
             store(row, LANES * h, scales[u, LANES * h // block] * (values_of_eights(codes, 0, table) + shift))
 
 

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from ....simd.byte_lanes import half_at, half_of, word16_at, word32_at, word64_at
+from ....simd.byte_lanes import f16_to_f32, load_f16, load_u16, load_u32, load_u64
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, select, spread, store
+from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store
 from ..registry import decoder
 from .codebooks import codebook
-from .grid_lanes import lanes_of_bits, values_of_pairs
+from .grid_lanes import values_of_pairs
 from .grid_search import SUPER, patterns
 from .iq1_search import SHIFT
 
@@ -24,9 +24,9 @@ def _decode_s(q, packed, table, out):
     levels = load(table, 0)
     for s in range(out.size // SUPER):
         at = 50 * s
-        d = half_at(q, at)
+        d = load_f16(q, at)
         for c in range(8):
-            low, word = word32_at(q, at + 2 + 4 * c), word16_at(q, at + 34 + 2 * c)
+            low, word = load_u32(q, at + 2 + 4 * c), load_u16(q, at + 34 + 2 * c)
             scale = d * np.float32(2 * (word >> 12 & 7) + 1)
             shift = -SHIFT if word >> 15 else SHIFT
             for h in range(2):
@@ -39,18 +39,18 @@ def _decode_s(q, packed, table, out):
 @kernel
 def _decode_m(q, packed, table, out):
     """As _decode_s for iq1_m."""
-    levels, lower = load(table, 0), lanes_of_bits(255)
+    levels, lower = load(table, 0), mask_from_bits(255)
     for s in range(out.size // SUPER):
         at = 56 * s
-        words = word64_at(q, at + 48)  # twelve bits of scale codes and four of d in each sixteen
-        d = half_of(words >> 12 & 15 | words >> 24 & 240 | words >> 36 & 0xF00 | words >> 48 & 0xF000)
+        words = load_u64(q, at + 48)  # twelve bits of scale codes and four of d in each sixteen
+        d = f16_to_f32(words >> 12 & 15 | words >> 24 & 240 | words >> 36 & 0xF00 | words >> 48 & 0xF000)
         for h in range(SUPER // LANES):
-            low, high = word16_at(q, at + 2 * h), np.int64(q[np.uint64(at + 32 + h)])
+            low, high = load_u16(q, at + 2 * h), np.int64(q[np.uint64(at + 32 + h)])
             scale = d * np.float32(2 * (words >> (16 * (h // 4) + 3 * (h % 4)) & 7) + 1)
             shift1, shift2 = -SHIFT if high & 8 else SHIFT, -SHIFT if high & 128 else SHIFT
             first = packed[np.uint64(low & 255 | (high & 7) << 8)]
             second = packed[np.uint64(low >> 8 | (high >> 4 & 7) << 8)]
-            shift = select(lower, spread(shift1), spread(shift2))
+            shift = select(lower, splat(shift1), splat(shift2))
             store(out, SUPER * s + LANES * h, (values_of_pairs(first, second, levels) + shift) * scale)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, highest_lane, larger, load, select, spread, store
+from ....simd.lanes import LANES, fma_lanes, fold_sum, load, mask_from_bits, max_lanes, reduce_max, select, splat, store
 from .codebooks import NEAREST
-from .grid_lanes import lanes_of_bits, sum_of_lanes
 from .grid_search import (
     DEAD,
     PAIRS,
@@ -36,7 +35,7 @@ _map_group = make_map_group(PAIRS)
 @kernel
 def _levels(y):
     """-1, 0 or 1, whichever is nearest."""
-    return select(y > np.float32(0.5), spread(1), select(y < np.float32(-0.5), spread(-1), spread(0)))
+    return select(y > np.float32(0.5), splat(1), select(y < np.float32(-0.5), splat(-1), splat(0)))
 
 
 def make_search(block: int, shared: int) -> Any:
@@ -48,18 +47,18 @@ def make_search(block: int, shared: int) -> Any:
         """The scale of least error of a block if all vectors of levels were points: the best of sixteen trials, refitted."""
         scale = load(steps, 0) * largest
         over = 1 / scale
-        sxq, sqq = spread(0), spread(0)
+        sxq, sqq = splat(0), splat(0)
         for first in range(at, at + block, shared):
-            xq1, qq1, xq2, qq2 = spread(0), spread(0), spread(0), spread(0)
+            xq1, qq1, xq2, qq2 = splat(0), splat(0), splat(0), splat(0)
             for j in range(first, first + shared):
-                y = spread(x[j]) * over
+                y = splat(x[j]) * over
                 q = _levels(y - SHIFT) + SHIFT
                 wq = w[j] * q
-                xq1 = fma_lanes(wq, spread(x[j]), xq1)
+                xq1 = fma_lanes(wq, splat(x[j]), xq1)
                 qq1 = fma_lanes(wq, q, qq1)
                 q = _levels(y + SHIFT) - SHIFT
                 wq = w[j] * q
-                xq2 = fma_lanes(wq, spread(x[j]), xq2)
+                xq2 = fma_lanes(wq, splat(x[j]), xq2)
                 qq2 = fma_lanes(wq, q, qq2)
             better = scale * qq2 - 2 * xq2 < scale * qq1 - 2 * xq1
             sxq = sxq + select(better, xq2, xq1)
@@ -94,15 +93,15 @@ def make_search(block: int, shared: int) -> Any:
             if error > 0:
                 for g in range(first, first + together):
                     codes[g], signs[g] = codes[groups + g], 1
-        sxq, sqq = spread(0), spread(0)
-        low = lanes_of_bits(255)
+        sxq, sqq = splat(0), splat(0)
+        low = mask_from_bits(255)
         for h in range(block // LANES):
             shift1 = -SHIFT if signs[2 * h] else SHIFT
             shift2 = -SHIFT if signs[2 * h + 1] else SHIFT
-            q = values_of_eights(codes, h, plus) + select(low, spread(shift1 - SHIFT), spread(shift2 - SHIFT))
+            q = values_of_eights(codes, h, plus) + select(low, splat(shift1 - SHIFT), splat(shift2 - SHIFT))
             sxq = fma_lanes(load(wx, at + LANES * h), q, sxq)
             sqq = fma_lanes(load(w, at + LANES * h) * q, q, sqq)
-        return sum_of_lanes(sxq), sum_of_lanes(sqq)
+        return fold_sum(sxq), fold_sum(sqq)
 
     @kernel
     def search_levels(x, w, share, steps, tries, base, step, top, ranks, near, plus, minus, codes, signs, scale_codes):
@@ -124,10 +123,10 @@ def make_search(block: int, shared: int) -> Any:
         alive = False
         for k in range(blocks):
             at = k * block
-            peak = spread(0)
+            peak = splat(0)
             for j in range(at, at + block, LANES):
-                peak = larger(peak, abs(load(x, j)))
-            largest = highest_lane(peak)
+                peak = max_lanes(peak, abs(load(x, j)))
+            largest = reduce_max(peak)
             if largest <= DEAD:
                 continue
             s0 = start(x, w, at, largest, steps, scratch)

@@ -14,13 +14,12 @@ import numpy as np
 
 from ....formats import TYPES
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, load, select, spread, store, store_half
+from ....simd.lanes import LANES, load, mask_from_bits, reduce_min, select, splat, store, store_half
 from ..importance import as_rows
 from ..iqk.scale_search import mask_bits
 from ..legacy.symmetric import half_scales
 from ..registry import Codec
 from .codebooks import codebook
-from .grid_lanes import lanes_of_bits, lowest_lane
 from .grid_search import PAIRS, SUPER, make_search, patterns, values_of_eights, values_of_fours
 from .grid_weights import NOTHING, inverse_of_greatest, peak_of, take_weights
 
@@ -48,12 +47,12 @@ def _take_signs(x, over, w, even, magnitudes, signs):
                 parity ^= parity >> 2
                 parity ^= parity >> 1
                 if (parity >> (8 * half)) & 1:
-                    inside = lanes_of_bits(group)
-                    least = lowest_lane(select(inside, cost, spread(np.inf)))
+                    inside = mask_from_bits(group)
+                    least = reduce_min(select(inside, cost, splat(np.inf)))
                     chosen = mask_bits(inside & (cost == least))
                     chosen &= -chosen
                     bits ^= chosen
-                    magnitude = select(lanes_of_bits(chosen), -magnitude, magnitude)
+                    magnitude = select(mask_from_bits(chosen), -magnitude, magnitude)
         store(magnitudes, j, magnitude)
         signs[j // 8], signs[j // 8 + 1] = bits & 255, bits >> 8
 
@@ -132,7 +131,7 @@ def _make_decoder(size: int) -> Any:
                 for g in range(groups):
                     codes[g] = packed[points[s, groups * h + g]]
                 y = scales[s, LANES * h // block] * values(codes, 0, table)
-                minus = lanes_of_bits(np.int64(signs[s, 2 * h]) | np.int64(signs[s, 2 * h + 1]) << 8)
+                minus = mask_from_bits(np.int64(signs[s, 2 * h]) | np.int64(signs[s, 2 * h + 1]) << 8)
                 store(row, LANES * h, select(minus, -y, y))
 
     return decode_blocks

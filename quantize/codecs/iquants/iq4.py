@@ -6,9 +6,20 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import half_at, load_bytes, nibbles_of, pairs_of, permute, signed, unsigned, word16_at, word32_at
+from ....simd.byte_lanes import (
+    i8_to_float,
+    load_bytes,
+    load_f16,
+    load_u16,
+    load_u32,
+    lookup_bytes,
+    u8_to_float,
+    unpack_2bit,
+    unpack_4bit,
+)
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, look_up, nearest, select, spread, store, store_half
+from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_product_lanes, select, splat, store, store_half
+from ....simd.table_lookup import lookup_lanes
 from ..block_lanes import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 from ..importance import as_rows
 from ..registry import Codec, decoder
@@ -47,14 +58,14 @@ def _bin_of(y):
 def _nearest_value(y):
     """The table's entry nearest to y, of two equally near the larger."""
     where = _bin_of(y)
-    return select(y >= look_up(_MIDDLE, where), look_up(_VALUE_ABOVE, where), look_up(_VALUE_BELOW, where))
+    return select(y >= lookup_lanes(_MIDDLE, where), lookup_lanes(_VALUE_ABOVE, where), lookup_lanes(_VALUE_BELOW, where))
 
 
 @kernel
 def _nearest_index(y):
     where = _bin_of(y)
-    below = look_up(_BELOW, where)
-    return select(y >= look_up(_MIDDLE, where), below + 1, below)
+    below = lookup_lanes(_BELOW, where)
+    return select(y >= lookup_lanes(_MIDDLE, where), below + 1, below)
 
 
 @kernel
@@ -65,15 +76,15 @@ def _table_scale(x, w, at, codes):
     """
     extreme, magnitude = largest(x, at, BLOCK)
     dead = magnitude < 1e-15
-    extreme = select(dead, spread(1), extreme)
+    extreme = select(dead, splat(1), extreme)
     inverse = -_LOWEST / extreme
-    scale, best = spread(0), spread(0)
-    sxq, sqq = spread(0), spread(0)
+    scale, best = splat(0), splat(0)
+    sxq, sqq = splat(0), splat(0)
     for k in range(31):
         trial = inverse
         if k > 0:
             trial = ((k - 1) // 2 - 7 + (_LOWEST if k % 2 else _HIGHEST)) / extreme
-        txq, tqq = spread(0), spread(0)
+        txq, tqq = splat(0), splat(0)
         for i in range(at, at + LANES * BLOCK, LANES):
             xi, wi = load(x, i), load(w, i)
             q = _nearest_value(trial * xi)
@@ -89,7 +100,7 @@ def _table_scale(x, w, at, codes):
         store(codes, i, _nearest_index(inverse * load(x, at + i)))
     # Where sums of weights vanish or overflow, the scale that fits the largest element has to do.
     lost = ~dead & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
-    scale = _ascend(x, w, at, codes, select(dead | lost, spread(0), scale), sxq, sqq, best)
+    scale = _ascend(x, w, at, codes, select(dead | lost, splat(0), scale), sxq, sqq, best)
     return select(lost, extreme / _LOWEST, scale)
 
 
@@ -97,18 +108,18 @@ def _table_scale(x, w, at, codes):
 def _ascend(x, w, at, codes, scale, sxq, sqq, best):
     active = abs(scale) > 0
     for _ in range(BLOCK * ENTRIES):
-        soonest, where, move = spread(np.inf), spread(-1), spread(0)
-        wm, xm, vm, um = spread(0), spread(0), spread(0), spread(0)
+        soonest, where, move = splat(np.inf), splat(-1), splat(0)
+        wm, xm, vm, um = splat(0), splat(0), splat(0), splat(0)
         for i in range(BLOCK):
             xi, wi, q = load(x, at + LANES * i), load(w, at + LANES * i), load(codes, LANES * i)
-            value = look_up(_PADDED, q)
+            value = lookup_lanes(_PADDED, q)
             slope = scale * wi * fma_lanes(-scale, value, xi)
             up, down = (slope > 0) & (q < ENTRIES - 1), (slope < 0) & (q > 0)
-            step = select(up, spread(1), spread(-1))
-            neighbour = look_up(_PADDED, clamp(q + step, 0, ENTRIES - 1))
+            step = select(up, splat(1), splat(-1))
+            neighbour = lookup_lanes(_PADDED, clamp(q + step, 0, ENTRIES - 1))
             wait = (neighbour - value) / slope
             take = (up | down) & (wait < soonest)
-            soonest, where = select(take, wait, soonest), select(take, spread(i), where)
+            soonest, where = select(take, wait, soonest), select(take, splat(i), where)
             move = select(take, step, move)
             wm, xm = select(take, wi, wm), select(take, xi, xm)
             vm, um = select(take, value, vm), select(take, neighbour, um)
@@ -128,7 +139,7 @@ def _ascend(x, w, at, codes, scale, sxq, sqq, best):
 def _find_codes(x, at, scale, codes):
     """The codes of a block with a scale that is not yet rounded to float16, as in the reference."""
     live = abs(scale) > np.float32(3e-39)
-    inverse = select(live, 1 / select(live, scale, spread(1)), spread(0))
+    inverse = select(live, 1 / select(live, scale, splat(1)), splat(0))
     for i in range(at, at + LANES * BLOCK, LANES):
         store(codes, i, _nearest_index(inverse * load(x, i)))
 
@@ -161,14 +172,14 @@ def _decode(q, out):
     """q: uint8 [bytes]; out: float32 [elements]."""
     table = load_bytes(_BYTES, 0)
     for b in range(out.size // BLOCK):
-        _look_up_block(q, 18 * b + 2, table, half_at(q, 18 * b), out, BLOCK * b)
+        _look_up_block(q, 18 * b + 2, table, load_f16(q, 18 * b), out, BLOCK * b)
 
 
 @kernel
 def _look_up_block(q, at, table, scale, out, to):
     nibbles = load_bytes(q, at)
-    store(out, to, signed(permute(table, nibbles & 15)) * scale)
-    store(out, to + LANES, signed(permute(table, nibbles >> 4)) * scale)
+    store(out, to, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
+    store(out, to + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
 
 
 @kernel
@@ -191,9 +202,9 @@ def _encode_xs(x, importance, out):
         d = -extreme / 32
         store_half(halves, 0, d)
         live = abs(d) > np.float32(3e-39)
-        inverse = select(live, 1 / select(live, d, spread(1)), spread(0))
+        inverse = select(live, 1 / select(live, d, splat(1)), splat(0))
         for c in range(8):
-            level = clamp(nearest(inverse, load(scales, LANES * c)), -32, 31)
+            level = clamp(round_product_lanes(inverse, load(scales, LANES * c)), -32, 31)
             store(packed, LANES * c, level + 32)
             _find_codes(X, LANES * BLOCK * c, d * level, codes)
         for lane in range(min(LANES, out.shape[0] - first)):
@@ -220,8 +231,8 @@ def _decode_xs(q, out):
     table, scales = load_bytes(_BYTES, 0), np.empty(LANES, np.float32)
     for s in range(out.size // SUPER):
         at = 136 * s
-        codes = nibbles_of(word32_at(q, at + 4)) | pairs_of(word16_at(q, at + 2)) << 4
-        store(scales, 0, (unsigned(codes) - 32) * half_at(q, at))
+        codes = unpack_4bit(load_u32(q, at + 4)) | unpack_2bit(load_u16(q, at + 2)) << 4
+        store(scales, 0, (u8_to_float(codes) - 32) * load_f16(q, at))
         for c in range(8):
             _look_up_block(q, at + 8 + 16 * c, table, scales[c], out, SUPER * s + BLOCK * c)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import half_at, join_words, load_bytes, unsigned, word32_at
+from ....simd.byte_lanes import bytes_from_words, load_bytes, load_f16, load_u32, u8_to_float
 from ....simd.compile import kernel
 from ....simd.lanes import (
     LANES,
@@ -22,10 +22,10 @@ from ....simd.lanes import (
     fma_lanes,
     load,
     load_half,
-    narrow_half,
-    nearest,
+    round_product_lanes,
+    round_to_half,
     select,
-    spread,
+    splat,
     sqrt_lanes,
     store,
     store_half,
@@ -78,7 +78,7 @@ def _encode(x, importance, search, out):
         if importance.shape[0] == 0:
             for b in range(blocks):
                 at = LANES * n * b
-                rms = spread(0) if coarse else sqrt_lanes(sum_of_squares(X, at, n) / n)
+                rms = splat(0) if coarse else sqrt_lanes(sum_of_squares(X, at, n) / n)
                 for i in range(at, at + LANES * n, LANES):
                     store(W, i, rms + abs(load(X, i)))
                 scale, low = offset_scale(X, W, at, n, nmax, search.first, 0.1, search.steps, coarse, C)
@@ -92,7 +92,7 @@ def _encode(x, importance, search, out):
             weigh_lanes(X, W, 0, SUPER, sigma2, W)
             for b in range(blocks):
                 at = LANES * n * b
-                total = spread(0)
+                total = splat(0)
                 for i in range(at, at + LANES * n, LANES):
                     total = total + load(W, i)
                 store(sums, LANES * b, total)
@@ -104,16 +104,16 @@ def _encode(x, importance, search, out):
         store_half(halves, 0, d)
         store_half(halves, LANES, dmin)
         if not coarse or importance.shape[0] == 0:
-            d, dmin = narrow_half(d), narrow_half(dmin)
+            d, dmin = round_to_half(d), round_to_half(dmin)
         for b in range(blocks):
             scale_code, low_code = load(scale_codes, LANES * b), load(low_codes, LANES * b)
             store(packed, LANES * b, scale_code)
             store(packed, _LOWS + LANES * b, low_code)
             scale, low = d * scale_code, dmin * low_code
             live = abs(scale) > 0
-            scale = select(live, scale, spread(1))
+            scale = select(live, scale, splat(1))
             for i in range(LANES * n * b, LANES * n * (b + 1), LANES):
-                q = clamp(nearest((load(X, i) + low) / scale, spread(1)), 0, nmax)
+                q = clamp(round_product_lanes((load(X, i) + low) / scale, splat(1)), 0, nmax)
                 store(codes, i, select(live, q, load(C, i)))
         if coarse:
             if importance.shape[0] == 0:
@@ -132,21 +132,21 @@ def _encode(x, importance, search, out):
 @kernel
 def _round_scales(s, blocks, top, codes):
     """Scales (or minima) to codes 0 ... top by their largest; writes the codes, returns the scale of scales."""
-    most = spread(0)
+    most = splat(0)
     for b in range(blocks):
         v = load(s, LANES * b)
         most = select(v > most, v, most)
     live = most > 0
-    inverse = select(live, top / select(live, most, spread(1)), spread(0))
+    inverse = select(live, top / select(live, most, splat(1)), splat(0))
     for b in range(blocks):
-        store(codes, LANES * b, clamp(nearest(inverse, load(s, LANES * b)), 0, top))
+        store(codes, LANES * b, clamp(round_product_lanes(inverse, load(s, LANES * b)), 0, top))
     return most / top
 
 
 @kernel
 def _error_q2_K(X, W, codes, packed, d, dmin):
     """Weighted squared error of what a decoder will see of sixteen q2_K super-blocks."""
-    error = spread(0)
+    error = splat(0)
     for b in range(16):
         scale, low = d * load(packed, LANES * b), dmin * load(packed, _LOWS + LANES * b)
         for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
@@ -159,20 +159,20 @@ def _error_q2_K(X, W, codes, packed, d, dmin):
 def _prefer_ternary(X, W, codes, packed, halves):
     """Super-blocks of which -m, 0 and m, with m the largest magnitude, are closer than what was found become that."""
     _, top = largest(X, 0, SUPER)
-    half, m = top * 0.5, narrow_half(top)
+    half, m = top * 0.5, round_to_half(top)
     error = _error_q2_K(X, W, codes, packed, load_half(halves, 0), load_half(halves, LANES))
     for i in range(0, _TILE, LANES):
         xi = load(X, i)
-        miss = xi - select(xi >= half, m, select(xi <= -half, -m, spread(0)))
+        miss = xi - select(xi >= half, m, select(xi <= -half, -m, splat(0)))
         error = fma_lanes(-(load(W, i) * miss), miss, error)
     better = (error > 0) & (top > 0)
     if any_lane(better):
         for i in range(0, _TILE, LANES):
             xi = load(X, i)
-            digit = select(xi >= half, spread(2), select(xi <= -half, spread(0), spread(1)))
+            digit = select(xi >= half, splat(2), select(xi <= -half, splat(0), splat(1)))
             store(codes, i, select(better, digit, load(codes, i)))
         for i in range(0, 2 * _LOWS, LANES):
-            store(packed, i, select(better, spread(1), load(packed, i)))
+            store(packed, i, select(better, splat(1), load(packed, i)))
         for i in range(0, 2 * LANES, LANES):
             store_half(halves, i, select(better, m, load_half(halves, i)))
 
@@ -180,10 +180,10 @@ def _prefer_ternary(X, W, codes, packed, halves):
 @kernel
 def _refit(X, W, codes, packed, halves):
     """Fits the two scales of super-blocks anew to their codes, finds the codes again, and keeps what is closer."""
-    saa, sab, sbb, sxa, sxb = spread(0), spread(0), spread(0), spread(0), spread(0)
+    saa, sab, sbb, sxa, sxb = splat(0), splat(0), splat(0), splat(0), splat(0)
     for b in range(16):
         u, v = load(packed, LANES * b), load(packed, _LOWS + LANES * b)
-        s1, s2, s0, sx1, sx0 = spread(0), spread(0), spread(0), spread(0), spread(0)
+        s1, s2, s0, sx1, sx0 = splat(0), splat(0), splat(0), splat(0), splat(0)
         for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
             q, xi, wi = load(codes, i), load(X, i), load(W, i)
             wq = wi * q
@@ -193,19 +193,19 @@ def _refit(X, W, codes, packed, halves):
         sxa, sxb = fma_lanes(u, sx1, sxa), fma_lanes(v, sx0, sxb)
     determinant = saa * sbb - sab * sab
     solvable = determinant > 1e-6 * saa * sbb
-    safe = select(solvable, determinant, spread(1))
+    safe = select(solvable, determinant, splat(1))
     d = (sbb * sxa - sab * sxb) / safe
     dmin = (sab * sxa - saa * sxb) / safe
     solvable = solvable & (d > 0) & (dmin >= 0)
     d_old, dmin_old = load_half(halves, 0), load_half(halves, LANES)
-    d, dmin = select(solvable, narrow_half(d), d_old), select(solvable, narrow_half(dmin), dmin_old)
+    d, dmin = select(solvable, round_to_half(d), d_old), select(solvable, round_to_half(dmin), dmin_old)
     new = np.empty(_TILE, np.uint8)
     for b in range(16):
         scale, low = d * load(packed, LANES * b), dmin * load(packed, _LOWS + LANES * b)
         live = abs(scale) > 0
-        scale = select(live, scale, spread(1))
+        scale = select(live, scale, splat(1))
         for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
-            q = clamp(nearest((load(X, i) + low) / scale, spread(1)), 0, 3)
+            q = clamp(round_product_lanes((load(X, i) + low) / scale, splat(1)), 0, 3)
             store(new, i, select(live, q, load(codes, i)))
     better = _error_q2_K(X, W, new, packed, d, dmin) < _error_q2_K(X, W, codes, packed, d_old, dmin_old)
     if any_lane(better):
@@ -265,14 +265,14 @@ def _decode_q2_K(q, out):
     for s in range(out.size // SUPER):
         at = 84 * s
         codes = load_bytes(q, at)
-        store(scales, 0, unsigned(codes & 15) * half_at(q, at + 80))
-        store(lows, 0, unsigned(codes >> 4) * half_at(q, at + 82))
+        store(scales, 0, u8_to_float(codes & 15) * load_f16(q, at + 80))
+        store(lows, 0, u8_to_float(codes >> 4) * load_f16(q, at + 82))
         for h in range(2):
             for b in range(2):
                 pairs = load_bytes(q, at + 16 + 32 * h + 16 * b)
                 for k in range(4):
                     c = 8 * h + 2 * k + b
-                    store(out, SUPER * s + LANES * c, unsigned(pairs & 3) * scales[c] - lows[c])
+                    store(out, SUPER * s + LANES * c, u8_to_float(pairs & 3) * scales[c] - lows[c])
                     pairs = pairs >> 2
 
 
@@ -284,12 +284,12 @@ def _decode_packed(q, nmax, out):
     for s in range(out.size // SUPER):
         at = size * s
         # Six bits each: of the first four scales and minima in a and b; the others' low bits in c, high bits on top of a and b.
-        a, b, c = word32_at(q, at + 4), word32_at(q, at + 8), word32_at(q, at + 12)
+        a, b, c = load_u32(q, at + 4), load_u32(q, at + 8), load_u32(q, at + 12)
         first = (a & 0x3F3F3F3F) | ((c & 0x0F0F0F0F) | (a >> 2 & 0x30303030)) << 32
         second = (b & 0x3F3F3F3F) | ((c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030)) << 32
-        codes = unsigned(join_words(first, second))
-        store(scales, 0, codes * half_at(q, at))
-        store(lows, 0, codes * half_at(q, at + 2))
+        codes = u8_to_float(bytes_from_words(first, second))
+        store(scales, 0, codes * load_f16(q, at))
+        store(lows, 0, codes * load_f16(q, at + 2))
         for h in range(2):
             bits = load_bytes(q, at + 16 + 16 * h)
             for k in range(4):
@@ -298,8 +298,8 @@ def _decode_packed(q, nmax, out):
                 if nmax == 31:
                     low, high = low | (bits & 1) << 4, high | (bits & 2) << 3
                     bits = bits >> 2
-                store(out, to, unsigned(low) * scales[2 * k] - lows[8 + 2 * k])
-                store(out, to + 32, unsigned(high) * scales[2 * k + 1] - lows[9 + 2 * k])
+                store(out, to, u8_to_float(low) * scales[2 * k] - lows[8 + 2 * k])
+                store(out, to + 32, u8_to_float(high) * scales[2 * k + 1] - lows[9 + 2 * k])
 
 
 def _codec(name: str, decode) -> Codec:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import half_at, join_words, load_bytes, signed, unsigned, word32_at, word64_at
+from ....simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_f16, load_u32, load_u64, u8_to_float
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, clamp, load, narrow_half, nearest, select, smaller, spread, store, store_half
+from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
 from ..block_lanes import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 from ..importance import as_rows
 from ..registry import Codec, decoder
@@ -36,12 +36,12 @@ def _encode_q6_K(x, importance, out):
         extreme, magnitude = largest(S, 0, _BLOCKS)
         store(tops, 0, magnitude)
         dead = magnitude < 1e-15
-        inverse = -128 / select(dead, spread(1), extreme)
+        inverse = -128 / select(dead, splat(1), extreme)
         d = 1 / inverse
-        store_half(halves, 0, select(dead, spread(0), d))
-        d = narrow_half(d)
+        store_half(halves, 0, select(dead, splat(0), d))
+        d = round_to_half(d)
         for b in range(_BLOCKS):
-            scale_code = smaller(nearest(inverse, load(S, LANES * b)), spread(127))
+            scale_code = min_lanes(round_product_lanes(inverse, load(S, LANES * b)), splat(127))
             store(scale_codes, LANES * b, scale_code)
             _round_codes(X, C, LANES * 16 * b, d * scale_code, 32, codes)
         for lane in range(min(LANES, out.shape[0] - first)):
@@ -54,9 +54,9 @@ def _encode_q6_K(x, importance, out):
 def _round_codes(X, C, at, scale, nmax, codes):
     """The stored codes of 16 elements with the scale that a decoder will see; where that is 0, those of the search stay."""
     live = abs(scale) > 0
-    scale = select(live, scale, spread(1))
+    scale = select(live, scale, splat(1))
     for i in range(at, at + LANES * 16, LANES):
-        q = clamp(nearest(load(X, i) / scale, spread(1)), -nmax, nmax - 1)
+        q = clamp(round_product_lanes(load(X, i) / scale, splat(1)), -nmax, nmax - 1)
         store(codes, i, select(live, q, load(C, i)) + nmax)
 
 
@@ -82,7 +82,7 @@ def _decode_q6_K(q, out):
     scales = np.empty(_BLOCKS, np.float32)
     for s in range(out.size // SUPER):
         at = 210 * s
-        store(scales, 0, signed(load_bytes(q, at + 192)) * half_at(q, at + 208))
+        store(scales, 0, i8_to_float(load_bytes(q, at + 192)) * load_f16(q, at + 208))
         for h in range(2):
             for b in range(2):
                 from_, to, scale = at + 64 * h + 16 * b, SUPER * s + 128 * h + 16 * b, 8 * h + b
@@ -90,8 +90,8 @@ def _decode_q6_K(q, out):
                 for k in range(2):
                     nibbles = load_bytes(q, from_ + 32 * k)
                     low, high = (nibbles & 15) | (pairs & 3) << 4, (nibbles >> 4) | (pairs & 48)
-                    store(out, to + 32 * k, (unsigned(low) - 32) * scales[scale + 2 * k])
-                    store(out, to + 32 * k + 64, (unsigned(high) - 32) * scales[scale + 2 * k + 4])
+                    store(out, to + 32 * k, (u8_to_float(low) - 32) * scales[scale + 2 * k])
+                    store(out, to + 32 * k + 64, (u8_to_float(high) - 32) * scales[scale + 2 * k + 4])
                     pairs = pairs >> 2
 
 
@@ -113,14 +113,14 @@ def _encode_q3_K(x, importance, out):
             weigh_lanes(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
             for b in range(_BLOCKS):
                 at = LANES * 16 * b
-                total = spread(0)
+                total = splat(0)
                 for i in range(at, at + LANES * 16, LANES):
                     total = total + load(W, i)
                 store(sums, LANES * b, total)
                 store(S, LANES * b, signed_scale(X, W, at, 16, 4, C))
             d = signed_scale(S, sums, 0, _BLOCKS, 32, scale_codes)
         store_half(halves, 0, d)
-        d = narrow_half(d)
+        d = round_to_half(d)
         for b in range(_BLOCKS):
             scale_code = load(scale_codes, LANES * b)
             store(packed, LANES * b, scale_code + 32)
@@ -135,10 +135,10 @@ def _round_scales(S, codes):
     extreme, magnitude = largest(S, 0, _BLOCKS)
     # Below that the inverse is infinite.
     live = magnitude > np.float32(1e-37)
-    inverse = select(live, -32 / select(live, extreme, spread(1)), spread(0))
+    inverse = select(live, -32 / select(live, extreme, splat(1)), splat(0))
     for b in range(_BLOCKS):
-        store(codes, LANES * b, select(live, clamp(nearest(inverse, load(S, LANES * b)), -32, 31), spread(-32)))
-    return select(live, 1 / inverse, spread(0))
+        store(codes, LANES * b, select(live, clamp(round_product_lanes(inverse, load(S, LANES * b)), -32, 31), splat(-32)))
+    return select(live, 1 / inverse, splat(0))
 
 
 @kernel
@@ -168,16 +168,16 @@ def _decode_q3_K(q, out):
     scales = np.empty(_BLOCKS, np.float32)
     for s in range(out.size // SUPER):
         at = 110 * s
-        low, high = word64_at(q, at + 96), word32_at(q, at + 104)
-        low = join_words(low, low >> 4) & 15
-        high = join_words(high | high >> 2 << 32, high >> 4 | high >> 6 << 32) & 3
-        store(scales, 0, (unsigned(low | high << 4) - 32) * half_at(q, at + 108))
+        low, high = load_u64(q, at + 96), load_u32(q, at + 104)
+        low = bytes_from_words(low, low >> 4) & 15
+        high = bytes_from_words(high | high >> 2 << 32, high >> 4 | high >> 6 << 32) & 3
+        store(scales, 0, (u8_to_float(low | high << 4) - 32) * load_f16(q, at + 108))
         for h in range(2):
             for b in range(2):
                 pairs, bits = load_bytes(q, at + 32 + 32 * h + 16 * b), load_bytes(q, at + 16 * b) >> (4 * h)
                 for k in range(4):
                     code = (pairs & 3) | (bits & 1) << 2
-                    store(out, SUPER * s + 128 * h + 32 * k + 16 * b, (unsigned(code) - 4) * scales[8 * h + 2 * k + b])
+                    store(out, SUPER * s + 128 * h + 32 * k + 16 * b, (u8_to_float(code) - 4) * scales[8 * h + 2 * k + b])
                     pairs, bits = pairs >> 2, bits >> 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import bits_of, half_at, load_bytes, unsigned, word32_at
+from ....simd.byte_lanes import load_bytes, load_f16, load_u32, u8_to_float, unpack_1bit
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
 from ..block_lanes import row_mean_squares, take_blocks, take_importance, weigh_lanes
@@ -62,13 +62,13 @@ def _decode(q, nmax, out):
     size = 20 if nmax == 15 else 24
     for b in range(out.size // BLOCK):
         at, to = size * b, BLOCK * b
-        d, low, nibbles = half_at(q, at), half_at(q, at + 2), load_bytes(q, at + size - 16)
+        d, low, nibbles = load_f16(q, at), load_f16(q, at + 2), load_bytes(q, at + size - 16)
         first, second = nibbles & 15, nibbles >> 4
         if nmax == 31:
-            bits = word32_at(q, at + 4)
-            first, second = first | bits_of(bits) << 4, second | bits_of(bits >> 16) << 4
-        store(out, to, unsigned(first) * d + low)
-        store(out, to + LANES, unsigned(second) * d + low)
+            bits = load_u32(q, at + 4)
+            first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
+        store(out, to, u8_to_float(first) * d + low)
+        store(out, to + LANES, u8_to_float(second) * d + low)
 
 
 def _codec(name: str, nmax: int) -> Codec:

@@ -8,16 +8,16 @@ from ....simd.compile import kernel
 from ....simd.lanes import (
     LANES,
     clamp,
-    cut,
     fma_lanes,
-    highest_lane,
-    larger,
     load,
     mask_bits,
+    max_lanes,
+    reduce_max,
     select,
-    spread,
+    splat,
     store,
     store_half,
+    trunc_lanes,
 )
 
 BLOCK = 32
@@ -35,14 +35,14 @@ def encode_rounded(x, top, offset, out):
     size = head + (top // 31) * 4 + BLOCK // 2
     lows, highs = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
     inverses, halves = np.empty(LANES, np.float32), np.empty(2 * LANES, np.uint16)
-    shift = spread(0.5) if offset else spread(middle + 0.5)
+    shift = splat(0.5) if offset else splat(middle + 0.5)
     blocks = x.size // BLOCK
     for first in range(0, blocks, LANES):
         count = min(LANES, blocks - first)
         for lane in range(count):
             start = (first + lane) * BLOCK
             a, b = load(x, start), load(x, start + LANES)
-            lows[lane], highs[lane] = -highest_lane(larger(-a, -b)), highest_lane(larger(a, b))
+            lows[lane], highs[lane] = -reduce_max(max_lanes(-a, -b)), reduce_max(max_lanes(a, b))
             if not offset and highs[lane] == -lows[lane]:
                 lows[lane] = highs[lane] = _first_of(x, start, highs[lane])
         if offset:
@@ -53,14 +53,14 @@ def encode_rounded(x, top, offset, out):
             scale = select(high > -low, high, low) / -middle
             lows[:] = 0
         live = abs(scale) > np.float32(3e-39)  # the inverse of less is infinite
-        store(inverses, 0, select(live, 1 / select(live, scale, spread(1)), spread(0)))
+        store(inverses, 0, select(live, 1 / select(live, scale, splat(1)), splat(0)))
         store_half(halves, 0, scale)
         store_half(halves, LANES, load(lows, 0))
         for lane in range(count):
             start, to = (first + lane) * BLOCK, (first + lane) * size
-            inverse, low = spread(inverses[lane]), lows[lane]
-            a = cut(clamp(fma_lanes(load(x, start) - low, inverse, shift), 0, top))
-            b = cut(clamp(fma_lanes(load(x, start + LANES) - low, inverse, shift), 0, top))
+            inverse, low = splat(inverses[lane]), lows[lane]
+            a = trunc_lanes(clamp(fma_lanes(load(x, start) - low, inverse, shift), 0, top))
+            b = trunc_lanes(clamp(fma_lanes(load(x, start + LANES) - low, inverse, shift), 0, top))
             for k in range(head // 2):
                 out[to + 2 * k], out[to + 2 * k + 1] = halves[LANES * k + lane] & 255, halves[LANES * k + lane] >> 8
             if top == 31:
@@ -69,7 +69,7 @@ def encode_rounded(x, top, offset, out):
                 for k in range(4):
                     out[to + head + k] = (bits >> (8 * k)) & 255
                 a, b = select(upper_a, a - 16, a), select(upper_b, b - 16, b)
-            store(out, to + size - BLOCK // 2, fma_lanes(b, spread(16), a))
+            store(out, to + size - BLOCK // 2, fma_lanes(b, splat(16), a))
 
 
 @kernel

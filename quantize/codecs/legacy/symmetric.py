@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
-from ....simd.byte_lanes import bits_of, half_at, join_words, load_bytes, signed, unsigned, word32_at, word64_at
+from ....simd.byte_lanes import (
+    bytes_from_words,
+    i8_to_float,
+    load_bytes,
+    load_f16,
+    load_u32,
+    load_u64,
+    u8_to_float,
+    unpack_1bit,
+)
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, highest_lane, larger, load, select, spread, store, store_half
+from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
 from ..block_lanes import row_mean_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
 from ..importance import as_rows
 from ..registry import Codec, decoder
@@ -70,17 +79,17 @@ def _decode_searched(q, nmax, out):
     size = 18 if nmax == 8 else 22 if nmax == 16 else 26
     for b in range(out.size // BLOCK):
         at, to = size * b, BLOCK * b
-        d, nibbles = half_at(q, at), load_bytes(q, at + size - 16)
+        d, nibbles = load_f16(q, at), load_bytes(q, at + size - 16)
         first, second = nibbles & 15, nibbles >> 4
         if nmax == 16:
-            bits = word32_at(q, at + 2)
-            first, second = first | bits_of(bits) << 4, second | bits_of(bits >> 16) << 4
+            bits = load_u32(q, at + 2)
+            first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
         elif nmax == 32:  # pairs of elements 0 to 7, of 16 to 23, of 8 to 15, of 24 to 31 in each byte
-            pairs = word64_at(q, at + 2)
-            pairs = join_words(pairs, pairs >> 4)
+            pairs = load_u64(q, at + 2)
+            pairs = bytes_from_words(pairs, pairs >> 4)
             first, second = first | (pairs & 3) << 4, second | (pairs & 12) << 2
-        store(out, to, (unsigned(first) - nmax) * d)
-        store(out, to + LANES, (unsigned(second) - nmax) * d)
+        store(out, to, (u8_to_float(first) - nmax) * d)
+        store(out, to + LANES, (u8_to_float(second) - nmax) * d)
 
 
 @kernel
@@ -92,10 +101,10 @@ def _encode_q8_0(x, out):
         count = min(LANES, blocks - first)
         for lane in range(count):
             start = (first + lane) * BLOCK
-            tops[lane] = highest_lane(larger(abs(load(x, start)), abs(load(x, start + LANES))))
+            tops[lane] = reduce_max(max_lanes(abs(load(x, start)), abs(load(x, start + LANES))))
         scale = load(tops, 0) / 127
         live = scale > np.float32(3e-39)  # the inverse of less is infinite
-        store(inverses, 0, select(live, 1 / scale, spread(0)))
+        store(inverses, 0, select(live, 1 / scale, splat(0)))
         store_half(halves, 0, scale)
         for lane in range(count):
             start, to = (first + lane) * BLOCK, (first + lane) * (BLOCK + 2)
@@ -107,16 +116,16 @@ def _encode_q8_0(x, out):
 @kernel
 def _half_away(y):
     """What, cut to a whole number, is y rounded, halves away from zero. The constant is the largest float32 below a half."""
-    return y + select(y < 0, spread(-0.49999997), spread(0.49999997))
+    return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
 
 
 @kernel
 def _decode_q8_0(q, out):
     for b in range(out.size // BLOCK):
         at, to = (BLOCK + 2) * b, BLOCK * b
-        d = half_at(q, at)
-        store(out, to, signed(load_bytes(q, at + 2)) * d)
-        store(out, to + LANES, signed(load_bytes(q, at + 2 + LANES)) * d)
+        d = load_f16(q, at)
+        store(out, to, i8_to_float(load_bytes(q, at + 2)) * d)
+        store(out, to + LANES, i8_to_float(load_bytes(q, at + 2 + LANES)) * d)
 
 
 def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:

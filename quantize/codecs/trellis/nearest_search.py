@@ -17,9 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from ....simd.compile import kernel
-from ....simd.lanes import F32, LANES, MASK, load, select, spread, store
-from ....simd.scalar import operation
+from ....simd.compile import intrinsic, kernel
+from ....simd.lanes import F32, LANES, MASK, load, select, splat, store
 from .codebook import OFFSET, UNITS
 
 WIDTH = 2 * LANES  # int16 numbers in a row of a table: two coordinates of 16 vectors
@@ -80,7 +79,7 @@ def _upper_product(builder, a, b):
 
 
 def _bounds(pairs):
-    @operation
+    @intrinsic
     def bounds(typingctx, boxes, at, place, stretch, first):
         """Squared distances of a point from the sixteen boxes at boxes[at], as float32 lanes.
 
@@ -104,7 +103,7 @@ def _bounds(pairs):
 
 
 def _dots(pairs, squared):
-    @operation
+    @intrinsic
     def dots(typingctx, vectors, at, factors, first):
         """Sums of the factors (pairs of int16, from factors[first] of an int32 row on) times the coordinates of the sixteen
         vectors at vectors[at], or times their squares, as float32 lanes."""
@@ -127,7 +126,7 @@ _squares_of_8, _squares_of_4 = _dots(4, True), _dots(2, True)
 _products_of_8, _products_of_4 = _dots(4, False), _dots(2, False)
 
 
-@operation
+@intrinsic
 def _bits(typingctx, mask):
     """A mask as a number whose bit l is lane l."""
 
@@ -137,7 +136,7 @@ def _bits(typingctx, mask):
     return types.int64(MASK), generate
 
 
-@operation
+@intrinsic
 def _lowest_bit(typingctx, word):
     """Number of the lowest bit that is set in an int64; 64 for 0."""
 
@@ -147,7 +146,7 @@ def _lowest_bit(typingctx, word):
     return types.int64(types.int64), generate
 
 
-@operation
+@intrinsic
 def _count_bits(typingctx, word):
     """How many bits are set in an int64."""
 
@@ -157,7 +156,7 @@ def _count_bits(typingctx, word):
     return types.int64(types.int64), generate
 
 
-@operation
+@intrinsic
 def _append(typingctx, row, at, base, word):
     """Writes base + number of the bit to row[at], row[at + 1] ... for the lowest four bits set in an int64; returns the rest.
 
@@ -177,7 +176,7 @@ def _append(typingctx, row, at, base, word):
     return types.int64(row, types.intp, types.int64, types.int64), generate
 
 
-@operation
+@intrinsic
 def _lowest_lane(typingctx, a):
     """The smallest of sixteen float32 lanes, none of which is NaN."""
 
@@ -189,7 +188,7 @@ def _lowest_lane(typingctx, a):
     return types.float32(F32), generate
 
 
-@operation
+@intrinsic
 def _as_float(typingctx, bits):
     """The float32 of these 32 bits."""
 
@@ -199,7 +198,7 @@ def _as_float(typingctx, bits):
     return types.float32(types.int32), generate
 
 
-@operation
+@intrinsic
 def _lane(typingctx, a, number):
     """One of sixteen float32 lanes."""
 
@@ -322,7 +321,7 @@ def gather(
             there = (1 << LANES) - 1
         for i in range(left):
             counts[todo[i]] = 0
-            store(best, todo[i] * LANES, spread(_NOTHING))
+            store(best, todo[i] * LANES, splat(_NOTHING))
         for i in range(here, here + count):
             g, run = np.int64(lists[i]) >> 16, np.int64(lists[i]) & 0xFFFF
             at = base + run * (LANES * size)
@@ -363,7 +362,7 @@ def least_error(scale, groups, counts, sums):
     most = sums.size // (groups * 2 * LANES)
     total = np.float32(0)
     for g in range(groups):
-        best = spread(_NOTHING)
+        best = splat(_NOTHING)
         first = g * most * 2 * LANES
         for at in range(first, first + counts[g] * 2 * LANES, 2 * LANES):
             s = (load(sums, at) * scale + load(sums, at + LANES)) * scale
@@ -377,11 +376,11 @@ def best_vectors(scale, groups, counts, runs, sums, out, start):
     """The vectors of that sum: to out[start] and the following, int32, counted in the order of the tree."""
     most = runs.size // groups
     for g in range(groups):
-        best, where = spread(_NOTHING), spread(0)
+        best, where = splat(_NOTHING), splat(0)
         for i in range(counts[g]):
             at = (g * most + i) * 2 * LANES
             s = (load(sums, at) * scale + load(sums, at + LANES)) * scale
             better = s < best
-            best, where = select(better, s, best), select(better, spread(np.float32(i)), where)
+            best, where = select(better, s, best), select(better, splat(np.float32(i)), where)
         lane = _lowest_bit(_bits(best <= _lowest_lane(best)))
         out[start + g] = LANES * runs[g * most + np.int64(_lane(where, lane))] + lane

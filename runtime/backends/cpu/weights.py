@@ -20,7 +20,7 @@ import numpy as np
 
 from ....formats import FormatError, MillError, SourceTensor, TensorSource
 from ....quantize import decode
-from ....simd.workers import WORTH_SHARING, Workers
+from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from .kernels import products
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Tokens
@@ -234,7 +234,7 @@ class Linear:
         if self.rows <= self._tile:
             whole = self.store.rows(self.tensor, matrix, 0, self.rows)
             step = self.rows
-            if len(x) * whole.size >= WORTH_SHARING:  # of few rows all, and runs of tokens
+            if len(x) * whole.size >= PARALLEL_THRESHOLD:  # of few rows all, and runs of tokens
                 step = max(GROUP, -(-self.rows // workers.count))
                 most = -(-len(x) // max(1, workers.count // -(-self.rows // step)))
 
@@ -379,5 +379,5 @@ def _multiply_many(workers: Workers, plans: list[gemm.Plan], tokens: Tokens, mat
     for plan, out in zip(plans, results, strict=True):
         program.product(1, plan, program.of(0, plan.way, tokens), out, jobs)
     work = len(tokens) * sum(plan.rows * plan.columns for plan in plans) // PACKED_SPEED
-    program.run(workers.ready() if work >= WORTH_SHARING else 0)
+    program.run(workers.ready() if work >= PARALLEL_THRESHOLD else 0)
     return results

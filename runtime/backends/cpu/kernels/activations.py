@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .....simd.byte_lanes import low_bytes, signed, store_bytes
+from .....simd.byte_lanes import i8_to_float, low_bytes, store_bytes
 from .....simd.compile import kernel
-from .....simd.lanes import any_lane, fma_lanes, highest_lane, larger, load, spread, sum_lanes
-from .....simd.scalar import ROUNDER
+from .....simd.lanes import any_lane, fma_lanes, load, max_lanes, reduce_max, reduce_sum, splat
+from .....simd.scalar import ROUNDING_CONSTANT
 
 RUN = 16  # columns that one sum of codes spans
 _LARGEST = float(np.finfo(np.float32).max)
@@ -54,13 +54,13 @@ def quantise_run(x, block, codes, scales, sums):
     [elements / 16], all contiguous; elements a multiple of block, block of 16."""
     for b in range(x.size // block):
         first = b * block
-        high = spread(0.0)
+        high = splat(0.0)
         finite = high == high
         for i in range(first, first + block, RUN):
             magnitude = abs(load(x, i))
             finite = finite & (magnitude <= _LARGEST)
-            high = larger(high, magnitude)
-        largest = highest_lane(high)
+            high = max_lanes(high, magnitude)
+        largest = reduce_max(high)
         inverse = np.float32(0.0)
         if any_lane(~finite):
             scales[b] = np.float32(np.nan)
@@ -74,6 +74,6 @@ def quantise_run(x, block, codes, scales, sums):
             sums[first // RUN : (first + block) // RUN] = 0
             continue
         for i in range(first, first + block, RUN):
-            code = low_bytes(fma_lanes(load(x, i), spread(inverse), spread(ROUNDER)))
+            code = low_bytes(fma_lanes(load(x, i), splat(inverse), splat(ROUNDING_CONSTANT)))
             store_bytes(codes, i, code)
-            sums[i // RUN] = np.int16(sum_lanes(signed(code)))
+            sums[i // RUN] = np.int16(reduce_sum(i8_to_float(code)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from .....simd.compile import kernel
-from .....simd.exponential import exponential, exponential_lanes
-from .....simd.lanes import LANES, load, select, smaller, spread, store
-from .....simd.team import part, run, view
+from .....simd.exponential import exp, exp_lanes
+from .....simd.lanes import LANES, load, min_lanes, select, splat, store
+from .....simd.memory import view
+from .....simd.team import part, run
 
 RUN = 16384  # elements of one part: some microseconds
 WIDTH = 256  # columns of one part, where rows are added up
@@ -82,7 +83,7 @@ def _product(a, b):
 def share(x, gate, out):
     """Rows of out times sigmoid(x . gate) of their rows of x: float32 x and out [n, size], gate [size]."""
     for r in range(len(x)):
-        divisor = np.float32(1) + exponential(-_product(x[r], gate))
+        divisor = np.float32(1) + exp(-_product(x[r], gate))
         for i in range(out.shape[1]):
             out[r, i] /= divisor
 
@@ -127,10 +128,10 @@ def normalise(team, function, x, weight, epsilon, out):
 def _gate(x, y, slope, bend, limit, shift):
     """x / (1 + e^u) * y for sixteen x and y, where u = x (slope + bend x^2); x is kept below the limit, y within +-limit, and
     then shifted. NaN stays NaN."""
-    x, y = select(x > limit, spread(limit), x), select(y > limit, spread(limit), y)
-    y = select(y < -limit, spread(-limit), y) + shift
-    square = smaller(x * x, spread(_HUGE))  # bend 0 times infinity would be NaN
-    return x / (exponential_lanes(x * (square * bend + slope)) + 1) * y
+    x, y = select(x > limit, splat(limit), x), select(y > limit, splat(limit), y)
+    y = select(y < -limit, splat(-limit), y) + shift
+    square = min_lanes(x * x, splat(_HUGE))  # bend 0 times infinity would be NaN
+    return x / (exp_lanes(x * (square * bend + slope)) + 1) * y
 
 
 @kernel
@@ -266,13 +267,13 @@ def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts
         row = scores[t]
         if sigmoid:
             for i in range(count):
-                row[i] = np.float32(1) / (np.float32(1) + exponential(-row[i]))
+                row[i] = np.float32(1) / (np.float32(1) + exp(-row[i]))
         else:
             top, total = row[0], np.float32(0)
             for i in range(count):
                 top = max(top, row[i])
             for i in range(count):
-                row[i] = exponential(row[i] - top)
+                row[i] = exp(row[i] - top)
                 total += row[i]
             for i in range(count):
                 row[i] /= total

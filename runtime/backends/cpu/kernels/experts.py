@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .....simd.compile import kernel
-from .....simd.team import part, view
+from .....simd.memory import view
+from .....simd.team import part
 
 RUN = 16384  # numbers of one part: some microseconds
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from .....formats import TensorType
 from .....simd.compile import kernel
-from .....simd.team import part, run, view
+from .....simd.memory import view
+from .....simd.team import part, run
 from .activations import RUN, quantise_run
 from .elementwise import gate_run
 from .gemv import gemv as g

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .....simd.team import ARGUMENT, FUNCTION, PARTS, call, part, read, view
+from .....simd.memory import view
+from .....simd.team import ARGUMENT, FUNCTION, PARTS, atomic_load, call_part, part
 from .elementwise import route
 from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 
@@ -12,10 +13,10 @@ from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 @part
 def in_turn(argument, number):
     """Runs tasks one after the other on this thread. Table: how many; then, for each, a row as of a program."""
-    for task in range(read(argument)):
+    for task in range(atomic_load(argument)):
         row = argument + 8 + 32 * task
-        for i in range(read(row + 8 * PARTS)):
-            call(read(row + 8 * FUNCTION), read(row + 8 * ARGUMENT), i)
+        for i in range(atomic_load(row + 8 * PARTS)):
+            call_part(atomic_load(row + 8 * FUNCTION), atomic_load(row + 8 * ARGUMENT), i)
 
 
 @part

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ......simd.byte_lanes import float_at, half_at, join_words, load_bytes, permute, signed, unsigned, word64_at
+from ......simd.byte_lanes import (
+    bytes_from_words,
+    i8_to_float,
+    load_bytes,
+    load_f16,
+    load_f32,
+    load_u64,
+    lookup_bytes,
+    u8_to_float,
+)
 from ......simd.compile import kernel
-from ......simd.lanes import LANES, load, load_half, spread, store
-from ......simd.team import part, view
+from ......simd.lanes import LANES, load, load_half, splat, store
+from ......simd.memory import view
+from ......simd.team import part
 from .tiles import PANEL, load_bfloat, store_as_bfloat, store_as_half, transpose
 
 # The types a cache may have, by the numbers that kernels know them by.
@@ -47,29 +57,29 @@ def decode_rows(kind, address, step, count, width, out, to, row_step, panel_step
     if kind == _Q8_KV:
         for r in range(count):
             bytes_ = view(address + r * step, 8 + width, np.uint8)
-            d = float_at(bytes_, 0)
+            d = load_f32(bytes_, 0)
             for i in range(chunks):
-                store(out, to + r * row_step + _place(i, panel_step), signed(load_bytes(bytes_, 8 + i * LANES)) * d)
+                store(out, to + r * row_step + _place(i, panel_step), i8_to_float(load_bytes(bytes_, 8 + i * LANES)) * d)
         return
     size = 34 if kind == _Q8_0 else 26 if kind == _Q6_0 else 18
     for r in range(count):
         bytes_ = view(address + r * step, width // 32 * size, np.uint8)
         for block in range(width // 32):
             at, start = block * size, to + r * row_step
-            d = half_at(bytes_, at)
+            d = load_f16(bytes_, at)
             if kind == _Q8_0:
-                low, high = signed(load_bytes(bytes_, at + 2)) * d, signed(load_bytes(bytes_, at + 18)) * d
+                low, high = i8_to_float(load_bytes(bytes_, at + 2)) * d, i8_to_float(load_bytes(bytes_, at + 18)) * d
             elif kind == _Q6_0:
-                four, rest = load_bytes(bytes_, at + 10), word64_at(bytes_, at + 2)
-                two = join_words(rest, rest >> 4)
-                low = (unsigned(four & 15 | (two & 3) << 4) - 32) * d
-                high = (unsigned(four >> 4 | (two >> 2 & 3) << 4) - 32) * d
+                four, rest = load_bytes(bytes_, at + 10), load_u64(bytes_, at + 2)
+                two = bytes_from_words(rest, rest >> 4)
+                low = (u8_to_float(four & 15 | (two & 3) << 4) - 32) * d
+                high = (u8_to_float(four >> 4 | (two >> 2 & 3) << 4) - 32) * d
             elif kind == _Q4_0:
                 four = load_bytes(bytes_, at + 2)
-                low, high = (unsigned(four & 15) - 8) * d, (unsigned(four >> 4) - 8) * d
+                low, high = (u8_to_float(four & 15) - 8) * d, (u8_to_float(four >> 4) - 8) * d
             else:
                 four, table = load_bytes(bytes_, at + 2), load_bytes(_IQ4, 0)
-                low, high = signed(permute(table, four & 15)) * d, signed(permute(table, four >> 4)) * d
+                low, high = i8_to_float(lookup_bytes(table, four & 15)) * d, i8_to_float(lookup_bytes(table, four >> 4)) * d
             store(out, start + _place(2 * block, panel_step), low)
             store(out, start + _place(2 * block + 1, panel_step), high)
 
@@ -85,7 +95,7 @@ def decode_columns(kind, address, step, count, width, out, to, scratch):
         rows = min(LANES, count - first)
         decode_rows(kind, address + first * step, step, rows, width, scratch, 0, width, PANEL)
         for i in range(rows * width, LANES * width, LANES):
-            store(scratch, i, spread(0))
+            store(scratch, i, splat(0))
         target = out.ctypes.data + 4 * (to + first // PANEL * width * PANEL + first % PANEL)
         for i in range(0, width, LANES):
             transpose(scratch.ctypes.data + 4 * i, 4 * width, target + 4 * PANEL * i, 4 * PANEL)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ......simd.compile import kernel
-from ......simd.exponential import exponential, exponential_lanes
-from ......simd.lanes import LANES, highest_lane, larger, load, spread, store, sum_lanes
-from ......simd.team import call, part, view
+from ......simd.exponential import exp, exp_lanes
+from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
+from ......simd.memory import view
+from ......simd.team import call_part, part
 from .cache_rows import KINDS, decode_columns, decode_rows
 from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
 from .tiles import PANEL, capped, multiply
@@ -98,7 +99,7 @@ def _weigh(scores, unseen, rows, members, position, window, key, count, softcap,
         begin = max(own + 1 - window - key, 0) if window else 0
         if end <= begin:
             for j in range(0, padded, LANES):
-                store(scores, at + j, spread(0))
+                store(scores, at + j, splat(0))
             continue
         if softcap != 0:
             for j in range(0, padded, LANES):
@@ -107,23 +108,23 @@ def _weigh(scores, unseen, rows, members, position, window, key, count, softcap,
             scores[at + j] = -np.inf
         for j in range(end, padded):
             scores[at + j] = -np.inf
-        highest = spread(_NEVER)
+        highest = splat(_NEVER)
         for j in range(0, padded, LANES):
-            highest = larger(load(scores, at + j), highest)
+            highest = max_lanes(load(scores, at + j), highest)
         before = top[r]
-        now = max(before, highest_lane(highest))
-        sums = spread(0)
+        now = max(before, reduce_max(highest))
+        sums = splat(0)
         for j in range(0, padded, LANES):
-            weights = exponential_lanes(load(scores, at + j) - now)
+            weights = exp_lanes(load(scores, at + j) - now)
             store(scores, at + j, weights)
             sums = sums + weights
         if now != before:
-            shrink = exponential(before - now)
+            shrink = exp(before - now)
             top[r] = now
             total[r] *= shrink
             for j in range(r * width, (r + 1) * width, LANES):
                 store(mixed, j, load(mixed, j) * shrink)
-        total[r] += sum_lanes(sums)
+        total[r] += reduce_sum(sums)
 
 
 @kernel
@@ -141,8 +142,8 @@ def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
         if job[_SINKS] and task[8] == 0:  # counted once, however many splits there are
             sink = view(job[_SINKS], heads, np.float32)[of_all]
             highest = max(sink, top[r])
-            factor = exponential(top[r] - highest)
-            sum_ = total[r] * factor + exponential(sink - highest)
+            factor = exp(top[r] - highest)
+            sum_ = total[r] * factor + exp(sink - highest)
         tops[to], totals[to] = highest, sum_
         factor = np.float32(0) if sum_ == 0 else factor / sum_
         for j in range(width):
@@ -221,7 +222,7 @@ def attend(argument, number):
                 weighing[3], weighing[4], weighing[5], weighing[6] = rows, unseen, key, count
                 weighing[7], weighing[8] = job[_SHARED_VALUES], shared
                 weighing[9], weighing[10] = position, members
-                call(job[_SHARED], weighing.ctypes.data, 0)
+                call_part(job[_SHARED], weighing.ctypes.data, 0)
             key += count
         _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
         if job[_SHARED] and not job[_SHARED_HEADS]:
@@ -244,10 +245,10 @@ def merge(argument, number):
         sum_ = np.float32(0)
         for split in range(splits):
             from_ = split * n * heads + to
-            sum_ += total[from_] * exponential(top[from_] - highest)
+            sum_ += total[from_] * exp(top[from_] - highest)
         for split in range(splits):
             from_ = split * n * heads + to
-            weight = total[from_] * exponential(top[from_] - highest) / sum_
+            weight = total[from_] * exp(top[from_] - highest) / sum_
             for j in range(width):
                 value = out[from_ * width + j] * weight
                 out[to * width + j] = value if split == 0 else out[to * width + j] + value

@@ -12,11 +12,10 @@ from numba.core import types
 
 from ......simd import amx
 from ......simd import llvm as x86
-from ......simd.aligned_memory import empty
-from ......simd.compile import kernel
-from ......simd.lanes import LANES, load, spread
-from ......simd.scalar import operation
-from ......simd.team import part, view
+from ......simd.compile import intrinsic, kernel
+from ......simd.lanes import LANES, load, splat
+from ......simd.memory import aligned_empty, view
+from ......simd.team import part
 from ..gemm.float_panels import plain_nan
 from .tiles import PANEL, multiply, store_as_bfloat
 
@@ -43,7 +42,7 @@ class Shared:
             self.part, self.values = weigh_floats.address, self._panels()
             return
         self.part = weigh_tiles.address
-        self.values = empty((-(-len(rows) // _STEP), self.padded // 16, _STEP // 2, 16, 2), np.uint16)
+        self.values = aligned_empty((-(-len(rows) // _STEP), self.padded // 16, _STEP // 2, 16, 2), np.uint16)
         _round_pairs(np.ascontiguousarray(rows, np.float32), self.values)
 
     def _panels(self) -> np.ndarray:
@@ -54,7 +53,7 @@ class Shared:
         return np.ascontiguousarray(filled.reshape(-1, KEYS, self.padded // PANEL, PANEL).transpose(0, 2, 1, 3))
 
 
-@operation
+@intrinsic
 def _round_pair(typingctx, low, high, out):
     """Sixteen float32 at each of two addresses, as pairs of bf16 at a third. Ties go to even: what comes from a cache of f16
     has many, and going away from zero they would make all results larger."""
@@ -63,11 +62,11 @@ def _round_pair(typingctx, low, high, out):
         b = builder
         halves = []
         for at in args[:2]:
-            words = b.bitcast(plain_nan(b, x86.load(b, at, x86.FLOATS)), x86.WORDS)
-            odd = b.and_(b.lshr(words, x86.same(x86.WORDS, 16)), x86.same(x86.WORDS, 1))
-            halves.append(b.add(words, b.add(odd, x86.same(x86.WORDS, 0x7FFF))))
-        upper = b.and_(halves[1], x86.same(x86.WORDS, -0x10000))
-        x86.store(b, b.or_(upper, b.lshr(halves[0], x86.same(x86.WORDS, 16))), args[2])
+            words = b.bitcast(plain_nan(b, x86.load(b, at, x86.F32X16)), x86.I32X16)
+            odd = b.and_(b.lshr(words, x86.constant(x86.I32X16, 16)), x86.constant(x86.I32X16, 1))
+            halves.append(b.add(words, b.add(odd, x86.constant(x86.I32X16, 0x7FFF))))
+        upper = b.and_(halves[1], x86.constant(x86.I32X16, -0x10000))
+        x86.store(b, b.or_(upper, b.lshr(halves[0], x86.constant(x86.I32X16, 16))), args[2])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate
@@ -103,7 +102,7 @@ def _product(blocks: int):
     two panels of sixteen columns, added to the sums. Addresses, and bytes from block to block of rows, from one 32 keys of the
     values to the next, and from row to row of the sums."""
 
-    @operation
+    @intrinsic
     def product(typingctx, weights, block_step, values, value_step, sums, sum_step, steps):
         def generate(context, builder, signature, args):
             b = builder
@@ -125,7 +124,7 @@ def _product(blocks: int):
                     for p in range(2):
                         amx.add_products(b, 2 * r + p, 4 + r, 6 + p)
 
-            x86.counting(b, steps, step)
+            x86.loop(b, steps, step)
             for r, p in both:
                 amx.store_tile(b, 2 * r + p, at[r, p], sum_step)
             return context.get_dummy_value()
@@ -159,7 +158,7 @@ def weigh_tiles(argument, number):
         seen = unseen <= r < rows
         to = ((r // ROWS - first) * (KEYS // _STEP) * ROWS + r % ROWS) * _STEP
         for j in range(0, steps * _STEP, LANES):
-            value = load(weights, r * KEYS + j) if seen and j < filled else spread(0)
+            value = load(weights, r * KEYS + j) if seen and j < filled else splat(0)
             store_as_bfloat(rounded, to + j // _STEP * ROWS * _STEP + j % _STEP, value)
     block_step, value_step = ROWS * KEYS * 2, width // 16 * _TILE_BYTES
     from_, values = rounded.ctypes.data, job[_VALUES] + job[_KEY] // _STEP * value_step

@@ -10,18 +10,17 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from ......simd.compile import kernel
-from ......simd.exponential import exponential_lanes
-from ......simd.lanes import F32, LANES, place_of, vector_of
+from ......simd.compile import intrinsic, kernel
+from ......simd.exponential import exp_lanes
+from ......simd.lanes import F32, LANES, element_pointer, vector_type
 from ......simd.llvm import features
-from ......simd.scalar import operation
 
 WIDE = "avx512f" in features()
 VECTORS = 4 if WIDE else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6
 
-_INT, _FLOAT, _VECTOR = ir.IntType(64), ir.FloatType(), vector_of(F32)
+_INT, _FLOAT, _VECTOR = ir.IntType(64), ir.FloatType(), vector_type(F32)
 _NUMBERS = ir.VectorType(ir.IntType(32), LANES)
 
 
@@ -36,7 +35,7 @@ def _tile(rows: int):
     rows c_step bytes apart.
     """
 
-    @operation
+    @intrinsic
     def tile(typingctx, a, a_step, b, c, c_step, depth, fresh):
         def generate(context, builder, signature, args):
             a, a_step, b, c, c_step, depth, fresh = args
@@ -108,7 +107,7 @@ def multiply(a, a_step, rows, b, panels, depth, c, c_step, fresh):
             _one(a + r * a_step, a_step, from_, to + r * c_step, c_step, depth, fresh)
 
 
-@operation
+@intrinsic
 def transpose(typingctx, source, source_step, target, target_step):
     """Writes sixteen rows of sixteen float32 as columns. Addresses of the first rows, and bytes from row to row."""
 
@@ -136,20 +135,20 @@ def transpose(typingctx, source, source_step, target, target_step):
     return types.void(*[types.int64] * 4), generate
 
 
-@operation
+@intrinsic
 def store_as_half(typingctx, words, index, value):
     """Writes float32 lanes as float16 to a uint16 row, ties to even; what is too large becomes infinite, NaN stays NaN."""
 
     def generate(context, builder, signature, args):
         half = builder.fptrunc(args[2], ir.VectorType(ir.HalfType(), LANES))
         bits = builder.bitcast(half, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(bits, place_of(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        builder.store(bits, element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, F32), generate
 
 
-@operation
+@intrinsic
 def store_as_bfloat(typingctx, words, index, value):
     """Writes float32 lanes as bfloat16 to a uint16 row, ties to even; NaN stays NaN."""
 
@@ -162,18 +161,18 @@ def store_as_bfloat(typingctx, words, index, value):
         rounded = builder.add(bits, builder.add(odd, every(0x7FFF)))
         kept = builder.select(builder.fcmp_unordered("uno", args[2], args[2]), builder.or_(bits, every(1 << 22)), rounded)
         words = builder.trunc(builder.lshr(kept, every(16)), ir.VectorType(ir.IntType(16), LANES))
-        builder.store(words, place_of(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        builder.store(words, element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, F32), generate
 
 
-@operation
+@intrinsic
 def load_bfloat(typingctx, words, index):
     """Sixteen bfloat16 of a uint16 row, as float32 lanes."""
 
     def generate(context, builder, signature, args):
-        place = place_of(context, builder, signature.args[0], args[0], args[1], ir.IntType(16))
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16))
         wide = builder.zext(builder.load(place, align=2), _NUMBERS)
         return builder.bitcast(builder.shl(wide, ir.Constant(_NUMBERS, [16] * LANES)), _VECTOR)
 
@@ -183,5 +182,5 @@ def load_bfloat(typingctx, words, index):
 @kernel
 def capped(x, cap):
     """cap * tanh(x / cap) per lane; cap a number."""
-    e = exponential_lanes(x * (2 / cap))
+    e = exp_lanes(x * (2 / cap))
     return cap - (2 * cap) / (e + 1)

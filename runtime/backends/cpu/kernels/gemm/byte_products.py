@@ -12,24 +12,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once
 
-from ......simd.compile import kernel
-from ......simd.llvm import (
-    F32,
-    FLOATS,
-    I32,
-    I64,
-    LANES,
-    WORDS,
-    ByteDots,
-    address,
-    counting,
-    everywhere,
-    fma,
-    load,
-    registers,
-    store,
-)
-from ......simd.scalar import operation
+from ......simd.compile import intrinsic, kernel
+from ......simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, ByteDots, fma, load, loop, registers, splat, store
+from ......simd.memory import address
 
 PANEL = 16  # rows
 BLOCK = 32  # columns that share an activation's scale
@@ -39,7 +24,7 @@ STRETCH = 512  # columns done at a time for all tokens: the codes of a pair of p
 TILE_PANELS, TILE_TOKENS = (2, 6) if registers() == 32 else (1, 3)
 
 
-@operation
+@intrinsic
 def copy_lines(typingctx, source, target, lines):
     """Copies so many times 64 bytes from one address to another."""
 
@@ -48,9 +33,9 @@ def copy_lines(typingctx, source, target, lines):
 
         def line(i):
             place = builder.mul(i, I64(4 * LANES))
-            store(builder, load(builder, source, WORDS, place), target, place)
+            store(builder, load(builder, source, I32X16, place), target, place)
 
-        counting(builder, lines, line)
+        loop(builder, lines, line)
         return context.get_dummy_value()
 
     i = types.int64
@@ -73,7 +58,7 @@ def write_sums(sums, out, first, count, column):
                     out[first + t, at + i] = sums[tile, t, i]
 
 
-@operation
+@intrinsic
 def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first):
     """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens to `out`, float32 [tokens, 16 * TILE_PANELS] (first:
     writes them), over `count` blocks of 32 columns.
@@ -103,9 +88,9 @@ def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, 
         token_scale_at = along(token_scales, token_scale_step, TILE_TOKENS)
         offset_at, sum_at = (along(base, offset_step, TILE_TOKENS) for base in (offsets, sums))
         pairs = [(p, t) for p in range(TILE_PANELS) for t in range(TILE_TOKENS)]
-        totals = {pair: alloca_once(b, FLOATS) for pair in pairs}
+        totals = {pair: alloca_once(b, F32X16) for pair in pairs}
         for pair in pairs:
-            b.store(ir.Constant(FLOATS, [0.0] * LANES), totals[pair])
+            b.store(ir.Constant(F32X16, [0.0] * LANES), totals[pair])
 
         def block(i):
             at_codes, at_scales = b.mul(i, I64(BLOCK * PANEL)), b.mul(i, I64(groups * 4 * PANEL))
@@ -113,38 +98,38 @@ def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, 
             parts = {}
             for group in range(groups):
                 place = b.add(at_offset, I64(4 * group))
-                starts = [everywhere(b, load(b, at, I32, place)) for at in offset_at]
+                starts = [splat(b, load(b, at, I32, place)) for at in offset_at]
                 exact = {(p, t): starts[t] for p, t in pairs}
                 for k in range(group * 8 // groups, (group + 1) * 8 // groups):
                     place = b.add(at_codes, I64(4 * PANEL * k))
-                    weights = [dots.weights(load(b, code_at[p], WORDS, place)) for p in range(TILE_PANELS)]
+                    weights = [dots.weights(load(b, code_at[p], I32X16, place)) for p in range(TILE_PANELS)]
                     for t in range(TILE_TOKENS):
                         word = dots.activations(load(b, token_at[t], I32, b.add(at_token, I64(4 * k))))
                         for p in range(TILE_PANELS):
                             exact[p, t] = dots.add(exact[p, t], weights[p], word)
                 for p in range(TILE_PANELS):
-                    scale = load(b, scale_at[p], FLOATS, b.add(at_scales, I64(4 * PANEL * group)))
+                    scale = load(b, scale_at[p], F32X16, b.add(at_scales, I64(4 * PANEL * group)))
                     for t in range(TILE_TOKENS):
-                        number = b.sitofp(exact[p, t], FLOATS)
+                        number = b.sitofp(exact[p, t], F32X16)
                         parts[p, t] = fma(b, number, scale, parts[p, t]) if group else b.fmul(number, scale)
             for t in range(TILE_TOKENS):
-                scale = everywhere(b, load(b, token_scale_at[t], F32, at_number))
+                scale = splat(b, load(b, token_scale_at[t], F32, at_number))
                 for p in range(TILE_PANELS):
                     b.store(fma(b, parts[p, t], scale, b.load(totals[p, t])), totals[p, t])
             if not has_terms:
                 return
             for group in range(groups):
                 for p in range(TILE_PANELS):
-                    term = load(b, term_at[p], FLOATS, b.add(at_scales, I64(4 * PANEL * group)))
+                    term = load(b, term_at[p], F32X16, b.add(at_scales, I64(4 * PANEL * group)))
                     for t in range(TILE_TOKENS):
-                        total = everywhere(b, load(b, sum_at[t], F32, b.add(at_offset, I64(4 * group))))
+                        total = splat(b, load(b, sum_at[t], F32, b.add(at_offset, I64(4 * group))))
                         b.store(fma(b, term, total, b.load(totals[p, t])), totals[p, t])
 
-        counting(b, count, block)
-        fresh = everywhere(b, first, LANES)
+        loop(b, count, block)
+        fresh = splat(b, first, LANES)
         for p, t in pairs:
             at = 4 * PANEL * (TILE_PANELS * t + p)
-            old = b.select(fresh, ir.Constant(FLOATS, [0.0] * LANES), load(b, out, FLOATS, at))
+            old = b.select(fresh, ir.Constant(F32X16, [0.0] * LANES), load(b, out, F32X16, at))
             store(b, b.fadd(b.load(totals[p, t]), old), out, at)
         return context.get_dummy_value()
 

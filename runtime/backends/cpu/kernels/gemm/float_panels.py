@@ -10,11 +10,9 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from ......simd.aligned_memory import empty, scratch
-from ......simd.compile import kernel
-from ......simd.llvm import FLOATS, I64, LANES, WORDS, address, load, same, shuffle, store
-from ......simd.scalar import operation
-from ......simd.team import view
+from ......simd.compile import intrinsic, kernel
+from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, shuffle, store
+from ......simd.memory import address, aligned_empty, scratch, view
 from .byte_products import PANEL
 
 STEP, TOKENS = 32, 16  # columns of rows and panels, and tokens, are filled up to multiples
@@ -27,12 +25,12 @@ def round_rows(x: np.ndarray, parts: int = 1) -> np.ndarray:
     parts: 1, or 2 for what the first rounding left as well, so that the sum of both is x up to 2^-17 of it.
     """
     n, columns = x.shape
-    out = empty((-(-n // TOKENS), parts, -(-columns // STEP), TOKENS, STEP), np.uint16)
+    out = aligned_empty((-(-n // TOKENS), parts, -(-columns // STEP), TOKENS, STEP), np.uint16)
     _round(np.ascontiguousarray(x, np.float32), out)
     return out
 
 
-@operation
+@intrinsic
 def _round_step(typingctx, source, target, remainder):
     """32 float32 at an address, rounded to bf16 at another; what is left, if it is not nothing (remainder 0), at a third."""
 
@@ -42,19 +40,19 @@ def _round_step(typingctx, source, target, remainder):
         shorts = ir.VectorType(ir.IntType(16), LANES)
 
         def rounded(value):
-            words = b.bitcast(value, WORDS)
-            odd = b.and_(b.lshr(words, same(WORDS, 16)), same(WORDS, 1))
-            near = b.add(words, b.add(odd, same(WORDS, 0x7FFF)))
+            words = b.bitcast(value, I32X16)
+            odd = b.and_(b.lshr(words, constant(I32X16, 16)), constant(I32X16, 1))
+            near = b.add(words, b.add(odd, constant(I32X16, 0x7FFF)))
             # Rounding could make a zero of a NaN.
-            return b.and_(b.select(b.fcmp_unordered("uno", value, value), words, near), same(WORDS, -0x10000))
+            return b.and_(b.select(b.fcmp_unordered("uno", value, value), words, near), constant(I32X16, -0x10000))
 
         for half in range(2):
-            value = load(b, source, FLOATS, 4 * LANES * half)
+            value = load(b, source, F32X16, 4 * LANES * half)
             words = rounded(value)
-            store(b, b.trunc(b.lshr(words, same(WORDS, 16)), shorts), target, 2 * LANES * half)
+            store(b, b.trunc(b.lshr(words, constant(I32X16, 16)), shorts), target, 2 * LANES * half)
             with b.if_then(b.icmp_signed("!=", remainder, I64(0))):
-                left = rounded(b.fsub(value, b.bitcast(words, FLOATS)))
-                store(b, b.trunc(b.lshr(left, same(WORDS, 16)), shorts), remainder, 2 * LANES * half)
+                left = rounded(b.fsub(value, b.bitcast(words, F32X16)))
+                store(b, b.trunc(b.lshr(left, constant(I32X16, 16)), shorts), remainder, 2 * LANES * half)
         return context.get_dummy_value()
 
     i = types.int64
@@ -93,15 +91,15 @@ def _round(x, out):
 
 def plain_nan(b, value):
     """A vector of float32 whose NaN, if any, have the usual bits: `bf16_pair` would make zeros of others."""
-    return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(FLOATS, [float("nan")] * LANES), value)
+    return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(F32X16, [float("nan")] * LANES), value)
 
 
 def bf16_pair(b, low, high):
     """Two vectors of float32 rounded to the nearest bf16, as the low and the high halves of words. (Ties go away from zero:
     one instruction instead of three.) NaN has to have the usual bits."""
-    half = same(WORDS, 0x8000)
-    high = b.and_(b.add(b.bitcast(high, WORDS), half), same(WORDS, -0x10000))
-    return b.or_(high, b.lshr(b.add(b.bitcast(low, WORDS), half), same(WORDS, 16)))
+    half = constant(I32X16, 0x8000)
+    high = b.and_(b.add(b.bitcast(high, I32X16), half), constant(I32X16, -0x10000))
+    return b.or_(high, b.lshr(b.add(b.bitcast(low, I32X16), half), constant(I32X16, 16)))
 
 
 def _transposed(b, rows):
@@ -119,7 +117,7 @@ def _transposed(b, rows):
     return rows
 
 
-@operation
+@intrinsic
 def _turn(typingctx, sample, source, row_bytes, rows, out):
     """Writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of the numbers that
     the array `sample` holds: float32, or bf16 as uint16. The last of `rows` rows stands in for missing ones."""
@@ -135,9 +133,9 @@ def _turn(typingctx, sample, source, row_bytes, rows, out):
             row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
             at = b.add(source, b.mul(row, row_bytes))
             if sample.dtype == types.uint16:
-                lines.append(load(b, at, WORDS))
+                lines.append(load(b, at, I32X16))
                 continue
-            first, second = load(b, at, FLOATS), load(b, at, FLOATS, 4 * LANES)
+            first, second = load(b, at, F32X16), load(b, at, F32X16, 4 * LANES)
             even, odd = (plain_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
             lines.append(bf16_pair(b, even, odd))
         for i, line in enumerate(_transposed(b, lines)):

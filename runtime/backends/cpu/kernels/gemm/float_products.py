@@ -12,24 +12,9 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ......simd import amx
-from ......simd.compile import kernel
-from ......simd.llvm import (
-    FLOATS,
-    I32,
-    I64,
-    LANES,
-    WORDS,
-    address,
-    call,
-    counting,
-    everywhere,
-    features,
-    fma,
-    load,
-    same,
-    store,
-)
-from ......simd.scalar import operation
+from ......simd.compile import intrinsic, kernel
+from ......simd.llvm import F32X16, I32, I32X16, I64, LANES, call, constant, features, fma, load, loop, splat, store
+from ......simd.memory import address
 from .byte_products import PANEL, copy_lines, write_sums
 from .float_panels import STEP, TOKENS, bf16_pair, plain_nan
 
@@ -48,7 +33,7 @@ def has_dots() -> bool:
 # --- the tile unit --------------------------------------------------------------------------------------------------
 
 
-@operation
+@intrinsic
 def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, steps, first):
     """Two panels times 32 tokens (16 if `single` is a boolean and not None), over `steps` times 32 columns, added to sums,
     float32 [tokens, 32] (first: written there). Addresses, and bytes from one panel and from 16 tokens to the next: int64."""
@@ -79,7 +64,7 @@ def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, ste
                 for p in range(2):
                     amx.add_products(b, 2 * t + p, 4 + t, 6 + p)
 
-        counting(b, steps, step)
+        loop(b, steps, step)
         for t, p in pairs:
             amx.store_tile(b, 2 * t + p, sums_at[t, p], row_step)
         return context.get_dummy_value()
@@ -88,7 +73,7 @@ def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, ste
     return types.void(single, i, i, i, i, i, i, types.boolean), generate
 
 
-@operation
+@intrinsic
 def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
     """bf16 numbers of some groups of a panel: scale * code + (term - zero * scale). Addresses; terms may be None; zero a float;
     fours: columns of a group by four."""
@@ -97,29 +82,29 @@ def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
     def generate(context, builder, signature, args):
         b = builder
         codes, scales, terms, zero, fours, groups, out = args
-        minus = b.fneg(everywhere(b, zero))
+        minus = b.fneg(splat(b, zero))
 
         def group(g):
-            scale = plain_nan(b, load(b, scales, FLOATS, b.mul(g, I64(_PAIR_BYTES))))
+            scale = plain_nan(b, load(b, scales, F32X16, b.mul(g, I64(_PAIR_BYTES))))
             term = b.fmul(scale, minus)
             if has_terms:
-                term = b.fadd(term, plain_nan(b, load(b, terms, FLOATS, b.mul(g, I64(_PAIR_BYTES)))))
+                term = b.fadd(term, plain_nan(b, load(b, terms, F32X16, b.mul(g, I64(_PAIR_BYTES)))))
             first = b.mul(g, fours)
 
             def four(i):
                 place = b.mul(b.add(first, i), I64(4 * PANEL))
-                words = load(b, codes, WORDS, place)
+                words = load(b, codes, I32X16, place)
                 numbers = []
                 for k in range(4):
-                    byte = b.and_(b.lshr(words, same(WORDS, 8 * k)), same(WORDS, 255))
-                    numbers.append(fma(b, b.sitofp(byte, FLOATS), scale, term))
+                    byte = b.and_(b.lshr(words, constant(I32X16, 8 * k)), constant(I32X16, 255))
+                    numbers.append(fma(b, b.sitofp(byte, F32X16), scale, term))
                 to = b.mul(place, I64(2))
                 for k in range(2):
                     store(b, bf16_pair(b, *numbers[2 * k : 2 * k + 2]), b.add(out, to), k * _PAIR_BYTES)
 
-            counting(b, fours, four)
+            loop(b, fours, four)
 
-        counting(b, groups, group)
+        loop(b, groups, group)
         return context.get_dummy_value()
 
     i = types.int64
@@ -226,7 +211,7 @@ class _BFloat(ir.types.Type):
         return hash(_BFloat)
 
 
-@operation
+@intrinsic
 def _dot_tile(typingctx, weights, weight_step, tokens, sums, steps, first):
     """As _tile: two panels times 8 tokens of a block of 16."""
 
@@ -236,26 +221,26 @@ def _dot_tile(typingctx, weights, weight_step, tokens, sums, steps, first):
         halves = ir.VectorType(_BFloat(), 2 * LANES)
         both = [(t, p) for t in range(_DOT_TOKENS) for p in range(2)]
         weight_at = [weights, b.add(weights, weight_step)]
-        totals = {pair: alloca_once(b, FLOATS) for pair in both}
+        totals = {pair: alloca_once(b, F32X16) for pair in both}
         for total in totals.values():
-            b.store(ir.Constant(FLOATS, [0.0] * LANES), total)
+            b.store(ir.Constant(F32X16, [0.0] * LANES), total)
 
         def step(i):
             along = b.mul(i, I64(TILE_BYTES))
             for pair in range(STEP // 2):
-                numbers = [b.bitcast(load(b, b.add(at, along), WORDS, pair * _PAIR_BYTES), halves) for at in weight_at]
+                numbers = [b.bitcast(load(b, b.add(at, along), I32X16, pair * _PAIR_BYTES), halves) for at in weight_at]
                 for t in range(_DOT_TOKENS):
                     word = load(b, b.add(tokens, along), I32, 2 * STEP * t + 4 * pair)
-                    word = b.bitcast(everywhere(b, word), halves)
+                    word = b.bitcast(splat(b, word), halves)
                     for p in range(2):
                         total = totals[t, p]
-                        b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, b.load(total), numbers[p], word), total)
+                        b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, b.load(total), numbers[p], word), total)
 
-        counting(b, steps, step)
-        fresh, nothing = everywhere(b, first), ir.Constant(FLOATS, [0.0] * LANES)
+        loop(b, steps, step)
+        fresh, nothing = splat(b, first), ir.Constant(F32X16, [0.0] * LANES)
         for t, p in both:
             at = b.add(sums, I64(4 * PANEL * (2 * t + p)))
-            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, nothing, load(b, at, FLOATS))), at)
+            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, nothing, load(b, at, F32X16))), at)
         return context.get_dummy_value()
 
     i = types.int64

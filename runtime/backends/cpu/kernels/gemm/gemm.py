@@ -24,7 +24,7 @@ import numpy as np
 from ......formats import TensorType
 from ......quantize import decode
 from ......simd import amx, team
-from ......simd.aligned_memory import empty, scratch
+from ......simd.memory import aligned_empty, scratch
 from . import parts as gemm_parts
 from .block_layouts import kind_of
 from .byte_products import BLOCK, TILE_TOKENS
@@ -92,7 +92,7 @@ def unit_of(way: Way) -> int:
 def room(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
     """Memory for results in between: of the name, kept by this thread, unless it has none or that is much."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return scratch(name, shape, dtype) if name and size <= _KEPT else empty(shape, dtype)
+    return scratch(name, shape, dtype) if name and size <= _KEPT else aligned_empty(shape, dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numba.core import types
 
-from ......simd.compile import kernel
-from ......simd.llvm import address
-from ......simd.scalar import operation
-from ......simd.team import Part, call, part, view
+from ......simd.compile import intrinsic, kernel
+from ......simd.memory import address, view
+from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
 from ..elementwise import gate_run
 from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
@@ -41,7 +40,7 @@ _SUMS = (8, 512)  # pairs of panels and tokens whose sums are kept until all col
 _LINE = 64
 
 
-@operation
+@intrinsic
 def keep(typingctx, array):
     """Nothing, but the array stays alive until here, where only its address was used."""
 
@@ -178,7 +177,7 @@ def _unpack(table, job, start, rows, panels, at):
     unpacking[PACKED] = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[LINE_BYTES]
     unpacking[ROW_BYTES], unpacking[ROWS], unpacking[COLUMNS], unpacking[PANELS] = table[LINE_BYTES], rows, columns, panels
     unpacking[CODES], unpacking[SCALES], unpacking[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
-    call(table[UNPACKER], unpacking.ctypes.data, 0)
+    call_part(table[UNPACKER], unpacking.ctypes.data, 0)
     keep(unpacking)
     codes = view(at, code_bytes, np.uint8).reshape(panels, columns // 4, PANEL, 4)
     scales = view(at + code_bytes, scale_bytes // 4, np.float32).reshape(panels, groups, PANEL)

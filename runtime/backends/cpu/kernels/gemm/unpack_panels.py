@@ -17,11 +17,9 @@ from numba.core import types
 
 from ......formats import TYPES
 from ......simd import team
-from ......simd.aligned_memory import scratch
-from ......simd.compile import native_entry
-from ......simd.llvm import F32, FLOATS, I8, I32, I64, WORDS, call, features, join, load, same, shuffle, store
-from ......simd.scalar import operation
-from ......simd.team import view
+from ......simd.compile import intrinsic, native_entry
+from ......simd.llvm import F32, F32X16, I8, I32, I32X16, I64, call, concat, constant, features, load, shuffle, store
+from ......simd.memory import scratch, view
 from .block_layouts import kind_of, places_of
 from .byte_products import PANEL, TILE_PANELS
 
@@ -54,7 +52,7 @@ class _Bits:
         while len(starts) & len(starts) - 1:
             starts.append(starts[-1])
         which = np.minimum((at - low) // 16, len(starts) - 1)
-        source = join(self.builder, [self._run(base, start) for start in starts])
+        source = concat(self.builder, [self._run(base, start) for start in starts])
         return shuffle(self.builder, source, None, 16 * which + at - np.array(starts)[which])
 
     def numbers(self, lane_base, bits):
@@ -65,12 +63,12 @@ class _Bits:
             while stop < width and np.all((bits[:, stop] == bits[:, stop - 1] + 1) & (bits[:, stop] % 8 > 0)):
                 stop += 1
             at, right = bits[:, start] // 8, bits[:, start] % 8
-            part = join(b, [self._bytes(int(lane_base[i]), at[i : i + 16]) for i in range(0, WIDE, 16)])
+            part = concat(b, [self._bytes(int(lane_base[i]), at[i : i + 16]) for i in range(0, WIDE, 16)])
             part = self._shifted(part, right)
-            part = b.and_(part, same(_BYTES, (1 << (stop - start)) - 1))
+            part = b.and_(part, constant(_BYTES, (1 << (stop - start)) - 1))
             if start:
-                words = b.bitcast(part, WORDS)
-                part = b.bitcast(b.shl(words, same(WORDS, start)), _BYTES)
+                words = b.bitcast(part, I32X16)
+                part = b.bitcast(b.shl(words, constant(I32X16, start)), _BYTES)
             out = part if out is None else b.or_(out, part)
             start = stop
         return out
@@ -82,7 +80,7 @@ class _Bits:
             return value
         by_word = right.reshape(-1, 4)
         if np.all(by_word == by_word[:, :1]):
-            words = b.lshr(b.bitcast(value, WORDS), ir.Constant(WORDS, [int(s) for s in by_word[:, 0]]))
+            words = b.lshr(b.bitcast(value, I32X16), ir.Constant(I32X16, [int(s) for s in by_word[:, 0]]))
             return b.bitcast(words, _BYTES)
         return b.lshr(value, ir.Constant(_BYTES, [int(s) for s in right]))
 
@@ -100,7 +98,7 @@ def _look_up(builder, table, codes):
             vector = ir.VectorType(I8, width)
             register = ir.Constant(vector, entries * (width // 16))
             pieces = [shuffle(b, codes, None, range(i, i + width)) for i in range(0, WIDE, width)]
-            return join(b, [call(b, f"llvm.x86.{name}", vector, register, piece) for piece in pieces])
+            return concat(b, [call(b, f"llvm.x86.{name}", vector, register, piece) for piece in pieces])
         register = ir.Constant(_RUN, entries)
         out = ir.Constant(_BYTES, ir.Undefined)
         for lane in range(WIDE):
@@ -111,7 +109,7 @@ def _look_up(builder, table, codes):
     found = [sixteen(entries) for entries in parts]
     bit = 16
     while len(found) > 1:
-        above = b.icmp_unsigned("!=", b.and_(codes, same(_BYTES, bit)), same(_BYTES, 0))
+        above = b.icmp_unsigned("!=", b.and_(codes, constant(_BYTES, bit)), constant(_BYTES, 0))
         found = [b.select(above, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
         bit *= 2
     return found[0]
@@ -168,15 +166,15 @@ class _Quad:
         wide = shuffle(b, factor, None, list(range(QUAD)) * 4)
         for i in range(0, 4 * self.groups, 16):
             part = shuffle(b, codes, None, range(i, i + 16))
-            words = (b.sext if signed else b.zext)(part, WORDS)
+            words = (b.sext if signed else b.zext)(part, I32X16)
             if times != 1:
-                words = b.mul(words, same(WORDS, times))
+                words = b.mul(words, constant(I32X16, times))
             if plus:
-                words = b.add(words, same(WORDS, plus))
+                words = b.add(words, constant(I32X16, plus))
             if negative is not None:
-                set_ = b.icmp_unsigned("!=", shuffle(b, negative, None, range(i, i + 16)), same(_RUN, 0))
+                set_ = b.icmp_unsigned("!=", shuffle(b, negative, None, range(i, i + 16)), constant(_RUN, 0))
                 words = b.select(set_, b.neg(words), words)
-            floats = b.fmul(b.sitofp(words, FLOATS), wide)
+            floats = b.fmul(b.sitofp(words, F32X16), wide)
             for j in range(4):
                 store(b, shuffle(b, floats, None, range(4 * j, 4 * j + 4)), at, (i // 4 + j) * 4 * PANEL)
 
@@ -202,13 +200,13 @@ class _Quad:
         shifts = None
         if places.flags is not None:
             flags = self._per_group(places.flags)
-            shifts = b.and_(b.sub(same(_BYTES, 0), flags), same(_BYTES, kind.shift))
+            shifts = b.and_(b.sub(constant(_BYTES, 0), flags), constant(_BYTES, kind.shift))
         lane = np.arange(WIDE)
         for run in range(self.block // 16):
             if self.plain:
                 column = 16 * run + lane % 16
                 codes = self.bits.numbers(lane // 16, places.codes[0, column])
-                words = shuffle(b, b.bitcast(codes, WORDS), None, [4 * k + j for j in range(4) for k in range(QUAD)])
+                words = shuffle(b, b.bitcast(codes, I32X16), None, [4 * k + j for j in range(4) for k in range(QUAD)])
                 codes = b.bitcast(words, _BYTES)
             else:
                 column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
@@ -216,7 +214,7 @@ class _Quad:
             if kind.table is not None:
                 codes = _look_up(b, [entry + kind.zero for entry in kind.table], codes)
             elif kind.int8:
-                codes = b.xor(codes, same(_BYTES, -128))
+                codes = b.xor(codes, constant(_BYTES, -128))
             if shifts is not None:
                 group = 16 * run // kind.group
                 codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // 4 % 4))
@@ -225,7 +223,7 @@ class _Quad:
                 store(b, part, out, (4 * run + j) * 4 * PANEL)
 
 
-@operation
+@intrinsic
 def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
     """Writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in a panel.
 

@@ -31,9 +31,9 @@ import numpy as np
 from numba import types
 
 from ......formats.types import TYPES
-from ......simd.compile import kernel, native_entry
-from ......simd.scalar import operation
-from ......simd.team import call, view
+from ......simd.compile import intrinsic, kernel, native_entry
+from ......simd.memory import view
+from ......simd.team import call_part
 from ..activations import Activations
 from .block_layouts import fields
 from .emitter import Emitter
@@ -46,7 +46,7 @@ MATRIX, FIRST, TOKENS, TARGET = range(4)
 TOGETHER = 4  # tokens whose products are computed in one pass over the codes of a group of rows
 
 
-@operation
+@intrinsic
 def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, sums, out, stride):
     if not isinstance(name, types.StringLiteral):
         return None
@@ -145,7 +145,7 @@ def products() -> list[str]:
 def run_parts(address, argument, first, stop):
     """Calls parts first to stop - 1 of a compiled part, on this thread."""
     for number in range(first, stop):
-        call(address, argument, number)
+        call_part(address, argument, number)
 
 
 def multiply(packed: np.ndarray, type_name: str, activations: Activations | np.ndarray, level: str = "") -> np.ndarray:

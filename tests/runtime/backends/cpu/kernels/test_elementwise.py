@@ -4,20 +4,20 @@ import pytest
 from ggufmill.runtime.backends.cpu.kernels import elementwise as small
 from ggufmill.runtime.backends.cpu.rope import Rope
 from ggufmill.simd.compile import kernel
-from ggufmill.simd.exponential import exponential, exponential_lanes
+from ggufmill.simd.exponential import exp, exp_lanes
 from ggufmill.simd.workers import Workers
 
 
 @kernel
 def each(x, out):
     for i in range(x.size):
-        out[i] = exponential(x[i])
+        out[i] = exp(x[i])
 
 
 @kernel
 def sixteen(x, out):
     for i in range(0, x.size, small.LANES):
-        small.store(out, i, exponential_lanes(small.load(x, i)))
+        small.store(out, i, exp_lanes(small.load(x, i)))
 
 
 def test_exponential():

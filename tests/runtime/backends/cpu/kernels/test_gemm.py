@@ -21,9 +21,9 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import panels_of, r
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
-from ggufmill.simd.aligned_memory import empty, scratch
-from ggufmill.simd.llvm import I32, WORDS, ByteDots, address, features, load, store
-from ggufmill.simd.scalar import operation
+from ggufmill.simd.compile import intrinsic
+from ggufmill.simd.llvm import I32, I32X16, ByteDots, features, load, store
+from ggufmill.simd.memory import address, aligned_empty, scratch
 
 KNOWN = [name for name, kind in TYPES.items() if can_encode(kind)]
 
@@ -33,7 +33,7 @@ def to_float(bits):
 
 
 def buffers(tokens=512):
-    return empty((8, tokens, 32), np.float32), empty((2 * 512 * 16,), np.uint16)
+    return aligned_empty((8, tokens, 32), np.float32), aligned_empty((2 * 512 * 16,), np.uint16)
 
 
 def sample_of(name, rows, columns, seed=0):
@@ -63,12 +63,12 @@ def test_every_way_of_multiplying_bytes_gives_the_same_integers(has):
         pytest.skip(f"this processor has no {has}")
     wanted = frozenset({has, "avx512f"} if has.startswith("avx512") else {has})
 
-    @operation
+    @intrinsic
     def dots(typingctx, weights, tokens, out):
         def generate(context, builder, signature, args):
             ways = ByteDots(builder, wanted)
-            weights, tokens = (load(builder, args[i], kind) for i, kind in enumerate((WORDS, I32)))
-            total = ways.add(load(builder, args[2], WORDS), ways.weights(weights), ways.activations(tokens))
+            weights, tokens = (load(builder, args[i], kind) for i, kind in enumerate((I32X16, I32)))
+            total = ways.add(load(builder, args[2], I32X16), ways.weights(weights), ways.activations(tokens))
             store(builder, total, args[2])
             return context.get_dummy_value()
 
@@ -108,7 +108,7 @@ def bytes_case(n, rows, columns, group, has_terms, seed):
         np.ones((filled, columns // 32), np.float32),
         -128 * sums,
         sums.astype(np.float32),
-        empty((2, 4 * TILE_TOKENS, 32), np.float32),
+        aligned_empty((2, 4 * TILE_TOKENS, 32), np.float32),
         out,
         5,
     )
@@ -322,7 +322,7 @@ def test_lookup_reads_rows_where_they_lie(monkeypatch):
 
 def test_memory_begins_at_cache_lines():
     for shape in ((3,), (5, 7), (1000,)):
-        assert empty(shape, np.float32).ctypes.data % 64 == 0
+        assert aligned_empty(shape, np.float32).ctypes.data % 64 == 0
     first = scratch("test", (100,), np.float32)
     assert first.ctypes.data % 64 == 0
     assert scratch("test", (50,), np.float32).ctypes.data == first.ctypes.data

@@ -1,0 +1,93 @@
+"""Memory for kernels: aligned arrays, scratch arrays per thread, and access by address from inside kernels.
+
+A vector load across two cache lines takes twice as long as one within a line, and with 64-byte vectors either all do or none.
+So arrays that inner loops read with vectors begin at a cache line.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import prod
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numpy.typing import DTypeLike
+
+from .compile import intrinsic, kernel
+
+CACHE_LINE = 64  # bytes
+_thread_arrays = threading.local()
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """A C-contiguous array, not initialised, whose first element lies at the beginning of a cache line."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    buffer = np.empty(size + CACHE_LINE, np.uint8)
+    start = -buffer.ctypes.data % CACHE_LINE
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def scratch(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """As `aligned_empty`, from a buffer that this thread keeps under `name`: valid until it asks for that name again."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    buffer = getattr(_thread_arrays, name, None)
+    if buffer is None or buffer.size < size:
+        buffer = aligned_empty((size,), np.uint8)
+        setattr(_thread_arrays, name, buffer)
+    return buffer[:size].view(dtype).reshape(shape)
+
+
+# --- in kernels only; addresses are not checked ---------------------------------------------------------------------
+
+
+@intrinsic
+def address(typingctx, array):
+    """The address of an array's first element, as int64; the caller keeps the array alive while the address is used."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def generate(context, builder, signature, args):
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, _I64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def _pointer(typingctx, address, dtype):
+    """An address as a pointer to elements of a dtype."""
+    target = types.CPointer(dtype.dtype)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(target))
+
+    return target(types.int64, dtype), generate
+
+
+@kernel(inline="always")
+def view(address, size, dtype):
+    """The `size` elements of a dtype (np.float32, ...) that begin at an address, as an array."""
+    return numba.carray(_pointer(address, dtype), size)  # type: ignore[attr-defined]
+
+
+@intrinsic
+def load_word(typingctx, address):
+    """The uint32 at any address (uint64); an array would need alignment, or a multiplication per access."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _I32.as_pointer()), align=1)
+
+    return types.uint32(types.uint64), generate
+
+
+@intrinsic
+def store_word(typingctx, address, word):
+    """Writes a uint32 to any address (uint64)."""
+
+    def generate(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], _I32.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint32), generate
