@@ -65,7 +65,9 @@ def test_the_folder_that_is_said_is_the_one_that_is_used(tmp_path):
     """Where ours cannot be written to, numba looks for another."""
     (tmp_path / "file").write_text("no folder")
     package = tmp_path / "ggufmill"
-    shutil.copytree(kernels.ROOT / "formats", package / "formats", ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ("formats", "simd"):
+        shutil.copytree(kernels.ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(kernels.ROOT / "errors.py", package / "errors.py")
     (package / "__init__.py").write_text("")
     environment = {"GGUFMILL_CACHE": str(tmp_path / "file"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=environment)
