@@ -2,26 +2,20 @@
 
 A codebook of the iq1 and iq2 types holds vectors of eight levels 0, 1, 2; one of the iq3 types vectors of four levels 0 ... 7.
 Eight or four levels are packed into 16 bits, of two or four bits each, the first lowest. The points come from the ggml
-sources (codebooks.npz beside this module, in the order of their indices); what a level stands for does too.
+sources (formats/layouts, in the order of their indices); what a level stands for does too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from ....formats.layouts.tables import GRIDS, codebook_points, codebook_values
+
 # name of a codebook -> what its levels stand for, in units of a block's scale
-_LEVELS = {
-    "iq1s": (-1.0, 0.0, 1.0),
-    "iq2xxs": (1.0, 3.125, 5.375),
-    "iq2xs": (1.0, 3.125, 5.375),
-    "iq2s": (1.0, 3.125, 5.375),
-    "iq3xxs": (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.5),
-    "iq3s": (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0),
-}
+_LEVELS = {name: tuple(level * grid.unit for level in grid.levels) for name, grid in GRIDS.items()}
 
 # Candidates kept for each vector of levels. With all points as candidates, errors would be less by 0 to 2 percent.
 NEAREST = 32
@@ -48,26 +42,16 @@ class Codebook:
     near: np.ndarray
 
 
-def _stored(name: str) -> tuple[np.ndarray, int, int]:
-    """Packed points of a codebook, their elements, bits of a level."""
-    with np.load(Path(__file__).with_name("codebooks.npz")) as file:
-        points = file[name]
-    size, bits = (8, 2) if len(_LEVELS[name]) == 3 else (4, 4)
-    return points, size, bits
-
-
 def vectors_of(name: str) -> np.ndarray:
     """What the points of a codebook stand for, float32 [points, elements of a point]."""
-    points, size, bits = _stored(name)
-    levels = points[:, None] >> bits * np.arange(size, dtype=np.uint16) & ((1 << bits) - 1)
-    return np.array(_LEVELS[name], np.float32)[levels]
+    return (codebook_values(name) * GRIDS[name].unit).astype(np.float32)
 
 
 @cache
 def codebook(name: str) -> Codebook:
     """The codebook of that name, its near points worked out (some tenths of a second)."""
-    levels = _LEVELS[name]
-    points, size, bits = _stored(name)
+    levels, points = _LEVELS[name], codebook_points(name)
+    size, bits = GRIDS[name].size, GRIDS[name].bits
     count = len(levels)
     shifts = bits * np.arange(size, dtype=np.uint16)
     digits = count ** np.arange(size)
