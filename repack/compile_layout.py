@@ -1,4 +1,4 @@
-"""From a layout, which says where each bit goes, to the programs of moves that take it there and back."""
+"""From a layout, which says where each bit goes, to the programs of word moves that take it there and back."""
 
 from __future__ import annotations
 
@@ -9,70 +9,77 @@ from itertools import groupby
 import numpy as np
 
 from ..formats import TYPES, TensorType
+from ..formats.layouts import twin_of
+from ..formats.layouts.table import plain_parts
 from .bit_permutation import Program
-from .layouts import LAYOUTS, Layout
 
-_ALL = 0xFFFFFFFF
+_ALL_BITS = 0xFFFFFFFF
 _Sources = list[list[tuple[int, int]]]  # for each destination bit: (row, bit address) of the bits whose XOR it is
 _Term = tuple[int, int, int, int]  # row, offset, rotation to the right, mask
 _Step = tuple[int, int, int]  # see Program.step
 
 
 def block_bytes(packed: TensorType) -> int:
-    """Bytes of one row that a program for this packed type moves at a time: a block, for bf16 two elements."""
-    return LAYOUTS[packed.name.lower()].block_bytes or packed.block_bytes
+    """Bytes of one row that a program for this interleaved type moves at a time: a block, for bf16 two elements."""
+    return twin_of(packed.name).blocks * packed.block_bytes
 
 
 @cache
 def programs(name: str) -> tuple[Program, Program]:
-    """(pack, unpack) for the packed type of this name in lower case."""
-    kind, layout = TYPES[name], LAYOUTS[name]
+    """(pack, unpack): the programs of the interleaved type of this name. Raises KeyError for a type that is no permutation."""
+    kind, twin = TYPES[name], twin_of(name)
     rows, size = kind.rows, block_bytes(kind)
-    into: _Sources = [[] for _ in range(8 * size * rows)]
-    back: list[_Sources] = [[[] for _ in range(8 * size)] for _ in range(rows)]
-    chained = set()  # packed bits to which the bit below is XORed: the upper ones of scrambled numbers
-    for row, from_bit, to_bit, upper in _bits(layout, rows, size):
-        into[to_bit].append((row, from_bit))
-        back[row][from_bit].append((0, to_bit))
-        if upper:
-            chained.add(to_bit)
-            back[row][from_bit].append((0, to_bit - 1))
-    flips = [layout.flip if at >= layout.flip_from else 0 for at in range(size * rows)]
+    pack_sources: _Sources = [[] for _ in range(8 * size * rows)]
+    unpack_sources: list[_Sources] = [[[] for _ in range(8 * size)] for _ in range(rows)]
+    chained = set()  # interleaved bits to which the bit below is XORed: the upper ones of scrambled numbers
+    for row, plain_bit, packed_bit, is_chained in _bits(kind, rows, size):
+        pack_sources[packed_bit].append((row, plain_bit))
+        unpack_sources[row][plain_bit].append((0, packed_bit))
+        if is_chained:
+            chained.add(packed_bit)
+            unpack_sources[row][plain_bit].append((0, packed_bit - 1))
+    flips = [twin.flip if at >= twin.flip_from else 0 for at in range(size * rows)]
     pack_start = [[bool(flips[bit // 8] >> bit % 8 & 1) for bit in range(8 * size * rows)]]
-    unpack_start = [[sum(flips[p // 8] >> p % 8 & 1 for _, p in sources) % 2 == 1 for sources in block] for block in back]
-    return _assemble([into], pack_start, chained, size), _assemble(back, unpack_start, set(), size * rows)
+    unpack_start = [
+        [sum(flips[p // 8] >> p % 8 & 1 for _, p in sources) % 2 == 1 for sources in block] for block in unpack_sources
+    ]
+    pack = _compile([pack_sources], pack_start, chained, size)
+    return pack, _compile(unpack_sources, unpack_start, set(), size * rows)
 
 
-def _bits(layout: Layout, rows: int, size: int) -> list[tuple[int, int, int, bool]]:
-    """(row, base bit, packed bit, whether it is an upper bit of a scrambled number) of every bit; each occurs once."""
+def _bits(kind: TensorType, rows: int, size: int) -> list[tuple[int, int, int, bool]]:
+    """Of all bits: row, bit of the plain block, bit of the interleaved block, whether it is an upper bit of a scrambled number.
+
+    Raises AssertionError if the layout does not place every bit exactly once.
+    """
     bits: list[tuple[int, int, int, bool]] = []
-    for part in layout.parts:
-        numbers, width = part.base.shape
+    for part, plain in plain_parts(kind.name):
+        numbers, width = plain.shape
         target = part.place(rows, numbers, width)
         upper = [part.scrambled and bit > 0 for bit in range(width)] * numbers
         for row in range(rows):
-            bits += zip([row] * (numbers * width), part.base.ravel().tolist(), target[row].ravel().tolist(), upper, strict=True)
-    everything = 8 * size * rows
-    if len({bit[:2] for bit in bits}) != everything or sorted(bit[2] for bit in bits) != list(range(everything)):
-        raise AssertionError("a layout has to place every bit exactly once")
+            bits += zip([row] * (numbers * width), plain.ravel().tolist(), target[row].ravel().tolist(), upper, strict=True)
+    total = 8 * size * rows
+    if len({bit[:2] for bit in bits}) != total or sorted(bit[2] for bit in bits) != list(range(total)):
+        raise AssertionError(f"the layout of {kind.name} does not place every bit exactly once")
     return bits
 
 
-def _assemble(blocks: list[_Sources], start: list[list[bool]], chained: set[int], source_bytes: int) -> Program:
-    """The program for destination blocks, one for each row, all covered by words in the same way."""
+def _compile(blocks: list[_Sources], start: list[list[bool]], chained: set[int], source_bytes: int) -> Program:
+    """The program that fills in destination blocks, one for each row, all of them cut into words in the same way."""
     size = len(blocks[0]) // 8
-    cover = min(
-        (_cover(size, first) for first in sorted({0, size % 4})),
-        key=lambda chosen: sum(len(_word(blocks[0], *word, set(), source_bytes)[0]) for word in chosen),
+    words = min(
+        (_words(size, first) for first in sorted({0, size % 4})),
+        key=lambda words: sum(len(_moves(blocks[0], *word, set(), source_bytes)[0]) for word in words),
     )
-    words = [(row, word[0], *_word(block, *word, chained, source_bytes)) for row, block in enumerate(blocks) for word in cover]
-    runs = [(key, len(list(group))) for key, group in groupby(words, lambda word: (len(word[2]), len(word[3])))]
-    terms = np.array([term for _, _, terms, _ in words for term in terms], np.int64)
-    steps = [step for _, _, _, steps in words for step in steps]
+    moves = [(row, word[0], *_moves(block, *word, chained, source_bytes)) for row, block in enumerate(blocks) for word in words]
+    runs = [(key, len(list(group))) for key, group in groupby(moves, lambda move: (len(move[2]), len(move[3])))]
+    terms = np.array([term for _, _, terms, _ in moves for term in terms], np.int64)
+    steps = [step for _, _, _, steps in moves for step in steps]
     return Program(
-        word_row=np.array([row for row, _, _, _ in words]),
-        word_at=np.array([at for _, at, _, _ in words]),
-        start=np.array([sum(start[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in words], np.uint32),
+        word_row=np.array([row for row, _, _, _ in moves]),
+        word_at=np.array([at for _, at, _, _ in moves]),
+        start=np.array([sum(start[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in moves], np.uint32),
         lengths=np.array([(number, *key) for key, number in runs]),
         term_row=np.ascontiguousarray(terms[:, 0]),
         term_at=np.ascontiguousarray(terms[:, 1]),
@@ -82,10 +89,11 @@ def _assemble(blocks: list[_Sources], start: list[list[bool]], chained: set[int]
     )
 
 
-def _cover(size: int, first: int) -> list[tuple[int, range]]:
-    """(offset, bytes it has to get right) of words that cover `size` bytes, side by side from `first` on.
+def _words(size: int, first: int) -> list[tuple[int, range]]:
+    """(offset, bytes it has to get right) of the words that cover `size` bytes, side by side from `first` on.
 
-    Where that leaves some bytes at either end, a word that reaches over them comes before the one that mends what it overwrote.
+    Where that leaves some bytes at either end, a word that reaches over them comes before the one that writes the rest of its
+    bytes again.
     """
     inner = range(first, size - 3, 4)
     words = [(at, range(at, at + 4)) for at in inner]
@@ -96,15 +104,15 @@ def _cover(size: int, first: int) -> list[tuple[int, range]]:
     return ends + words
 
 
-def _word(block: _Sources, at: int, owned: range, chained: set[int], source_bytes: int) -> tuple[list[_Term], list[_Step]]:
-    """What makes the word at byte `at`: terms and steps."""
+def _moves(block: _Sources, at: int, owned: range, chained: set[int], source_bytes: int) -> tuple[list[_Term], list[_Step]]:
+    """The terms and steps that make the word at byte `at`."""
     bits = {(bit, row, p) for bit in range(32) if at + bit // 8 in owned for row, p in block[8 * at + bit]}
     steps = _running_xor(sum(1 << bit for bit in range(32) if 8 * at + bit in chained))
     rows, lowest = {row for _, row, _ in bits}, min(p for _, _, p in bits)
-    if len(rows) == 1 and lowest % 8 == 0:  # perhaps a shuffled copy of a single word
+    if len(rows) == 1 and lowest % 8 == 0:  # perhaps a permuted copy of a single word
         swaps = _index_swaps([p - lowest for _, _, p in sorted(bits)])
         if swaps:
-            return [(rows.pop(), lowest // 8, 0, _ALL)], swaps + steps
+            return [(rows.pop(), lowest // 8, 0, _ALL_BITS)], swaps + steps
     return _terms(bits, source_bytes), steps
 
 
@@ -140,7 +148,8 @@ def _index_swaps(source: list[int]) -> list[_Step]:
         if i != j:
             now[i], now[j] = now[j], now[i]
             low, high = min(i, j), max(i, j)
-            steps.append(((1 << high) - (1 << low), sum(1 << b for b in range(32) if b >> low & 1 and not b >> high & 1), _ALL))
+            mask = sum(1 << b for b in range(32) if b >> low & 1 and not b >> high & 1)
+            steps.append(((1 << high) - (1 << low), mask, _ALL_BITS))
     return steps
 
 
@@ -151,4 +160,4 @@ def _running_xor(upper: int) -> list[_Step]:
     """
     two = upper & upper << 1
     four = two & two << 1 & two << 2
-    return [(s, (m & _ALL) >> s, 0) for s, m in ((1, upper), (2, two), (4, four)) if m]
+    return [(s, (m & _ALL_BITS) >> s, 0) for s, m in ((1, upper), (2, two), (4, four)) if m]

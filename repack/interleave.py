@@ -25,7 +25,7 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     base = TYPES[str(packed.base)]
     q = _checked(q, base, packed, n)
     out = np.empty((q.shape[0], packed.row_bytes(n)), np.uint8)
-    move(programs(packed.name.lower())[0], Side(q, 1, base.row_meta), _packed_side(out, packed), block_bytes(packed))
+    move(programs(packed.name)[0], Side(q, 1, base.row_meta), _packed_side(out, packed), block_bytes(packed))
     # q8_KV has a second row scale, the sum of its quants, which its packed form does without.
     metas = _group_metas(out, packed)
     metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
@@ -44,7 +44,7 @@ def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     base = TYPES[packed.base]
     q = _checked(q, packed, packed, n)
     out = np.empty((q.shape[0], base.row_bytes(n)), np.uint8)
-    move(programs(packed.name.lower())[1], _packed_side(q, packed), Side(out, 1, base.row_meta), block_bytes(packed))
+    move(programs(packed.name)[1], _packed_side(q, packed), Side(out, 1, base.row_meta), block_bytes(packed))
     out[:, : packed.row_meta] = _group_metas(q, packed).reshape(q.shape[0], packed.row_meta)
     if base.row_meta > packed.row_meta:
         sums = out[:, base.row_meta :].view(np.int8).sum(axis=1, dtype="<i4")

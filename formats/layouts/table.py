@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from ..types import TYPES
+from ..types import TYPES, TensorType
 from . import iqk, iquants, kquants, legacy
 from .description import BlockLayout
-from .interleaved import TWINS, Twin
+from .interleaved import TWINS, Part, Twin
 
 _WRITTEN = {name.lower(): layout for family in (legacy, kquants, iquants, iqk) for name, layout in family.LAYOUTS.items()}
 _TWINS = {name.lower(): twin for name, twin in TWINS.items()}
@@ -22,7 +22,7 @@ def layout_of(type_name: str) -> BlockLayout:
     name."""
     kind = TYPES[type_name]
     if kind.base is not None:
-        return _interleaved(twin_of(type_name), _WRITTEN[kind.base.lower()], kind.rows, kind.block_bytes)
+        return _interleaved(kind)
     written = _WRITTEN[kind.name.lower()]
     return written if written.codes.ndim == 3 else written.moved(lambda bits: bits[None])
 
@@ -32,26 +32,28 @@ def twin_of(type_name: str) -> Twin:
     return _TWINS[TYPES[type_name].name.lower()]
 
 
-def plain_of(twin: Twin, plain: BlockLayout, block_bytes: int) -> BlockLayout:
-    """The layout of what counts as one plain block: `twin.blocks` of them, side by side."""
-    if twin.blocks == 1:
+def plain_parts(type_name: str) -> list[tuple[Part, np.ndarray]]:
+    """The parts of an interleaved type, each with its bit addresses in the plain block, int64 [numbers, width]."""
+    kind, twin = TYPES[type_name], twin_of(type_name)
+    plain = _joined(_WRITTEN[str(kind.base).lower()], twin.blocks, kind.block_bytes)
+    return [(part, part.plain_bits(plain)) for part in twin.parts]
+
+
+def _joined(plain: BlockLayout, blocks: int, block_bytes: int) -> BlockLayout:
+    """The layout of some plain blocks, side by side, as one."""
+    if blocks == 1:
         return plain
     assert list(plain.bit_arrays()) == ["codes"], "only codes are joined"
-    codes = np.concatenate([plain.codes + 8 * block_bytes * i for i in range(twin.blocks)])
-    return replace(plain, block=plain.block * twin.blocks, codes=codes)
+    codes = np.concatenate([plain.codes + 8 * block_bytes * i for i in range(blocks)])
+    return replace(plain, block=plain.block * blocks, codes=codes)
 
 
-def _interleaved(twin: Twin, plain: BlockLayout, rows: int, block_bytes: int) -> BlockLayout:
-    """The layout of an interleaved type, bit arrays [rows, n, width], from that of its plain type, [n, width].
-
-    rows: of a group; block_bytes: of a plain block.
-    """
-    plain = plain_of(twin, plain, block_bytes)
-    to = np.full((rows, 8 * block_bytes * twin.blocks), -1)
-    for part in twin.parts:
-        bits = part.plain_bits(plain)
-        to[:, bits] = part.place(rows, *bits.shape)
-    layout = plain.moved(lambda bits: to[:, bits])
+def _interleaved(kind: TensorType) -> BlockLayout:
+    twin = twin_of(kind.name)
+    to = np.full((kind.rows, 8 * kind.block_bytes * twin.blocks), -1)  # where each bit of a plain block goes, by row
+    for part, bits in plain_parts(kind.name):
+        to[:, bits] = part.place(kind.rows, *bits.shape)
+    layout = _joined(_WRITTEN[str(kind.base).lower()], twin.blocks, kind.block_bytes).moved(lambda bits: to[:, bits])
     if twin.flip:
         assert layout.table is not None
         flip = twin.flip & (len(layout.table) - 1)
