@@ -29,7 +29,7 @@ from ggufmill.formats import TYPES, PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.recipes.recipe import parse_rules
+from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model
 from ggufmill.runtime.evaluate.perplexity import Perplexity, perplexity

@@ -27,7 +27,7 @@ from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.quantize.planning import Importance
-from ggufmill.quantize.recipes.type_selection import quantisable
+from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 
@@ -56,8 +56,8 @@ def of_model(path: Path, imatrix: Path | None) -> Iterator[Sample]:
         means = collect(model, model.tokenizer.encode(text), chunks=20)[0].means()
     importance = Importance(means)
     for tensor in source.tensors.values():
-        if quantisable(tensor):
-            weights = importance.of(tensor)
+        if is_quantizable(tensor):
+            weights = importance.for_tensor(tensor)
             yield path.name, tensor.read(0, min(ROWS, tensor.shape[1])), None if weights is None else weights[0]
 
 

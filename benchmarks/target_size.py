@@ -26,7 +26,7 @@ from ggufmill.pipeline.console import table
 from ggufmill.pipeline.search_options import Target, Wishes, parse_types
 from ggufmill.pipeline.searching import SearchJob
 from ggufmill.quantize import can_encode
-from ggufmill.quantize.gguf_source import rounded
+from ggufmill.quantize.gguf_source import simulate_quantization
 from ggufmill.quantize.planning import Importance, plan_quantize
 from ggufmill.quantize.recipes.mixes import default_type, file_types
 from ggufmill.recipes import FOLDER
@@ -62,7 +62,7 @@ def stock(source: TensorSource, importance: Importance, reference: Reference) ->
 
 
 def measured(source: TensorSource, plan: Plan, reference: Reference) -> dict[str, float]:
-    found = reference.divergence(rounded(source, plan))
+    found = reference.divergence(simulate_quantization(source, plan))
     return {"nbytes": plan.total_bytes, "bits": plan.bits_per_weight, "kld": found.mean, "error": found.error}
 
 

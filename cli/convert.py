@@ -14,7 +14,7 @@ from ..pipeline.write_model import finish, finished_before
 from .options import flags
 from .options.job import job_options
 
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe, which takes long to import
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # as in quantize.recipes.recipe, which takes long to import
 
 
 @click.command(short_help="Hugging Face checkpoint to GGUF")
@@ -86,7 +86,7 @@ def command(
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
-        nonfinite=replaced,
+        nonfinite_counts=replaced,
         version=__version__,
     )
     finish(

@@ -125,7 +125,7 @@ class _Planner:
 
     def of(self, recipe: str | None, type: TensorType | str | None) -> _Candidate:
         """The model as it is without either. Raises PlanError."""
-        from ..quantize.planning import Assumed, plan_quantize
+        from ..quantize.planning import AssumedImportance, plan_quantize
         from ..quantize.recipes.recipe import Recipe, load_recipe
         from ..recipes import find
         from ..runtime.memory import Weight, place
@@ -137,7 +137,7 @@ class _Planner:
             "out.gguf",
             type=default,
             rules=loaded.rules,
-            importance=Assumed({}),
+            importance=AssumedImportance({}),
             ignore_imatrix_rules=True,
             allow_requantize=True,
         )

@@ -141,9 +141,10 @@ def command(
     from ..pipeline.search_result import name_lines
     from ..pipeline.searching import SearchJob
     from ..quantize.planning import plan_quantize
-    from ..quantize.prune import parse_layers, pruned
-    from ..quantize.recipes.recipe import Recipe, load_recipe, parse_rules
-    from ..quantize.recipes.type_selection import Flags
+    from ..quantize.prune import drop_layers, parse_layers
+    from ..quantize.recipes.recipe import Recipe, load_recipe
+    from ..quantize.recipes.rules import parse_rules
+    from ..quantize.recipes.type_selection import TypeOverrides
     from ..recipes import find
 
     path = find(recipe) if recipe is not None else None
@@ -154,7 +155,7 @@ def command(
     if include_weights and exclude_weights:
         raise PlanError("--include-weights and --exclude-weights exclude each other")
     roles = {role: options.pop(f"{role}_type") for role, _ in ROLES}
-    chosen = Flags(
+    chosen = TypeOverrides(
         token_embedding_type,
         output_tensor_type,
         ffn_gate_inp_type,
@@ -173,7 +174,7 @@ def command(
     if imatrix is not None:
         importance = load_importance(imatrix, opened, quiet=job.as_json, include=include_weights, exclude=exclude_weights)
     if prune_layers is not None:
-        opened, former = pruned(opened, parse_layers(prune_layers))
+        opened, former = drop_layers(opened, parse_layers(prune_layers))
         importance = importance.renamed(former) if importance is not None else None
     default, rules = (type, loaded.rules) if type is not None else recipe_types(opened, loaded)
     rules = [*custom, *rules]
@@ -181,11 +182,18 @@ def command(
     refuse_idle(_NEEDS, {_TARGET: target is not None, _IMATRIX: imatrix is not None, _SHOWN: job.dry_run})
     if leave_output_tensor and output_tensor_type is not None:
         raise click.UsageError("--leave-output-tensor copies what --output-tensor-type would make anew: give one of them")
-    if default is None and not rules and target is None and chosen == Flags() and not override_kv and prune_layers is None:
+    if (
+        default is None
+        and not rules
+        and target is None
+        and chosen == TypeOverrides()
+        and not override_kv
+        and prune_layers is None
+    ):
         raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
     inputs = [p for p in (path, imatrix) if p is not None]
     if target is not None:
-        if default is not None or chosen != Flags() or options["pure"]:
+        if default is not None or chosen != TypeOverrides() or options["pure"]:
             raise PlanError("a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed")
         folder = path.parent if path is not None else Path()
         wishes = recipe_wishes(loaded, folder, types=types, text=calibration, threads=job.threads)
@@ -214,11 +222,11 @@ def command(
         type=default,
         rules=rules,
         recipe_text=text,
-        flags=chosen,
+        overrides=chosen,
         importance=importance,
         override_kv=override_kv,
         split_max_size=split_max_size,
-        nonfinite=replaced,
+        nonfinite_counts=replaced,
         version=__version__,
         **options,
     )

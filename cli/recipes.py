@@ -70,17 +70,17 @@ def lint(recipe: str, model: str | Path | None, as_json: bool, strict: bool, **o
       ggufmill recipes lint mine.txt
       ggufmill recipes lint mine.txt DeepSeek-V3/ --imatrix v3.imatrix --strict
     """
-    from ..quantize.recipes.lint import not_portable, rules_without_imatrix, suspicious, unreachable
+    from ..quantize.recipes.lint import rules_needing_imatrix, suspicious_rules, unportable_rules, unreachable_rules
     from ..quantize.recipes.recipe import load_recipe
 
     loaded = load_recipe(find(recipe))
-    notes = not_portable(loaded.rules)
+    notes = unportable_rules(loaded.rules)
     if model is not None:
         warnings = _plan(model, recipe, **options).warnings
     else:
-        warnings = [*suspicious(loaded.rules), *unreachable(loaded.rules)]
+        warnings = [*suspicious_rules(loaded.rules), *unreachable_rules(loaded.rules)]
         if options["imatrix"] is None and "imatrix" not in loaded.stages:
-            notes += rules_without_imatrix(loaded.rules)
+            notes += rules_needing_imatrix(loaded.rules)
 
     def text() -> str:
         lines = [f"warning: {warning}" for warning in warnings] + [f"note: {note}" for note in notes]
@@ -109,12 +109,12 @@ def explain(model: str | Path, recipe: str | None, as_json: bool, **options: Any
       ggufmill recipes explain model-bf16.gguf --type Q4_K_M
     """
     from ..pipeline.write_model import weights_text
-    from ..quantize.recipes.lint import shares
+    from ..quantize.recipes.lint import rule_shares
 
     if recipe is None and options["type"] is None:
         raise click.UsageError("give --recipe FILE, --type TYPE or both")
     plan = _plan(model, recipe, **options)
-    found = shares(plan)
+    found = rule_shares(plan)
 
     def text() -> str:
         columns = ("decided by", "types", "tensors", "size", "share", "bits", "first")
@@ -144,13 +144,13 @@ def _plan(model: str | Path, recipe: str | None, type: TensorType | str | None, 
     from ..convert.outtype import recipe_types
     from ..pipeline.importance import load_importance
     from ..pipeline.search_options import recipe_target
-    from ..quantize.planning import Assumed, plan_quantize
-    from ..quantize.recipes.lint import without_imatrix
+    from ..quantize.planning import AssumedImportance, plan_quantize
+    from ..quantize.recipes.lint import tensors_needing_imatrix
     from ..quantize.recipes.recipe import Recipe, load_recipe
 
     loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
     source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=isinstance(model, str))
-    importance = load_importance(imatrix, source, quiet=True) if imatrix is not None else Assumed({})
+    importance = load_importance(imatrix, source, quiet=True) if imatrix is not None else AssumedImportance({})
     default, rules = recipe_types(source, loaded)
     plan = plan_quantize(
         source,
@@ -166,5 +166,5 @@ def _plan(model: str | Path, recipe: str | None, type: TensorType | str | None, 
         click.echo(f"note: {loaded.name} has a target: types for what no rule takes are found by `run`, `quantize`", err=True)
         plan.warnings[:] = [w for w in plan.warnings if not w.startswith("no rule takes")]
     if imatrix is None:
-        plan.warnings.extend(without_imatrix(plan))
+        plan.warnings.extend(tensors_needing_imatrix(plan))
     return plan

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from ..formats import TYPES, PlanError, TensorSource, TensorType
-from ..quantize.recipes.recipe import Matcher, Recipe, Rule, parse_rules
+from ..quantize.recipes.recipe import Recipe
+from ..quantize.recipes.rules import Rule, RuleMatcher, parse_rules
 
 EXPERTS = r"_exps\.weight$"
 
 
 def out_type(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
-    """A name of quantize.recipe.OUTTYPES -> the type of all weights, and rules for those that are to have another.
+    """A name of quantize.recipes.recipe.OUTTYPES -> the type of all weights, and rules for those that are to have another.
 
     auto: f16 for a checkpoint in f16, else bf16; what is stored in a quantised type (gpt-oss's experts in mxfp4) stays so.
     mxfp4: as auto, with all experts in that type, those that are stored in it bit by bit. Others: every weight in that type.
@@ -36,6 +37,6 @@ def recipe_types(source: TensorSource, recipe: Recipe) -> tuple[TensorType | str
     if name is None:
         return recipe.type, recipe.rules
     default, more = out_type(source, name)
-    matcher = Matcher(recipe.rules)
+    matcher = RuleMatcher(recipe.rules)
     left = {n: None for n in source.tensors if matcher.first(n) is None}
-    return default, [*recipe.rules, *(rule for rule in more if rule.matched(left) is not None)]
+    return default, [*recipe.rules, *(rule for rule in more if rule.first_match(left) is not None)]

@@ -64,6 +64,15 @@ class TensorType:
         return self.row_bytes(shape[0]) * prod(shape[1:])
 
     @property
+    def base_name(self) -> str:
+        """The name of the plain type: that of `base` for a repacked type, else the type's own."""
+        return self.base or self.name
+
+    def repacks_to(self, other: TensorType) -> bool:
+        """Whether tensors of this type become the other type without re-encoding: both are the same type or share a base."""
+        return self.base_name == other.base_name
+
+    @property
     def is_float(self) -> bool:
         return self.name in ("f32", "f16", "bf16", "f64")
 
@@ -194,6 +203,14 @@ class TypeTable(Mapping[str, TensorType]):
     def by_id(self, type_id: int) -> TensorType:
         """The type of this id; an unknown id gives a nameless type whose `is_known` is False."""
         return self._by_id.get(type_id) or TensorType(f"type-{type_id}", type_id, None, 0, 0)
+
+    def plain(self, tensor_type: TensorType) -> TensorType:
+        """The plain type whose bits a repacked type permutes; any other type itself."""
+        return self[tensor_type.base_name]
+
+    def imatrix_need(self, tensor_type: TensorType) -> str | None:
+        """'hard', 'soft' or None as `TensorType.imatrix`; a repacked type without an entry of its own has its base's."""
+        return tensor_type.imatrix or self.plain(tensor_type).imatrix
 
     def fallback_for(self, wanted: TensorType, shape: tuple[int, ...]) -> tuple[TensorType, str]:
         """The type a tensor of this shape gets when `wanted` is asked for, and why it is another one ('' if it is not).

@@ -13,9 +13,9 @@ from .console import gib
 
 def predicted(plan: Plan, threads: int | None) -> dict[str, float]:
     """Seconds by type, from a short sample of this machine's encoders."""
-    from ..quantize.timing import predict
+    from ..quantize.timing import predict_seconds
 
-    return predict(plan, threads or len(os.sched_getaffinity(0)))
+    return predict_seconds(plan, threads or len(os.sched_getaffinity(0)))
 
 
 def needs(plan: Plan, seconds: Mapping[str, float] | None, room: int | None = None) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from ..formats import PlanError, TensorSource
 from ..imatrix import Imatrix, load
 from ..imatrix.coverage import place
 from ..imatrix.entries import FEW
-from ..quantize.planning import SUBSTITUTES, Importance
-from ..quantize.recipes.type_selection import quantisable
+from ..quantize.planning import IMPORTANCE_SUBSTITUTES, Importance
+from ..quantize.recipes.type_selection import is_quantizable
 
 
 def load_importance(
@@ -43,9 +43,9 @@ def load_importance(
 
 def _covered(imatrix: Imatrix, importance: Importance, source: TensorSource, name: str) -> list[str]:
     """What there is data for and what not, a tensor's substitutes (FORMATS E.5) counted."""
-    wanted = [tensor for tensor in source.tensors.values() if quantisable(tensor)]
+    wanted = [tensor for tensor in source.tensors.values() if is_quantizable(tensor)]
     own = {tensor.name for tensor in wanted if tensor.name in importance.means}
-    without = [tensor.name for tensor in wanted if importance.of(tensor) is None]
+    without = [tensor.name for tensor in wanted if importance.for_tensor(tensor) is None]
     borrowed = len(wanted) - len(without) - len(own - set(without))
     lines = [
         f"imatrix {name}: data for {len(wanted) - len(without)} of {len(wanted)} weight tensors"
@@ -79,7 +79,7 @@ def _used_as_substitute(source: TensorSource) -> set[str]:
     """Names whose data serves a tensor of the model, and of latent attention those of other layouts."""
     names = set()
     for name in source.tensors:
-        for part in SUBSTITUTES:
+        for part in IMPORTANCE_SUBSTITUTES:
             if name.endswith(part[0]):
                 names.add(name.replace(*part))
         if ".attn_kv_a_mqa." in name:

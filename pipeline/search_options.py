@@ -9,8 +9,9 @@ from typing import Any
 
 from ..formats import PlanError, TensorType
 from ..jobs.plan import parse_size
-from ..quantize.recipes.recipe import TARGETS, Recipe, parse_type
-from ..quantize.search.quant_error import USUAL
+from ..quantize.recipes.recipe import TARGETS, Recipe
+from ..quantize.recipes.rules import parse_type
+from ..quantize.search.quant_error import DEFAULT_TYPES
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def parse_types(text: str | None, where: str = "--types") -> tuple[TensorType, .
     names = [part.strip() for part in (text or "default").split(",") if part.strip()]
     found: dict[str, TensorType] = {}
     for name in names:
-        for one in USUAL if name.lower() == "default" else [name]:
+        for one in DEFAULT_TYPES if name.lower() == "default" else [name]:
             kind = parse_type(one, where)
             found[kind.name] = kind
     return tuple(found.values())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..formats import TensorSource, TensorType
 from ..jobs.plan import Plan
-from ..quantize.search.search import Found
+from ..quantize.search.type_search import TypeAssignment
 from .search_options import Target, Wishes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Result:
     """A recipe and what is known of it. measured: on the calibration text, which the search has seen."""
 
     text: str
-    found: Found
+    found: TypeAssignment
     types: dict[str, TensorType]
     plan: Plan
     measured: Divergence | None
@@ -54,7 +54,7 @@ def name_lines(plan: Plan) -> None:
 
 def described(
     source: TensorSource,
-    found: Found,
+    found: TypeAssignment,
     target: Target,
     wishes: Wishes,
     *,

@@ -19,9 +19,16 @@ from ..formats import MillError, PlanError, TensorSource, TensorType
 from ..jobs.plan import Plan
 from ..quantize.planning import Importance, plan_quantize
 from ..quantize.recipes.format_rules import rules_text
-from ..quantize.recipes.recipe import Matcher, Rule, parse_rules
-from ..quantize.search.quant_error import errors, fitting
-from ..quantize.search.search import Budget, Found, Search, choosable, grouped, packed
+from ..quantize.recipes.rules import Rule, RuleMatcher, parse_rules
+from ..quantize.search.quant_error import relative_errors, usable_types
+from ..quantize.search.type_search import (
+    Budget,
+    TypeAssignment,
+    TypeSearch,
+    group_tensors,
+    quantizable_tensors,
+    use_packed_types,
+)
 from .console import progress_bar
 from .measurements import Measured, measured_key, types_key
 from .search_options import Target, Wishes
@@ -58,18 +65,18 @@ class SearchJob:
         self.source, self.importance, self.wishes = source, importance, wishes
         self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {})}
         self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
-        matcher = Matcher(self.fixed)
-        self.tensors = {name: t for name, t in choosable(source).items() if matcher.first(name) is None}
+        matcher = RuleMatcher(self.fixed)
+        self.tensors = {name: t for name, t in quantizable_tensors(source).items() if matcher.first(name) is None}
         if not self.tensors:
             raise PlanError(f"{source.path}: there is no tensor left that a type could be chosen for")
-        has = {name: importance is not None and importance.of(t) is not None for name, t in self.tensors.items()}
-        self.options = {name: fitting(t, wishes.types, has[name]) for name, t in self.tensors.items()}
+        has = {name: importance is not None and importance.for_tensor(t) is not None for name, t in self.tensors.items()}
+        self.options = {name: usable_types(t, wishes.types, has[name]) for name, t in self.tensors.items()}
         self.state = Measured(state, measured_key(source, importance, wishes), shared)
 
     # -- measuring
 
     @cached_property
-    def search(self) -> Search:
+    def search(self) -> TypeSearch:
         """With all errors and sensitivities known."""
         try:
             return self._measured()
@@ -77,24 +84,28 @@ class SearchJob:
             self.state.save(now=True)
             raise KeyboardInterrupt(TO_GO_ON) from None
 
-    def _measured(self) -> Search:
+    def _measured(self) -> TypeSearch:
         wishes = self.wishes
         self.state.save(now=True)  # it can be written to
         with progress_bar(total=len(self.tensors), desc="errors of types", unit="tensor") as bar:
-            work = errors(self.tensors, self.options, self.importance, self.state.errors, rows=wishes.rows, seed=wishes.seed)
+            work = relative_errors(
+                self.tensors, self.options, self.importance, self.state.errors, rows=wishes.rows, seed=wishes.seed
+            )
             for name, found in work:
                 self.state.errors[name] = self.state.errors.get(name, {}) | found
                 self.state.save()
                 bar.update()
         self.state.save(now=True)
-        search = Search(self.tensors, self.options, self.state.errors, grouped(list(self.tensors), wishes.measurements))
+        search = TypeSearch(
+            self.tensors, self.options, self.state.errors, group_tensors(list(self.tensors), wishes.measurements)
+        )
         if wishes.text is None:
             return search
         probes = search.probes(PROBES)
         with progress_bar(total=len(probes), desc="sensitivity", unit="group") as bar:
             for group, types in probes:
                 bar.set_postfix_str(group.name, refresh=False)
-                search.learn(group, types, self.divergence(types)[0])
+                search.add_measurement(group, types, self.divergence(types)[0])
                 bar.update()
         self.state.save(now=True)
         return search
@@ -151,7 +162,7 @@ class SearchJob:
         found = self._solve(target)
         if self.wishes.text is not None and self.wishes.refine:
             found = self._refined(found, target)
-        types = packed(found.types, self.tensors, target.gpu) if self.wishes.repacked else found.types
+        types = use_packed_types(found.types, self.tensors, target.gpu) if self.wishes.repacked else found.types
         measured = None
         if self.wishes.text is not None:
             from ..runtime.evaluate.sensitivity import Divergence
@@ -161,10 +172,10 @@ class SearchJob:
         text = self._text(found, target, types, measured, command)
         return Result(text, found, types, self.plan(text), measured)
 
-    def _solve(self, target: Target) -> Found:
+    def _solve(self, target: Target) -> TypeAssignment:
         return self._of_size(target) if target.divergence is None else self._of_divergence(target.divergence)
 
-    def _refined(self, found: Found, target: Target) -> Found:
+    def _refined(self, found: TypeAssignment, target: Target) -> TypeAssignment:
         """The best of what was found and of what is found after each round of measuring around it."""
         try:
             tried = [found]
@@ -228,10 +239,10 @@ class SearchJob:
         beside = plan.file_bytes - plan.total_bytes
         return min(plan.file_bytes, beside + self._room(target, plan)[0]) if target.bits is not None else plan.file_bytes
 
-    def _extreme(self, which: int) -> Found:
+    def _extreme(self, which: int) -> TypeAssignment:
         """The smallest (0) or the largest (-1) type allowed for every tensor."""
         types = {name: kinds[which] for name, kinds in self.options.items()}
-        return Found(types, sum(kind.nbytes(self.tensors[name].shape) for name, kind in types.items()), 0.0)
+        return TypeAssignment(types, sum(kind.nbytes(self.tensors[name].shape) for name, kind in types.items()), 0.0)
 
     @cached_property
     def _elements(self) -> int:
@@ -244,13 +255,13 @@ class SearchJob:
         assert target.size is not None
         return target.size, plan.file_bytes
 
-    def _of_size(self, target: Target) -> Found:
+    def _of_size(self, target: Target) -> TypeAssignment:
         search, lowest = self.search, self._extreme(0)
         plan = self.plan(self._text(lowest, target) + "#" * RESERVE)
         whole, taken = self._room(target, plan)
         beside = taken - lowest.nbytes
         for _ in range(8):
-            found = search.within(self._budgets(target, plan, whole - beside))
+            found = search.fit_budgets(self._budgets(target, plan, whole - beside))
             plan = self.plan(self._text(found, target) + "#" * RESERVE)
             over = self._room(target, plan)[1] - whole
             if over <= 0:
@@ -258,7 +269,7 @@ class SearchJob:
             beside += over  # a longer recipe makes a longer header
         raise MillError(f"no recipe of at most {target.text} was found; ask for a little more")
 
-    def _bend(self, found: Found) -> None:
+    def _bend(self, found: TypeAssignment) -> None:
         """Corrects the groups' sensitivities by what a step up and a step down from what was found do to the divergence."""
         search = self.search
         with progress_bar(total=len(search.groups), desc="refining", unit="group") as bar:
@@ -267,13 +278,13 @@ class SearchJob:
                 low, high = (sum(self.state.errors[n][k.name] for n, k in types.items()) for types in (up, down))
                 if high > low:
                     worse, better = (self.divergence({**found.types, **types})[0] for types in (down, up))
-                    search.correct(group, found, (worse - better) / (high - low), TRUST)
+                    search.correct_curve(group, found, (worse - better) / (high - low), TRUST)
                 bar.update()
 
     def _budgets(self, target: Target, plan: Plan, room: int) -> list[Budget]:
         """room: bytes for the tensors that types are chosen for; plan: says what the others take."""
         gpu = self._gpu_budget(target, plan)
-        return [Budget(room)] if gpu is None else [gpu, Budget(room - self.search.within([gpu]).nbytes)]
+        return [Budget(room)] if gpu is None else [gpu, Budget(room - self.search.fit_budgets([gpu]).nbytes)]
 
     def _gpu_budget(self, target: Target, plan: Plan) -> Budget | None:
         """Raises PlanError if no types fit into it."""
@@ -292,14 +303,14 @@ class SearchJob:
             )
         return gpu
 
-    def _of_divergence(self, wanted: float) -> Found:
+    def _of_divergence(self, wanted: float) -> TypeAssignment:
         """Predictions add up, which is too much where much is damaged: they are scaled by what is measured, until it fits."""
         search, allowed, best, got = self.search, wanted, None, 0.0
         for _ in range(8):
             try:
-                found = search.below(allowed)
+                found = search.fit_divergence(allowed)
             except PlanError:
-                found = search.found({name: self._finest(name) for name in self.tensors})
+                found = search.assignment({name: self._finest(name) for name in self.tensors})
             got = self.divergence(found.types)[0]
             if got <= wanted and (best is None or found.nbytes < best.nbytes):
                 best = found
@@ -317,7 +328,7 @@ class SearchJob:
 
     def _text(
         self,
-        found: Found,
+        found: TypeAssignment,
         target: Target,
         types: Mapping[str, TensorType] | None = None,
         measured: Divergence | None = None,

@@ -21,9 +21,9 @@ from ..jobs.atomic_write import write_text
 from ..jobs.execute import Result, execute, journal_path, preflight
 from ..jobs.plan import Plan
 from ..quantize.gguf_source import gguf_source
-from ..quantize.planning import Expected, Importance, plan_quantize
+from ..quantize.planning import Importance, PendingImportance, plan_quantize
 from ..quantize.recipes.recipe import Recipe, load_recipe
-from ..quantize.verify import Checked, Verification
+from ..quantize.verify import TensorCheck, Verification
 from ..repack.job import plan_repack
 from ..runtime import Model, load_model
 from .console import byte_progress, chunk_progress, gib
@@ -155,7 +155,7 @@ class Run:
         words = self.texts.get("imatrix")
         if words is None:
             return self._importance()
-        return Expected({}, Imatrix({}, [words.path.name], 1, words.n_ctx).metadata(self.folder.imatrix.name))
+        return PendingImportance({}, Imatrix({}, [words.path.name], 1, words.n_ctx).metadata(self.folder.imatrix.name))
 
     # -- search
 
@@ -227,7 +227,7 @@ class Run:
             allow_requantize="outtype" in recipe.stages.get("convert", {}),
             importance=importance,
             split_max_size=self.recipe.split_max_size,
-            nonfinite=replaced,
+            nonfinite_counts=replaced,
             version=__version__,
         )
         if self.target is not None:
@@ -334,7 +334,7 @@ class Run:
 
         key = key_of(__version__, quantized.fingerprint, final.fingerprint)
         found = self.memory.stage("verify", key, [], work)
-        return Verification([Checked(**t) for t in found["tensors"]])
+        return Verification([TensorCheck(**t) for t in found["tensors"]])
 
     # -- validate
 

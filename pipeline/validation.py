@@ -8,7 +8,7 @@ from typing import Any
 from ..convert import open_source
 from ..formats import TYPES, PlanError, TensorSource
 from ..jobs.plan import Plan
-from ..quantize.gguf_source import rounded
+from ..quantize.gguf_source import simulate_quantization
 from ..quantize.planning import plan_quantize
 from ..runtime import Model, load_model
 from ..runtime.evaluate.compare import compare
@@ -30,7 +30,7 @@ class Validation:
         self.length: int = wanted.get("n", 64)
         try:
             replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
-            self.baseline = plan_quantize(source, "baseline.gguf", type=TYPES[self.name], nonfinite=replaced)
+            self.baseline = plan_quantize(source, "baseline.gguf", type=TYPES[self.name], nonfinite_counts=replaced)
         except PlanError as error:
             raise PlanError(f"{self.where} baseline: {error}") from None
 
@@ -49,7 +49,7 @@ class Validation:
         """Perplexity of baseline and result with the divergence between them, errors of the layers, and a text from each."""
         words, name = self.words, self.name
         models = {
-            name: load_model(rounded(self.source, self.baseline)),
+            name: load_model(simulate_quantization(self.source, self.baseline)),
             "result": load_model(open_source(plan.files[0].path)),
         }
         running: dict[str, list[float | None]] = {"perplexity": [], "baseline_perplexity": [], "kld_mean": []}

@@ -103,12 +103,12 @@ def finished_before(
     """Whether --resume with --delete-source-shards finds the job finished, and all it was made of deleted; says so."""
     from ..convert.hub.delete_shards import finished_without_source
     from ..quantize.recipes.mixes import file_type_id
-    from ..quantize.recipes.recipe import without_folders
+    from ..quantize.recipes.recipe import strip_folders
 
     if not job.resume or job.dry_run or job.force:
         return False
     number = file_type_id(type) if isinstance(type, str) else type.ftype if type is not None else None
-    expected = {"ggufmill.recipe": without_folders(recipe_text) or None} | (
+    expected = {"ggufmill.recipe": strip_folders(recipe_text) or None} | (
         {} if number is None else {"general.file_type": number}
     )
     first = finished_without_source(source, out, mla_layout, expected)

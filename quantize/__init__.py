@@ -1,6 +1,16 @@
-"""Codecs for every tensor type, recipes, and the planning of quantise jobs."""
+"""Encoding and decoding tensors of every type, recipes, planning of quantise jobs, and the search for a recipe of a given size.
 
-from .codecs.registry import can_encode, decode, encode
+Stable names, for use as a library:
+
+    encode(x, type, importance=None)   float32 [rows, n] -> uint8 [rows, row_bytes]
+    decode(q, type, n)                 uint8 [rows, row_bytes] -> float32 [rows, n]
+    can_encode(tensor_type)            whether the two know a type
+    gguf_source(path)                  a GGUF file as a source of float32 tensors
+
+`planning.plan_quantize` plans a whole file; `jobs.execute.execute` writes it.
+"""
+
+from .codecs.registry import NonFiniteError, can_encode, decode, encode
 from .gguf_source import gguf_source
 
-__all__ = ["can_encode", "decode", "encode", "gguf_source"]
+__all__ = ["NonFiniteError", "can_encode", "decode", "encode", "gguf_source"]

@@ -1,4 +1,4 @@
-"""A GGUF file as a tensor source: quantised tensors are decoded as they are read."""
+"""A GGUF file as a tensor source, its tensors decoded as they are read; and a plan's output as a source, without writing it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,47 @@ from .codecs.registry import decode
 
 
 def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
-    """Opens a GGUF model, single or split, as a source. Raises FormatError as `open_gguf` does."""
+    """Opens a GGUF model, single file or split, as a source whose tensors read as float32 whatever type they are stored in.
+
+    Raises FormatError as `open_gguf` does.
+    """
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
     tensors = {name: _source_tensor(info) for name, info in file.tensors.items()}
     return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths)
 
 
-def rounded(source: TensorSource, plan: Plan) -> TensorSource:
-    """The model that the plan's file would hold, without writing it: every read is encoded as planned and decoded again."""
-    tensors = {o.name: as_planned(o) for o in plan.outputs}
+def simulate_quantization(source: TensorSource, plan: Plan) -> TensorSource:
+    """The model that the plan would write, as a source: every read encodes the rows as planned and decodes them again.
+
+    Nothing is written, so that perplexity and KL divergence of a quant can be measured before there is a file.
+    """
+    tensors = {o.name: simulated_tensor(o) for o in plan.outputs}
     return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
 
 
-def as_planned(output: Output) -> SourceTensor:
-    """A tensor as the plan would write it: every read encodes and decodes."""
+def simulated_tensor(output: Output) -> SourceTensor:
+    """One tensor of a plan as a source tensor: `read` encodes and decodes, `raw` gives the encoded bytes."""
 
     def read(start: int, stop: int) -> np.ndarray:
-        return _decoded(output.produce, output.type, output.shape[0], start, stop)
+        return _decode_rows(output.produce, output.type, output.shape[0], start, stop)
 
     return SourceTensor(output.name, output.shape, output.type.name, read, output.produce, output.type)
 
 
 def _source_tensor(info: TensorInfo) -> SourceTensor:
     def read(start: int, stop: int) -> np.ndarray:
-        return _decoded(info.read, info.type, info.shape[0], start, stop)
+        return _decode_rows(info.read, info.type, info.shape[0], start, stop)
 
     return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type, info.data, (info.path,))
 
 
-def _decoded(rows: Callable[[int, int], np.ndarray], kind: TensorType, n: int, start: int, stop: int) -> np.ndarray:
-    """float32 [stop - start, n]. Interleaved rows only decode in whole groups: the run is widened to them, then cut."""
-    low, high = start // kind.rows * kind.rows, -(-stop // kind.rows) * kind.rows
-    return decode(rows(low, high), kind.name, n)[start - low : stop - low]
+def _decode_rows(
+    read_bytes: Callable[[int, int], np.ndarray], tensor_type: TensorType, n: int, start: int, stop: int
+) -> np.ndarray:
+    """Rows start ... stop - 1, float32 [stop - start, n].
+
+    Interleaved rows only decode in whole groups: the range is widened to group boundaries and the result cut.
+    """
+    first = start // tensor_type.rows * tensor_type.rows
+    last = -(-stop // tensor_type.rows) * tensor_type.rows
+    return decode(read_bytes(first, last), tensor_type.name, n)[start - first : stop - first]

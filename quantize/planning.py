@@ -1,4 +1,4 @@
-"""From a source, a recipe and importance data to a plan: which tensor becomes which type, and why."""
+"""Planning a quantise or convert job: source, recipe and importance in; for every tensor its type and what decided it out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..jobs.plan import Output, Plan, make_plan
-from .recipes.lint import FOR_TERNARY, TERNARY, suspicious
+from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.mixes import file_type_id
-from .recipes.recipe import Matcher, Rule, without_folders
-from .recipes.type_selection import EMBEDDINGS, INTEGERS, OUTPUT, ROUTER, Choice, Chooser, Flags
-from .transform import producer
+from .recipes.recipe import strip_folders
+from .recipes.rules import Rule, RuleMatcher
+from .recipes.type_selection import (
+    EMBEDDINGS,
+    INTEGER_TYPES,
+    NOT_QUANTIZED,
+    OUTPUT,
+    ROUTER,
+    UNCHANGED,
+    Selection,
+    TypeOverrides,
+    TypeSelector,
+)
+from .transform import row_producer
 
-# Where importance may come from when a tensor has no entry of its own (FORMATS E.5): (part of the name, what to put there).
-SUBSTITUTES = (
+# Whose imatrix entry a tensor without one may use (docs/formats/mixes.md): (end of its name, end of the other's name).
+IMPORTANCE_SUBSTITUTES = (
     ("ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
     ("ffn_gate_exps.weight", "ffn_gate_up_exps.weight"),
     ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
@@ -34,22 +45,22 @@ SUBSTITUTES = (
 
 @dataclass(frozen=True)
 class Importance:
-    """Mean squared activations: tensor name -> float32 [matrices, columns]; metadata: the quantize.imatrix.* keys to write."""
+    """Mean squared activations: tensor name -> float32 [matrices, columns]. metadata: quantize.imatrix.* keys for the file."""
 
     means: Mapping[str, np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    def renamed(self, former: Mapping[str, str]) -> Importance:
-        """The same data under the names of a model whose layers have moved; former: new name -> name in this data."""
-        return replace(self, means={new: self.means[old] for new, old in former.items() if old in self.means})
+    def renamed(self, old_names: Mapping[str, str]) -> Importance:
+        """The same data under the names of a model whose layers were renumbered; old_names: new name -> name in this data."""
+        return replace(self, means={new: self.means[old] for new, old in old_names.items() if old in self.means})
 
-    def of(self, tensor: SourceTensor) -> np.ndarray | None:
-        """float32 [shape[2] or 1, shape[0]] for a tensor, by its own name or a substitute's; None if there is none.
+    def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
+        """float32 [shape[2] or 1, shape[0]]: the tensor's entry, or that of a substitute; None if there is neither.
 
-        Raises PlanError when the entry has another width: it is of another model.
+        Raises PlanError when the entry has another shape than the tensor needs: then it was collected from another model.
         """
         names = [tensor.name]
-        names += [tensor.name.replace(part, other) for part, other in SUBSTITUTES if tensor.name.endswith(part)]
+        names += [tensor.name.replace(part, other) for part, other in IMPORTANCE_SUBSTITUTES if tensor.name.endswith(part)]
         columns, _, matrices = dims(tensor.shape)
         for name in names:
             mean = self.means.get(name)
@@ -65,32 +76,32 @@ class Importance:
         return None
 
 
-class Expected(Importance):
-    """Stands for an imatrix that is still to be computed: data for all that is collected, taking no memory.
+class PendingImportance(Importance):
+    """Stands for an imatrix that has yet to be computed: ones, without using memory, for each tensor that will get an entry.
 
-    everywhere: for embeddings and output too, which no collector looks at unless asked.
+    includes_embeddings: also for embeddings and output, which are only collected on request.
     """
 
-    everywhere = False
+    includes_embeddings = False
 
-    def of(self, tensor: SourceTensor) -> np.ndarray | None:
+    def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
         columns, _, matrices = dims(tensor.shape)
-        there = self.everywhere or tensor.name.startswith("blk.")
-        return np.broadcast_to(np.float32(1), (matrices, columns)) if there else None
+        collected = self.includes_embeddings or tensor.name.startswith("blk.")
+        return np.broadcast_to(np.float32(1), (matrices, columns)) if collected else None
 
 
-class Assumed(Expected):
-    """As Expected, for every tensor: to see what a recipe would do, whatever the imatrix."""
+class AssumedImportance(PendingImportance):
+    """As PendingImportance, for every tensor: to plan a recipe as if a complete imatrix were there."""
 
-    everywhere = True
+    includes_embeddings = True
 
 
 @dataclass
-class _Report:
-    """What planning noticed; `warnings` are errors under --strict."""
+class _PlanWarnings:
+    """What planning noticed. `messages` are errors under --strict."""
 
-    warnings: list[str] = field(default_factory=list)
-    unimportant: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    without_importance: list[str] = field(default_factory=list)  # names of tensors
 
 
 def plan_quantize(
@@ -101,13 +112,13 @@ def plan_quantize(
     rules: Sequence[Rule] = (),
     recipe_text: str = "",
     importance: Importance | None = None,
-    flags: Flags | None = None,
+    overrides: TypeOverrides | None = None,
     pure: bool = False,
     allow_requantize: bool = False,
     ignore_imatrix_rules: bool = False,
     hide_imatrix: bool = False,
     strict: bool = False,
-    nonfinite: list[tuple[str, int]] | None = None,
+    nonfinite_counts: list[tuple[str, int]] | None = None,
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
@@ -115,43 +126,49 @@ def plan_quantize(
     keep_split: bool = False,
     version: str = "",
 ) -> Plan:
-    """The plan of a quantise or convert job; nothing is read from the tensors.
+    """The plan of a quantise or convert job. No tensor data is read.
 
-    type         for tensors that no rule takes; the name of a file type ('Q4_K_M'): that mix; None: they keep their type, and
-                 fp8 becomes bf16
-    recipe_text  recorded in the file's metadata, of local paths the names only
-    rules        count whatever `type` is, a float type too (llama-quantize drops them then, without a word)
-    pure         every quantisable tensor becomes `type`, without mix and rules
-    strict       every warning is an error
-    keep_split   the same tensors in each file as in the source, which has to be a GGUF in several files
-    nonfinite    takes (tensor name, how many) of weights that are NaN or infinite and written as 0; None: these are errors
+    type              for tensors that no rule matches: a type; the name of a file type ('Q4_K_M'), whose mix applies; or None:
+                      they keep their type, and fp8 becomes bf16
+    rules             apply whatever `type` is, a float type too (where llama-quantize silently ignores them)
+    recipe_text       recorded in the file's metadata, local paths reduced to file names
+    importance        for the encoders of all quantised tensors
+    overrides         types that flags give single tensors and roles
+    pure              every quantisable tensor becomes `type`: mix and rules are ignored
+    strict            every warning is an error
+    nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are written as 0; if None, they
+                      are errors when the plan is executed
+    override_kv       metadata to set
+    split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
+    keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
+    version           of the program, for the metadata
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """
-    report, flags = _Report(), flags or Flags()
-    if pure and flags.roles:
+    noticed, overrides = _PlanWarnings(), overrides or TypeOverrides()
+    if pure and overrides.roles:
         raise PlanError(
             "--pure gives every weight the same type: leave it out, or the options that give roles one of their own"
         )
-    chooser = Chooser(source, type, rules, flags, importance is not None, pure)
-    if flags.leave_output and chooser.tied:
-        report.warnings.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
+    selector = TypeSelector(source, type, rules, overrides, importance is not None, pure)
+    if overrides.leave_output and selector.tied:
+        noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
     for tensor in source.tensors.values():
-        choice = chooser.choose(tensor)
-        weights = _weights(tensor, choice, importance)
-        if _is_quantised(tensor) and choice.type is not tensor.stored and not allow_requantize and not _repacks(tensor, choice):
+        selection = selector.select(tensor)
+        weights = _weights(tensor, selection.type, importance)
+        if _is_quantized(tensor) and not allow_requantize and not _repacks(tensor, selection.type):
             raise PlanError(
-                f"{tensor.name} is {tensor.source_type} already; quantising it again to {choice.type.name} loses twice: "
+                f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} loses twice: "
                 "start from the f16 or bf16 model, or say --allow-requantize"
             )
-        if weights is None and _wants_importance(tensor, choice):
-            soft = type == "Q2_K_S" and choice.type.name == "q2_K"
-            _check_importance(tensor, choice, importance, ignore_imatrix_rules, report, soft)
-        outputs.append(_output(tensor, tensor.name, choice, weights, nonfinite))
-    if flags.extra_output is not None:
-        outputs += _extra_output(source, flags.extra_output, outputs, importance, nonfinite)
-    warnings = _warnings(report, chooser, rules, outputs)
+        if weights is None and _uses_importance(tensor, selection.type):
+            file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
+            _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
+        outputs.append(_output(tensor, tensor.name, selection, weights, nonfinite_counts))
+    if overrides.extra_output is not None:
+        outputs.append(_extra_output(source, overrides.extra_output, outputs, importance, nonfinite_counts))
+    warnings = _warnings(noticed, selector, rules, outputs)
     if strict and warnings:
         raise PlanError("--strict: " + "; ".join(warnings))
     metadata = _metadata(source, outputs, type, recipe_text, importance, hide_imatrix, version) | dict(override_kv or {})
@@ -169,100 +186,125 @@ def plan_quantize(
     )
 
 
-def _weights(tensor: SourceTensor, choice: Choice, importance: Importance | None) -> np.ndarray | None:
-    return importance.of(tensor) if importance is not None and _wants_importance(tensor, choice) else None
+def _weights(tensor: SourceTensor, target: TensorType, importance: Importance | None) -> np.ndarray | None:
+    return importance.for_tensor(tensor) if importance is not None and _uses_importance(tensor, target) else None
 
 
 def _output(
-    tensor: SourceTensor, name: str, choice: Choice, weights: np.ndarray | None, nonfinite: list[tuple[str, int]] | None
+    tensor: SourceTensor,
+    name: str,
+    selection: Selection,
+    weights: np.ndarray | None,
+    nonfinite_counts: list[tuple[str, int]] | None,
 ) -> Output:
-    produce = producer(tensor, choice.type, weights, nonfinite)
-    return Output(name, tensor.shape, tensor.source_type, choice.type, choice.rule, produce, choice.note)
+    produce = row_producer(tensor, selection.type, weights, nonfinite_counts)
+    return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note)
 
 
 def _extra_output(
     source: TensorSource,
-    kind: TensorType,
+    wanted: TensorType,
     outputs: Sequence[Output],
     importance: Importance | None,
-    nonfinite: list[tuple[str, int]] | None,
-) -> list[Output]:
+    nonfinite_counts: list[tuple[str, int]] | None,
+) -> Output:
     """A second, smaller output matrix for drafting tokens, as --extra-output-tensor of llama-quantize writes it."""
     name = OUTPUT if OUTPUT in source.tensors else EMBEDDINGS[0]
     tensor = source.tensors.get(name)
     if tensor is None:
         raise PlanError(f"--extra-output-tensor: the model has no {OUTPUT} and no {EMBEDDINGS[0]}")
-    choice = Choice(TYPES.fallback_for(kind, tensor.shape)[0], "--extra-output-tensor")
-    first = next(o for o in outputs if o.name == name)
-    extra = _output(tensor, "output_extra.weight", choice, _weights(tensor, choice, importance), nonfinite)
-    if extra.nbytes >= first.nbytes:
-        raise PlanError(f"--extra-output-tensor: as {choice.type.name} it would be no smaller than {name} as {first.type.name}")
-    return [extra]
+    selection = Selection(TYPES.fallback_for(wanted, tensor.shape)[0], "--extra-output-tensor")
+    weights = _weights(tensor, selection.type, importance)
+    extra = _output(tensor, "output_extra.weight", selection, weights, nonfinite_counts)
+    full = next(o for o in outputs if o.name == name)
+    if extra.nbytes >= full.nbytes:
+        raise PlanError(
+            f"--extra-output-tensor: as {selection.type.name} it would be no smaller than {name} as {full.type.name}"
+        )
+    return extra
 
 
-def _is_quantised(tensor: SourceTensor) -> bool:
-    return tensor.stored is not None and not tensor.stored.is_float and tensor.stored.name not in INTEGERS
+def _is_quantized(tensor: SourceTensor) -> bool:
+    return tensor.stored is not None and not tensor.stored.is_float and tensor.stored.name not in INTEGER_TYPES
 
 
-def _repacks(tensor: SourceTensor, choice: Choice) -> bool:
-    """Whether the change only moves bits: base to its repacked twin or back."""
-    stored = tensor.stored
-    return stored is not None and (choice.type.base or choice.type.name) == (stored.base or stored.name)
+def _repacks(tensor: SourceTensor, target: TensorType) -> bool:
+    """Whether the tensor becomes `target` by copying or repacking its stored bytes."""
+    return tensor.stored is not None and tensor.stored.repacks_to(target)
 
 
-def _wants_importance(tensor: SourceTensor, choice: Choice) -> bool:
-    return not choice.type.is_float and choice.type is not tensor.stored and not _repacks(tensor, choice)
+def _uses_importance(tensor: SourceTensor, target: TensorType) -> bool:
+    return not target.is_float and not _repacks(tensor, target)
 
 
 def _check_importance(
-    tensor: SourceTensor, choice: Choice, importance: Importance | None, ignore: bool, report: _Report, soft: bool
+    tensor: SourceTensor,
+    target: TensorType,
+    importance: Importance | None,
+    ignore_soft: bool,
+    noticed: _PlanWarnings,
+    file_type_needs_it: bool,
 ) -> None:
-    """soft: the file type asks for importance though the type does not."""
-    base = TYPES[choice.type.base] if choice.type.base else choice.type
-    need = choice.type.imatrix or base.imatrix or ("soft" if soft else "")
+    """For a tensor without importance data: raises PlanError if its type needs them, else notes the tensor for a warning.
+
+    ignore_soft: types that only should have importance do without. file_type_needs_it: the file type asks for importance
+    where the tensor type does not.
+    """
+    need = TYPES.imatrix_need(target) or ("soft" if file_type_needs_it else None)
     exempt = tensor.name in (*EMBEDDINGS, OUTPUT)
-    if need == "hard" or (need == "soft" and not ignore and not exempt):
+    if need == "hard" or (need == "soft" and not ignore_soft and not exempt):
         have = "the imatrix has no entry for it" if importance is not None else "none was given (--imatrix FILE)"
-        raise PlanError(f"{tensor.name} is to become {choice.type.name}, which needs importance data, and {have}")
+        raise PlanError(f"{tensor.name} is to become {target.name}, which needs importance data, and {have}")
     if importance is not None and not exempt:
-        report.unimportant.append(tensor.name)
+        noticed.without_importance.append(tensor.name)
 
 
-def _warnings(report: _Report, chooser: Chooser, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
-    warnings = [*report.warnings, *suspicious(rules)]
-    if isinstance(chooser.default, TensorType) and chooser.default.name in TERNARY:
-        warnings.append(f"{chooser.default.name} {FOR_TERNARY}")
-    if chooser.pure and rules:
+def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
+    warnings = [*noticed.messages, *suspicious_rules(rules)]
+    if isinstance(selector.default, TensorType) and selector.default.name in TERNARY_TYPES:
+        warnings.append(f"{selector.default.name} {TERNARY_WARNING}")
+    if selector.pure and rules:
         warnings.append("--pure leaves the rules aside: every weight gets the same type")
-    names, matcher = {o.name: None for o in outputs}, Matcher(rules)
-    for rule in rules:
-        if chooser.hits[rule] or chooser.pure:
-            continue
-        if rule in chooser.overruled:
-            name, why = chooser.overruled[rule]
-            what = "stays as it is, norms, routers and the like do" if why in ("kept", "stays f32") else f"follows {why}"
-            flag = "; --ffn-gate-inp-type gives routers a type" if name.endswith(ROUTER) else ""
-            warnings.append(f"line {rule.line}: {rule} decides nothing; {name} {what}{flag}")
-            continue
-        matched = rule.matched(names)
-        if matched is not None:
-            taker = matcher.first(matched)
-            warnings.append(f"line {rule.line}: {rule} never applies; {taker} comes first and takes {matched}")
-        else:
-            warnings.append(f"line {rule.line}: {rule} matches no tensor")
-    idle = [role for role in chooser.flags.roles if not chooser.hits[role]]
-    warnings += [f"--{role.replace('_', '-')}-type applies to no tensor" for role in idle]
-    if chooser.kept:
-        warnings.append(f"no rule takes {_some(chooser.kept)}, and no default type was given: they are not quantised")
-    if report.unimportant:
-        warnings.append(f"the imatrix has no data for {_some(report.unimportant)}: quantised without")
-    fallen = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
-    if fallen:
-        warnings.append(f"another type than asked for: {_some(fallen)}")
+    if not selector.pure:
+        warnings += _warnings_of_unused_rules(selector, rules, outputs)
+    unused_roles = [role for role in selector.overrides.roles if not selector.hits[role]]
+    warnings += [f"--{role.replace('_', '-')}-type applies to no tensor" for role in unused_roles]
+    if selector.unselected:
+        warnings.append(
+            f"no rule takes {_abridged(selector.unselected)}, and no default type was given: they are not quantised"
+        )
+    if noticed.without_importance:
+        warnings.append(f"the imatrix has no data for {_abridged(noticed.without_importance)}: quantised without")
+    fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
+    if fallbacks:
+        warnings.append(f"another type than asked for: {_abridged(fallbacks)}")
     return warnings
 
 
-def _some(names: Sequence[str]) -> str:
+def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
+    """A line for each rule that decided no tensor's type: it is overridden, comes after another rule, or matches nothing."""
+    warnings = []
+    names, matcher = {o.name: None for o in outputs}, RuleMatcher(rules)
+    for rule in rules:
+        if selector.hits[rule]:
+            continue
+        if rule in selector.overridden:
+            name, reason = selector.overridden[rule]
+            unquantized = reason in (UNCHANGED, NOT_QUANTIZED)
+            what = "stays as it is, norms, routers and the like do" if unquantized else f"follows {reason}"
+            flag = "; --ffn-gate-inp-type gives routers a type" if name.endswith(ROUTER) else ""
+            warnings.append(f"line {rule.line}: {rule} decides nothing; {name} {what}{flag}")
+            continue
+        matched = rule.first_match(names)
+        if matched is not None:
+            earlier = matcher.first(matched)
+            warnings.append(f"line {rule.line}: {rule} never applies; {earlier} comes first and takes {matched}")
+        else:
+            warnings.append(f"line {rule.line}: {rule} matches no tensor")
+    return warnings
+
+
+def _abridged(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
@@ -282,7 +324,7 @@ def _metadata(
         hidden = {k: "top_secret" if isinstance(v, str) else np.int32(0) for k, v in importance.metadata.items()}
         metadata |= hidden if hide else importance.metadata
     if recipe_text:
-        metadata["ggufmill.recipe"] = without_folders(recipe_text)
+        metadata["ggufmill.recipe"] = strip_folders(recipe_text)
         hits = Counter(o.rule for o in outputs)
         metadata["ggufmill.rule_hits"] = [f"{count} {rule}" for rule, count in hits.items()]
     if version:
@@ -291,17 +333,15 @@ def _metadata(
 
 
 def _file_type(default: TensorType | str | None, outputs: Sequence[Output]) -> int:
+    """The value of general.file_type: of the file type, of the default type, or of the type that takes the most bytes."""
     if isinstance(default, str):
         return file_type_id(default)
-    named = default if default is not None and default.ftype is not None else _dominant(outputs)
-    return named.ftype or 0
-
-
-def _dominant(outputs: Sequence[Output]) -> TensorType:
-    sizes: dict[str, int] = {}
+    if default is not None and default.ftype is not None:
+        return default.ftype
+    nbytes: Counter[str] = Counter()
     for o in outputs:
-        sizes[o.type.name] = sizes.get(o.type.name, 0) + o.nbytes
-    return TYPES[max(sizes, key=lambda name: sizes[name])]
+        nbytes[o.type.name] += o.nbytes
+    return TYPES[max(nbytes, key=lambda name: nbytes[name])].ftype or 0
 
 
 def _digest(importance: Importance | None) -> str:

@@ -1,4 +1,4 @@
-"""Leaving layers out of a model: the ones behind them move up, names and metadata with them."""
+"""Removing layers from a model (--prune-layers): the layers behind them are renumbered, names and metadata along with them."""
 
 from __future__ import annotations
 
@@ -12,62 +12,64 @@ import numpy as np
 
 from ..formats import PlanError, SourceTensor, TensorSource
 
-_BLOCK = re.compile(r"^blk\.(\d+)\.")
-_LEADING = "leading_dense_block_count"
+_LAYER_PREFIX = re.compile(r"^blk\.(\d+)\.")
+_DENSE_LAYERS_KEY = "leading_dense_block_count"
 
 
 def parse_layers(text: str) -> list[int]:
-    """'3,7-9' -> [3, 7, 8, 9]. Raises PlanError for what is no list of layers."""
+    """'3,7-9' -> [3, 7, 8, 9]. Raises PlanError for any other syntax."""
     layers: set[int] = set()
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]) or int(ends[2] or ends[1]) > 100_000:
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
+        if last < first or last > 100_000:
             raise PlanError(f"{text!r} is no list of layers; write for example 20,22-25")
-        layers.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+        layers.update(range(first, last + 1))
     return sorted(layers)
 
 
-def pruned(source: TensorSource, layers: Collection[int]) -> tuple[TensorSource, dict[str, str]]:
-    """The source without these layers, and new name -> name in the source, of every tensor that is left.
+def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSource, dict[str, str]]:
+    """The source without these layers, and for each remaining tensor: new name -> name in the given source.
 
-    Keys with a value per layer lose those of the layers left out. Raises PlanError for a layer that the model does not have,
-    and for all of them.
+    Metadata arrays with one value per layer lose the values of the dropped layers. Raises PlanError for a layer that the model
+    does not have, and if no layer would remain.
     """
-    key = f"{source.architecture}.block_count"
-    count = int(source.metadata.get(key, 0))
-    wrong = sorted(set(layers) - set(range(count)))
-    if wrong or len(set(layers)) >= count:
-        what = f"layer {wrong[0]} is not there" if wrong else "no layer would be left"
-        raise PlanError(f"--prune-layers: {what}; {source.path} has layers 0 to {count - 1}")
-    kept = [layer for layer in range(count) if layer not in layers]
-    place = {old: new for new, old in enumerate(kept)}
-    names: dict[str, str] = {}
+    count_key = f"{source.architecture}.block_count"
+    count = int(source.metadata.get(count_key, 0))
+    missing = sorted(set(layers) - set(range(count)))
+    if missing or len(set(layers)) >= count:
+        problem = f"layer {missing[0]} is not there" if missing else "no layer would be left"
+        raise PlanError(f"--prune-layers: {problem}; {source.path} has layers 0 to {count - 1}")
+    remaining = [layer for layer in range(count) if layer not in layers]
+    new_index = {old: new for new, old in enumerate(remaining)}
+    old_names: dict[str, str] = {}
     tensors: dict[str, SourceTensor] = {}
     for name, tensor in source.tensors.items():
-        block = _BLOCK.match(name)
-        new = name
-        if block is not None:
-            if int(block[1]) not in place:
+        prefix = _LAYER_PREFIX.match(name)
+        new_name = name
+        if prefix is not None:
+            if int(prefix[1]) not in new_index:
                 continue
-            new = f"blk.{place[int(block[1])]}.{name[block.end() :]}"
-        names[new] = name
-        tensors[new] = replace(tensor, name=new)
+            new_name = f"blk.{new_index[int(prefix[1])]}.{name[prefix.end() :]}"
+        old_names[new_name] = name
+        tensors[new_name] = replace(tensor, name=new_name)
     metadata = {
-        k: _without(v, count, kept) if k.startswith(f"{source.architecture}.") else v for k, v in source.metadata.items()
+        key: _remaining_values(value, count, remaining) if key.startswith(f"{source.architecture}.") else value
+        for key, value in source.metadata.items()
     }
-    metadata[key] = np.uint32(len(kept))
-    leading = f"{source.architecture}.{_LEADING}"
-    if leading in metadata:
-        metadata[leading] = np.uint32(sum(layer < int(metadata[leading]) for layer in kept))
+    metadata[count_key] = np.uint32(len(remaining))
+    dense_key = f"{source.architecture}.{_DENSE_LAYERS_KEY}"
+    if dense_key in metadata:
+        metadata[dense_key] = np.uint32(sum(layer < int(metadata[dense_key]) for layer in remaining))
     identity = hashlib.sha256(f"{source.identity} without {sorted(layers)}".encode()).hexdigest()
     note = f"{len(set(layers))} of {count} layers are left out; those behind them move up"
-    return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), names
+    return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), old_names
 
 
-def _without(value: Any, count: int, kept: list[int]) -> Any:
-    """A list with a value per layer, cut down to the layers that are kept."""
+def _remaining_values(value: Any, count: int, remaining: list[int]) -> Any:
+    """A metadata value with one entry per layer, cut to the remaining layers; any other value unchanged."""
     if isinstance(value, list) and len(value) == count:
-        return [value[layer] for layer in kept]
+        return [value[layer] for layer in remaining]
     if isinstance(value, np.ndarray) and value.shape == (count,):
-        return value[kept]
+        return value[remaining]
     return value

@@ -1,4 +1,4 @@
-"""How long a plan would take here, from a short sample of every encoder that it uses."""
+"""How long a plan would take on this machine, extrapolated from a short run of each encoder that it uses."""
 
 from __future__ import annotations
 
@@ -12,51 +12,54 @@ from ..formats import TYPES, TensorType
 from ..jobs.plan import Output, Plan
 from .codecs.registry import encode
 
-SAMPLE = 1 << 16  # weights encoded at a time
-SECONDS = 0.1  # a type is timed for
-COPY_SPEED = 2e9  # bytes per second of what is only copied or permuted: a guess, since the disk decides
+SAMPLE = 1 << 16  # weights per call of an encoder
+SECONDS = 0.1  # duration of the measurement of one type
+COPY_SPEED = 2e9  # bytes per second of tensors that are copied or repacked: a guess, since the disk decides
 
 
-def elements_per_second(kind: TensorType, threads: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Of so many threads at once encoding random rows with importance; a first call, which may compile, does not count."""
-    columns = max(512, kind.block)
-    rows = max(kind.rows, SAMPLE // columns // kind.rows * kind.rows)
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal((rows, columns)).astype(np.float32) * 0.02
-    weights = None if kind.is_float else (draw.chisquare(2, columns) + 0.01).astype(np.float32)
-    encode(x[: kind.rows], kind.name, weights)
-    began = clock()
+def encode_speed(tensor_type: TensorType, threads: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Weights per second that `threads` threads together encode to this type: random rows, with importance.
+
+    The first call, which may compile kernels, is not timed. clock: seconds, as time.perf_counter.
+    """
+    columns = max(512, tensor_type.block)
+    rows = max(tensor_type.rows, SAMPLE // columns // tensor_type.rows * tensor_type.rows)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, columns)).astype(np.float32) * 0.02
+    importance = None if tensor_type.is_float else (rng.chisquare(2, columns) + 0.01).astype(np.float32)
+    encode(x[: tensor_type.rows], tensor_type.name, importance)
+    started = clock()
 
     def work(_: int) -> int:
-        count = 0
-        while count == 0 or clock() - began < SECONDS:
-            encode(x, kind.name, weights)
-            count += 1
-        return count
+        calls = 0
+        while calls == 0 or clock() - started < SECONDS:
+            encode(x, tensor_type.name, importance)
+            calls += 1
+        return calls
 
     with ThreadPoolExecutor(threads) as pool:
-        count = sum(pool.map(work, range(threads)))
-    return count * x.size / max(clock() - began, 1e-9)
+        calls = sum(pool.map(work, range(threads)))
+    return calls * x.size / max(clock() - started, 1e-9)
 
 
-def copied(output: Output) -> bool:
-    """Whether the tensor is taken over without encoding: the same type, or its interleaved twin."""
-    if output.source_type not in TYPES:
-        return False
-    source = TYPES[output.source_type]
-    return (source.base or source.name) == (output.type.base or output.type.name)
+def is_copied(output: Output) -> bool:
+    """Whether the tensor's bytes are copied or repacked instead of encoded: the types are equal or share a base type."""
+    return output.source_type in TYPES and TYPES[output.source_type].repacks_to(output.type)
 
 
-def predict(plan: Plan, threads: int) -> dict[str, float]:
-    """Seconds by type name on so many threads; what is copied under 'copy'. Reading from a slow disk comes on top."""
-    work: dict[str, int] = {}
-    copying = 0
+def predict_seconds(plan: Plan, threads: int) -> dict[str, float]:
+    """Seconds by type name on that many threads, with 'copy' for what is copied or repacked.
+
+    Reading from a slow disk is not included.
+    """
+    elements: dict[str, int] = {}
+    copied_bytes = 0
     for output in plan.outputs:
-        if copied(output):
-            copying += output.nbytes
+        if is_copied(output):
+            copied_bytes += output.nbytes
         else:
-            work[output.type.name] = work.get(output.type.name, 0) + output.n_elements
-    found = {name: n / elements_per_second(TYPES[name], threads) for name, n in work.items()}
-    if copying:
-        found["copy"] = copying / COPY_SPEED
-    return found
+            elements[output.type.name] = elements.get(output.type.name, 0) + output.n_elements
+    seconds = {name: n / encode_speed(TYPES[name], threads) for name, n in elements.items()}
+    if copied_bytes:
+        seconds["copy"] = copied_bytes / COPY_SPEED
+    return seconds

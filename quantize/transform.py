@@ -1,4 +1,4 @@
-"""How a source tensor's rows become bytes of the target type: copy, repack, or decode and encode."""
+"""Turning rows of a source tensor into bytes of the target type: by copy, by repacking, or by decoding and encoding."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from ..repack.rows import Produce, moved_rows
 from .codecs.registry import NonFiniteError, encode
 
 
-def producer(
-    tensor: SourceTensor, target: TensorType, importance: np.ndarray | None, replaced: list[tuple[str, int]] | None = None
+def row_producer(
+    tensor: SourceTensor,
+    target: TensorType,
+    importance: np.ndarray | None,
+    nonfinite_counts: list[tuple[str, int]] | None = None,
 ) -> Produce:
-    """(start, stop) -> uint8 [stop - start, row_bytes] of the target type.
+    """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
-    The cheapest way that changes no bit is taken: a copy when the source holds the type already, a permutation between a type
-    and its repacked twin, bf16 at once where the source can give it. importance: float32 [matrices, columns] or None.
-    replaced: takes (tensor name, how many) of weights that are NaN or infinite and were encoded as 0; None: such a weight
-    raises MillError, naming tensor, row and column.
+    It takes the cheapest lossless path: a copy if the source stores that type, a bit permutation between a type and its
+    repacked form, bf16 directly where the source can give it; otherwise rows are decoded to float32 and encoded.
+
+    importance        float32 [matrices, columns] or None
+    nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
+                      weight raises MillError, which names tensor, row and column
     """
-    moved = None
+    copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
-        moved = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
-        if moved is not None and not target.is_float:
-            return moved
+        copy_rows = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
+        if copy_rows is not None and not target.is_float:
+            return copy_rows
     if target.name == "bf16" and tensor.narrow is not None:
-        moved = tensor.narrow
+        copy_rows = tensor.narrow
     _, rows, matrices = dims(tensor.shape)
 
     def produce(start: int, stop: int) -> np.ndarray:
-        if moved is not None:
-            copied = moved(start, stop)
+        if copy_rows is not None:
+            copied = copy_rows(start, stop)
             if all_finite(copied, target.name):
                 return copied
         weights = importance[start // rows] if importance is not None else None
@@ -39,10 +44,10 @@ def producer(
         try:
             return encode(x, target.name, weights)
         except NonFiniteError as error:
-            if replaced is not None:
-                broken = ~np.isfinite(x)
-                replaced.append((tensor.name, int(broken.sum())))  # a list: chunks come from several threads
-                return encode(np.where(broken, np.float32(0), x), target.name, weights)
+            if nonfinite_counts is not None:
+                nonfinite = ~np.isfinite(x)
+                nonfinite_counts.append((tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
+                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights)
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
             raise MillError(

@@ -1,8 +1,8 @@
-"""Looking at what was written: a sample of every tensor is read from the file, decoded, and compared with the source.
+"""Checking written files: a sample of every tensor's rows is read back, decoded, and compared with the source.
 
-Two questions are asked of each run of rows. Are the file's bytes those that the plan makes of the source now (encoding is
-deterministic: anything else is a damaged file or a source that has changed)? And is the error of the decoded weights what the
-type is expected to have? The second finds what the first cannot: an encoder that is wrong every time.
+Two checks are made on each run of rows. Are the file's bytes those that the plan produces from the source now? Encoding is
+deterministic, so a difference means a damaged file or a changed source. And is the error of the decoded weights within what
+the type is expected to have? That finds what the first check cannot: an encoder that is wrong every time.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..formats.file_range import read_span
 from ..jobs.plan import Output, Place, Plan
 from .codecs.registry import can_encode, decode, encode
 
-RUNS = 4  # runs of rows of a tensor that are looked at
-ELEMENTS = 1 << 14  # of a run; whole rows, and whole groups of interleaved ones
-SLACK = 3.0  # times the error on the yardstick: importance and outliers raise it, faults raise it far more
+RUNS_PER_TENSOR = 4
+RUN_ELEMENTS = 1 << 14  # weights per run, rounded to whole rows and to whole groups of interleaved rows
+ERROR_MARGIN = 3.0  # times the reference error: importance and outliers raise the error, faults raise it far more
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A tensor and its sample.
+class TensorCheck:
+    """The result of checking one tensor.
 
-    kind      'copy' and 'repack': no weight may change; 'encode': the source's weights in another type
-    rows      that were looked at
-    same      whether the file's bytes are those that the plan makes of the source
+    kind      'copy' or 'repack': no weight may differ; 'encode': the source's weights in another type
+    rows      number of rows compared
+    same      whether the file's bytes are those that the plan produces from the source
     error     |file - source| / |source| of the decoded weights; None for a type that cannot be decoded
-    expected  bound of the error; 0 for copies and repacks
-    problem   '' if all is well
+    expected  upper bound for the error; 0 for copies and repacks
+    problem   one line; '' if there is none
     """
 
     name: str
@@ -48,79 +48,83 @@ class Checked:
 
 @dataclass(frozen=True)
 class Verification:
-    tensors: list[Checked]
+    """The checks of all tensors of a plan."""
+
+    tensors: list[TensorCheck]
 
     @property
     def problems(self) -> list[str]:
         return [f"{t.name} ({t.type}): {t.problem}" for t in self.tensors if t.problem]
 
     def by_type(self) -> list[dict[str, Any]]:
-        """For each type: tensors, rows looked at, mean and largest error, bound, tensors with a problem."""
-        found = []
+        """For each type: tensors, rows compared, mean and largest error, error bound, tensors with a problem."""
+        summary = []
         for name in dict.fromkeys(t.type for t in self.tensors):
-            of = [t for t in self.tensors if t.type == name]
-            errors = [t.error for t in of if t.error is not None]
-            found.append(
+            checks = [t for t in self.tensors if t.type == name]
+            errors = [t.error for t in checks if t.error is not None]
+            summary.append(
                 {
                     "type": name,
-                    "tensors": len(of),
-                    "rows": sum(t.rows for t in of),
+                    "tensors": len(checks),
+                    "rows": sum(t.rows for t in checks),
                     "error_mean": float(np.mean(errors)) if errors else None,
                     "error_max": max(errors, default=None),
-                    "expected": max(t.expected for t in of),
-                    "problems": sum(bool(t.problem) for t in of),
+                    "expected": max(t.expected for t in checks),
+                    "problems": sum(bool(t.problem) for t in checks),
                 }
             )
-        return found
+        return summary
 
     def as_json(self) -> dict[str, Any]:
         return {"types": self.by_type(), "tensors": [asdict(t) for t in self.tensors], "problems": self.problems}
 
 
 def verify(plan: Plan, source: TensorSource, progress: Callable[[int, str], None] | None = None) -> Verification:
-    """Reads RUNS runs of rows of each tensor of the plan's files, the first and the last rows among them.
+    """Compares RUNS_PER_TENSOR runs of rows of each tensor in the plan's files with the source, first and last rows included.
 
-    source: what the plan was made from; a tensor that it has no rows of the same shape for (a computed one) is compared in its
-    bytes only. progress is called with (bytes of the tensor, name) after each. Raises FormatError for a file that is gone, too
-    short or cannot be read.
+    source: what the plan was made from. A tensor without a counterpart of the same shape in it (one that was computed) is only
+    compared byte by byte. progress is called after each tensor with (bytes of the tensor, name). Raises FormatError for a file
+    that is missing, too short or unreadable.
     """
-    found = []
+    checks = []
     for output, place in zip(plan.outputs, plan.places, strict=True):
-        found.append(_checked(plan, output, place, source.tensors.get(output.name)))
+        checks.append(_check_tensor(plan, output, place, source.tensors.get(output.name)))
         if progress is not None:
             progress(output.nbytes, output.name)
-    return Verification(found)
+    return Verification(checks)
 
 
-def _checked(plan: Plan, output: Output, place: Place, tensor: SourceTensor | None) -> Checked:
+def _check_tensor(plan: Plan, output: Output, place: Place, tensor: SourceTensor | None) -> TensorCheck:
     if tensor is not None and tensor.shape != output.shape:
         tensor = None
     kind = _kind(tensor, output.type) if tensor is not None else "encode"
-    width = output.type.row_bytes(output.shape[0])
-    decodes = tensor is not None and can_encode(output.type)
-    apart = size = 0.0
+    row_bytes = output.type.row_bytes(output.shape[0])
+    compares_weights = tensor is not None and can_encode(output.type)
+    error_squares = weight_squares = 0.0
     rows, same = 0, True
     for start, stop in _runs(output):
-        there = read_span(plan.files[place.file].path, place.offset + start * width, (stop - start) * width)
-        there = there.reshape(stop - start, width)
-        made = np.ascontiguousarray(output.produce(start, stop))
-        rows, same = rows + stop - start, same and np.array_equal(there, made)
-        if tensor is not None and decodes:
-            a, b = tensor.read(start, stop), decode(there, output.type.name, output.shape[0])
-            known = np.isfinite(a)
-            a, b = np.where(known, a, 0), np.where(known, b, 0)
-            apart += float(np.square(b - a, dtype=np.float64).sum())
-            size += float(np.square(a, dtype=np.float64).sum())
-    error = (float(np.sqrt(apart / size)) if size else float(apart > 0)) if decodes else None
-    expected = 0.0 if kind != "encode" else SLACK * yardstick(output.type.name)
-    return Checked(output.name, output.type.name, kind, rows, same, error, expected, _problem(same, error, expected))
+        span = read_span(plan.files[place.file].path, place.offset + start * row_bytes, (stop - start) * row_bytes)
+        written = span.reshape(stop - start, row_bytes)
+        expected_bytes = np.ascontiguousarray(output.produce(start, stop))
+        rows, same = rows + stop - start, same and np.array_equal(written, expected_bytes)
+        if tensor is not None and compares_weights:
+            a, b = tensor.read(start, stop), decode(written, output.type.name, output.shape[0])
+            finite = np.isfinite(a)
+            a, b = np.where(finite, a, 0), np.where(finite, b, 0)
+            error_squares += float(np.square(b - a, dtype=np.float64).sum())
+            weight_squares += float(np.square(a, dtype=np.float64).sum())
+    error = None
+    if compares_weights:
+        error = float(np.sqrt(error_squares / weight_squares)) if weight_squares else float(error_squares > 0)
+    bound = 0.0 if kind != "encode" else ERROR_MARGIN * reference_error(output.type.name)
+    return TensorCheck(output.name, output.type.name, kind, rows, same, error, bound, _problem(same, error, bound))
 
 
-def _problem(same: bool, error: float | None, expected: float) -> str:
+def _problem(same: bool, error: float | None, bound: float) -> str:
     if not same:
         return "the file's bytes are not those that the source gives: the file is damaged, or the source has changed"
-    if error is not None and not error <= expected:
-        return f"the error of its weights is {error:.3g}, at most {expected:.3g} is expected"
+    if error is not None and not error <= bound:
+        return f"the error of its weights is {error:.3g}, at most {bound:.3g} is expected"
     return ""
 
 
@@ -130,27 +134,27 @@ def _kind(tensor: SourceTensor, target: TensorType) -> str:
         return "encode"
     if stored is target:
         return "copy"
-    return "repack" if (stored.base or stored.name) == (target.base or target.name) else "encode"
+    return "repack" if stored.repacks_to(target) else "encode"
 
 
 def _runs(output: Output) -> Iterator[tuple[int, int]]:
-    """Runs of whole groups, none of which crosses from one matrix into the next, spread evenly over the tensor."""
+    """(start, stop) of runs spread evenly over the tensor; each holds whole row groups and stays within one matrix."""
     columns, rows, matrices = dims(output.shape)
     group = output.type.rows
-    step = min(rows, max(group, ELEMENTS // columns // group * group))
-    places = [(m, start) for m in range(matrices) for start in (range(0, rows, step) if matrices == 1 else (0,))]
-    if matrices > 1:
-        places = [(m, (m * 7919 * step) % rows // step * step) for m in range(matrices)]
-    chosen = sorted({round(i * (len(places) - 1) / max(1, RUNS - 1)) for i in range(RUNS)})
-    for matrix, start in (places[i] for i in chosen):
+    step = min(rows, max(group, RUN_ELEMENTS // columns // group * group))
+    if matrices == 1:
+        candidates = [(0, start) for start in range(0, rows, step)]
+    else:
+        candidates = [(matrix, (matrix * 7919 * step) % rows // step * step) for matrix in range(matrices)]
+    indices = sorted({round(i * (len(candidates) - 1) / max(1, RUNS_PER_TENSOR - 1)) for i in range(RUNS_PER_TENSOR)})
+    for matrix, start in (candidates[i] for i in indices):
         yield matrix * rows + start, matrix * rows + min(start + step, rows)
 
 
 @cache
-def yardstick(name: str) -> float:
-    """Error of the type on heavy-tailed random weights (Student's t with 5 degrees of freedom), 16 rows of 1024."""
-    draw = np.random.default_rng(7).standard_t(5, (16, 1024)).astype(np.float32) * np.float32(0.02)
-    kind = TYPES[name]
-    wanted = kind.imatrix or (kind.base and TYPES[kind.base].imatrix)
-    found = decode(encode(draw, name, np.ones(1024, np.float32) if wanted else None), name, 1024)
-    return float(np.sqrt(np.square(found - draw).sum() / np.square(draw).sum()))
+def reference_error(name: str) -> float:
+    """The type's relative error on heavy-tailed random weights (Student's t, 5 degrees of freedom), 16 rows of 1024."""
+    x = np.random.default_rng(7).standard_t(5, (16, 1024)).astype(np.float32) * np.float32(0.02)
+    importance = np.ones(1024, np.float32) if TYPES.imatrix_need(TYPES[name]) else None
+    decoded = decode(encode(x, name, importance), name, 1024)
+    return float(np.sqrt(np.square(decoded - x).sum() / np.square(x).sum()))

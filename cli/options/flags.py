@@ -181,7 +181,7 @@ class TypeName(click.ParamType):
     name = "type"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType:
-        from ...quantize.recipes.recipe import RecipeError, parse_type
+        from ...quantize.recipes.rules import RecipeError, parse_type
 
         if isinstance(value, TensorType):
             return value
@@ -201,7 +201,7 @@ class FileTypeName(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType | str:
         from ...quantize.recipes.mixes import file_type_id, file_types
-        from ...quantize.recipes.recipe import RecipeError, parse_default
+        from ...quantize.recipes.rules import RecipeError, parse_default
 
         if value.upper() == "COPY":
             self.fail("COPY is no type; where TYPE is left out, tensors that no rule takes keep theirs", param, ctx)

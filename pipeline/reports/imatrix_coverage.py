@@ -10,12 +10,12 @@ from ...formats import TensorSource
 from ...imatrix import Imatrix
 from ...imatrix.coverage import LayerCoverage, coverage, remarks
 from ...imatrix.entries import FEW
-from ...quantize.recipes.type_selection import quantisable
+from ...quantize.recipes.type_selection import is_quantizable
 from ..console import table
 
 
 def covered_layers(imatrix: Imatrix, source: TensorSource) -> list[LayerCoverage]:
-    return coverage(imatrix, [tensor.name for tensor in source.tensors.values() if quantisable(tensor)])
+    return coverage(imatrix, [tensor.name for tensor in source.tensors.values() if is_quantizable(tensor)])
 
 
 def coverage_text(imatrix: Imatrix, source: TensorSource) -> str:

@@ -13,7 +13,7 @@ from ...formats import TensorSource
 from ...imatrix import Imatrix
 from ...imatrix.coverage import place
 from ...imatrix.entries import FEW, has_data
-from ...quantize.recipes.type_selection import quantisable
+from ...quantize.recipes.type_selection import is_quantizable
 from .imatrix_coverage import covered_layers
 from .plots import _figure, _save
 
@@ -81,7 +81,7 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
     from matplotlib.colors import LogNorm
 
     tokens = {}
-    for tensor in filter(quantisable, source.tensors.values()):
+    for tensor in filter(is_quantizable, source.tensors.values()):
         entry = imatrix.entries.get(tensor.name)
         tokens[tensor.name] = float(entry[1].mean()) if entry is not None and has_data(*entry) else 0.0
     grid, rows, kinds = _grid(tokens)

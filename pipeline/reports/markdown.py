@@ -154,9 +154,9 @@ def report_text(found: dict[str, Any]) -> str:
 
 def recipe_shown(found: dict[str, Any]) -> str:
     """The recipe as others may read it: of local paths only the names."""
-    from ...quantize.recipes.recipe import without_folders
+    from ...quantize.recipes.recipe import strip_folders
 
-    return without_folders(found["rules"].rstrip())
+    return strip_folders(found["rules"].rstrip())
 
 
 def texts_shown(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong or doubtful with a recipe: by itself, and against a model."""
+"""Linting recipes: doubtful rules by themselves, and against a plan what each rule decided and what needs an imatrix."""
 
 from __future__ import annotations
 
@@ -7,85 +7,85 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...formats import TYPES, TensorType
+from ...formats import TYPES
 from ...jobs.plan import Plan
-from .recipe import Rule
+from .rules import Rule
 
-# Types for models that were trained with weights of -1, 0 and 1; weights of others they round away.
-TERNARY = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "i2_s")
-FOR_TERNARY = "is for models trained with ternary weights; others are lost in it"
+# Types for models trained with weights -1, 0 and 1; weights of other models are rounded away.
+TERNARY_TYPES = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "i2_s")
+TERNARY_WARNING = "is for models trained with ternary weights; others are lost in it"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-_TAKES_ALL = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")
+_MATCH_ALL_PATTERNS = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")
 
 
-def suspicious(rules: Sequence[Rule]) -> list[str]:
-    """Sets that look like ranges, and types for ternary models; one line each."""
-    found: list[str] = []
+def suspicious_rules(rules: Sequence[Rule]) -> list[str]:
+    """One line for each character set that looks like a range of numbers, and for each type for ternary models."""
+    warnings: list[str] = []
     for rule in rules:
         where = f"line {rule.line}: "
         for low, high in _RANGE.findall(rule.pattern):
             if len(low) > 1 or len(high) > 1:
-                found.append(
+                warnings.append(
                     f"{where}[{low}-{high}] in {rule.pattern!r} is a set of single digits, not the numbers {low} to {high}"
                 )
-        if rule.type.name in TERNARY:
-            found.append(f"{where}{rule.type.name} {FOR_TERNARY}")
-    return found
+        if rule.type.name in TERNARY_TYPES:
+            warnings.append(f"{where}{rule.type.name} {TERNARY_WARNING}")
+    return warnings
 
 
-def unreachable(rules: Sequence[Rule]) -> list[str]:
-    """Rules that an earlier one takes everything from, whatever the model."""
-    found: list[str] = []
-    first: dict[str, Rule] = {}
-    greedy: Rule | None = None
+def unreachable_rules(rules: Sequence[Rule]) -> list[str]:
+    """One line for each rule that never applies, whatever the model: an earlier one has its pattern or matches everything."""
+    warnings: list[str] = []
+    by_pattern: dict[str, Rule] = {}
+    match_all: Rule | None = None
     for rule in rules:
-        if rule.pattern in first:
-            earlier = first[rule.pattern]
-            say = "says the same" if earlier.type is rule.type else f"says {earlier.type.name} and comes first"
-            found.append(f"line {rule.line}: {rule} never applies; line {earlier.line} has the same pattern and {say}")
-        elif greedy is not None:
-            found.append(f"line {rule.line}: {rule} never applies; line {greedy.line}, {greedy}, takes every weight before")
-        first.setdefault(rule.pattern, rule)
-        if greedy is None and rule.pattern in _TAKES_ALL:
-            greedy = rule
-    return found
+        if rule.pattern in by_pattern:
+            earlier = by_pattern[rule.pattern]
+            what = "says the same" if earlier.type is rule.type else f"says {earlier.type.name} and comes first"
+            warnings.append(f"line {rule.line}: {rule} never applies; line {earlier.line} has the same pattern and {what}")
+        elif match_all is not None:
+            warnings.append(
+                f"line {rule.line}: {rule} never applies; line {match_all.line}, {match_all}, takes every weight before"
+            )
+        by_pattern.setdefault(rule.pattern, rule)
+        if match_all is None and rule.pattern in _MATCH_ALL_PATTERNS:
+            match_all = rule
+    return warnings
 
 
-def not_portable(rules: Sequence[Rule]) -> list[str]:
-    """What llama-quantize --custom-q would read differently: it cuts at every comma and at the first '='."""
-    found = []
+def unportable_rules(rules: Sequence[Rule]) -> list[str]:
+    """One line for each rule that llama-quantize --custom-q would read differently: it splits at every comma and first '='."""
+    warnings = []
     for rule in rules:
         for character, what in ((",", "a comma"), ("=", "an equals sign")):
             if character in rule.pattern:
-                found.append(f"line {rule.line}: {rule.pattern!r} holds {what}, where llama-quantize --custom-q would cut it")
-    return found
+                warnings.append(
+                    f"line {rule.line}: {rule.pattern!r} holds {what}, where llama-quantize --custom-q would cut it"
+                )
+    return warnings
 
 
-def _needs_imatrix(kind: TensorType) -> bool:
-    return bool(kind.imatrix or (kind.base and TYPES[kind.base].imatrix))
-
-
-def rules_without_imatrix(rules: Sequence[Rule]) -> list[str]:
-    """What the rules ask of an imatrix, whatever the model: a line per type that needs it."""
-    needing: dict[str, list[int]] = {}
+def rules_needing_imatrix(rules: Sequence[Rule]) -> list[str]:
+    """One line for each type in the rules that needs an imatrix, whatever the model."""
+    lines_of: dict[str, list[int]] = {}
     for rule in rules:
-        if _needs_imatrix(rule.type):
-            needing.setdefault(rule.type.name, []).append(rule.line)
-    return [f"{kind} needs an imatrix: {len(lines)} rules, first line {lines[0]}" for kind, lines in needing.items()]
+        if TYPES.imatrix_need(rule.type):
+            lines_of.setdefault(rule.type.name, []).append(rule.line)
+    return [f"{name} needs an imatrix: {len(lines)} rules, first line {lines[0]}" for name, lines in lines_of.items()]
 
 
-def without_imatrix(plan: Plan) -> list[str]:
-    """What the plan asks of an imatrix, for a run that has none: a line per type that needs it."""
-    needing: dict[str, list[str]] = {}
+def tensors_needing_imatrix(plan: Plan) -> list[str]:
+    """One line for each type in the plan that needs an imatrix, for a plan that was made without one."""
+    tensors_of: dict[str, list[str]] = {}
     for o in plan.outputs:
-        if _needs_imatrix(o.type) and o.source_type != o.type.name:
-            needing.setdefault(o.type.name, []).append(o.name)
-    return [f"{kind} needs an imatrix: {len(names)} tensors, first {names[0]}" for kind, names in needing.items()]
+        if TYPES.imatrix_need(o.type) and o.source_type != o.type.name:
+            tensors_of.setdefault(o.type.name, []).append(o.name)
+    return [f"{name} needs an imatrix: {len(names)} tensors, first {names[0]}" for name, names in tensors_of.items()]
 
 
 @dataclass
-class Share:
-    """What one rule, flag or default decided: how many tensors, weights and bytes, and the first of the tensors."""
+class RuleShare:
+    """What one rule, flag or default decided: types, number of tensors, weights and bytes, and the first tensor's name."""
 
     rule: str
     types: list[str]
@@ -102,14 +102,14 @@ class Share:
         return self.__dict__ | {"bits_per_weight": self.bits_per_weight}
 
 
-def shares(plan: Plan) -> list[Share]:
-    """The plan by what decided, in the order of the first tensor."""
-    found: dict[str, Share] = {}
+def rule_shares(plan: Plan) -> list[RuleShare]:
+    """The plan's tensors grouped by what decided their type, in the order of each group's first tensor."""
+    shares: dict[str, RuleShare] = {}
     for o in plan.outputs:
-        share = found.setdefault(o.rule, Share(o.rule, [], 0, 0, 0, o.name))
+        share = shares.setdefault(o.rule, RuleShare(o.rule, [], 0, 0, 0, o.name))
         if o.type.name not in share.types:
             share.types.append(o.type.name)
         share.tensors += 1
         share.weights += o.n_elements
         share.nbytes += o.nbytes
-    return list(found.values())
+    return list(shares.values())

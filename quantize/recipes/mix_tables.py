@@ -1,20 +1,20 @@
-"""The tables of the stock mixes: file types, and which of their tensors get another type (spec, section E.3).
+"""The stock mixes as data: file types, and which of their tensors get another type than the default (docs/formats/mixes.md).
 
-A section is a set of file types and the roles that are told apart for them; a role is recognised by a part of a tensor's name,
-the first that fits counts; of a role's rows the first that fits counts too. A row reads
+A section holds the roles that are distinguished for a set of file types. A role is recognised by a part of the tensor's name;
+the first role that fits counts, and within its table the first row that fits. A row reads
 
-    file types | conditions, all of which must hold | type
+    file types | conditions, joined by &, all of which must hold | type
 
-where `*` is any file type, `=` leaves the type as it is, and `a>b c>d` replaces type a by b and type c by d. The conditions are
-those of mixes.py.
+where `*` stands for any file type, the type `=` for the default, and `a>b c>d` replaces type a by b and type c by d. The
+conditions are those of mixes.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# File types that are not called like their default type. The others are: IQ4_K is iq4_k, Q4_K_R4 is q4_k_r4.
-DEFAULTS = {
+# Default types of the file types that are not named after theirs. The others are: IQ4_K is iq4_k, Q4_K_R4 is q4_k_r4.
+DEFAULT_TYPES = {
     "Q2_K_S": "q2_K",
     "Q3_K_S": "q3_K",
     "Q3_K_M": "q3_K",
@@ -31,8 +31,8 @@ DEFAULTS = {
     "IQ3_KL": "iq3_k",
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-# general.file_type where it is not the default type's own.
-FILE_TYPES = {
+# Values of general.file_type that differ from the default type's own.
+FILE_TYPE_IDS = {
     "Q2_K_S": 21,
     "Q3_K_S": 11,
     "Q3_K_M": 12,
@@ -48,147 +48,154 @@ FILE_TYPES = {
     "IQ3_M": 27,
     "IQ3_KL": 146,
 }
-# Types that have no file type of their own name (section A).
-NO_FILE_TYPE = ("iq2_s", "iq2_s_r4", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "q8_k_r16", "q1_0_g128")
+# Types without a file type of the same name (docs/formats/types.md).
+WITHOUT_FILE_TYPE = ("iq2_s", "iq2_s_r4", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "q8_k_r16", "q1_0_g128")
 
-_LOW_OUTPUT = """IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_K IQ3_K IQ2_KS IQ3_K_R4 IQ3_KS IQ2_K_R4 IQ3_XXS_R4 IQ2_KL
-    IQ2_M_R4 IQ1_S_R4 IQ1_M_R4 IQ2_KT IQ3_KT IQ1_KT"""
+_LOW_BIT_FILE_TYPES = (
+    "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_K IQ3_K IQ2_KS IQ3_K_R4 IQ3_KS IQ2_K_R4 IQ3_XXS_R4 IQ2_KL IQ2_M_R4 "
+    "IQ1_S_R4 IQ1_M_R4 IQ2_KT IQ3_KT IQ1_KT"
+)
 _OUTPUT = f"""
-    *                                                                   | falcon        | q8_0
-    *                                                                   | odd columns   | q8_0
-    {" ".join(_LOW_OUTPUT.split())}                                     | tied          | iq4_k
-    {" ".join(_LOW_OUTPUT.split())}                                     |               | q5_K
-    IQ2_XXS_R4 IQ2_XS_R4                                                | tied          | iq4_k_r4
-    IQ2_XXS_R4 IQ2_XS_R4                                                |               | q5_k_r4
-    IQ3_S IQ3_M IQ3_KL IQ4_XS IQ3_S_R4 IQ4_KS IQ4_KSS IQ4_KS_R4         | tied          | iq5_k
-    Q8_0 Q8_0_R8 IQ6_K Q6_K_R4 Q8_K_R8 Q8_KV Q8_KV_R8                   |               | =
-    *                                                                   |               | q6_K
+    *                                                               | falcon                 | q8_0
+    *                                                               | columns % 256          | q8_0
+    {_LOW_BIT_FILE_TYPES}                                           | tied                   | iq4_k
+    {_LOW_BIT_FILE_TYPES}                                           |                        | q5_K
+    IQ2_XXS_R4 IQ2_XS_R4                                            | tied                   | iq4_k_r4
+    IQ2_XXS_R4 IQ2_XS_R4                                            |                        | q5_k_r4
+    IQ3_S IQ3_M IQ3_KL IQ4_XS IQ3_S_R4 IQ4_KS IQ4_KSS IQ4_KS_R4     | tied                   | iq5_k
+    Q8_0 Q8_0_R8 IQ6_K Q6_K_R4 Q8_K_R8 Q8_KV Q8_KV_R8               |                        | =
+    *                                                               |                        | q6_K
 """
 _EMBEDDING = """
-    IQ2_XXS IQ2_XS IQ1_S IQ1_M IQ2_XXS_R4 IQ2_XS_R4 IQ1_S_R4 IQ1_M_R4   |               | q2_K
-    IQ2_S IQ2_M IQ2_M_R4 IQ3_XXS IQ3_KT                                 |               | iq3_s
-    IQ3_XXS_R4                                                          |               | iq3_k
-    IQ1_BN IQ2_BN IQ2_BN_R4                                             |               | iq4_nl
+    IQ2_XXS IQ2_XS IQ1_S IQ1_M                                      |                        | q2_K
+    IQ2_XXS_R4 IQ2_XS_R4 IQ1_S_R4 IQ1_M_R4                          |                        | q2_K
+    IQ2_S IQ2_M IQ2_M_R4 IQ3_XXS IQ3_KT                             |                        | iq3_s
+    IQ3_XXS_R4                                                      |                        | iq3_k
+    IQ1_BN IQ2_BN IQ2_BN_R4                                         |                        | iq4_nl
 """
 _ATTN_V = """
-    *                                                                   | experts>=4    | q8_0
-    *                                                                   | 70B           | q3_K>q5_K q4_K>q5_K iq3_k>iq5_k
-    Q2_K                                                                | gqa>=4        | q4_K
-    Q2_K                                                                |               | q3_K
-    IQ2_K                                                               | gqa>=2        | iq4_k
-    IQ2_K                                                               |               | iq3_k
-    IQ2_K_R4                                                            | gqa>=2        | iq4_k_r4
-    IQ2_K_R4                                                            |               | iq3_k_r4
-    Q2_K_S                                                              | gqa>=4        | q4_K
-    Q2_K_R4                                                             | gqa>=4        | q4_k_r4
-    IQ3_XXS                                                             | gqa>=4        | q4_K
-    IQ3_XXS                                                             | gqa>=2        | iq3_k
-    IQ3_XXS                                                             | no imatrix    | iq3_s
-    IQ3_XXS                                                             |               | iq3_xxs
-    IQ3_KT                                                              | gqa>=4        | iq4_k
-    IQ3_KT                                                              |               | iq3_k
-    IQ4_KT                                                              | gqa>=4        | iq5_k
-    IQ4_KT                                                              |               | iq4_k
-    IQ3_XXS_R4                                                          | gqa>=4        | q4_k_r4
-    IQ3_XXS_R4                                                          | gqa>=2        | iq3_k_r4
-    IQ3_XXS_R4                                                          | no imatrix    | iq3_k_r4
-    IQ3_XXS_R4                                                          |               | iq3_xxs_r4
-    IQ3_XS IQ3_S                                                        | gqa>=2        | iq4_k
-    IQ3_S_R4                                                            | gqa>=2        | iq4_k_r4
-    IQ3_K                                                               | gqa>=2        | iq4_k
-    IQ3_KS IQ2_KL                                                       | gqa>=2        | iq4_ks
-    IQ3_K_R4                                                            | gqa>=2        | iq4_k_r4
-    IQ3_KL IQ3_M                                                        | gqa>=2        | iq5_k
-    IQ3_KL IQ3_M                                                        |               | iq4_k
-    Q3_K_M                                                              | first 2       | q5_K
-    Q3_K_M                                                              |               | q4_K
-    Q3_K_L                                                              |               | q5_K
-    IQ4_NL IQ4_XS IQ4_NL_R4 IQ4_XS_R8 IQ4_KS IQ4_KSS                    | gqa>=2        | iq5_k
-    IQ4_KS_R4                                                           | gqa>=2        | iq5_k_r4
-    IQ4_K IQ4_K_R4                                                      | gqa>=2        | iq5_k
-    Q4_K_M Q5_K_M                                                       | more          | q6_K
-    Q4_K_S Q4_K_R4                                                      | first 4       | q5_K
-    Q5_K_S                                                              | big           | q6_K
-    Q5_K_S                                                              |               | =
-    IQ5_K IQ5_KS                                                        | big           | iq6_k
-    IQ5_K IQ5_KS                                                        |               | =
-    *                                                                   | gqa>=4        | q2_K>iq3_s iq3_xxs>iq3_s \
+    *                                                               | experts>=4             | q8_0
+    *                                                               | 70B                    | q3_K>q5_K q4_K>q5_K iq3_k>iq5_k
+    Q2_K                                                            | gqa>=4                 | q4_K
+    Q2_K                                                            |                        | q3_K
+    IQ2_K                                                           | gqa>=2                 | iq4_k
+    IQ2_K                                                           |                        | iq3_k
+    IQ2_K_R4                                                        | gqa>=2                 | iq4_k_r4
+    IQ2_K_R4                                                        |                        | iq3_k_r4
+    Q2_K_S                                                          | gqa>=4                 | q4_K
+    Q2_K_R4                                                         | gqa>=4                 | q4_k_r4
+    IQ3_XXS                                                         | gqa>=4                 | q4_K
+    IQ3_XXS                                                         | gqa>=2                 | iq3_k
+    IQ3_XXS                                                         | no imatrix             | iq3_s
+    IQ3_XXS                                                         |                        | iq3_xxs
+    IQ3_KT                                                          | gqa>=4                 | iq4_k
+    IQ3_KT                                                          |                        | iq3_k
+    IQ4_KT                                                          | gqa>=4                 | iq5_k
+    IQ4_KT                                                          |                        | iq4_k
+    IQ3_XXS_R4                                                      | gqa>=4                 | q4_k_r4
+    IQ3_XXS_R4                                                      | gqa>=2                 | iq3_k_r4
+    IQ3_XXS_R4                                                      | no imatrix             | iq3_k_r4
+    IQ3_XXS_R4                                                      |                        | iq3_xxs_r4
+    IQ3_XS IQ3_S                                                    | gqa>=2                 | iq4_k
+    IQ3_S_R4                                                        | gqa>=2                 | iq4_k_r4
+    IQ3_K                                                           | gqa>=2                 | iq4_k
+    IQ3_KS IQ2_KL                                                   | gqa>=2                 | iq4_ks
+    IQ3_K_R4                                                        | gqa>=2                 | iq4_k_r4
+    IQ3_KL IQ3_M                                                    | gqa>=2                 | iq5_k
+    IQ3_KL IQ3_M                                                    |                        | iq4_k
+    Q3_K_M                                                          | first 2                | q5_K
+    Q3_K_M                                                          |                        | q4_K
+    Q3_K_L                                                          |                        | q5_K
+    IQ4_NL IQ4_XS IQ4_NL_R4 IQ4_XS_R8 IQ4_KS IQ4_KSS                | gqa>=2                 | iq5_k
+    IQ4_KS_R4                                                       | gqa>=2                 | iq5_k_r4
+    IQ4_K IQ4_K_R4                                                  | gqa>=2                 | iq5_k
+    Q4_K_M Q5_K_M                                                   | more bits              | q6_K
+    Q4_K_S Q4_K_R4                                                  | first 4                | q5_K
+    Q5_K_S                                                          | large vocab            | q6_K
+    Q5_K_S                                                          |                        | =
+    IQ5_K IQ5_KS                                                    | large vocab            | iq6_k
+    IQ5_K IQ5_KS                                                    |                        | =
+    *                                                               | gqa>=4                 | q2_K>iq3_s iq3_xxs>iq3_s \
 q2_k_r4>iq3_k_r4 iq3_xxs_r4>iq3_k_r4 q3_K>q4_K iq3_s>q4_K iq3_k>iq4_k iq3_ks>iq4_ks iq2_kl>iq4_ks iq3_s_r4>q4_k_r4 \
 q3_k_r4>q4_k_r4 q4_K>q5_K iq4_xs>q5_K iq4_nl>q5_K iq4_nl_r4>q5_K iq4_xs_r8>q5_K iq4_k>iq5_k iq4_ks>iq5_k q5_K>q6_K \
 iq5_k>iq6_k iq5_ks>iq6_k
 """
 _ATTN_K = """
-    *                                                                   | experts>=4    | q8_0
-    IQ3_XS                                                              |               | iq3_xxs
-    IQ3_XXS IQ3_XXS_R4                                                  |               | iq2_s
+    *                                                               | experts>=4             | q8_0
+    IQ3_XS                                                          |                        | iq3_xxs
+    IQ3_XXS IQ3_XXS_R4                                              |                        | iq2_s
 """
 _ATTN_Q = """
-    IQ3_XS                                                              |               | iq3_xxs
-    IQ3_XXS IQ3_XXS_R4                                                  |               | iq2_s
-    Q5_K_S                                                              | big           | q4_K
-    IQ5_K                                                               | big           | iq4_k
-    IQ5_KS                                                              | big           | iq4_ks
+    IQ3_XS                                                          |                        | iq3_xxs
+    IQ3_XXS IQ3_XXS_R4                                              |                        | iq2_s
+    Q5_K_S                                                          | large vocab            | q4_K
+    IQ5_K                                                           | large vocab            | iq4_k
+    IQ5_KS                                                          | large vocab            | iq4_ks
 """
 _FFN_DOWN = """
-    Q2_K                                                                |               | q3_K
-    Q2_K_S                                                              | early         | q4_K
-    Q2_K_R4                                                             | early         | q4_k_r4
-    IQ3_XXS                                                             | no imatrix & early | q4_K
-    IQ3_XXS                                                             | no imatrix    | q3_K
-    IQ3_KT                                                              | no imatrix & early | iq4_k
-    IQ3_KT                                                              | no imatrix    | iq3_k
-    IQ3_XXS_R4                                                          | no imatrix & early | q4_k_r4
-    IQ3_XXS_R4                                                          | no imatrix    | iq3_k_r4
-    Q3_K_M                                                              | earliest      | q5_K
-    Q3_K_M                                                              | not falcon    | q4_K
-    Q3_K_M                                                              | more          | q4_K
-    Q3_K_M                                                              |               | q3_K
-    IQ3_M                                                               | early         | iq4_k
-    IQ3_M                                                               | experts>=4 & more | iq4_k
-    Q3_K_L                                                              | falcon        | q4_K
-    Q3_K_L                                                              |               | q5_K
-    IQ3_KL                                                              | more          | iq4_ks
-    IQ3_KL                                                              |               | iq3_k
-    Q4_K_M                                                              | falcon & earliest | q6_K
-    Q4_K_M                                                              | falcon & more | q5_K
-    Q4_K_M                                                              | falcon        | q4_K
-    Q4_K_M                                                              | more          | q6_K
-    IQ4_NL IQ4_XS IQ4_KS IQ4_KSS IQ4_NL_R4 IQ4_XS_R8                    | no imatrix & early | q5_K
-    IQ4_KS_R4                                                           | no imatrix & early | q5_k_r4
-    Q5_K_M                                                              | more          | q6_K
-    Q4_K_S Q4_K_R4                                                      | not falcon & early | q5_K
-    Q4_0                                                                | imatrix & early | q4_1
-    Q5_0                                                                | imatrix & early | q5_1
-    Q4_0_R8                                                             | imatrix & early | iq4_nl_r4
+    Q2_K                                                            |                        | q3_K
+    Q2_K_S                                                          | first 1/8              | q4_K
+    Q2_K_R4                                                         | first 1/8              | q4_k_r4
+    IQ3_XXS                                                         | no imatrix & first 1/8 | q4_K
+    IQ3_XXS                                                         | no imatrix             | q3_K
+    IQ3_KT                                                          | no imatrix & first 1/8 | iq4_k
+    IQ3_KT                                                          | no imatrix             | iq3_k
+    IQ3_XXS_R4                                                      | no imatrix & first 1/8 | q4_k_r4
+    IQ3_XXS_R4                                                      | no imatrix             | iq3_k_r4
+    Q3_K_M                                                          | first 1/16             | q5_K
+    Q3_K_M                                                          | not falcon             | q4_K
+    Q3_K_M                                                          | more bits              | q4_K
+    Q3_K_M                                                          |                        | q3_K
+    IQ3_M                                                           | first 1/8              | iq4_k
+    IQ3_M                                                           | experts>=4 & more bits | iq4_k
+    Q3_K_L                                                          | falcon                 | q4_K
+    Q3_K_L                                                          |                        | q5_K
+    IQ3_KL                                                          | more bits              | iq4_ks
+    IQ3_KL                                                          |                        | iq3_k
+    Q4_K_M                                                          | falcon & first 1/16    | q6_K
+    Q4_K_M                                                          | falcon & more bits     | q5_K
+    Q4_K_M                                                          | falcon                 | q4_K
+    Q4_K_M                                                          | more bits              | q6_K
+    IQ4_NL IQ4_XS IQ4_KS IQ4_KSS IQ4_NL_R4 IQ4_XS_R8                | no imatrix & first 1/8 | q5_K
+    IQ4_KS_R4                                                       | no imatrix & first 1/8 | q5_k_r4
+    Q5_K_M                                                          | more bits              | q6_K
+    Q4_K_S Q4_K_R4                                                  | not falcon & first 1/8 | q5_K
+    Q4_0                                                            | imatrix & first 1/8    | q4_1
+    Q5_0                                                            | imatrix & first 1/8    | q5_1
+    Q4_0_R8                                                         | imatrix & first 1/8    | iq4_nl_r4
 """
 _ATTN_OUTPUT = """
-    Q3_K_L                                                              | falcon        | q4_K
-    *                                                                   | falcon        | =
+    Q3_K_L                                                          | falcon                 | q4_K
+    *                                                               | falcon                 | =
     Q2_K IQ3_XS IQ3_XXS Q3_K_S Q3_K_M IQ4_NL Q4_K_S Q4_K_M IQ3_S IQ3_M IQ4_XS IQ4_K IQ4_KSS IQ4_KS IQ4_KS_R4 IQ5_KS \
 IQ5_KS_R4 IQ2_K IQ3_K IQ3_KL Q4_K_R4 IQ4_NL_R4 IQ4_XS_R8 Q3_K_R4 IQ3_KT IQ3_KS Q2_K_R4 IQ4_K_R4 IQ3_K_R4 IQ2_K_R4 IQ3_XXS_R4 \
-IQ3_S_R4                                                                | experts>=4    | q5_K
-    IQ2_KL                                                              | experts>=4    | iq4_ks
-    *                                                                   | experts>=4    | =
-    Q2_K                                                                |               | q3_K
-    IQ3_XXS                                                             |               | iq3_s
-    IQ3_KT                                                              | gqa>=4        | iq3_k
-    IQ3_XXS_R4                                                          |               | iq3_k_r4
-    Q3_K_M                                                              |               | q4_K
-    Q3_K_L                                                              |               | q5_K
-    IQ3_M                                                               |               | iq4_k
-    IQ2_K                                                               |               | iq3_k
-    IQ2_K_R4                                                            |               | iq3_k_r4
-    IQ3_KL                                                              |               | iq4_ks
+IQ3_S_R4                                                            | experts>=4             | q5_K
+    IQ2_KL                                                          | experts>=4             | iq4_ks
+    *                                                               | experts>=4             | =
+    Q2_K                                                            |                        | q3_K
+    IQ3_XXS                                                         |                        | iq3_s
+    IQ3_KT                                                          | gqa>=4                 | iq3_k
+    IQ3_XXS_R4                                                      |                        | iq3_k_r4
+    Q3_K_M                                                          |                        | q4_K
+    Q3_K_L                                                          |                        | q5_K
+    IQ3_M                                                           |                        | iq4_k
+    IQ2_K                                                           |                        | iq3_k
+    IQ2_K_R4                                                        |                        | iq3_k_r4
+    IQ3_KL                                                          |                        | iq4_ks
 """
 _FFN_GATE_UP = """
-    IQ3_XS                                                              | middle        | iq3_xxs
-    IQ3_KL                                                              | more          | iq4_ks
+    IQ3_XS                                                          | middle 3/4             | iq3_xxs
+    IQ3_KL                                                          | more bits              | iq4_ks
 """
 
 
 @dataclass(frozen=True)
 class Role:
-    """Tensors with one of `parts` in their name, if `when` holds. counter: what is counted to tell layers apart; see Mix."""
+    """Tensors with one of `parts` in their name, if the condition `when` holds.
+
+    rows     the table of their types
+    counter  name of the count that gives a tensor's place among the role's tensors (see LayerPosition); '' if none is needed
+    """
 
     parts: tuple[str, ...]
     rows: str
@@ -198,29 +205,31 @@ class Role:
 
 @dataclass(frozen=True)
 class Section:
-    """Roles for some file types; `file_types` empty: for all that no earlier section has."""
+    """Roles for these file types, or, if `file_types` is empty, for all that no earlier section names."""
 
     file_types: str
     roles: tuple[Role, ...]
 
 
-def _low(v: str, k: str, first: str, qkv: str, shared: str, down: str, output_experts: str, output: str) -> tuple[Role, ...]:
-    """The roles of the two families that share a scheme; v: its three types, from best to least."""
-    best, middle, least = v.split()
-    values = f"* | experts>=4 | {best}\n* | gqa>=4 | {best}\n* | gqa>=2 | {middle}\n* | | {least}"
+def _low_bit_roles(
+    v: str, qk: str, first: str, qkv: str, shared: str, down: str, output_experts: str, output: str
+) -> tuple[Role, ...]:
+    """The roles of the families IQ1_*_R4 and IQ2_KT, which differ in the types alone; v: three types, by falling size."""
+    v_large, v_medium, v_small = v.split()
+    values = f"* | experts>=4 | {v_large}\n* | gqa>=4 | {v_large}\n* | gqa>=2 | {v_medium}\n* | | {v_small}"
     return (
         Role(("attn_v.weight",), values, counter="attn_v"),
-        Role(("attn_k",), f"* | | {k}", when="experts>=8"),
+        Role(("attn_k",), f"* | | {qk}", when="experts>=8"),
         Role(("blk.0.ffn_down", "blk.0.ffn_gate", "blk.0.ffn_up"), f"* | | {first}", when="experts>=8"),
-        Role(("attn_q",), f"* | | {k}", when="experts>=8"),
+        Role(("attn_q",), f"* | | {qk}", when="experts>=8"),
         Role(("attn_qkv.weight",), f"* | | {qkv}"),
         Role(("_shexp.weight",), f"* | | {shared}"),
-        Role(("ffn_down",), f"* | early | {down}", counter="ffn_down"),
+        Role(("ffn_down",), f"* | first 1/8 | {down}", counter="ffn_down"),
         Role(("attn_output.weight",), f"* | experts>=4 | {output_experts}\n* | | {output}"),
     )
 
 
-_TWO_BIT = (
+_IQ1_IQ2_ROLES = (
     Role(
         ("attn_v.weight",),
         "* | gqa>=4 | iq4_k\n* | experts>=4 | iq4_k\n* | gqa>=2 | iq3_k\n* | experts>=2 | iq3_k\n"
@@ -229,7 +238,7 @@ _TWO_BIT = (
     ),
     Role(("attn_k", "attn_q"), "* | | q4_K", when="experts>=8"),
     Role(("attn_qkv.weight",), "IQ2_S IQ2_M IQ2_M_R4 | | iq3_xxs\n* | | iq2_k"),
-    Role(("ffn_down",), "IQ2_S IQ2_M IQ2_M_R4 | counted early | iq3_s\n* | counted early | q2_K", counter="ffn_down"),
+    Role(("ffn_down",), "IQ2_S IQ2_M IQ2_M_R4 | first 1/8 by count | iq3_s\n* | first 1/8 by count | q2_K", counter="ffn_down"),
     Role(
         ("attn_output.weight",),
         "* | experts>=4 | q5_K\nIQ1_S IQ1_M | | iq2_k\nIQ2_S IQ2_M IQ2_M_R4 | | iq3_s",
@@ -238,10 +247,12 @@ _TWO_BIT = (
 SECTIONS = (
     Section(
         "IQ1_S_R4 IQ1_M_R4",
-        _low("iq4_k_r4 iq3_k_r4 q2_k_r4", "q4_k_r4", "iq3_k_r4", "iq2_k_r4", "iq4_k_r4", "q2_k_r4", "q5_k_r4", "iq2_k_r4"),
+        _low_bit_roles(
+            "iq4_k_r4 iq3_k_r4 q2_k_r4", "q4_k_r4", "iq3_k_r4", "iq2_k_r4", "iq4_k_r4", "q2_k_r4", "q5_k_r4", "iq2_k_r4"
+        ),
     ),
-    Section("IQ2_KT", _low("iq4_k iq3_k q2_K", "q4_K", "iq3_k", "iq3_k", "iq4_k", "iq3_k", "q5_K", "iq3_k")),
-    Section("IQ2_XXS IQ2_XS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4", _TWO_BIT),
+    Section("IQ2_KT", _low_bit_roles("iq4_k iq3_k q2_K", "q4_K", "iq3_k", "iq3_k", "iq4_k", "iq3_k", "q5_K", "iq3_k")),
+    Section("IQ2_XXS IQ2_XS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4", _IQ1_IQ2_ROLES),
     Section(
         "",
         (
@@ -255,5 +266,5 @@ SECTIONS = (
         ),
     ),
 )
-HEAD = Role((), _OUTPUT)
-LOOKUP = Role((), _EMBEDDING)
+OUTPUT_ROLE = Role((), _OUTPUT)
+EMBEDDING_ROLE = Role((), _EMBEDDING)

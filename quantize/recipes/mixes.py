@@ -1,6 +1,6 @@
-"""Stock mixes: which type each tensor gets when llama-quantize is asked for a file type such as Q4_K_M or IQ2_K.
+"""Stock mixes: the type that each tensor gets when llama-quantize is asked for a file type such as Q4_K_M or IQ2_K.
 
-A file type names a default type and, in mix_tables.py, a set of exceptions by role (spec, section E.3).
+A file type has a default type and, in mix_tables.py, exceptions by role (docs/formats/mixes.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from functools import cache
 from typing import Any
 
 from ...formats import TYPES, PlanError, TensorType
-from .mix_tables import ALIASES, DEFAULTS, FILE_TYPES, HEAD, LOOKUP, NO_FILE_TYPE, SECTIONS, Role
+from .mix_tables import (
+    ALIASES,
+    DEFAULT_TYPES,
+    EMBEDDING_ROLE,
+    FILE_TYPE_IDS,
+    OUTPUT_ROLE,
+    SECTIONS,
+    WITHOUT_FILE_TYPE,
+    Role,
+)
 
-# architecture -> (layers -> size class) where the reference tells models of 8 and 70 billion weights apart by their layers.
-_SIZES: dict[str, dict[int, str]] = {
+# architecture -> {number of layers: size class}: llama.cpp tells models of 8B and 70B parameters by their number of layers.
+_SIZE_CLASSES: dict[str, dict[int, str]] = {
     "llama": {32: "8B", 36: "8B", 80: "70B"},
     "deci": {80: "70B"},
     "qwen2": {80: "70B"},
@@ -29,8 +38,11 @@ _SIZES: dict[str, dict[int, str]] = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of a role's table: for these file types (empty: any), if all conditions hold, this type (old -> new; {}: kept)."""
+class TableRow:
+    """A row of a role's table: for these file types (empty: any), if all conditions hold, old type -> new type.
+
+    types: {'': t} gives t whatever the default type is, {} leaves the default type.
+    """
 
     file_types: frozenset[str]
     conditions: tuple[str, ...]
@@ -38,20 +50,28 @@ class Row:
 
 
 @cache
-def _rows(table: str) -> tuple[Row, ...]:
+def _parse_table(table: str) -> tuple[TableRow, ...]:
     rows = []
     for line in filter(str.strip, table.splitlines()):
-        names, when, types = (part.strip() for part in line.split("|"))
-        kinds = frozenset() if names == "*" else frozenset(names.split())
-        conditions = tuple(filter(None, (part.strip() for part in when.split("&"))))
-        changes = dict(pair.split(">") for pair in types.split()) if ">" in types else {"": types}
-        rows.append(Row(kinds, conditions, {} if types == "=" else changes))
+        names, conditions, types = (part.strip() for part in line.split("|"))
+        file_types = frozenset() if names == "*" else frozenset(names.split())
+        required = tuple(filter(None, (part.strip() for part in conditions.split("&"))))
+        replacements = dict(pair.split(">") for pair in types.split()) if ">" in types else {"": types}
+        rows.append(TableRow(file_types, required, {} if types == "=" else replacements))
     return tuple(rows)
 
 
 @dataclass(frozen=True)
-class Model:
-    """What the conditions ask about a model. size: '8B', '70B' or ''; n_attn_v: tensors with values of attention."""
+class ModelTraits:
+    """What the conditions ask about a model.
+
+    gqa       query heads per key-value head
+    experts   experts per layer, 0 for a dense model
+    tied      the embeddings serve as output matrix too
+    imatrix   whether importance is given
+    size      size class '8B' or '70B', '' for any other
+    n_attn_v  number of tensors that hold attention values
+    """
 
     architecture: str
     n_layer: int
@@ -64,57 +84,58 @@ class Model:
     n_attn_v: int
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], names: Iterable[str], n_vocab: int, imatrix: bool) -> Model:
-        """From GGUF metadata, the names of all tensors, and the rows of token_embd.weight."""
+    def of(cls, metadata: Mapping[str, Any], names: Iterable[str], n_vocab: int, imatrix: bool) -> ModelTraits:
+        """From GGUF metadata, the names of all tensors, and the number of rows of token_embd.weight."""
         architecture, names = str(metadata.get("general.architecture", "")), set(names)
 
         def number(key: str, default: int = 0) -> int:
             value = metadata.get(f"{architecture}.{key}", default)
             if isinstance(value, list | tuple) or getattr(value, "ndim", 0):
-                value = value[0] if len(value) else default  # per layer: the reference looks at the first
+                value = value[0] if len(value) else default  # one value per layer: llama.cpp takes the first
             return int(value)
 
         heads, layers = number("attention.head_count"), number("block_count")
-        kv = number("attention.head_count_kv", heads)
-        size = _SIZES.get(architecture, {}).get(layers, "")
+        kv_heads = number("attention.head_count_kv", heads)
         n_embd = number("embedding_length")
-        told = {
+        # Further tests that a model with this many layers has to pass to be of the size class.
+        in_size_class = {
             ("llama", 32): n_vocab >= 40000 and n_vocab != 49152,
-            ("llama", 80): heads != kv,
+            ("llama", 80): heads != kv_heads,
             ("qwen3", 36): n_embd != 2560,
             ("qwen3vl", 36): n_embd != 2560,
         }
+        size = _SIZE_CLASSES.get(architecture, {}).get(layers, "")
         return cls(
             architecture,
             layers,
-            heads // kv if kv else 0,
+            heads // kv_heads if kv_heads else 0,
             number("expert_count"),
             "output.weight" not in names,
             imatrix,
             n_vocab,
-            size if told.get((architecture, layers), True) else "",
+            size if in_size_class.get((architecture, layers), True) else "",
             sum("attn_v.weight" in name or "attn_qkv.weight" in name for name in names),
         )
 
 
 @dataclass
-class Layer:
-    """Where a tensor stands: the how-manieth of how many, and by plain counting."""
+class LayerPosition:
+    """Where a tensor stands among those of its role: `index` out of `count` layers; `seen`: tensors of the role before it."""
 
     index: int = 0
     count: int = 1
-    counted: int = 0
+    seen: int = 0
 
 
-def _more(i: int, n: int) -> bool:
-    """The first and last eighth of the layers, and every third in between."""
+def _use_more_bits(i: int, n: int) -> bool:
+    """llama.cpp's use_more_bits: the first and the last eighth of the layers, and every third in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
-_CONDITIONS: dict[str, Callable[[Model, Layer, int], bool]] = {
+_CONDITIONS: dict[str, Callable[[ModelTraits, LayerPosition, int], bool]] = {
     "falcon": lambda m, at, columns: m.architecture == "falcon",
     "not falcon": lambda m, at, columns: m.architecture != "falcon",
-    "odd columns": lambda m, at, columns: columns % 256 != 0,
+    "columns % 256": lambda m, at, columns: columns % 256 != 0,
     "tied": lambda m, at, columns: m.tied,
     "imatrix": lambda m, at, columns: m.imatrix,
     "no imatrix": lambda m, at, columns: not m.imatrix,
@@ -124,59 +145,59 @@ _CONDITIONS: dict[str, Callable[[Model, Layer, int], bool]] = {
     "gqa>=2": lambda m, at, columns: m.gqa >= 2,
     "gqa>=4": lambda m, at, columns: m.gqa >= 4,
     "70B": lambda m, at, columns: m.size == "70B",
-    "big": lambda m, at, columns: m.size != "" and m.n_vocab >= 127999,
-    "first 2": lambda m, at, columns: at.counted < 2,
-    "first 4": lambda m, at, columns: at.counted < 4,
-    "earliest": lambda m, at, columns: at.index < at.count // 16,
-    "early": lambda m, at, columns: at.index < at.count // 8,
-    "counted early": lambda m, at, columns: at.counted < at.count // 8,
-    "middle": lambda m, at, columns: at.count // 8 <= at.index < 7 * at.count // 8,
-    "more": lambda m, at, columns: _more(at.index, at.count),
+    "large vocab": lambda m, at, columns: m.size != "" and m.n_vocab >= 127999,
+    "first 2": lambda m, at, columns: at.seen < 2,
+    "first 4": lambda m, at, columns: at.seen < 4,
+    "first 1/16": lambda m, at, columns: at.index < at.count // 16,
+    "first 1/8": lambda m, at, columns: at.index < at.count // 8,
+    "first 1/8 by count": lambda m, at, columns: at.seen < at.count // 8,
+    "middle 3/4": lambda m, at, columns: at.count // 8 <= at.index < 7 * at.count // 8,
+    "more bits": lambda m, at, columns: _use_more_bits(at.index, at.count),
 }
 
 
 @dataclass
 class Mix:
-    """A file type applied to one model. `choose` has to be asked about all quantisable tensors, in the file's order, once."""
+    """A file type's mix for one model. `select` counts tensors: call it once per quantisable tensor, in the file's order."""
 
     file_type: str
-    model: Model
+    model: ModelTraits
     _counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def default(self) -> TensorType:
         return default_type(self.file_type)
 
-    def choose(self, name: str, columns: int) -> TensorType:
-        """The type for a tensor of this row length, before rules, flags and fallbacks."""
+    def select(self, name: str, columns: int) -> TensorType:
+        """The type of the tensor `name` with rows of `columns` elements, before rules, flags and fallbacks."""
         if name == "output.weight" or (self.model.tied and name == "token_embd.weight"):
-            return self._apply(HEAD, Layer(), columns)
+            return self._apply(OUTPUT_ROLE, LayerPosition(), columns)
         if name in ("token_embd.weight", "per_layer_token_embd.weight"):
-            return self._apply(LOOKUP, Layer(), columns)
+            return self._apply(EMBEDDING_ROLE, LayerPosition(), columns)
         section = next(s for s in SECTIONS if not s.file_types or self.file_type in s.file_types.split())
         for role in section.roles:
-            if any(part in name for part in role.parts) and self._holds(role.when, Layer(), columns):
-                return self._apply(role, self._layer(role, name), columns)
+            if any(part in name for part in role.parts) and self._holds(role.when, LayerPosition(), columns):
+                return self._apply(role, self._position(role, name), columns)
         return self.default
 
-    def _layer(self, role: Role, name: str) -> Layer:
-        """Experts' tensors need not come in the order of layers: with experts the layer is read from the name."""
+    def _position(self, role: Role, name: str) -> LayerPosition:
+        """Counts the tensor. With experts the layer is read from the name: their tensors need not come in the layers' order."""
         if not role.counter:
-            return Layer()
-        counted = self._counts[role.counter]
+            return LayerPosition()
+        seen = self._counts[role.counter]
         self._counts[role.counter] += 1
         if role.counter == "attn_v":
-            return Layer(counted, self.model.n_attn_v, counted)
-        block = re.match(r"blk\.(\d+)\.", name)
-        index = int(block[1]) if self.model.experts > 1 and block else counted
-        return Layer(index, self.model.n_layer, counted)
+            return LayerPosition(seen, self.model.n_attn_v, seen)
+        prefix = re.match(r"blk\.(\d+)\.", name)
+        index = int(prefix[1]) if self.model.experts > 1 and prefix else seen
+        return LayerPosition(index, self.model.n_layer, seen)
 
-    def _holds(self, condition: str, at: Layer, columns: int) -> bool:
+    def _holds(self, condition: str, at: LayerPosition, columns: int) -> bool:
         return not condition or _CONDITIONS[condition](self.model, at, columns)
 
-    def _apply(self, role: Role, at: Layer, columns: int) -> TensorType:
+    def _apply(self, role: Role, at: LayerPosition, columns: int) -> TensorType:
         default = self.default
-        for row in _rows(role.rows):
+        for row in _parse_table(role.rows):
             if row.file_types and self.file_type not in row.file_types:
                 continue
             if all(self._holds(condition, at, columns) for condition in row.conditions):
@@ -186,19 +207,20 @@ class Mix:
 
 @cache
 def file_types() -> dict[str, str]:
-    """Every file type -> its default type, in the order of the type table, as llama-quantize spells them."""
-    own = {t.name.upper(): t.name for t in map(TYPES.__getitem__, TYPES) if t.ftype is not None and t.name not in NO_FILE_TYPE}
-    return {name: kind for name, kind in own.items() if name not in ALIASES} | DEFAULTS
+    """File type as llama-quantize spells it -> name of its default type; in the order of the table of types."""
+    with_file_type = (t for t in TYPES.values() if t.ftype is not None and t.name not in WITHOUT_FILE_TYPE)
+    same_name = {t.name.upper(): t.name for t in with_file_type}
+    return {name: default for name, default in same_name.items() if name not in ALIASES} | DEFAULT_TYPES
 
 
 def file_type_name(name: str) -> str | None:
-    """'q4_k' -> 'Q4_K_M', 'iq4_k' -> 'IQ4_K'; None for what is no file type."""
+    """The file type that llama-quantize reads in a name: 'q4_k' -> 'Q4_K_M', 'iq4_k' -> 'IQ4_K'; None if there is none."""
     upper = ALIASES.get(name.upper(), name.upper())
-    return next((known for known in file_types() if known.upper() == upper), None)
+    return next((file_type for file_type in file_types() if file_type.upper() == upper), None)
 
 
 def default_type(file_type: str) -> TensorType:
-    """Raises PlanError for an unknown file type."""
+    """The type of most tensors of a file type. Raises PlanError for an unknown one."""
     try:
         return TYPES[file_types()[file_type]]
     except KeyError:
@@ -206,6 +228,6 @@ def default_type(file_type: str) -> TensorType:
 
 
 def file_type_id(file_type: str) -> int:
-    """What general.file_type says."""
-    own = default_type(file_type).ftype
-    return FILE_TYPES.get(file_type, own if own is not None else 0)
+    """The value of general.file_type for a file type. Raises PlanError for an unknown one."""
+    default_id = default_type(file_type).ftype
+    return FILE_TYPE_IDS.get(file_type, default_id if default_id is not None else 0)

@@ -1,4 +1,7 @@
-"""Which type a tensor becomes, and what decided it: the order of precedence of llama-quantize (spec, section E.3)."""
+"""Selecting the type that each tensor gets, and what decided it, in llama-quantize's order of precedence.
+
+Flags for single tensors, then recipe rules, then flags for roles, then the stock mix or default type (docs/formats/mixes.md).
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
-from .mixes import Mix, Model
-from .recipe import Matcher, Rule
+from .mixes import Mix, ModelTraits
+from .rules import Rule, RuleMatcher
 
-# Tensors that llama-quantize never touches (FORMATS E.2): by ending, by part of the name.
+# Tensors that llama-quantize never quantises, by the end of the name and by a part of it (docs/formats/mixes.md).
 ROUTER = "ffn_gate_inp.weight"
-_NEVER_ENDING = ("position_embd.weight", "token_types.weight")
-_NEVER_PART = ("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight", "exp_probs_b")
+_UNQUANTIZED_SUFFIXES = ("position_embd.weight", "token_types.weight")
+_UNQUANTIZED_PARTS = ("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight", "exp_probs_b")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
-INTEGERS = ("i8", "i16", "i32", "i64")
+INTEGER_TYPES = ("i8", "i16", "i32", "i64")
 
-# Roles that a flag can give a type to: (flag, part of the name), the first that fits counts.
+# Roles that a flag can give a type to: (role, part of the tensor name); the first entry that fits counts.
 ROLES = (
     ("attn_v", "attn_v.weight"),
     ("attn_qkv", "attn_qkv"),
@@ -29,10 +32,13 @@ ROLES = (
     ("ffn_up", "ffn_up"),
 )
 
+# Values of `Selection.rule` for tensors that no rule, flag or default decided.
+UNCHANGED, NOT_QUANTIZED = "kept", "stays f32"
+
 
 @dataclass(frozen=True)
-class Choice:
-    """What a tensor is to become: type, the rule that said so, and a note on a fallback."""
+class Selection:
+    """The type a tensor gets, the rule, flag or default that decided it, and a note if a fallback type had to be taken."""
 
     type: TensorType
     rule: str
@@ -40,12 +46,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Types given on the command line for single tensors and for roles. They beat the mix; those of embeddings, output and
-    router also beat the rules.
+class TypeOverrides:
+    """Types given on the command line for single tensors and for roles.
 
-    roles         a name of ROLES -> type
-    extra_output  writes a copy of the output matrix in this type beside it
+    All of them take precedence over the mix; those of embeddings, output and router also over the rules.
+
+    roles         role (a name in ROLES) -> type
+    leave_output  the output matrix keeps its type
+    extra_output  a copy of the output matrix in this type is written beside it
     """
 
     token_embedding: TensorType | None = None
@@ -56,8 +64,8 @@ class Flags:
     extra_output: TensorType | None = None
 
 
-def quantisable(tensor: SourceTensor) -> bool:
-    """Whether a rule may change this tensor: a weight matrix that is neither router, norm nor of integers."""
+def is_quantizable(tensor: SourceTensor) -> bool:
+    """Whether rules apply to this tensor: a weight matrix that is no router, norm or integer tensor."""
     return _is_matrix(tensor) and not tensor.name.endswith(ROUTER)
 
 
@@ -65,19 +73,19 @@ def _is_matrix(tensor: SourceTensor) -> bool:
     return (
         tensor.name.endswith("weight")
         and len(tensor.shape) >= 2
-        and tensor.source_type not in INTEGERS
-        and not tensor.name.endswith(_NEVER_ENDING)
-        and not any(part in tensor.name for part in _NEVER_PART)
+        and tensor.source_type not in INTEGER_TYPES
+        and not tensor.name.endswith(_UNQUANTIZED_SUFFIXES)
+        and not any(part in tensor.name for part in _UNQUANTIZED_PARTS)
     )
 
 
-class Chooser:
-    """Chooses for the tensors of one source, which it has to be asked about in order.
+class TypeSelector:
+    """Selects types for the tensors of one source. `select` has to be called once per tensor, in the source's order.
 
-    default   a type for what no rule takes; the name of a file type: that mix; None: such tensors keep their type
-    hits      how many tensors each rule decided; by role, how many each role's flag
-    overruled the first tensor that a rule came first for but did not decide, and what does
-    kept      names of the tensors that nothing said anything about
+    default     for tensors that no rule matches: a type, a file type's name (its mix applies), or None (they keep their type)
+    hits        rule -> number of tensors it decided; role -> number of tensors its flag decided
+    overridden  rule -> the first tensor that it matches first but does not decide, and what decides instead
+    unselected  names of the tensors that nothing decided
     """
 
     def __init__(
@@ -85,90 +93,97 @@ class Chooser:
         source: TensorSource,
         default: TensorType | str | None,
         rules: Sequence[Rule],
-        flags: Flags,
+        overrides: TypeOverrides,
         has_imatrix: bool,
         pure: bool = False,
     ):
-        self.matcher, self.flags, self.pure = Matcher(() if pure else rules), flags, pure
+        self.matcher, self.overrides, self.pure = RuleMatcher(() if pure else rules), overrides, pure
         self.tied = OUTPUT not in source.tensors
-        self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *flags.roles], 0)
-        self.overruled: dict[Rule, tuple[str, str]] = {}
-        self.kept: list[str] = []
+        self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *overrides.roles], 0)
+        self.overridden: dict[Rule, tuple[str, str]] = {}
+        self.unselected: list[str] = []
         self.default, self.mix = default, None
         if isinstance(default, str):
             embedding = source.tensors.get(EMBEDDINGS[0])
-            model = Model.of(source.metadata, source.tensors, embedding.shape[1] if embedding else 0, has_imatrix)
-            self.mix = Mix(default, model)
+            n_vocab = embedding.shape[1] if embedding else 0
+            self.mix = Mix(default, ModelTraits.of(source.metadata, source.tensors, n_vocab, has_imatrix))
             self.default = self.mix.default
             if pure or self.default.is_float:
                 self.mix = None
 
-    def choose(self, tensor: SourceTensor) -> Choice:
-        """Raises PlanError when the type that was asked for holds no such row, nor has a fallback that does."""
+    def select(self, tensor: SourceTensor) -> Selection:
+        """The tensor's type. Raises PlanError if neither the type that was asked for nor a fallback can hold its rows."""
         rule = self.matcher.first(tensor.name)
-        choice = self._decide(tensor, rule)
+        selection = self._decide(tensor, rule)
         if rule is not None:
-            if choice.rule == str(rule) or choice.type is rule.type:
+            if selection.rule == str(rule) or selection.type is rule.type:
                 self.hits[rule] += 1
             else:
-                self.overruled.setdefault(rule, (tensor.name, choice.rule))
-        return choice
+                self.overridden.setdefault(rule, (tensor.name, selection.rule))
+        return selection
 
-    def _decide(self, tensor: SourceTensor, rule: Rule | None) -> Choice:
-        if not quantisable(tensor):
-            return self._untouched(tensor)
-        mixed = self.mix.choose(tensor.name, tensor.shape[0]) if self.mix is not None else None
-        if self.flags.leave_output and tensor.name == OUTPUT:
-            return Choice(_kept_type(tensor), "--leave-output-tensor")
+    def _decide(self, tensor: SourceTensor, rule: Rule | None) -> Selection:
+        if not is_quantizable(tensor):
+            return self._unquantized(tensor)
+        # The mix counts tensors by role: it is asked about every tensor, also where something else decides.
+        mix_type = self.mix.select(tensor.name, tensor.shape[0]) if self.mix is not None else None
+        if self.overrides.leave_output and tensor.name == OUTPUT:
+            return Selection(_lossless_type(tensor), "--leave-output-tensor")
         role = next((name for name, part in ROLES if part in tensor.name), "")
-        special = self._special(tensor.name)
-        if special is not None:
-            wanted, why = special
+        override = self._override(tensor.name)
+        if override is not None:
+            wanted, reason = override
         elif rule is not None:
-            wanted, why = rule.type, str(rule)
-        elif role in self.flags.roles:
+            wanted, reason = rule.type, str(rule)
+        elif role in self.overrides.roles:
             self.hits[role] += 1
-            wanted, why = self.flags.roles[role], f"--{role.replace('_', '-')}-type"
-        elif mixed is not None:
+            wanted, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
+        elif mix_type is not None:
             assert self.mix is not None
-            wanted, why = mixed, self.mix.file_type
+            wanted, reason = mix_type, self.mix.file_type
         elif isinstance(self.default, TensorType):
-            wanted, why = self.default, "default"
+            wanted, reason = self.default, "default"
         else:
-            self.kept.append(tensor.name)
-            return Choice(_kept_type(tensor), "kept")
-        return _fitted(tensor, wanted, why)
+            self.unselected.append(tensor.name)
+            return Selection(_lossless_type(tensor), UNCHANGED)
+        return _with_fallbacks(tensor, wanted, reason)
 
-    def _untouched(self, tensor: SourceTensor) -> Choice:
-        if tensor.name.endswith(ROUTER) and self.flags.router is not None and _is_matrix(tensor):
-            return _fitted(tensor, self.flags.router, "--ffn-gate-inp-type")
+    def _unquantized(self, tensor: SourceTensor) -> Selection:
+        if tensor.name.endswith(ROUTER) and self.overrides.router is not None and _is_matrix(tensor):
+            return _with_fallbacks(tensor, self.overrides.router, "--ffn-gate-inp-type")
         if tensor.stored is not None and not tensor.stored.is_float:
-            return Choice(tensor.stored, "kept")
-        return Choice(TYPES["f32"], "stays f32")
+            return Selection(tensor.stored, UNCHANGED)
+        return Selection(TYPES["f32"], NOT_QUANTIZED)
 
-    def _special(self, name: str) -> tuple[TensorType, str] | None:
-        if name == EMBEDDINGS[0] and self.flags.token_embedding is not None:
-            return self.flags.token_embedding, "--token-embedding-type"
-        output = name == OUTPUT or (name == EMBEDDINGS[0] and self.tied)  # tied: the embeddings are the output too
-        return (self.flags.output, "--output-tensor-type") if output and self.flags.output is not None else None
+    def _override(self, name: str) -> tuple[TensorType, str] | None:
+        """The type and the name of the flag that sets it, for embeddings and output; tied embeddings are both."""
+        if name == EMBEDDINGS[0] and self.overrides.token_embedding is not None:
+            return self.overrides.token_embedding, "--token-embedding-type"
+        is_output = name == OUTPUT or (name == EMBEDDINGS[0] and self.tied)
+        return (self.overrides.output, "--output-tensor-type") if is_output and self.overrides.output is not None else None
 
 
-def _fitted(tensor: SourceTensor, wanted: TensorType, why: str) -> Choice:
-    """With the fallbacks: embeddings are not interleaved, and a type holds rows of some lengths only."""
-    note = ""
-    if tensor.name in EMBEDDINGS and wanted.rows > 1:
-        plain = TYPES[wanted.base] if wanted.base else TYPES.fallback_for(wanted, (tensor.shape[0], 1))[0]
+def plain_for_lookup(tensor: SourceTensor, wanted: TensorType) -> TensorType:
+    """`wanted`, but for embeddings, which are looked up by row, the type without interleaved rows that takes its place."""
+    if tensor.name not in EMBEDDINGS or wanted.rows == 1:
+        return wanted
+    return TYPES.plain(wanted) if wanted.base else TYPES.fallback_for(wanted, (tensor.shape[0], 1))[0]
+
+
+def _with_fallbacks(tensor: SourceTensor, wanted: TensorType, reason: str) -> Selection:
+    """`wanted`, or its fallback where the tensor's rows are no whole blocks or row groups of it."""
+    plain, note = plain_for_lookup(tensor, wanted), ""
+    if plain is not wanted:
         note = f"{wanted.name} asked for; embeddings are looked up by row and stay {plain.name}"
-        wanted = plain
     try:
-        chosen, reason = TYPES.fallback_for(wanted, tensor.shape)
+        chosen, misfit = TYPES.fallback_for(plain, tensor.shape)
     except PlanError as error:
         raise PlanError(f"{tensor.name}: {error}; give it another type (f16 and bf16 hold any)") from None
-    if reason:
-        note = f"{wanted.name} asked for; {reason}"
-    return Choice(chosen, why, note)
+    if misfit:
+        note = f"{plain.name} asked for; {misfit}"
+    return Selection(chosen, reason, note)
 
 
-def _kept_type(tensor: SourceTensor) -> TensorType:
-    """The type that loses nothing: as stored; fp8 with its scales fits in bf16."""
+def _lossless_type(tensor: SourceTensor) -> TensorType:
+    """The type that loses nothing: the stored one; bf16 for a source type that GGUF lacks, such as fp8 with its scales."""
     return tensor.stored or (TYPES[tensor.source_type] if tensor.source_type in TYPES else TYPES["bf16"])

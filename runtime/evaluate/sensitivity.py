@@ -10,9 +10,9 @@ import numpy as np
 
 from ...formats import SourceTensor, TensorSource, TensorType
 from ...jobs.plan import Output
-from ...quantize.gguf_source import as_planned
+from ...quantize.gguf_source import simulated_tensor
 from ...quantize.planning import Importance
-from ...quantize.transform import producer
+from ...quantize.transform import row_producer
 from ..model import Model, load_model
 from .divergence import score
 from .perplexity import windows_of
@@ -75,7 +75,7 @@ class Reference:
 
 
 def _quantised(tensor: SourceTensor, kind: TensorType, importance: Importance | None) -> SourceTensor:
-    weights = importance.of(tensor) if importance is not None else None
-    produce = producer(tensor, kind, weights, [])
-    planned = as_planned(Output(tensor.name, tensor.shape, tensor.source_type, kind, "", produce))
+    weights = importance.for_tensor(tensor) if importance is not None else None
+    produce = row_producer(tensor, kind, weights, [])
+    planned = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, kind, "", produce))
     return SourceTensor(tensor.name, tensor.shape, kind.name, planned.read)

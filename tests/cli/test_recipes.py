@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ggufmill.convert import open_source
-from ggufmill.quantize.planning import Assumed, plan_quantize
+from ggufmill.quantize.planning import AssumedImportance, plan_quantize
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import find, names
 
@@ -73,7 +73,7 @@ def test_the_shipped_recipes_are_as_they_should_be(mill, header_only_deepseek_v3
     assert [recipe["name"] for recipe in listed] == names()
     assert all(recipe["about"] for recipe in listed)
     expected = {"deepseek-r1-q2_k.txt": ["another type than asked for: blk.0.attn_k_b.weight (iq4_nl) and 60 more"]}
-    source, assumed = open_source(header_only_deepseek_v3), Assumed({})
+    source, assumed = open_source(header_only_deepseek_v3), AssumedImportance({})
     for name in names():
         recipe = load_recipe(find(name))
         if name.endswith(".txt"):

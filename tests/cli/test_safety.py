@@ -328,7 +328,7 @@ def test_verify_finds_an_error_that_is_too_large(sources, mill, tmp_path, monkey
     code, text, _ = mill(*command)
     assert code == 0
     assert "expected below" in text
-    monkeypatch.setattr(verifying, "SLACK", 0.1)
+    monkeypatch.setattr(verifying, "ERROR_MARGIN", 0.1)
     code, _, err = mill(*command, "--force")
     assert code == 1
     assert "is expected" in err

@@ -50,9 +50,9 @@ def test_sensitivity_is_measured_kept_and_used(mill, tmp_path, monkeypatch):
     state = json.loads((tmp_path / "r.txt.state.json").read_text())
     assert len(state["errors"]) == 51
 
-    from ggufmill.quantize.search.quant_error import Sample
+    from ggufmill.quantize.search.quant_error import RowSample
 
-    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
+    monkeypatch.setattr(RowSample, "error", lambda self, kind: pytest.fail("errors were known"))
     assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
     assert json.loads(mill(*arguments, "--target-bpw", 5.5, "--json", "--force")[1])["tensors"] == found["tensors"]
     smaller = json.loads(mill(*arguments, "--target-bpw", 5.2, "--json", "--force")[1])
@@ -68,9 +68,9 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "m", "m.json"]
     kept = (tmp_path / "m.json").read_bytes()
 
-    from ggufmill.quantize.search.quant_error import Sample
+    from ggufmill.quantize.search.quant_error import RowSample
 
-    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("errors were known"))
+    monkeypatch.setattr(RowSample, "error", lambda self, kind: pytest.fail("errors were known"))
     assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
     code, _, err = mill("search", llama, tmp_path / "c.txt", *arguments, "--seed", 3)
     assert code == 1
@@ -209,9 +209,9 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
 
 
 def test_what_stands_in_the_way_is_said_before_anything_is_measured(mill, llama, tmp_path, monkeypatch):
-    from ggufmill.quantize.search.quant_error import Sample
+    from ggufmill.quantize.search.quant_error import RowSample
 
-    monkeypatch.setattr(Sample, "error", lambda self, kind: pytest.fail("measured"))
+    monkeypatch.setattr(RowSample, "error", lambda self, kind: pytest.fail("measured"))
     out = tmp_path / "q.gguf"
     out.write_bytes(b"of the user")
     quantize = ("quantize", llama, out, *TYPES)

@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.formats import open_gguf
-from ggufmill.quantize.recipes.recipe import RecipeError, load_recipe
+from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.rules import RecipeError
 
 RECIPE = """
 [source]
@@ -101,7 +102,9 @@ def test_what_changes_makes_the_search_run_again_and_measures_nothing_twice(mill
     assert searched()
     assert not searched()
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.quantize.search.quant_error.Sample.error", lambda self, kind: pytest.fail("errors were known"))
+        patch.setattr(
+            "ggufmill.quantize.search.quant_error.RowSample.error", lambda self, kind: pytest.fail("errors were known")
+        )
         assert searched(**{"target_bpw = 6.5": "target_size = '70K'"})
         assert (tmp_path / "out" / "r.gguf").stat().st_size <= 70_000
         assert searched(**{"attn_v=q8_0": "attn_v=q5_0"})
@@ -115,9 +118,9 @@ def test_what_changes_makes_the_search_run_again_and_measures_nothing_twice(mill
 
 
 def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
-    from ggufmill.quantize.search import quant_error as damage
+    from ggufmill.quantize.search import quant_error
 
-    known, calls = damage.Sample.error, []
+    known, calls = quant_error.RowSample.error, []
 
     def interrupted(self, kind):
         calls.append(kind.name)
@@ -126,7 +129,7 @@ def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
         return known(self, kind)
 
     arguments = ("run", recipe(), "-o", tmp_path / "out")
-    monkeypatch.setattr(damage.Sample, "error", interrupted)
+    monkeypatch.setattr(quant_error.RowSample, "error", interrupted)
     code, _, err = mill(*arguments)
     assert code == 1
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command goes on with it"

@@ -29,6 +29,7 @@ if atheris is not None and "--coverage" not in sys.argv:
         "ggufmill.convert",
         "ggufmill.imatrix",
         "ggufmill.quantize.recipes.recipe",
+        "ggufmill.quantize.recipes.rules",
         "ggufmill.runtime.text.template_sandbox",
     ]
     _READ += [

@@ -37,7 +37,8 @@ from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.pipeline.measurements import Measured
 from ggufmill.pipeline.reports.result_comparison import comparison_text, read_result
 from ggufmill.pipeline.stage_cache import Memory
-from ggufmill.quantize.recipes.recipe import from_shell, load_recipe, parse_rules
+from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.rules import parse_rules, rules_from_shell
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results
@@ -130,8 +131,8 @@ def recipe(data: bytes) -> None:
 
 
 def rules(data: bytes) -> None:
-    for rule in parse_rules(from_shell(data.decode("utf-8", "replace"))):
-        rule.matched(("blk.0.ffn_up.weight", "output.weight"))
+    for rule in parse_rules(rules_from_shell(data.decode("utf-8", "replace"))):
+        rule.first_match(("blk.0.ffn_up.weight", "output.weight"))
 
 
 def _vocabulary_from(name: str) -> Callable[[bytes], None]:
@@ -314,8 +315,13 @@ TARGETS = {
     "dat": Target(imatrix, "", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.dat")]),
     "imatrix": Target(imatrix, "gguf", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.imatrix")]),
     "state": Target(state, "npz", ("imatrix.checkpoint",), lambda: [seeds.state(folder() / "seed.state")]),
-    "recipe": Target(recipe, "toml", ("quantize.recipes.recipe", "quantize.recipes.mix_tables"), lambda: seeds.RECIPES),
-    "rules": Target(rules, "", ("quantize.recipes.mix_tables", "formats.types"), lambda: seeds.RULES),
+    "recipe": Target(
+        recipe,
+        "toml",
+        ("quantize.recipes.recipe", "quantize.recipes.rules", "quantize.recipes.mix_tables"),
+        lambda: seeds.RECIPES,
+    ),
+    "rules": Target(rules, "", ("quantize.recipes.rules", "quantize.recipes.mix_tables", "formats.types"), lambda: seeds.RULES),
     "tokenizer": Target(
         _vocabulary_from("tokenizer.json"),
         "json",

@@ -13,7 +13,7 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import Extent, collect
-from ggufmill.quantize.recipes.type_selection import quantisable
+from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import windows_of
 
@@ -167,7 +167,7 @@ def test_the_sums_are_those_of_transformers(tmp_path, case):
     imatrix, _ = collect(model, tokens, n_ctx=N_CTX, extent=Extent(output=True))
     tied = "output.weight" not in source.tensors
     expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(found).items()}
-    wanted = {t.name for t in source.tensors.values() if quantisable(t)} - ({"token_embd.weight"} - set(expected))
+    wanted = {t.name for t in source.tensors.values() if is_quantizable(t)} - ({"token_embd.weight"} - set(expected))
     assert wanted <= set(imatrix.entries)
     assert set(imatrix.entries) == set(expected)
     apart = {}

@@ -9,7 +9,7 @@ from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import Collector, Extent, collect
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize.planning import plan_quantize
-from ggufmill.quantize.recipes.type_selection import quantisable
+from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity
@@ -30,7 +30,7 @@ def collected(demo):
 
 def test_every_weight_has_data(demo, collected):
     model, _ = demo
-    weights = {t.name for t in model.source.tensors.values() if quantisable(t)}
+    weights = {t.name for t in model.source.tensors.values() if is_quantizable(t)}
     routers = {n for n in model.source.tensors if n.endswith("ffn_gate_inp.weight")}
     assert set(collected[0].entries) == weights - {"token_embd.weight", "output.weight"} | routers
     assert {"blk.1.attn_kv_b.weight", "blk.1.attn_k_b.weight", "blk.1.attn_v_b.weight"} <= set(collected[0].entries)

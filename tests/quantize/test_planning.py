@@ -5,8 +5,9 @@ from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSo
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.recipes.recipe import load_recipe, parse_rules
-from ggufmill.quantize.recipes.type_selection import Flags
+from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.rules import parse_rules
+from ggufmill.quantize.recipes.type_selection import TypeOverrides
 from ggufmill.recipes import find
 
 
@@ -46,13 +47,13 @@ def deepseek_v3(layers=61, dense=3, experts=256):
     yield "output.weight", (7168, 129280)
 
 
-def source_of(shapes, kind="bf16", stored=None):
+def source_of(shapes, source_type="bf16", stored=None):
     def tensor(name, shape):
         def read(start, stop):
             rng = np.random.default_rng(abs(hash(name)) % 1000)
             return rng.standard_normal((int(np.prod(shape[1:])), shape[0]), np.float32)[start:stop]
 
-        return SourceTensor(name, shape, kind, read, None, stored)
+        return SourceTensor(name, shape, source_type, read, None, stored)
 
     return TensorSource("test", {"general.architecture": "deepseek2"}, {n: tensor(n, s) for n, s in shapes}, "id")
 
@@ -76,7 +77,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("name", "gib", "bits"), PUBLISHED)
-def test_published_sizes_to_the_printed_digit(v3, tmp_path, name, gib, bits):
+def test_sizes_match_the_published_ones_to_the_last_digit(v3, tmp_path, name, gib, bits):
     recipe = load_recipe(find(name))
     plan = plan_quantize(v3, tmp_path / "out.gguf", rules=recipe.rules)
     assert len(plan.outputs) == 1147
@@ -87,7 +88,7 @@ def test_published_sizes_to_the_printed_digit(v3, tmp_path, name, gib, bits):
     assert not [w for w in plan.warnings if "no rule takes" in w]
 
 
-def test_what_logs_printed_of_the_parts(v3, tmp_path):
+def test_sizes_of_parts_match_the_published_log(v3, tmp_path):
     plan = plan_quantize(v3, tmp_path / "o.gguf", rules=load_recipe(find("deepseek-v3-iq4_k_r4.txt")).rules)
     experts = sum(o.nbytes for o in plan.outputs if "_exps" in o.name)
     assert experts / 2**20 == 376768.00
@@ -113,10 +114,10 @@ def test_routers_norms_and_biases_stay_f32(v3, tmp_path):
 
 
 def test_planning_reads_nothing_and_is_deterministic(tmp_path):
-    def explode(start, stop):
+    def fail(start, stop):
         raise AssertionError("a plan must not read data")
 
-    tensors = {n: SourceTensor(n, s, "bf16", explode) for n, s in deepseek_v3(5, 1, 8)}
+    tensors = {n: SourceTensor(n, s, "bf16", fail) for n, s in deepseek_v3(5, 1, 8)}
     source = TensorSource("t", {}, tensors, "id")
     rules = parse_rules("exps=iq4_k_r4,.*=q8_0")
     one, two = (plan_quantize(source, tmp_path / "o.gguf", rules=rules) for _ in range(2))
@@ -128,7 +129,7 @@ def test_planning_reads_nothing_and_is_deterministic(tmp_path):
     assert changed.fingerprint != one.fingerprint
 
 
-def test_loud_recipes(v3, tmp_path):
+def test_rules_without_effect_are_warnings(v3, tmp_path):
     rules = parse_rules("attn_.*=q8_0\nattn_q_a=q6_K\nffn_doom=q6_K\n.*=q8_0")
     plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules)
     assert "line 2: attn_q_a=q6_K never applies; attn_.*=q8_0 comes first and takes blk.0.attn_q_a.weight" in plan.warnings
@@ -144,41 +145,43 @@ def warned(v3, tmp_path, rules, **options):
     return plan_quantize(v3, tmp_path / "o.gguf", rules=parse_rules(rules), type=TYPES["q8_0"], **options).warnings
 
 
-def test_rules_that_decide_nothing_are_told(v3, tmp_path):
+def test_warnings_for_rules_that_decide_nothing(v3, tmp_path):
     one = "line 1: ffn_norm=q4_0 decides nothing; blk.0.ffn_norm.weight stays as it is, norms, routers and the like do"
     assert warned(v3, tmp_path, "ffn_norm=q4_0") == [one]
     router = warned(v3, tmp_path, "ffn_gate_inp=q8_0")
     assert len(router) == 1
     assert router[0].endswith("; --ffn-gate-inp-type gives routers a type")
     assert warned(v3, tmp_path, "ffn_norm=f32\nffn_gate_inp=f32") == []  # recipes say what happens anyway
-    flags = Flags(output=TYPES["q6_K"])
+    overrides = TypeOverrides(output=TYPES["q6_K"])
     beaten = ["line 1: ^output\\.weight=q4_0 decides nothing; output.weight follows --output-tensor-type"]
-    assert warned(v3, tmp_path, "^output\\.weight=q4_0", flags=flags) == beaten
-    left = warned(v3, tmp_path, "^output\\.weight=q4_0", flags=Flags(leave_output=True))
+    assert warned(v3, tmp_path, "^output\\.weight=q4_0", overrides=overrides) == beaten
+    left = warned(v3, tmp_path, "^output\\.weight=q4_0", overrides=TypeOverrides(leave_output=True))
     assert left == ["line 1: ^output\\.weight=q4_0 decides nothing; output.weight follows --leave-output-tensor"]
     assert warned(v3, tmp_path, "ffn=q4_0", pure=True) == ["--pure leaves the rules aside: every weight gets the same type"]
 
 
-def test_a_ternary_default_is_told_too(v3, tmp_path):
+def test_warning_for_a_ternary_default(v3, tmp_path):
     plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["iq2_bn"])
     assert [w for w in plan.warnings if w.startswith("iq2_bn is for models trained with ternary weights")]
 
 
-def test_flags_beat_rules_and_pure_beats_both(v3, tmp_path):
+def test_overrides_take_precedence_over_rules_and_pure_over_both(v3, tmp_path):
     rules = parse_rules(".*=q8_0")
-    flags = Flags(token_embedding=TYPES["q6_K"], output=TYPES["iq5_k"])
-    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules, flags=flags)
+    overrides = TypeOverrides(token_embedding=TYPES["q6_K"], output=TYPES["iq5_k"])
+    plan = plan_quantize(v3, tmp_path / "o.gguf", rules=rules, overrides=overrides)
     by_name = {o.name: o.type.name for o in plan.outputs}
     assert (by_name["token_embd.weight"], by_name["output.weight"]) == ("q6_K", "iq5_k")
     plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], rules=rules, pure=True)
     assert {o.type.name for o in plan.outputs} == {"q4_K", "f32", "q5_0"}
-    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], flags=Flags(leave_output=True))
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_K"], overrides=TypeOverrides(leave_output=True))
     assert next(o for o in plan.outputs if o.name == "output.weight").type.name == "bf16"
 
 
-def test_a_role_flag_beats_the_mix_and_rules_beat_it(v3, tmp_path):
-    flags = Flags(roles={"ffn_down": TYPES["q5_K"]}, router=TYPES["q8_0"])
-    plan = plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", rules=parse_rules("blk.3.ffn_down_shexp=q8_0"), flags=flags)
+def test_role_overrides_take_precedence_over_the_mix_and_rules_over_them(v3, tmp_path):
+    overrides = TypeOverrides(roles={"ffn_down": TYPES["q5_K"]}, router=TYPES["q8_0"])
+    plan = plan_quantize(
+        v3, tmp_path / "o.gguf", type="Q4_K_M", rules=parse_rules("blk.3.ffn_down_shexp=q8_0"), overrides=overrides
+    )
     by_name = {o.name: o for o in plan.outputs}
     assert by_name["blk.3.ffn_down_exps.weight"].type.name == "q5_K"
     assert by_name["blk.3.ffn_down_exps.weight"].rule == "--ffn-down-type"
@@ -186,23 +189,23 @@ def test_a_role_flag_beats_the_mix_and_rules_beat_it(v3, tmp_path):
     assert by_name["blk.3.ffn_gate_inp.weight"].type.name == "q8_0"
     assert by_name["output.weight"].type.name == "q6_K"
     with pytest.raises(PlanError, match="--pure"):
-        plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", flags=flags, pure=True)
-    idle = plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", flags=Flags(roles={"attn_qkv": TYPES["q8_0"]}))
-    assert any("--attn-qkv-type applies to no tensor" in w for w in idle.warnings)
+        plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", overrides=overrides, pure=True)
+    unused = plan_quantize(v3, tmp_path / "o.gguf", type="Q4_K_M", overrides=TypeOverrides(roles={"attn_qkv": TYPES["q8_0"]}))
+    assert any("--attn-qkv-type applies to no tensor" in w for w in unused.warnings)
 
 
-def test_an_extra_output_is_a_smaller_copy(v3, tmp_path):
-    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q8_0"], flags=Flags(extra_output=TYPES["q4_0"]))
+def test_extra_output_is_a_smaller_copy(v3, tmp_path):
+    plan = plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q8_0"], overrides=TypeOverrides(extra_output=TYPES["q4_0"]))
     extra = plan.outputs[-1]
     assert (extra.name, extra.type.name) == ("output_extra.weight", "q4_0")
     with pytest.raises(PlanError, match="no smaller"):
-        plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_0"], flags=Flags(extra_output=TYPES["q8_0"]))
+        plan_quantize(v3, tmp_path / "o.gguf", type=TYPES["q4_0"], overrides=TypeOverrides(extra_output=TYPES["q8_0"]))
 
 
 SMALL = [("blk.0.ffn_up.weight", (256, 16)), ("blk.0.ffn_gate_exps.weight", (256, 8, 3)), ("blk.0.attn_norm.weight", (256,))]
 
 
-def test_what_is_written_is_what_the_codecs_give(tmp_path):
+def test_written_bytes_are_those_of_the_codecs(tmp_path):
     source = source_of(SMALL)
     means = {"blk.0.ffn_up.weight": np.linspace(0.1, 9, 256, dtype=np.float32)[None]}
     means["blk.0.ffn_up_exps.weight"] = np.random.default_rng(1).random((3, 256), np.float32)  # gate takes up's
@@ -218,13 +221,13 @@ def test_what_is_written_is_what_the_codecs_give(tmp_path):
     assert file.tensors["blk.0.attn_norm.weight"].type.name == "f32"
 
 
-def test_importance_of_another_model(tmp_path):
+def test_importance_of_another_model_is_an_error(tmp_path):
     means = {"blk.0.ffn_up.weight": np.ones((1, 128), np.float32)}
     with pytest.raises(PlanError, match="imatrix entry blk.0.ffn_up.weight is 1 x 128, the tensor needs 1 x 256"):
         plan_quantize(source_of(SMALL), tmp_path / "o.gguf", type=TYPES["iq4_k"], importance=Importance(means))
 
 
-def test_missing_importance_is_said(tmp_path):
+def test_missing_importance_is_a_warning(tmp_path):
     plan = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", type=TYPES["iq4_k"], importance=Importance({}))
     assert any("no data for blk.0.ffn_up.weight and 1 more" in w for w in plan.warnings)
 
@@ -234,7 +237,7 @@ def test_requantising_and_repacking(tmp_path):
     source = gguf_source(tmp_path / "a.gguf")
     with pytest.raises(PlanError, match="is iq4_k already; .* --allow-requantize"):
         plan_quantize(source, tmp_path / "b.gguf", type=TYPES["q8_0"])
-    execute(plan_quantize(source, tmp_path / "b.gguf", type=TYPES["iq4_k_r4"]))  # only moves bits
+    execute(plan_quantize(source, tmp_path / "b.gguf", type=TYPES["iq4_k_r4"]))  # repacking
     a, b = open_gguf(tmp_path / "a.gguf").tensors, open_gguf(tmp_path / "b.gguf").tensors
     for name in ("blk.0.ffn_up.weight", "blk.0.ffn_gate_exps.weight"):
         assert b[name].type.name == "iq4_k_r4"
@@ -245,7 +248,7 @@ def test_requantising_and_repacking(tmp_path):
     assert open_gguf(tmp_path / "d.gguf").tensors["blk.0.ffn_up.weight"].type.name == "q8_0"
 
 
-def test_a_weight_that_is_not_finite_is_named(tmp_path):
+def test_error_for_a_nonfinite_weight_names_tensor_row_and_column(tmp_path):
     def read(start, stop):
         x = np.ones((24, 256), np.float32)
         x[13, 7] = np.nan
@@ -257,7 +260,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path):
         execute(plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"]))
 
 
-def test_the_file_says_how_it_was_made(tmp_path):
+def test_metadata_record_recipe_imatrix_and_version(tmp_path):
     importance = Importance({}, {"quantize.imatrix.file": "x.imatrix", "quantize.imatrix.entries_count": np.int32(5)})
     options = {"rules": parse_rules(".*=q8_0"), "recipe_text": ".*=q8_0", "version": "9.9", "importance": importance}
     metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options).metadata
@@ -265,46 +268,46 @@ def test_the_file_says_how_it_was_made(tmp_path):
     assert metadata["ggufmill.version"] == "9.9"
     assert metadata["quantize.imatrix.file"] == "x.imatrix"
     assert (metadata["general.quantization_version"], metadata["general.file_type"]) == (2, 7)
-    told = "[source]\nmodel = '/home/me/big'\n[quantize]\nrules = '.*=q8_0'"
-    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options | {"recipe_text": told}).metadata
-    assert metadata["ggufmill.recipe"] == told.replace("/home/me/", "")
+    recipe_text = "[source]\nmodel = '/home/me/big'\n[quantize]\nrules = '.*=q8_0'"
+    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options | {"recipe_text": recipe_text}).metadata
+    assert metadata["ggufmill.recipe"] == recipe_text.replace("/home/me/", "")
     hidden = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", hide_imatrix=True, **options).metadata
     assert hidden["quantize.imatrix.file"] == "top_secret"
     assert hidden["quantize.imatrix.entries_count"] == 0
-    given = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", override_kv={"general.name": "x"}, **options).metadata
-    assert given["general.name"] == "x"
+    overridden = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", override_kv={"general.name": "x"}, **options).metadata
+    assert overridden["general.name"] == "x"
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
-def test_a_copied_weight_is_looked_at_too(tmp_path, kind):
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
+def test_copied_weights_are_checked_for_finiteness(tmp_path, type_name):
     x = np.ones((24, 256), np.float32)
     x[13, 7] = np.inf
     with np.errstate(over="ignore"):
-        stored = {"f32": x, "f16": x.astype(np.float16), "bf16": (x.view(np.uint32) >> 16).astype(np.uint16)}[kind]
+        stored = {"f32": x, "f16": x.astype(np.float16), "bf16": (x.view(np.uint32) >> 16).astype(np.uint16)}[type_name]
 
     def raw(start, stop):
         return np.ascontiguousarray(stored[start:stop]).view(np.uint8)
 
     name = "blk.0.ffn_up.weight"
-    tensor = SourceTensor(name, (256, 24), kind, lambda start, stop: x[start:stop], raw, TYPES[kind])
+    tensor = SourceTensor(name, (256, 24), type_name, lambda start, stop: x[start:stop], raw, TYPES[type_name])
     source = TensorSource("t", {}, {name: tensor}, "")
     with pytest.raises(MillError, match="the weight at row 13, column 7 is inf"):
-        execute(plan_quantize(source, tmp_path / "o.gguf", type=TYPES[kind]))
-    replaced = []
-    execute(plan_quantize(source, tmp_path / "p.gguf", type=TYPES[kind], nonfinite=replaced))
-    assert replaced == [(name, 1)]
-    written = decode(open_gguf(tmp_path / "p.gguf").tensors[name].data, kind, 256)
+        execute(plan_quantize(source, tmp_path / "o.gguf", type=TYPES[type_name]))
+    nonfinite_counts = []
+    execute(plan_quantize(source, tmp_path / "p.gguf", type=TYPES[type_name], nonfinite_counts=nonfinite_counts))
+    assert nonfinite_counts == [(name, 1)]
+    written = decode(open_gguf(tmp_path / "p.gguf").tensors[name].data, type_name, 256)
     assert written[13, 7] == 0
     assert np.isfinite(written).all()
 
 
-def test_a_tied_output_follows_the_output_flag(tmp_path):
+def test_tied_embeddings_follow_the_output_override(tmp_path):
     source = source_of([("token_embd.weight", (256, 64)), *SMALL])
-    options = {"type": TYPES["iq4_k"], "flags": Flags(output=TYPES["q6_K"])}
+    options = {"type": TYPES["iq4_k"], "overrides": TypeOverrides(output=TYPES["q6_K"])}
     plan = plan_quantize(source, tmp_path / "o.gguf", **options)
     assert plan.outputs[0].type.name == "q6_K"
-    options["flags"] = Flags(token_embedding=TYPES["q8_0"], output=TYPES["q6_K"])
+    options["overrides"] = TypeOverrides(token_embedding=TYPES["q8_0"], output=TYPES["q6_K"])
     plan = plan_quantize(source, tmp_path / "o.gguf", **options)
     assert plan.outputs[0].type.name == "q8_0"
-    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"], flags=Flags(leave_output=True))
+    plan = plan_quantize(source, tmp_path / "o.gguf", type=TYPES["iq4_k"], overrides=TypeOverrides(leave_output=True))
     assert any("no output.weight" in w for w in plan.warnings)

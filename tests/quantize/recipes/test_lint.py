@@ -1,12 +1,19 @@
-"""The recipe linter: what it finds without a model, and what a plan says by rule."""
+"""Linting recipes without a model, and the shares of rules in a plan."""
 
 import numpy as np
 import pytest
 
 from ggufmill.formats import SourceTensor, TensorSource
 from ggufmill.quantize.planning import plan_quantize
-from ggufmill.quantize.recipes.lint import not_portable, rules_without_imatrix, shares, suspicious, unreachable
-from ggufmill.quantize.recipes.recipe import from_shell, load_recipe, parse_rules
+from ggufmill.quantize.recipes.lint import (
+    rule_shares,
+    rules_needing_imatrix,
+    suspicious_rules,
+    unportable_rules,
+    unreachable_rules,
+)
+from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.rules import parse_rules, rules_from_shell
 
 SCRIPT = r"""#!/usr/bin/env bash
 custom="
@@ -29,13 +36,13 @@ def _source(names, shape=(256, 4)):
     return TensorSource("s", {}, {name: SourceTensor(name, shape, "f32", read) for name in names}, "id")
 
 
-def test_a_posted_shell_script_is_a_recipe(tmp_path):
+def test_posted_shell_script_is_a_recipe(tmp_path):
     (tmp_path / "post.txt").write_text(SCRIPT)
     rules = load_recipe(tmp_path / "post.txt").rules
     assert [(r.line, r.type.name) for r in rules] == [(4, "q8_0"), (5, "iq3_k_r4")]
-    assert [str(r) for r in parse_rules(from_shell('custom2="a=q8_0,b=q6_K"\n'))] == ["a=q8_0", "b=q6_K"]
+    assert [str(r) for r in parse_rules(rules_from_shell('custom2="a=q8_0,b=q6_K"\n'))] == ["a=q8_0", "b=q6_K"]
     plain = "ffn=q8_0\n"
-    assert from_shell(plain) == plain
+    assert rules_from_shell(plain) == plain
 
 
 DOCUMENT = r"""#!/bin/sh
@@ -65,53 +72,53 @@ READ = """read -r -d '' rules <<-"END" || true
         ('# from: llama-quantize --custom-q "c=q5_K" in out\na=q8_0\n', [(2, "a=q8_0")]),
     ],
 )
-def test_scripts_have_rules_in_several_places(tmp_path, script, rules):
+def test_places_of_rules_in_shell_scripts(tmp_path, script, rules):
     (tmp_path / "post.sh").write_text(script)
-    found = load_recipe(tmp_path / "post.sh")
-    assert [(rule.line, str(rule)) for rule in found.rules] == rules
-    assert [str(rule) for rule in parse_rules(found.rules_text)] == [text for _, text in rules]
+    recipe = load_recipe(tmp_path / "post.sh")
+    assert [(rule.line, str(rule)) for rule in recipe.rules] == rules
+    assert [str(rule) for rule in parse_rules(recipe.rules_text)] == [text for _, text in rules]
 
 
-def test_rules_that_nothing_is_left_for():
+def test_unreachable_rules():
     rules = parse_rules("ffn_up=q8_0\nffn_up=iq4_k\n.*=q6_K\nattn=q8_0\n")
-    found = unreachable(rules)
-    assert len(found) == 2
-    assert "line 2" in found[0]
-    assert "says q8_0 and comes first" in found[0]
-    assert "line 4" in found[1]
-    assert "line 3" in found[1]
-    assert not unreachable(parse_rules("ffn_up=q8_0\n.*=q6_K\n"))
+    warnings = unreachable_rules(rules)
+    assert len(warnings) == 2
+    assert "line 2" in warnings[0]
+    assert "says q8_0 and comes first" in warnings[0]
+    assert "line 4" in warnings[1]
+    assert "line 3" in warnings[1]
+    assert not unreachable_rules(parse_rules("ffn_up=q8_0\n.*=q6_K\n"))
 
 
-def test_ternary_types_are_doubted():
-    assert "ternary" in suspicious(parse_rules("ffn=iq2_bn"))[0]
+def test_warning_for_ternary_types():
+    assert "ternary" in suspicious_rules(parse_rules("ffn=iq2_bn"))[0]
 
 
-def test_what_the_reference_would_cut():
-    assert "a comma" in not_portable(parse_rules("blk.{1,2}.ffn=q8_0"))[0]
-    assert not not_portable(parse_rules("ffn=q8_0"))
+def test_rules_that_llama_quantize_would_split():
+    assert "a comma" in unportable_rules(parse_rules("blk.{1,2}.ffn=q8_0"))[0]
+    assert not unportable_rules(parse_rules("ffn=q8_0"))
 
 
 def test_rules_whose_types_need_an_imatrix():
-    assert not rules_without_imatrix(parse_rules("ffn=q8_0,attn=iq4_k_r4"))
-    assert rules_without_imatrix(parse_rules("a=q8_0\nb=iq2_xs_r4")) == ["iq2_xs_r4 needs an imatrix: 1 rules, first line 2"]
+    assert not rules_needing_imatrix(parse_rules("ffn=q8_0,attn=iq4_k_r4"))
+    assert rules_needing_imatrix(parse_rules("a=q8_0\nb=iq2_xs_r4")) == ["iq2_xs_r4 needs an imatrix: 1 rules, first line 2"]
 
 
-def test_shares_add_up_to_the_plan(tmp_path):
+def test_rule_shares_add_up_to_the_plan(tmp_path):
     names = [f"blk.{i}.ffn_{part}.weight" for i in range(3) for part in ("up", "down")] + ["output.weight"]
     plan = plan_quantize(_source(names), tmp_path / "o.gguf", type="Q4_K_M", rules=parse_rules("ffn_down=q8_0"))
-    found = {share.rule: share for share in shares(plan)}
-    assert found["ffn_down=q8_0"].tensors == 3
-    assert found["ffn_down=q8_0"].bits_per_weight == 8.5
-    assert set(found["Q4_K_M"].types) == {"q4_K", "q6_K"}
-    assert sum(share.nbytes for share in found.values()) == plan.total_bytes
+    shares = {share.rule: share for share in rule_shares(plan)}
+    assert shares["ffn_down=q8_0"].tensors == 3
+    assert shares["ffn_down=q8_0"].bits_per_weight == 8.5
+    assert set(shares["Q4_K_M"].types) == {"q4_K", "q6_K"}
+    assert sum(share.nbytes for share in shares.values()) == plan.total_bytes
 
 
 def test_thousands_of_rules_over_thousands_of_tensors(tmp_path):
     names = [f"blk.{i}.ffn_{part}.weight" for i in range(1000) for part in ("up", "down", "gate")]
-    spelled = "\n".join("^" + name.replace(".", r"\.") + "$=q8_0" for name in reversed(names))
-    dead = "\n".join("^" + name.replace("blk.", "blk.9").replace(".", r"\.") + "$=q8_0" for name in names[:1500])
+    literal = "\n".join("^" + name.replace(".", r"\.") + "$=q8_0" for name in reversed(names))
+    unmatched = "\n".join("^" + name.replace("blk.", "blk.9").replace(".", r"\.") + "$=q8_0" for name in names[:1500])
     source = _source(names)
-    plan = plan_quantize(source, tmp_path / "o.gguf", rules=parse_rules(spelled + "\n" + dead))
+    plan = plan_quantize(source, tmp_path / "o.gguf", rules=parse_rules(literal + "\n" + unmatched))
     assert {o.type.name for o in plan.outputs} == {"q8_0"}
     assert len(plan.warnings) >= 500

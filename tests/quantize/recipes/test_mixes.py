@@ -1,4 +1,4 @@
-"""Stock mixes against what llama-quantize --dry-run says, tensor by tensor, on ten inventories with and without an imatrix."""
+"""Stock mixes against llama-quantize --dry-run, tensor by tensor, on the tensors of ten models with and without an imatrix."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError
-from ggufmill.quantize.recipes.mixes import Mix, Model, default_type, file_type_id, file_type_name, file_types
+from ggufmill.quantize.recipes.mixes import Mix, ModelTraits, default_type, file_type_id, file_type_name, file_types
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_mixes.npz")
 ABOUT = json.loads(str(GOLDEN["about"]))
@@ -20,41 +20,41 @@ NAMES = """
     IQ4_K_R4 IQ5_K IQ5_K_R4 IQ6_K Q4_K_R4 Q4_K_S Q4_K_M Q5_K_R4 Q5_K_S Q5_K_M Q6_K Q6_K_R4 Q8_K_R8 Q8_KV_R8 Q8_0 F16
     BF16 BF16_R16 F32
 """
-UNKNOWN = 255  # the reference's line was cut in two by a message on a fallback
+UNKNOWN = 255  # llama-quantize's line was broken by a message about a fallback
 
 
-def _model(about, imatrix):
+def _traits(about, imatrix):
     arch = about["arch"]
     keys = {"block_count": "layers", "embedding_length": "embd", "expert_count": "experts"}
     heads = {"attention.head_count": "heads", "attention.head_count_kv": "kv"}
     metadata = {f"{arch}.{key}": about[name] for key, name in (keys | heads).items()}
     names = [name for name, _ in about["tensors"]]
-    return Model.of(metadata | {"general.architecture": arch}, names, about["vocab"], imatrix)
+    return ModelTraits.of(metadata | {"general.architecture": arch}, names, about["vocab"], imatrix)
 
 
-def _chosen(mix, name, shape):
-    kind = mix.choose(name, shape[0])
-    if name == "token_embd.weight" and kind.rows > 1:
-        kind = TYPES[kind.base] if kind.base else TYPES.fallback_for(kind, (shape[0], 1))[0]
-    return TYPES.fallback_for(kind, tuple(shape))[0].name
+def _selected(mix, name, shape):
+    wanted = mix.select(name, shape[0])
+    if name == "token_embd.weight" and wanted.rows > 1:
+        wanted = TYPES.plain(wanted) if wanted.base else TYPES.fallback_for(wanted, (shape[0], 1))[0]
+    return TYPES.fallback_for(wanted, tuple(shape))[0].name
 
 
 @pytest.mark.parametrize("inventory", ABOUT["models"])
-def test_every_mix_is_that_of_llama_quantize(inventory):
+def test_every_mix_matches_llama_quantize(inventory):
     about, golden = ABOUT["models"][inventory], GOLDEN[inventory]
     compared = 0
     for i, file_type in enumerate(ABOUT["file_types"]):
         for imatrix in (False, True):
-            mix = Mix(file_type, _model(about, imatrix))
-            chosen = [_chosen(mix, name, shape) for name, shape in about["tensors"]]
-            for (name, _), got, want in zip(about["tensors"], chosen, golden[i, int(imatrix)], strict=True):
+            mix = Mix(file_type, _traits(about, imatrix))
+            selected = [_selected(mix, name, shape) for name, shape in about["tensors"]]
+            for (name, _), got, want in zip(about["tensors"], selected, golden[i, int(imatrix)], strict=True):
                 if want != UNKNOWN:
                     compared += 1
                     assert got == ABOUT["types"][want], (file_type, imatrix, name)
     assert compared > 5000
 
 
-def test_names():
+def test_file_type_names():
     assert file_type_name("q4_k") == "Q4_K_M"
     assert file_type_name("iq4_k") == "IQ4_K"
     assert file_type_name("q8_kv_r8") == "Q8_KV_R8"
@@ -65,7 +65,7 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "number"),
+    ("name", "default", "number"),
     [
         ("Q4_K_M", "q4_K", 15),
         ("Q4_K_S", "q4_K", 14),
@@ -74,5 +74,5 @@ def test_names():
         ("IQ4_K_R4", "iq4_k_r4", 340),
     ],
 )
-def test_default_types_and_numbers(name, kind, number):
-    assert (default_type(name).name, file_type_id(name)) == (kind, number)
+def test_default_types_and_numbers(name, default, number):
+    assert (default_type(name).name, file_type_id(name)) == (default, number)

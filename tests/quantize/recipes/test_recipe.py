@@ -1,7 +1,8 @@
 import pytest
 
-from ggufmill.quantize.recipes.lint import suspicious
-from ggufmill.quantize.recipes.recipe import Matcher, RecipeError, load_recipe, parse_rules
+from ggufmill.quantize.recipes.lint import suspicious_rules
+from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.rules import RecipeError, RuleMatcher, parse_rules
 from ggufmill.recipes import find, names
 
 
@@ -26,7 +27,7 @@ def test_lines_comments_and_any_case():
     assert [rule.line for rule in parse_rules(text)] == [3, 5, 7]
 
 
-def test_comma_joined_as_custom_q_has_it():
+def test_rules_joined_by_commas_as_for_custom_q():
     assert pairs(r"attn_.*=q8_0,ffn_(gate|up)=iq4_k , .*=iq2_k,") == [
         (r"attn_.*", "q8_0"),
         (r"ffn_(gate|up)", "iq4_k"),
@@ -34,12 +35,12 @@ def test_comma_joined_as_custom_q_has_it():
     ]
 
 
-def test_commas_and_equal_signs_inside_a_regex():
+def test_commas_and_equals_signs_within_a_regex():
     text = r"blk\.\d{1,2}\.ffn(?=_up)_up=iq4_k,x(?!=y)=q8_0"
     assert pairs(text) == [(r"blk\.\d{1,2}\.ffn(?=_up)_up", "iq4_k"), (r"x(?!=y)", "q8_0")]
 
 
-def test_a_comma_inside_brackets_ends_no_rule():
+def test_commas_in_brackets_do_not_end_a_rule():
     assert pairs("(?=attn_k,x)b=q8_0,c=q6_K") == [("(?=attn_k,x)b", "q8_0"), ("c", "q6_K")]
     assert pairs("c=q6_K,(?!x=y,)[=q8_0,]b=q8_0") == [("c", "q6_K"), ("(?!x=y,)[=q8_0,]b", "q8_0")]
 
@@ -56,24 +57,24 @@ def test_a_comma_inside_brackets_ends_no_rule():
         ("a=tq1_0", "cannot be quantised to tq1_0"),
     ],
 )
-def test_errors_say_where_and_what_is_near(text, message):
+def test_errors_give_the_place_and_similar_names(text, message):
     with pytest.raises(RecipeError, match=message):
         parse_rules(text)
 
 
-def test_the_first_match_wins_and_search_is_not_anchored():
+def test_first_match_wins_anywhere_in_the_name():
     rules = parse_rules("ffn_down=q6_K\nffn=q4_K")
-    matcher = Matcher(rules)
+    matcher = RuleMatcher(rules)
     assert matcher.first("blk.0.ffn_down.weight") is rules[0]
     assert matcher.first("blk.0.ffn_up.weight") is rules[1]
     assert matcher.first("output.weight") is None
 
 
-def test_numeric_ranges_that_are_none():
-    assert suspicious(parse_rules(r"blk\.[0-10]\.ffn=q8_0")) == [
+def test_warning_for_character_sets_that_look_like_ranges():
+    assert suspicious_rules(parse_rules(r"blk\.[0-10]\.ffn=q8_0")) == [
         r"line 1: [0-10] in 'blk\\.[0-10]\\.ffn' is a set of single digits, not the numbers 0 to 10"
     ]
-    assert not suspicious(parse_rules(r"blk\.[0-9]\.ffn=q8_0"))
+    assert not suspicious_rules(parse_rules(r"blk\.[0-9]\.ffn=q8_0"))
 
 
 def test_toml(tmp_path):
@@ -126,10 +127,10 @@ def test_toml_values_are_checked(tmp_path, table, key, value, allowed):
     path.write_text(f"[{table}]\n{key} = {value}\n")
     with pytest.raises(RecipeError) as error:
         load_recipe(path)
-    said = str(error.value)
-    assert said.startswith(f"{path}: [{table}] {key} = ")
-    assert allowed in said
-    assert "\n" not in said
+    message = str(error.value)
+    assert message.startswith(f"{path}: [{table}] {key} = ")
+    assert allowed in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -160,21 +161,21 @@ def test_toml_errors(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(("name", "text"), [("r.txt", "a=q8_0"), ("r.toml", "[quantize]\nrules = 'a=q8_0'")])
-def test_a_mark_before_the_text(tmp_path, name, text):
+def test_byte_order_mark(tmp_path, name, text):
     (tmp_path / name).write_text(text, "utf-8-sig")
     assert [rule.pattern for rule in load_recipe(tmp_path / name).rules] == ["a"]
 
 
-def test_a_recipe_that_is_not_there(tmp_path):
+def test_missing_recipe(tmp_path):
     with pytest.raises(RecipeError, match="No such file"):
         load_recipe(tmp_path / "none.txt")
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_shipped_recipe_parses_and_says_where_it_is_from(name):
+def test_shipped_recipes_parse_and_name_their_source(name):
     recipe = load_recipe(find(name))
     assert recipe.rules
-    assert not suspicious(recipe.rules)
+    assert not suspicious_rules(recipe.rules)
     if name != "demo.toml":
         assert "# Source: " in recipe.text
         assert "# Size: " in recipe.text

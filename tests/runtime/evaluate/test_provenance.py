@@ -7,7 +7,7 @@ from ggufmill.formats import TYPES, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import gguf_source
 from ggufmill.quantize.planning import Importance, plan_quantize
-from ggufmill.quantize.recipes.recipe import parse_rules
+from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate import perplexity
 from ggufmill.runtime.evaluate.provenance import (

@@ -1,0 +1,188 @@
+"""The rule language of recipes: `regex=type`, searched for anywhere in a tensor's name; the first rule that matches wins.
+
+Accepted as people post them: one rule per line or many joined by commas, blank lines, `#` comments, type names in any letter
+case, and whole shell scripts that call llama-quantize.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import islice
+
+from ...formats import TYPES, MillError, TensorType
+from ..codecs.registry import can_encode
+from .mixes import default_type, file_type_name, file_types
+
+
+class RecipeError(MillError):
+    """A recipe cannot be understood; the text says where and why."""
+
+
+_LITERAL_NAME = re.compile(r"\^((?:[A-Za-z0-9_-]|\\\.)+)\$")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors whose name the pattern matches get the type. line: counted from 1, in the text that was parsed."""
+
+    pattern: str
+    type: TensorType
+    line: int
+    regex: re.Pattern[str] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.pattern}={self.type.name}"
+
+    @cached_property
+    def literal_name(self) -> str | None:
+        """The only name that the rule can match, if its pattern is one full name (`^blk\\.3\\.ffn_up\\.weight$`)."""
+        match = _LITERAL_NAME.fullmatch(self.pattern)
+        return match[1].replace("\\.", ".") if match else None
+
+    def first_match(self, names: Collection[str]) -> str | None:
+        """The first of the names that the rule matches, regardless of other rules; None if it matches none."""
+        if self.literal_name is not None:
+            return self.literal_name if self.literal_name in names else None
+        return next((name for name in names if self.regex.search(name)), None)
+
+
+class RuleMatcher:
+    """Finds the first rule that matches a tensor name.
+
+    Recipes may hold thousands of rules that each name one tensor: these are looked up in a dictionary instead of tried.
+    """
+
+    def __init__(self, rules: Sequence[Rule]):
+        self._rules = rules
+        self._by_name: dict[str, int] = {}
+        self._regex_rules: list[tuple[int, Rule]] = []
+        for i, rule in enumerate(rules):
+            if rule.literal_name is None:
+                self._regex_rules.append((i, rule))
+            else:
+                self._by_name.setdefault(rule.literal_name, i)
+
+    def first(self, name: str) -> Rule | None:
+        by_name = self._by_name.get(name, len(self._rules))
+        for i, rule in self._regex_rules:
+            if i > by_name:
+                break
+            if rule.regex.search(name):
+                return rule
+        return self._rules[by_name] if by_name < len(self._rules) else None
+
+
+# What may end a rule: '=' and a type name, followed by a comma, the end of the line or a comment.
+_RULE_END = re.compile(r"\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
+_COMMENT = re.compile(r"\s+#.*$")
+_MAX_ENDS = 32  # ends tried for one rule, so that a long line whose first rule is wrong is not tried to its end
+
+
+def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
+    """The rules of a text, in order. where: names the text in errors.
+
+    Raises RecipeError with line and column and, for an unknown type, the most similar names.
+    """
+    rules: list[Rule] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip().startswith("#"):
+            continue
+        line, column = _COMMENT.sub("", line).rstrip().rstrip(","), 0
+        while line[column:].strip():
+            rule, column = _parse_rule(line, column, number, where)
+            rules.append(rule)
+    return rules
+
+
+def _parse_rule(line: str, start: int, number: int, where: str) -> tuple[Rule, int]:
+    """The rule that begins at this column of the line, and the column after it.
+
+    `=type,` may also occur within a group or character set of the regex: the rule ends at the first end before which the
+    regex compiles.
+    """
+    place = f"{where}, line {number}, column "
+    first = start + len(line[start:]) - len(line[start:].lstrip())
+    if line[first] == ",":
+        raise RecipeError(f"{place}{first + 1}: there is no rule before this comma")
+    failure: RecipeError | None = None
+    for end in islice(_rule_ends(line, first), _MAX_ENDS):
+        pattern = line[first : end.start()]
+        try:
+            regex = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            column = first + 1 + (getattr(error, "pos", None) or 0)
+            shown = pattern if len(pattern) <= 200 else f"{pattern[:200]}..."
+            reason = getattr(error, "msg", error)
+            failure = failure or RecipeError(f"{place}{column}: {shown!r} is not a regular expression ({reason})")
+            continue
+        tensor_type = parse_type(end["type"], place + str(end.start("type") + 1))
+        return Rule(pattern, tensor_type, number, regex), end.end()
+    raise failure or RecipeError(f"{place}{start + 1}: {line[start:].strip()[:60]!r} is not `regex=type`")
+
+
+def _rule_ends(line: str, start: int) -> Iterator[re.Match[str]]:
+    """Possible ends of the rule that begins at `start`, nearest first. A regex has at least one character."""
+    end = _RULE_END.search(line, start + 1)
+    while end is not None:
+        yield end
+        end = _RULE_END.search(line, end.end())
+
+
+# Places of rules in a shell script; the rules are the last group that matched.
+_IN_SHELL = re.compile(
+    r"""^[ \t]*\w+=(?P<mark>["'])(?P<assigned>.*?)(?P=mark)"""
+    r"""|<<-?[ \t]*(?P<around>["']?)(?P<word>\w+)(?P=around)[^\n]*\n(?P<document>.*?)^[ \t]*(?P=word)[ \t]*$"""
+    r"""|--custom-q[= \t]+(?:(?P<quote>["'])(?P<option>.*?)(?P=quote)|(?P<bare>[^\s"']\S*))""",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def rules_from_shell(text: str) -> str:
+    """The rules in a posted shell script, on the same lines as there; any other text is returned unchanged.
+
+    People post the script that calls llama-quantize: its rules are in the quotes of an assignment (`custom="..."`), in a
+    here-document, or after --custom-q. Everything else in the script is dropped.
+    """
+    parts, done = [], 0
+    for match in _IN_SHELL.finditer(text):
+        is_comment = "#" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if match.lastgroup and not is_comment and _RULE_END.search(match[match.lastgroup]):
+            start, end = match.span(match.lastgroup)
+            line_breaks = re.sub(r"[^\n]", "", text[done:start]) or "," * bool(parts)
+            parts += [line_breaks, text[start:end].replace("\\\n", "\n").rstrip(", ")]
+            done = end
+    return "".join(parts) if parts else text
+
+
+def parse_type(name: str, where: str) -> TensorType:
+    """A type that tensors can be quantised to, its name in any letter case.
+
+    where: begins the message of an error. Raises RecipeError with the most similar names.
+    """
+    if name not in TYPES:
+        known = [t.lower() for t in TYPES if can_encode(TYPES[t])]
+        similar = [TYPES[n].name for n in get_close_matches(name.lower(), known, 3, 0.5)]
+        hint = f"; near it are {', '.join(similar)}" if similar else ""
+        raise RecipeError(f"{where}: there is no tensor type {name!r}{hint}")
+    if not can_encode(TYPES[name]):
+        raise RecipeError(f"{where}: tensors cannot be quantised to {TYPES[name].name} yet")
+    return TYPES[name]
+
+
+def parse_default(name: str, where: str) -> TensorType | str:
+    """What tensors become that no rule matches: a file type ('q4_k_m' -> 'Q4_K_M', as llama-quantize reads it) or a type.
+
+    A name of both (IQ4_K) means the file type, whose mix `--pure` turns off. Raises RecipeError.
+    """
+    file_type = file_type_name(name)
+    if file_type is not None and can_encode(default_type(file_type)):
+        return file_type
+    if name not in TYPES:
+        similar = get_close_matches(name.upper(), file_types(), 3, 0.5)
+        hint = f"; near it are {', '.join(similar)}" if similar else ""
+        raise RecipeError(f"{where}: there is no file type {name!r}{hint}")
+    return parse_type(name, where)
