@@ -95,3 +95,9 @@ class HParams:
     def text(self, key: str, default: str = "") -> str:
         """The key's value as a string."""
         return str(self._get(key, default))
+
+
+def n_layers(hparams: HParams) -> int:
+    """Layers that are run: without those behind them that predict several tokens at once."""
+    blocks = hparams.size("block_count", maximum=MAX_LAYERS)
+    return blocks - hparams.size("nextn_predict_layers", 0, 0, blocks - 1)

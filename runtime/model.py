@@ -22,14 +22,14 @@ from .backends.cpu.single import Single
 from .backends.cpu.weights import Observer, WeightStore
 from .hparams import HParams
 from .mapped_files import MappedFiles
-from .models import deepseek2, llama
+from .models import legacy_deepseek2, legacy_llama
 from .settings import check_latent, settings_from
 from .text.tokenizer import Tokenizer
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, HParams, Settings], Decoder]] = {
-    **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
-    **dict.fromkeys(llama.VARIATIONS, llama.build),
+    **dict.fromkeys(("deepseek2", "minicpm3"), legacy_deepseek2.build),
+    **dict.fromkeys(legacy_llama.VARIATIONS, legacy_llama.build),
 }
 
 

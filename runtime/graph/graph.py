@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from ...formats import FormatError, TensorSource
 from . import ops
 from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, Value, Weight
@@ -80,6 +82,11 @@ class GraphBuilder:
     def optional(self, name: str, *shapes: tuple[int, ...]) -> Weight | None:
         """As `weight`; None where the model has no such tensor."""
         return self.weight(name, *shapes) if name in self else None
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """The numbers of a tensor that decides what the graph is: float32 [size]."""
+        self.weight(name, (size,))
+        return self.source.tensors[name].read(0, 1)[0]
 
     def _fit(self, fits: bool, what: str) -> None:
         if not fits:

@@ -1,1 +1,32 @@
-"""One module per architecture family: the graph of the model."""
+"""Model architectures: from a model's tensors and metadata to its graph, one module per family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...formats import PlanError, TensorSource
+from ..graph import Graph
+from ..hparams import HParams
+from . import deepseek2, llama
+from .variants import VARIANTS
+
+Build = Callable[[TensorSource, HParams, int | None], Graph]
+
+# general.architecture -> what builds its graph
+ARCHITECTURES: dict[str, Build] = {
+    **dict.fromkeys(VARIANTS, llama.build),
+    **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
+}
+
+
+def build_graph(source: TensorSource, n_ctx: int | None = None) -> Graph:
+    """The graph of a model; n_ctx: tokens that a sequence may have (None: what the model was trained for).
+
+    Raises PlanError for an architecture, or an option of it, that is not known, FormatError when tensors or metadata keys are
+    missing or do not fit together.
+    """
+    build = ARCHITECTURES.get(source.architecture)
+    if build is None:
+        names = ", ".join(sorted(ARCHITECTURES))
+        raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {names})")
+    return build(source, HParams(source.metadata, source.path), n_ctx)

@@ -13,7 +13,7 @@ from ggufmill.runtime.backends.cpu.moe import GatedShare
 from ggufmill.runtime.backends.cpu.norms import LayerNorm, RMSNorm, norm_from
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.runtime.hparams import HParams
-from ggufmill.runtime.models.llama import VARIATIONS
+from ggufmill.runtime.models.legacy_llama import VARIATIONS
 
 DRAW = np.random.default_rng(11)
 X = DRAW.standard_normal((5, 8)).astype(np.float32)

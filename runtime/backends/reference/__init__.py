@@ -1,0 +1,84 @@
+"""The reference backend: a graph in plain numpy float32, slow and short. Other backends are tested against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ....formats import MillError, TensorSource
+from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
+from .functions import FUNCTIONS, SUPPORT, Cache, Step
+
+
+class Executable:
+    """A graph that can be run. observer: subscribed to ops from the next pass on; None: nobody."""
+
+    def __init__(self, graph: Graph, source: TensorSource):
+        self.graph, self.source = graph, source
+        self.observer: Observer | None = None
+        self._weights: dict[str, np.ndarray] = {}
+
+    def new_cache(self, limit: int) -> Cache:
+        """An empty cache for a sequence of at most `limit` tokens."""
+        return Cache(limit)
+
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]]) -> np.ndarray:
+        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+
+        Returns the normalised output of the last layer, float32 [n, n_embd]; the caches then hold the tokens. Raises MillError
+        where they do not fit.
+        """
+        segments, positions, row = [], [], 0
+        for cache, count in caches:
+            if cache.length + count > cache.limit:
+                raise MillError(f"the context is full: {cache.length} + {count} tokens do not fit into {cache.limit}")
+            segments.append((cache, slice(row, row + count)))
+            positions.append(np.arange(cache.length, cache.length + count))
+            row += count
+        step = Step(np.asarray(tokens), np.concatenate(positions), segments, self.observer or Observer())
+        out = self._run(self.graph.ops, {}, step)[self.graph.hidden.index]
+        for cache, count in caches:
+            cache.length += count
+        return out
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+        nothing = np.zeros(0, np.int64)
+        step = Step(nothing, nothing, [], self.observer or Observer())
+        return self._run(self.graph.head, {self.graph.hidden.index: hidden}, step)[self.graph.logits.index]
+
+    def _run(self, ops_: Sequence[Op], values: dict[int, Any], step: Step) -> dict[int, Any]:
+        for op in ops_:
+            step.op, (function, names) = op, FUNCTIONS[type(op)]
+            arguments = {name: self._argument(op, name, values) for name in names}
+            with np.errstate(all="ignore"):
+                result = function(step, **arguments)
+            results = result if isinstance(op, ops.Split) else [result]
+            values.update(zip((out.index for out in op.outputs), results, strict=True))
+            if step.observer.wants_output(op):
+                step.observer.on_output(op, result[1] if isinstance(op, ops.Route) else results[0])
+        return values
+
+    def _argument(self, op: Op, name: str, values: dict[int, Any]) -> Any:
+        """A field of an op: values and weights as arrays, whatever else as it is."""
+        field = getattr(op, name)
+        if isinstance(field, Value) and name != "out":
+            return values[field.index]
+        return self._weight(field) if isinstance(field, Weight) else field
+
+    def _weight(self, weight: Weight) -> np.ndarray:
+        """Decoded, float32 in numpy's order of axes: the reverse of ne."""
+        if weight.name not in self._weights:
+            tensor = self.source.tensors[weight.name]
+            rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
+            matrices = [tensor.read(first, first + rows) for first in range(0, tensor.n_rows, rows)]
+            self._weights[weight.name] = np.concatenate(matrices).astype(np.float32).reshape(tensor.shape[::-1])
+        return self._weights[weight.name]
+
+
+def compile_graph(graph: Graph, source: TensorSource) -> Executable:
+    """Raises PlanError, naming it, for an op or an option that there is no function for."""
+    check_support(graph, "reference", SUPPORT)
+    return Executable(graph, source)

@@ -1,0 +1,320 @@
+"""One function per op in numpy float32; the first axis of every array is that of the tokens.
+
+A function's parameters are the fields of its op by name, values and weights as arrays. An option with a few possible values lists
+them in its annotation: what is not there is refused when a graph is compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from ...graph import Observer, Op, Value, ops
+from ...graph.ops import RotaryEmbedding
+
+
+class Cache:
+    """What one sequence of at most `limit` tokens keeps of its past: (layer, name) -> float32 [tokens, ...]."""
+
+    def __init__(self, limit: int):
+        self.limit, self.length = limit, 0
+        self.rows: dict[tuple[int, str], np.ndarray] = {}
+
+    def append(self, layer: int, name: str, new: np.ndarray) -> np.ndarray:
+        """The rows of the past and the new ones after them; they become past when the pass ends."""
+        past = self.rows.get((layer, name), new[:0])[: self.length]
+        self.rows[layer, name] = np.concatenate([past, new])
+        return self.rows[layer, name]
+
+    def truncate(self, length: int) -> None:
+        """Forgets all tokens from position `length` on."""
+        self.length = min(self.length, length)
+
+    def fork(self, length: int | None = None) -> Cache:
+        """A cache of its own with the first `length` tokens (all if None)."""
+        copy = Cache(self.limit)
+        copy.length, copy.rows = self.length, dict(self.rows)
+        copy.truncate(self.length if length is None else length)
+        return copy
+
+
+@dataclass
+class Step:
+    """One pass. op: the one that is being computed; segments: each sequence's cache, and which of the tokens are its next."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: list[tuple[Cache, slice]]
+    observer: Observer
+    op: Op | None = None
+
+    def observing(self) -> tuple[Observer, Op] | None:
+        """The observer and the op, if it wants that op's inputs."""
+        return (self.observer, self.op) if self.op is not None and self.observer.wants_input(self.op) else None
+
+
+def embedding(step: Step, table: np.ndarray, scale: float) -> np.ndarray:
+    return table[step.tokens] * np.float32(scale)
+
+
+def linear(step: Step, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    x = x.reshape(len(x), -1)
+    if observing := step.observing():
+        observer, op = observing
+        observer.on_input(op, op.weights[0], 0, x)
+    return x @ weight.T if bias is None else x @ weight.T + bias
+
+
+def split(step: Step, x: np.ndarray, sizes: tuple[int, ...], more: tuple[Value, ...]) -> list[np.ndarray]:
+    return [np.ascontiguousarray(part) for part in np.split(x, np.cumsum(sizes)[:-1], axis=-1)]
+
+
+def reshape(step: Step, x: np.ndarray, out: Value) -> np.ndarray:
+    return x.reshape(len(x), *out.shape)
+
+
+def norm(
+    step: Step,
+    x: np.ndarray,
+    weight: np.ndarray,
+    epsilon: float,
+    bias: np.ndarray | None,
+    kind: Literal["rms", "layer"],
+    over: Literal["last", "all"],
+) -> np.ndarray:
+    rows = x.reshape(len(x), -1) if over == "all" else x
+    if kind == "layer":
+        rows = rows - rows.mean(axis=-1, keepdims=True)
+    scaled = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + np.float32(epsilon)) * weight
+    return (scaled if bias is None else scaled + bias).reshape(x.shape)
+
+
+def rope(step: Step, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.ndarray:
+    angles = step.positions[:, None] * rope.frequencies
+    cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+    if x.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    out, half = x.copy(), rope.dims // 2
+    if rope.interleaved:
+        pairs = slice(start, start + rope.dims, 2), slice(start + 1, start + rope.dims, 2)
+    else:
+        pairs = slice(start, start + half), slice(start + half, start + rope.dims)
+    a, b = x[..., pairs[0]], x[..., pairs[1]]
+    out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def attention(
+    step: Step,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: np.ndarray | None,
+) -> np.ndarray:
+    out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
+    for cache, rows in step.segments:
+        keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
+        weights = _attention_weights(q[rows], keys, scale, window, softcap, sinks)
+        out[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
+    return out
+
+
+def _for_each_head(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Keys or values [m, kv heads, width] -> [m, heads, width]."""
+    return np.repeat(rows, heads // rows.shape[1], axis=1)
+
+
+def _attention_weights(
+    q: np.ndarray, keys: np.ndarray, scale: float, window: int = 0, softcap: float = 0.0, sinks: np.ndarray | None = None
+) -> np.ndarray:
+    """Causal softmax of the scores of the last n tokens' queries [n, heads, width] over keys [m, kv heads, width]:
+    [heads, n, m]."""
+    n, heads, m = q.shape[0], q.shape[1], len(keys)
+    scores = np.einsum("nhw,mhw->hnm", q, _for_each_head(keys, heads)) * np.float32(scale)
+    if softcap:
+        scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
+    distance = np.arange(m - n, m)[:, None] - np.arange(m)
+    hidden = (distance < 0) | (distance >= window) if window else distance < 0
+    scores[:, hidden] = -np.inf
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
+    scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+    return (scores / scores.sum(axis=2, keepdims=True))[..., :m]
+
+
+def latent_attention(
+    step: Step,
+    q: np.ndarray,
+    latent: np.ndarray,
+    k_pe: np.ndarray,
+    layer: int,
+    scale: float,
+    v_width: int,
+    prefix: str,
+    kv_b: np.ndarray | None,
+    k_b: np.ndarray | None,
+    v_b: np.ndarray | None,
+) -> np.ndarray:
+    (n, heads, width), rank = q.shape, latent.shape[1]
+    nope = width - k_pe.shape[1]
+    if kv_b is not None:
+        both = kv_b.reshape(heads, nope + v_width, rank)
+        to_keys, to_values = both[:, :nope], both[:, nope:]
+    else:
+        assert k_b is not None
+        assert v_b is not None
+        to_keys, to_values = k_b.reshape(heads, rank, nope).transpose(0, 2, 1), v_b.reshape(heads, v_width, rank)
+    weighted = np.empty((n, heads, rank), np.float32)  # each head's sum of the latents that it attends to
+    for cache, rows in step.segments:
+        latents, rotated = cache.append(layer, "latent", latent[rows]), cache.append(layer, "k_pe", k_pe[rows])
+        keys = np.concatenate(
+            [
+                np.einsum("mr,hkr->mhk", latents, to_keys),
+                np.broadcast_to(rotated[:, None], (len(rotated), heads, k_pe.shape[1])),
+            ],
+            axis=2,
+        )
+        weighted[rows] = np.einsum("hnm,mr->nhr", _attention_weights(q[rows], keys, scale), latents)
+    if observing := step.observing():
+        observer, op = observing
+        assert isinstance(op, ops.LatentAttention)
+        kv, k, v = op.observed
+        observer.on_input(op, kv, 0, latent)
+        observer.on_head_inputs(op, k, np.ascontiguousarray(q[..., :nope]))
+        observer.on_head_inputs(op, v, weighted)
+    return np.einsum("nhr,hvr->nhv", weighted, to_values)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "squared_relu"]) -> np.ndarray:
+    if function == "silu":
+        return x * _sigmoid(x)
+    if function == "gelu":
+        return x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+    return np.square(np.maximum(x, 0))
+
+
+def gated_activation(
+    step: Step, gate: np.ndarray, up: np.ndarray, function: Literal["silu", "gelu", "clamped_swish"], limit: float
+) -> np.ndarray:
+    if function == "clamped_swish":
+        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
+        return gate * _sigmoid(np.float32(1.702) * gate) * (up + 1)
+    return activation(step, gate, function) * up
+
+
+def route(
+    step: Step,
+    logits: np.ndarray,
+    used: int,
+    gating: Literal["softmax", "sigmoid"],
+    bias: np.ndarray | None,
+    groups: int,
+    groups_used: int,
+    normalise: bool,
+    scale: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    n, count = logits.shape
+    if gating == "sigmoid":
+        scores = _sigmoid(logits)
+    else:
+        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    choice = scores if bias is None else scores + bias
+    if groups > 1:
+        members = choice.reshape(n, groups, -1)
+        counted = 2 if gating == "sigmoid" and members.shape[2] > 1 else 1
+        strength = np.sort(members, axis=2)[..., -counted:].sum(axis=2)
+        open_groups = np.zeros((n, groups), bool)
+        np.put_along_axis(open_groups, _best(strength, groups_used), True, axis=1)
+        choice = np.where(open_groups[..., None], members, -np.inf).reshape(n, count)
+    experts = _best(choice, used)
+    weights = np.take_along_axis(scores, experts, axis=1)
+    if normalise:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
+    return experts, weights * np.float32(scale)
+
+
+def _best(values: np.ndarray, n: int) -> np.ndarray:
+    """Indices of each row's n largest values, largest first, of equals the first."""
+    return np.argsort(-values, axis=1, kind="stable")[:, :n]
+
+
+def expert_linear(
+    step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bias: np.ndarray | None
+) -> np.ndarray:
+    experts, used = routing[0], routing[0].shape[1]
+    rows = np.repeat(np.arange(len(x)), used) if x.ndim == 2 else np.arange(experts.size)  # of x, for each token's each expert
+    x, out = x.reshape(-1, x.shape[-1]), np.zeros((experts.size, weight.shape[1]), np.float32)
+    order = np.argsort(experts, axis=None, kind="stable")
+    order = order[np.count_nonzero(experts < 0) :]
+    present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
+    if observing := step.observing():
+        observer, op = observing
+        observer.on_expert_inputs(op, op.weights[0], x, present, starts, counts, rows[order])
+    for expert, start, count in zip(present, starts, counts, strict=True):
+        places = order[start : start + count]
+        out[places] = x[rows[places]] @ weight[expert].T
+        if bias is not None:
+            out[places] += bias[expert]
+    return out.reshape(*experts.shape, -1)
+
+
+def combine_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    experts, weights = routing
+    return np.einsum("nuc,nu->nc", x, np.where(experts < 0, np.float32(0), weights))
+
+
+def sigmoid_gate(step: Step, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    return y * _sigmoid(x @ gate)[:, None]
+
+
+def add(step: Step, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+    return a + np.float32(scale) * b
+
+
+def scale(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
+    return x * np.float32(factor)
+
+
+def softcap(step: Step, x: np.ndarray, cap: float) -> np.ndarray:
+    return np.tanh(x / np.float32(cap)) * np.float32(cap)
+
+
+_BY_CLASS = {
+    ops.Embedding: embedding,
+    ops.Linear: linear,
+    ops.Split: split,
+    ops.Reshape: reshape,
+    ops.Norm: norm,
+    ops.Rope: rope,
+    ops.Attention: attention,
+    ops.LatentAttention: latent_attention,
+    ops.Activation: activation,
+    ops.GatedActivation: gated_activation,
+    ops.Route: route,
+    ops.ExpertLinear: expert_linear,
+    ops.CombineExperts: combine_experts,
+    ops.SigmoidGate: sigmoid_gate,
+    ops.Add: add,
+    ops.Scale: scale,
+    ops.SoftCap: softcap,
+}
+FUNCTIONS = {op: (function, [*inspect.signature(function).parameters][1:]) for op, function in _BY_CLASS.items()}
+
+
+def _values(annotation: Any) -> tuple[Any, ...] | None:
+    return get_args(annotation) if get_origin(annotation) is Literal else None
+
+
+SUPPORT = {op: {name: _values(get_type_hints(function)[name]) for name in names} for op, (function, names) in FUNCTIONS.items()}

@@ -1,0 +1,132 @@
+"""Attention blocks, from the normalised input of a layer to what is added to the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...formats import FormatError
+from ..graph import GraphBuilder, Value
+from ..graph.ops import RotaryEmbedding
+from ..hparams import HParams
+from .rotary import rotated_dims
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Grouped-query attention: n query heads share n_kv keys and values; widths are elements per head."""
+
+    n: int
+    n_kv: int
+    k_width: int
+    v_width: int
+
+    @classmethod
+    def of(cls, hparams: HParams) -> Heads:
+        """Raises FormatError where queries cannot share keys and values evenly."""
+        n_embd, n_head = hparams.size("embedding_length"), hparams.size("attention.head_count")
+        n_kv = hparams.size("attention.head_count_kv", n_head)
+        if n_head % n_kv:
+            raise FormatError(f"{hparams.path}: {n_head} heads cannot share {n_kv} keys and values evenly")
+        k_width = hparams.size("attention.key_length", n_embd // n_head)
+        return cls(n_head, n_kv, k_width, hparams.size("attention.value_length", n_embd // n_head))
+
+
+def grouped_attention(
+    graph: GraphBuilder,
+    x: Value,
+    layer: int,
+    heads: Heads,
+    *,
+    scale: float,
+    epsilon: float,
+    rope: RotaryEmbedding | None,
+    norm_after_rope: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Value:
+    """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm and attn_sinks where the
+    model has them.
+
+    rope             None: no rotation in this layer
+    norm_after_rope  queries and keys are normalised after their rotation instead of before
+    window, softcap  as in `ops.Attention`
+    """
+    prefix = f"blk.{layer}.attn_"
+    shapes = {"q": (heads.n, heads.k_width), "k": (heads.n_kv, heads.k_width), "v": (heads.n_kv, heads.v_width)}
+    sizes = [n * width for n, width in shapes.values()]
+    if f"{prefix}qkv.weight" in graph:
+        projected = graph.split(graph.linear(x, f"{prefix}qkv", sum(sizes)), *sizes)
+    else:
+        projected = [graph.linear(x, prefix + part, size) for part, size in zip(shapes, sizes, strict=True)]
+    q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
+
+    def positioned(part: str, heads: Value) -> Value:
+        """The norm of each head, if there is one, and the rotation."""
+        if not norm_after_rope:
+            heads = _head_norm(graph, heads, f"{prefix}{part}_norm", epsilon)
+        if rope is not None:
+            heads = graph.rope(heads, rope)
+        return _head_norm(graph, heads, f"{prefix}{part}_norm", epsilon) if norm_after_rope else heads
+
+    sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
+    q, k = positioned("q", q), positioned("k", k)
+    out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks)
+    return graph.linear(out, f"{prefix}output", x.shape[0])
+
+
+def _head_norm(graph: GraphBuilder, x: Value, name: str, epsilon: float) -> Value:
+    """RMS norm of queries or keys, of each head or of all together, as the weights' shape says; layer norm where each head has
+    weights of its own (Cohere). x itself where the model has no such norm."""
+    if f"{name}.weight" not in graph:
+        return x
+    has_own_weights = len(graph.shape(f"{name}.weight")) > 1
+    return graph.norm(x, name, epsilon, kind="layer" if has_own_weights else "rms")
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.2): n heads whose keys and values come from one
+    latent of `rank` numbers per token.
+
+    nope, rope  elements of a query or key that are not rotated, and that are
+    v_width     elements of a value
+    q_rank      size of the latent that queries come from; 0: they come from the input
+    """
+
+    n: int
+    nope: int
+    rope: int
+    v_width: int
+    rank: int
+    q_rank: int
+
+    @classmethod
+    def of(cls, hparams: HParams) -> LatentHeads:
+        """In the layout of llama.cpp key_length and value_length are those of the latents, and those of heads have keys with
+        _mla. Raises FormatError for heads without elements that are not rotated."""
+        k_key, v_key = (f"attention.{part}_length" for part in ("key", "value"))
+        width = hparams.size(f"{k_key}_mla" if f"{k_key}_mla" in hparams else k_key)
+        rope = rotated_dims(hparams, width)
+        if rope == width:
+            raise FormatError(f"{hparams.path}: heads of {width} elements cannot have {rope} rotated ones and others")
+        v_width = hparams.size(f"{v_key}_mla" if f"{v_key}_mla" in hparams else v_key)
+        n, q_rank = hparams.size("attention.head_count"), hparams.size("attention.q_lora_rank", 0, 0)
+        return cls(n, width - rope, rope, v_width, hparams.size("attention.kv_lora_rank"), q_rank)
+
+
+def latent_attention(
+    graph: GraphBuilder, x: Value, layer: int, heads: LatentHeads, *, scale: float, epsilon: float, rope: RotaryEmbedding
+) -> Value:
+    """From the tensors blk.N.attn_{q_a,q_a_norm,q_b}, or attn_q; attn_{kv_a_mqa,kv_a_norm,output}; attn_kv_b, or
+    attn_{k_b,v_b}."""
+    prefix, q_rows = f"blk.{layer}.attn_", heads.n * (heads.nope + heads.rope)
+    if heads.q_rank:
+        q_latent = graph.norm(graph.linear(x, f"{prefix}q_a", heads.q_rank), f"{prefix}q_a_norm", epsilon)
+        q = graph.linear(q_latent, f"{prefix}q_b", q_rows)
+    else:
+        q = graph.linear(x, f"{prefix}q", q_rows)
+    q = graph.rope(graph.reshape(q, heads.n, heads.nope + heads.rope), rope, start=heads.nope)
+    latent, k_pe = graph.split(graph.linear(x, f"{prefix}kv_a_mqa", heads.rank + heads.rope), heads.rank, heads.rope)
+    latent = graph.norm(latent, f"{prefix}kv_a_norm", epsilon)
+    out = graph.latent_attention(q, latent, graph.rope(k_pe, rope), layer, scale, heads.v_width, prefix)
+    return graph.linear(out, f"{prefix}output", x.shape[0])

@@ -1,0 +1,96 @@
+"""Feed-forward blocks: what a layer's tensors say, dense or a mixture of experts.
+
+The variants of routing (softmax or sigmoid scores, a bias for the choice only, groups, weights that sum to one, a scale) are
+those of DeepSeek-V2 (arXiv:2405.04434, section 2.2) and V3 (arXiv:2412.19437, section 2.1.2).
+"""
+
+from __future__ import annotations
+
+from ...formats import FormatError, PlanError
+from ..graph import GraphBuilder, Value
+from ..graph.ops import RoutingValue
+from ..hparams import HParams
+
+SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func in GGUF
+GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations
+
+
+def feed_forward(
+    graph: GraphBuilder, hparams: HParams, layer: int, x: Value, activation: str = "silu", ungated: str = "gelu"
+) -> Value:
+    """Experts where the layer has a router (ffn_gate_inp), else a dense block: gated where it has a gate (ffn_gate or, as in
+    Phi 3, the first half of ffn_up), else with the activation `ungated`.
+
+    Raises FormatError for missing keys and tensors of a wrong shape, PlanError for a gating function that is not known.
+    """
+    prefix = f"blk.{layer}.ffn_"
+    if f"{prefix}gate_inp.weight" in graph:
+        return _experts(graph, hparams, layer, x, activation)
+    n_ff = hparams.size("feed_forward_length")
+    if f"{prefix}gate.weight" in graph or f"{prefix}up.weight" not in graph:
+        return _gated(graph, x, prefix, "", n_ff, activation)
+    if graph.shape(f"{prefix}up.weight")[-1] == 2 * n_ff:
+        gate, up = graph.split(graph.linear(x, f"{prefix}up", 2 * n_ff), n_ff, n_ff)
+        inner = _activated(graph, gate, up, activation)
+    else:
+        inner = graph.activation(graph.linear(x, f"{prefix}up", n_ff), ungated)
+    return graph.linear(inner, f"{prefix}down", x.shape[0])
+
+
+def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, activation: str) -> Value:
+    """down(activation(gate(x)) * up(x)) (SwiGLU and its like, arXiv:2002.05202)."""
+    gate, up = (graph.linear(x, f"{prefix}{part}{suffix}", n_ff) for part in ("gate", "up"))
+    return graph.linear(_activated(graph, gate, up, activation), f"{prefix}down{suffix}", x.shape[0])
+
+
+def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str) -> Value:
+    return graph.gated(gate, up, activation, SWISH_LIMIT if activation == "clamped_swish" else 0.0)
+
+
+def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, activation: str) -> Value:
+    """The routed experts' results, added to those of the shared expert, if there is one."""
+    prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
+    n_ff = hparams.int("expert_feed_forward_length", hparams.int("feed_forward_length", 0))
+    routing = _route(graph, hparams, layer, x, n_expert)
+    shared = _shared_expert(graph, prefix, x, activation)
+    gate, up = (graph.expert_linear(x, routing, f"{prefix}{part}_exps", n_ff, n_expert) for part in ("gate", "up"))
+    inner = _activated(graph, gate, up, activation)
+    routed = graph.combine(graph.expert_linear(inner, routing, f"{prefix}down_exps", x.shape[0], n_expert), routing)
+    return routed if shared is None else graph.add(shared, routed)
+
+
+def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int) -> RoutingValue:
+    gating = hparams.int("expert_gating_func", 0) or SOFTMAX
+    if gating not in GATINGS:
+        raise PlanError(f"{hparams.path}: expert gating function {gating} is not supported (1 softmax, 2 sigmoid)")
+    used = hparams.size("expert_used_count", maximum=n_expert)
+    groups, groups_used = (hparams.size(f"expert_group_{key}", 0, 0, n_expert) or 1 for key in ("count", "used_count"))
+    groups_used = 1 if groups == 1 else groups_used  # some files of models without groups say otherwise
+    if n_expert % groups or groups_used > groups or used > n_expert // groups * groups_used:
+        raise FormatError(
+            f"{hparams.path}: {used} experts cannot be chosen from {groups_used} of {groups} equal groups of {n_expert} experts"
+        )
+    logits = graph.linear(x, f"blk.{layer}.ffn_gate_inp", n_expert)
+    # The first files of DeepSeek-V3 have it without a suffix.
+    names = (f"blk.{layer}.exp_probs_b.bias", f"blk.{layer}.exp_probs_b")
+    bias = next((graph.weight(name, (n_expert,)) for name in names if name in graph), None)
+    return graph.route(
+        logits,
+        used,
+        gating=GATINGS[gating],
+        bias=bias,
+        groups=groups,
+        groups_used=groups_used,
+        normalise=hparams.flag("expert_weights_norm"),
+        scale=hparams.float("expert_weights_scale", 0.0) or 1.0,
+    )
+
+
+def _shared_expert(graph: GraphBuilder, prefix: str, x: Value, activation: str) -> Value | None:
+    """The expert that every token goes to, of the width that its tensors have, perhaps with a gate of its own (Qwen 2 MoE)."""
+    if f"{prefix}up_shexp.weight" not in graph:
+        return None
+    n_ff = graph.shape(f"{prefix}up_shexp.weight")[1]
+    out, gate = _gated(graph, x, prefix, "_shexp", n_ff, activation), f"{prefix}gate_inp_shexp"
+    return graph.sigmoid_gate(x, out, gate) if f"{gate}.weight" in graph else out

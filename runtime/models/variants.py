@@ -1,0 +1,114 @@
+"""How the architectures that are built like Llama differ from it, beyond what their tensors and metadata say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..hparams import HParams
+from .feed_forward import SIGMOID
+
+
+def _rsqrt_width(hparams: HParams, width: int) -> float:
+    return width**-0.5
+
+
+def _scale_of_largest(layers: int) -> Callable[[HParams, int], float]:
+    """Gemma's largest models divide scores by the root of n_embd / n_head, not of a head's width; only their depth tells."""
+
+    def scale(hparams: HParams, width: int) -> float:
+        is_largest = hparams.int("block_count") == layers
+        return (hparams.int("embedding_length") / hparams.int("attention.head_count") if is_largest else width) ** -0.5
+
+    return scale
+
+
+def _every_layer(layer: int, local: bool, windows: bool) -> bool:
+    return True
+
+
+def _only_local(layer: int, local: bool, windows: bool) -> bool:
+    """In a model with windows, layers without one have no positions (Cohere 2, EXAONE 4)."""
+    return local or not windows
+
+
+def _three_of_four(layer: int, local: bool, windows: bool) -> bool:
+    return (layer + 1) % 4 != 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What an architecture's readers know by its name.
+
+    interleaved        rotary embedding pairs neighbouring elements (0, 1), (2, 3), ...; else (0, d/2), (1, d/2 + 1), ...
+    defaults           values of metadata keys that a file lacks
+    local_rope         layers with a window rotate by rope.freq_base_swa, without scaling
+    activation         of a gate: 'silu', 'gelu' or 'clamped_swish'
+    ungated            activation of a feed-forward block without a gate: 'gelu' or 'squared_relu'
+    embedding_scale    n_embd -> factor of the embeddings, where the metadata does not say
+    attention_scale    width of a head -> factor of the attention's scores, where the metadata does not say
+    ffn_norm           name of the norm before the feed-forward block; unless it is this, post_attention_norm is after attention
+    pre_norm           there are norms before both blocks; else only after them
+    norm_after_rope    queries and keys are normalised after their rotation instead of before
+    parallel           attention and feed-forward block see the same input, normalised once (attn_norm)
+    rotates            (layer, whether it has a window, whether any layer has) -> whether it rotates queries and keys
+    divide_logits      logits are divided by logit_scale instead of multiplied
+    """
+
+    interleaved: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    local_rope: bool = False
+    activation: str = "silu"
+    ungated: str = "gelu"
+    embedding_scale: Callable[[int], float] = lambda n_embd: 1.0
+    attention_scale: Callable[[HParams, int], float] = _rsqrt_width
+    ffn_norm: str = "ffn_norm"
+    pre_norm: bool = True
+    norm_after_rope: bool = False
+    parallel: bool = False
+    rotates: Callable[[int, bool, bool], bool] = _every_layer
+    divide_logits: bool = False
+
+
+NORMALISED = {"expert_weights_norm": True}
+SIGMOID_ROUTER = {"expert_gating_func": SIGMOID}
+GEMMA2 = {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 2}
+GEMMA2 |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+GEMMA3 = {"attention.sliding_window_pattern": 6, "rope.freq_base_swa": 10000.0}
+COHERE2 = EXAONE4 = {"attention.sliding_window_pattern": 4}
+GPT_OSS = NORMALISED | {"attention.sliding_window_pattern": 2, "rope.scaling.yarn_truncate": False}
+
+# general.architecture -> how it differs
+VARIANTS = {
+    "llama": Variant(interleaved=True, defaults=NORMALISED),
+    "qwen2": Variant(),
+    "qwen2moe": Variant(),
+    "qwen3": Variant(),
+    "qwen3moe": Variant(defaults=NORMALISED),
+    "gemma2": Variant(defaults=GEMMA2, activation="gelu", embedding_scale=math.sqrt, attention_scale=_scale_of_largest(46)),
+    "gemma3": Variant(
+        defaults=GEMMA3, activation="gelu", embedding_scale=math.sqrt, attention_scale=_scale_of_largest(62), local_rope=True
+    ),
+    "glm4moe": Variant(defaults=SIGMOID_ROUTER, ffn_norm="post_attention_norm"),
+    "gpt-oss": Variant(defaults=GPT_OSS, activation="clamped_swish", ffn_norm="post_attention_norm"),
+    "ernie4_5": Variant(interleaved=True),
+    "ernie4_5-moe": Variant(interleaved=True, defaults=NORMALISED),
+    "hunyuan-dense": Variant(norm_after_rope=True),
+    "hunyuan-moe": Variant(norm_after_rope=True, defaults=NORMALISED),
+    "phi3": Variant(),
+    "starcoder2": Variant(),
+    "command-r": Variant(interleaved=True, parallel=True),
+    "cohere2": Variant(interleaved=True, parallel=True, defaults=COHERE2, rotates=_only_local),
+    "olmo2": Variant(pre_norm=False),
+    "granite": Variant(interleaved=True, divide_logits=True),
+    "minimax-m2": Variant(defaults=NORMALISED),
+    "exaone": Variant(),
+    "exaone4": Variant(pre_norm=False, defaults=EXAONE4, rotates=_only_local),
+    "nemotron": Variant(ungated="squared_relu"),
+    "smollm3": Variant(interleaved=True, rotates=_three_of_four),
+    "seed_oss": Variant(ffn_norm="post_attention_norm"),
+    "bailingmoe": Variant(interleaved=True),
+    "dots1": Variant(defaults=SIGMOID_ROUTER),
+}
