@@ -1,7 +1,7 @@
 """One function per op in numpy float32; the first axis of every array is that of the tokens.
 
-A function's parameters are the fields of its op by name, values and weights as arrays. An option with a few possible values lists
-them in its annotation: what is not there is refused when a graph is compiled.
+A function's parameters are the fields of its op by name, values and weights as arrays. An option with a few possible values
+lists them in its annotation: what is not there is refused when a graph is compiled.
 """
 
 from __future__ import annotations
