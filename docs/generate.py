@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import click
+import numpy as np
 
 from ggufmill.cli import VERBS
 from ggufmill.formats import TYPES
+from ggufmill.formats.layouts import layout_of, tables
 
 PAGES = Path(__file__).parent
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,30 +48,57 @@ def _help(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
 
 def types_table() -> str:
     """Every type that holds weights, a row each."""
-    head = [
-        "type",
-        "id",
-        "file type",
-        "block",
-        "bytes/block",
-        "row meta",
-        "rows",
-        "bits/weight",
-        "imatrix",
-        "fallback",
-        "base",
-        "interleaved",
-    ]
-    rows = [head, ["---"] * len(head)]
+    head = ("type", "id", "file type", "block", "bytes/block", "row meta", "rows", "bits/weight")
+    head += ("imatrix", "fallback", "base", "interleaved")
+    rows = []
     for kind in TYPES.values():
         bits = 8 * kind.block_bytes / kind.block
         cells = (kind.name, kind.id, kind.ftype, kind.block, kind.block_bytes, kind.row_meta, kind.rows, f"{bits:g}")
         cells += (kind.imatrix, kind.fallback, kind.base, kind.packed)
         rows.append(["" if cell is None else str(cell) for cell in cells])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _table(head, rows)
 
 
-PARTS = {"types": types_table}
+def value_tables() -> str:
+    """The non-uniform tables, as rows of numbers."""
+    named = [
+        (f"{bits} bits", getattr(tables, f"IQ{bits}_VALUES"), getattr(tables, f"IQ{bits}_SHIFTS")[1]) for bits in range(2, 7)
+    ]
+    rows = [(name, f"+{shift}", " ".join(map(str, values.tolist()))) for name, values, shift in named]
+    rows.append(("E2M1, doubled", "", " ".join(map(str, tables.E2M1_DOUBLED.tolist()))))
+    rows.append(("iq2_kl, pairs", "", " ".join(f"({a}, {b})" for a, b in tables.IQ2_KL_PAIRS.tolist())))
+    return _table(("table", "shifted copy", "values by code"), rows)
+
+
+def layout_tables() -> str:
+    """For every plain type with blocks: which numbers a block holds, how many of how many bits, and in which bytes they lie."""
+    rows = []
+    for kind in TYPES.values():
+        if kind.base is not None or kind.block <= 1:
+            continue
+        layout = layout_of(kind.name)
+        for i, (name, bits) in enumerate(layout.bit_arrays().items()):
+            count, width = bits.shape[-2:]
+            rows.append((kind.name if i == 0 else "", name, count, width, kind.block // count, _ranges(bits)))
+        if layout.row_scale is not None:
+            rows.append(("", "row scale", 1, layout.row_scale, "row", f"in the {kind.row_meta} bytes before the row"))
+    return _table(("type", "numbers", "count", "bits", "weights each", "bytes of the block"), rows)
+
+
+def _ranges(bits: np.ndarray) -> str:
+    """The bytes in which bits lie, as ranges."""
+    used = np.unique(bits // 8)
+    runs = np.split(used, np.flatnonzero(np.diff(used) > 1) + 1)
+    text = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ", ".join(text) if len(text) <= 4 else f"{text[0]}, {text[1]} … {text[-1]}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+PARTS = {"types": types_table, "values": value_tables, "layouts": layout_tables}
 
 
 def pages() -> Iterator[tuple[Path, str]]:
