@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -130,7 +131,7 @@ class GatedFeedForward:
     @property
     def unit(self) -> int:
         """Rows of jobs for `for_many` begin at multiples of it."""
-        return gemm.unit_of(self.many[0].way) if self.many is not None else 1
+        return math.lcm(*(gemm.unit_of(plan.way) for plan in self.many)) if self.many is not None else 1
 
     def for_many(
         self,

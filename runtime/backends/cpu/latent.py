@@ -159,7 +159,7 @@ class KeyValueMatrices:
     @property
     def exact(self) -> bool:
         """Whether products with these are made in float32, of however many tokens."""
-        return not all(each.from_packed for each in (self.kv_b, self.v_b) if each is not None)
+        return any(each.multiplies_float32 for each in (self.kv_b, self.v_b) if each is not None)
 
     def observe(self, latents: np.ndarray, q_nope: np.ndarray, mixed: np.ndarray) -> None:
         """latents [n, rank]; q_nope [n, heads, nope]; mixed: each head's attention-weighted latents, float32 [n, heads, rank],

@@ -1,7 +1,8 @@
 """A model's tensors as the graphs use them: matrices that multiply, from their packed bytes or decoded as they are needed.
 
-Products are made from the packed bytes where they lie, for few tokens (kernels.products) and for many (kernels.gemm), wherever
-there is a kernel for the type. What is left (f32 and f16 and many tokens, types of checkpoints, `exact`) is decoded.
+Products are made from the packed bytes where they lie, for a few tokens (GEMV, kernels.products) and for many (GEMM,
+kernels.gemm), wherever there is a kernel for the type. What is left (types without a layout, types of checkpoints, quantised
+types in `exact` mode) is decoded tile by tile, and multiplied by the same kernels as rows of float32.
 
 Decoded float32 rows are kept until `cache_bytes` are used up, first come first kept: every token walks through all layers in
 the same order, so dropping the oldest for the newest would always drop what is needed next. What is not kept is decoded
@@ -13,23 +14,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from itertools import product
 from math import prod
 
 import numpy as np
 
-from ....formats import FormatError, MillError, SourceTensor, TensorSource
+from ....formats import TYPES, FormatError, MillError, SourceTensor, TensorSource
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from .kernels import products
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Tokens
+from .kernels.gemm.parts import FLOAT32
 
 Observer = Callable[[str, int, np.ndarray], None]
 
-TILE_BYTES = 8 << 20  # decoded float32 of one tile: a few MB, so that one product per tile still is a big one
+TILE_BYTES = 8 << 20  # decoded float32 of one tile
 PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
-_FEW_ROWS, _ALIKE = 512, 256  # a router has at most so many; tokens multiplied at a time while somebody observes
 GROUP = 16  # tiles begin at multiples of this many rows: the widest row interleave, so that no group is decoded twice
 
 
@@ -183,13 +183,15 @@ class Linear:
     def many(self) -> gemm.Plan | None:
         """What products of many tokens straight from the packed rows need (see kernels.gemm), or None."""
         packed, stored = self._packed, self.tensor.stored
-        return None if packed is None or stored is None else gemm.plan(packed, stored, self.columns, self.matrices)
+        if packed is None or stored is None:
+            return None
+        return gemm.plan(packed, stored, self.columns, self.matrices, self.store.exact)
 
-    @cached_property
-    def from_packed(self) -> bool:
-        """Whether products of many tokens are made from the packed rows, without all of them decoded at once."""
-        stored = self.tensor.stored
-        return self.many is not None or (self._packed is not None and stored is not None and gemm.multiplies_decoded(stored))
+    @property
+    def multiplies_float32(self) -> bool:
+        """Whether weights and activations of many tokens are multiplied as float32, not rounded to fewer bits."""
+        way = self.many.way if self.many is not None else gemm.row_way(self._packed is None)
+        return way[0] == FLOAT32
 
     def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
         """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
@@ -203,58 +205,47 @@ class Linear:
     def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
         """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
         tokens = x if isinstance(x, Tokens) else Tokens(x)
-        # Those who observe get the same of a text whatever runs beside it: how many tokens an expert has must not matter.
-        if len(tokens) <= products.FEW and self.store.observer is None and self.plan is not None:
+        out = np.empty((len(tokens), self.rows), np.float32)
+        # Whoever observes gets the same of a text whatever runs beside it: how many tokens an expert has must not matter.
+        gemv = len(tokens) <= products.FEW and self.store.observer is None
+        if gemv and self.plan is not None:
             out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
         elif self.many is not None:
             (out,) = _multiply_many(self.store.workers, [self.many], tokens, matrix)
         else:
-            out = np.empty((len(tokens), self.rows), np.float32)
-            alike = self.store.observer is not None and self.rows <= _FEW_ROWS and not self.from_packed
-            way = self._multiply_by_runs if self.from_packed else self._multiply_alike if alike else self._multiply_decoded
-            way(tokens, matrix, out)
+            self._multiply_decoded(tokens, matrix, out, gemv)
         return self._checked(out, matrix)
 
-    def _multiply_by_runs(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
+    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray, gemv: bool) -> None:
+        """Decodes tiles of rows and multiplies them: the threads share out the tiles, or the product of a single one."""
+        packed, workers, exact, n = self._packed, self.store.workers, self._packed is None, len(tokens)
+        worth = workers.ready() if n * self.rows * self.columns >= PARALLEL_THRESHOLD else 0
+        step = self._tile
+        if packed is not None:  # these are decoded at every use: as much as stays in the cache until it is multiplied
+            share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
+            step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
+
+        def multiply(low: int, team: int = 0, threads: int = 1) -> None:
+            rows = self._decoded(matrix, low, min(low + step, self.rows))
+            if gemv:
+                out[:, low : low + len(rows)] = _multiply_rows(tokens.x, rows, team, threads)
+            else:
+                gemm.multiply_rows(rows, exact, tokens, out, low, team, threads)
+
+        if self.rows <= step:
+            multiply(0, worth, workers.count)
+            return
+        if not gemv:
+            gemm.make_inputs(gemm.row_way(exact), tokens, worth, workers.count)
+        workers.map(multiply, range(0, self.rows, step), n * self.rows * self.columns)
+
+    def _decoded(self, matrix: int, start: int, stop: int) -> np.ndarray:
+        """Rows float32 [stop - start, columns] of a matrix."""
         packed, stored = self._packed, self.tensor.stored
-        assert packed is not None
-        assert stored is not None
-        first, workers = matrix * self.rows, self.store.workers
-        share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
-        step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
-        _ = tokens.rounded  # before threads share it
-
-        def multiply(low: int) -> None:
-            gemm.multiply_decoded(packed[first + low : first + min(low + step, self.rows)], stored, tokens, out, low)
-
-        workers.map(multiply, range(0, self.rows, step), len(tokens) * self.rows * self.columns // PACKED_SPEED)
-
-    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
-        x, workers, whole, step, most = tokens.x, self.store.workers, None, self._tile, len(tokens)
-        if self.rows <= self._tile:
-            whole = self.store.rows(self.tensor, matrix, 0, self.rows)
-            step = self.rows
-            if len(x) * whole.size >= PARALLEL_THRESHOLD:  # of few rows all, and runs of tokens
-                step = max(GROUP, -(-self.rows // workers.count))
-                most = -(-len(x) // max(1, workers.count // -(-self.rows // step)))
-
-        def multiply(piece: tuple[int, int]) -> None:
-            low, token = piece
-            high = min(low + step, self.rows)
-            weights = self.store.rows(self.tensor, matrix, low, high) if whole is None else whole[low:high]
-            np.matmul(x[token : token + most], weights.T, out=out[token : token + most, low:high])
-
-        workers.map(multiply, list(product(range(0, self.rows, step), range(0, len(x), most))))
-
-    def _multiply_alike(self, tokens: Tokens, matrix: int, out: np.ndarray) -> None:
-        """As _multiply_decoded, always so many tokens at a time: the library adds up in an order that depends on how many there
-        are, and the last bit of a router's output may change the rounding of all that follows."""
-        x, weights = tokens.x, self.store.rows(self.tensor, matrix, 0, self.rows).T
-        for at in range(0, len(x), _ALIKE):
-            some = x[at : at + _ALIKE]
-            if len(some) < _ALIKE:
-                some = np.concatenate([some, np.zeros((_ALIKE - len(some), x.shape[1]), np.float32)])
-            out[at : at + _ALIKE] = np.matmul(some, weights)[: len(x) - at]
+        if packed is None or stored is None:
+            return self.store.rows(self.tensor, matrix, start, stop)
+        first = matrix * self.rows
+        return np.ascontiguousarray(decode(packed[first + start : first + stop], stored.name, self.columns), np.float32)
 
     def _checked(self, out: np.ndarray, matrix: int = 0) -> np.ndarray:
         if self.store.watch:
@@ -369,6 +360,15 @@ def _multiply(workers: Workers, plans: np.ndarray, x: np.ndarray, matrix: int, r
     out = np.empty(len(x) * rows, np.float32)
     x = np.ascontiguousarray(x, np.float32)
     products.multiply(workers.ready(), products.quantise_part.address, plans, matrix, x, out)
+    return out
+
+
+def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> np.ndarray:
+    """x float32 [n, columns] times decoded rows [rows, columns], of a few tokens: float32 [n, rows]."""
+    plan = products.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
+    assert plan is not None
+    out = np.empty((len(x), len(rows)), np.float32)
+    products.multiply(team, products.quantise_part.address, plan[None], 0, x, out.reshape(-1))
     return out
 
 

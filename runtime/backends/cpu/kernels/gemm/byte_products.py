@@ -43,18 +43,19 @@ def copy_lines(typingctx, source, target, lines):
 
 
 @kernel
-def write_sums(sums, out, first, count, column):
-    """Sums of `count` tokens from the first on, [tiles, tokens, rows of a tile], to as many columns of out as it has."""
+def write_sums(sums, out, first, count, column, end):
+    """Sums of `count` tokens from the first on, [tiles, tokens, rows of a tile], to the columns of out from `column` to `end` -
+    1 (those of them that there are)."""
     width, rows = out.shape[1], sums.shape[2]
     source, target = address(sums), address(out)
     for t in range(count):
         for tile in range(sums.shape[0]):
             at = column + rows * tile
-            if at + rows <= width:
+            if at + rows <= end:
                 place = target + 4 * ((first + t) * width + at)
                 copy_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
             else:
-                for i in range(width - at):
+                for i in range(end - at):
                     out[first + t, at + i] = sums[tile, t, i]
 
 
@@ -190,4 +191,4 @@ def multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, 
                         )
             size = PANEL * TILE_PANELS
             tiles_sums = sums.reshape(-1)[: some * together * size].reshape((some, together, size))
-            write_sums(tiles_sums, out, token, min(count, out.shape[0] - token), column + panel * PANEL)
+            write_sums(tiles_sums, out, token, min(count, out.shape[0] - token), column + panel * PANEL, out.shape[1])

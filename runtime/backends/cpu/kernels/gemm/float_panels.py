@@ -1,32 +1,66 @@
-"""bf16 numbers as matrix products want them: rows of activations, and panels of 16 rows of weights.
+"""Floats in the order that matrix products read them: activations in blocks of tokens, weights in panels of 16 rows.
 
-A panel holds the same two columns of all its rows together: uint16 bits [columns / 2, 16, 2]. That is how bf16_r16 lies in
-files, what the tile unit takes as its second factor, and what a dot-product instruction multiplies with two columns of a token.
+Activations, float32 or rounded to bf16, lie in blocks of a unit of tokens (16 for the tile unit, else `vector_products.UNIT`)
+and 32 columns. A float32 panel holds one column of all its rows together, [columns, 16]; a bf16 panel two columns, uint16 bits
+[columns / 2, 16, 2]: that is how bf16_r16 lies in files, what the tile unit takes as its second factor, and what a dot-product
+instruction multiplies with two columns of a token.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from ......simd.compile import intrinsic, kernel
-from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, shuffle, store
+from ......formats import TYPES
+from ......simd import team
+from ......simd.compile import intrinsic, kernel, native_entry
+from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, features, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, scratch, view
 from .byte_products import PANEL
 
-STEP, TOKENS = 32, 16  # columns of rows and panels, and tokens, are filled up to multiples
+STEP, TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
+
+# Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
+PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
+UNPACK_FIELDS = 8
 
 
-def round_rows(x: np.ndarray, parts: int = 1) -> np.ndarray:
-    """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of 16 tokens and 32 columns
-    that are filled up with zeros: [n / 16, parts, columns / 32, 16, 32].
+@intrinsic
+def keep(typingctx, array):
+    """Nothing, but the array stays alive until here, where only its address was used."""
+
+    def generate(context, builder, signature, args):
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+def round_rows(x: np.ndarray, parts: int = 1, unit: int = TOKENS) -> np.ndarray:
+    """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of `unit` tokens and 32 columns
+    that are filled up with zeros: [n / unit, parts, columns / 32, unit, 32].
 
     parts: 1, or 2 for what the first rounding left as well, so that the sum of both is x up to 2^-17 of it.
     """
     n, columns = x.shape
-    out = aligned_empty((-(-n // TOKENS), parts, -(-columns // STEP), TOKENS, STEP), np.uint16)
-    _round(np.ascontiguousarray(x, np.float32), out)
+    out = aligned_empty((-(-n // unit), parts, -(-columns // STEP), unit, STEP), np.uint16)
+    _fill_blocks(True, np.ascontiguousarray(x, np.float32), out)
+    return out
+
+
+def block_rows(x: np.ndarray, unit: int) -> np.ndarray:
+    """float32 [n, columns] -> the same in blocks of `unit` tokens and 32 columns, filled up with zeros: [n / unit, 1,
+    columns / 32, unit, 32]."""
+    n, columns = x.shape
+    out = aligned_empty((-(-n // unit), 1, -(-columns // STEP), unit, STEP), np.float32)
+    _fill_blocks(None, np.ascontiguousarray(x, np.float32), out)
     return out
 
 
@@ -59,11 +93,26 @@ def _round_step(typingctx, source, target, remainder):
     return types.void(i, i, i), generate
 
 
+@intrinsic
+def _copy_step(typingctx, source, target):
+    """32 float32 from an address to another."""
+
+    def generate(context, builder, signature, args):
+        for half in range(2):
+            store(builder, load(builder, args[0], F32X16, 4 * LANES * half), args[1], 4 * LANES * half)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 @kernel
-def round_row(source, columns, first, stop, target, remainder, last):
-    """Rounds the columns first (a multiple of 32) to stop - 1 of a row of float32, or zeros if its address is 0, to their
-    places in a block: `target` is that of the row's column 0, `remainder` (if not 0) that of what is left. last: zeros
-    [32], for use meanwhile."""
+def place_row(bf16, source, columns, first, stop, unit, target, remainder, last):
+    """Writes the columns first (a multiple of 32) to stop - 1 of a row of float32, or zeros if its address is 0, to their
+    places in a block of `unit` tokens: rounded to bf16 (bf16: a boolean) or as they are (None).
+
+    target: address of the row's column 0; remainder (if not 0): that of what rounding left. last: zeros [32], for use
+    meanwhile.
+    """
     for column in range(first, min(stop, columns), STEP):
         at = source + 4 * column
         if source == 0:
@@ -72,21 +121,27 @@ def round_row(source, columns, first, stop, target, remainder, last):
             for i in range(columns - column):
                 last[i] = view(at, columns - column, np.float32)[i]
             at = address(last)
-        place = 2 * TOKENS * column
-        _round_step(at, target + place, remainder + place if remainder else 0)
+        if bf16 is None:
+            _copy_step(at, target + 4 * unit * column)
+        else:
+            place = 2 * unit * column
+            _round_step(at, target + place, remainder + place if remainder else 0)
         if at == address(last):
             last[:] = 0
 
 
 @kernel
-def _round(x, out):
+def _fill_blocks(bf16, x, out):
     n, columns = x.shape
-    last = np.zeros(STEP, np.float32)
-    block_bytes, part_bytes = 2 * out[0].size, 2 * out[0, 0].size
-    for t in range(out.shape[0] * TOKENS):
-        to = address(out) + t // TOKENS * block_bytes + t % TOKENS * 2 * STEP
+    unit, last = out.shape[3], np.zeros(STEP, np.float32)
+    block_bytes, part_bytes, size = out.itemsize * out[0].size, out.itemsize * out[0, 0].size, out.itemsize
+    for t in range(out.shape[0] * unit):
+        to = address(out) + t // unit * block_bytes + t % unit * size * STEP
         source = address(x) + 4 * t * columns if t < n else 0
-        round_row(source, columns, 0, columns, to, to + part_bytes if out.shape[1] > 1 else 0, last)
+        place_row(bf16, source, columns, 0, columns, unit, to, to + part_bytes if out.shape[1] > 1 else 0, last)
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
 
 
 def plain_nan(b, value):
@@ -117,60 +172,142 @@ def _transposed(b, rows):
     return rows
 
 
+def _half_to_float(b, shorts):
+    """<16 x i16> of half precision as float32."""
+    if "f16c" in features() or "neon" in features():
+        return b.fpext(b.bitcast(shorts, ir.VectorType(ir.HalfType(), LANES)), F32X16)
+    # Scaled by 2^-112 these are float32, subnormal ones too; infinity and NaN need the largest exponent.
+    words = b.zext(shorts, I32X16)
+    bits = b.shl(b.and_(words, constant(I32X16, 0x7FFF)), constant(I32X16, 13))
+    value = b.bitcast(b.fmul(b.bitcast(bits, F32X16), constant(F32X16, 2.0**112)), I32X16)
+    special = b.icmp_unsigned(">=", bits, constant(I32X16, 0x7C00 << 13))
+    value = b.select(special, b.or_(bits, constant(I32X16, 0x7F800000)), value)
+    return b.bitcast(b.or_(value, b.shl(b.and_(words, constant(I32X16, 0x8000)), constant(I32X16, 16))), F32X16)
+
+
+def _float_lines(b, type_name, at):
+    """32 numbers of a row at an address as two vectors of float32."""
+    size = TYPES[type_name].block_bytes
+    for half in range(2):
+        if type_name == "f32":
+            yield load(b, at, F32X16, 4 * LANES * half)
+            continue
+        shorts = load(b, at, ir.VectorType(ir.IntType(16), LANES), size * LANES * half)
+        if type_name == "f16":
+            yield _half_to_float(b, shorts)
+        else:
+            yield b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
+
+
 @intrinsic
-def _turn(typingctx, sample, source, row_bytes, rows, out):
-    """Writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of the numbers that
-    the array `sample` holds: float32, or bf16 as uint16. The last of `rows` rows stands in for missing ones."""
-    if not isinstance(sample, types.Array) or sample.dtype not in (types.float32, types.uint16):
+def _transpose_step(typingctx, type_name, bf16, source, row_bytes, rows, out):
+    """Writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of type f32, f16 or
+    bf16. bf16: a boolean for a panel of bf16 (rounded to the nearest), None for one of float32. The last of `rows` rows stands
+    in for missing ones."""
+    if not isinstance(type_name, types.StringLiteral):
         return None
+    name, wide = type_name.literal_value, isinstance(bf16, types.NoneType)
 
     def generate(context, builder, signature, args):
         b = builder
-        _, source, row_bytes, rows, out = args
+        _, _, source, row_bytes, rows, out = args
         last = b.sub(rows, I64(1))
-        lines = []
+        lines: list[list[Any]] = [[], []]
         for r in range(PANEL):
             row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
             at = b.add(source, b.mul(row, row_bytes))
-            if sample.dtype == types.uint16:
-                lines.append(load(b, at, I32X16))
+            if not wide and name == "bf16":
+                lines[0].append(load(b, at, I32X16))
                 continue
-            first, second = load(b, at, F32X16), load(b, at, F32X16, 4 * LANES)
-            even, odd = (plain_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
-            lines.append(bf16_pair(b, even, odd))
-        for i, line in enumerate(_transposed(b, lines)):
+            first, second = _float_lines(b, name, at)
+            if wide:
+                lines[0].append(b.bitcast(first, I32X16))
+                lines[1].append(b.bitcast(second, I32X16))
+            else:
+                even, odd = (plain_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
+                lines[0].append(bf16_pair(b, even, odd))
+        for i, line in enumerate(line for half in lines if half for line in _transposed(b, half)):
             store(b, line, out, 4 * LANES * i)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(sample, i, i, i, i), generate
+    return types.void(type_name, bf16, i, i, i, i), generate
 
 
-@kernel
-def fill_panels(rows, tail, panels):
-    """Writes rows [n, columns] to panels uint16 [n / 16, columns / 2, 16, 2]. tail: [n, 32], what is beyond the last multiple
-    of 32 columns and zeros (not read if there is nothing)."""
-    n, columns = rows.shape
-    size = rows.itemsize
-    whole = columns // STEP * STEP
-    at, out, width = address(rows), address(panels), panels.shape[1] * 2
-    for panel in range(panels.shape[0]):
-        first, to = panel * PANEL, out + panel * width * PANEL * 2
-        count = min(PANEL, n - first)
-        for c in range(0, whole, STEP):
-            _turn(rows, at + (first * columns + c) * size, columns * size, count, to + c * PANEL * 2)
-        if whole < columns:
-            _turn(rows, address(tail) + first * STEP * size, STEP * size, count, to + whole * PANEL * 2)
+@intrinsic
+def _widen_pairs(typingctx, source, out, count):
+    """Writes float32 panels from so many vectors of 16 pairs of bf16, of the same two columns of 16 rows each."""
+
+    def generate(context, builder, signature, args):
+        b = builder
+        source, out, count = args
+
+        def pair(i):
+            words, to = load(b, source, I32X16, b.mul(i, I64(4 * LANES))), b.add(out, b.mul(i, I64(8 * LANES)))
+            store(b, b.shl(words, constant(I32X16, 16)), to)
+            store(b, b.and_(words, constant(I32X16, -0x10000)), to, 4 * LANES)
+
+        loop(b, count, pair)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i), generate
 
 
-def panels_of(rows: np.ndarray) -> np.ndarray:
-    """float32 or bf16 (as uint16) [n, columns], C-contiguous -> bf16 panels, uint16 [n / 16, columns / 2, 16, 2], filled up;
-    valid until this thread calls it again."""
-    n, columns = rows.shape
-    padded = -(-columns // STEP) * STEP
-    tail = np.zeros((n if padded > columns else 0, STEP), rows.dtype)
-    if padded > columns:
-        tail[:, : columns % STEP] = rows[:, columns // STEP * STEP :]
-    panels = scratch("panels", (-(-n // PANEL), padded // 2, PANEL, 2), np.uint16)
-    fill_panels(rows, tail, panels)
+def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, int], None]:
+    """size: bytes of a number in the rows."""
+    column_bytes = PANEL * (4 if bf16 is None else 2)
+
+    def fill(argument, number):
+        table = view(argument, UNPACK_FIELDS, np.int64)
+        columns, row_bytes, last = table[COLUMNS], table[ROW_BYTES], table[ROWS] - 1
+        whole, width = columns // STEP * STEP, -(-columns // STEP) * STEP
+        tail = np.zeros(PANEL * STEP * size if whole < columns else 0, np.uint8)
+        for panel in range(table[PANELS]):
+            first = min(panel * PANEL, last)
+            rows, at = min(PANEL, last + 1 - first), table[PACKED] + first * row_bytes
+            to = table[CODES] + panel * width * column_bytes
+            for c in range(0, whole, STEP):
+                _transpose_step(type_name, bf16, at + c * size, row_bytes, rows, to + c * column_bytes)
+            if whole < columns:  # reading on would leave the row, and perhaps the file
+                some = (columns - whole) * size
+                for r in range(rows):
+                    tail[r * STEP * size : r * STEP * size + some] = view(at + r * row_bytes + whole * size, some, np.uint8)
+                _transpose_step(type_name, bf16, address(tail), STEP * size, rows, to + whole * column_bytes)
+        keep(tail)
+
+    return fill
+
+
+def _pairs_part(argument, number):
+    table = view(argument, UNPACK_FIELDS, np.int64)
+    columns, width = table[COLUMNS], -(-table[COLUMNS] // STEP) * STEP
+    for panel in range(table[PANELS]):
+        source = table[PACKED] + min(panel * PANEL, table[ROWS] - PANEL) * table[ROW_BYTES]
+        to = table[CODES] + panel * width * PANEL * 4
+        _widen_pairs(source, to, columns // 2)
+        view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32)[:] = 0
+
+
+@cache
+def panel_part(type_name: str, bf16: bool) -> Any:
+    """The part (see `team`; its table is above, without SCALES and TERMS, the number of no account) that writes panels of
+    float32, or of bf16, from rows of f32, f16 or bf16 or, to float32, from groups of bf16_r16: its `address`. Compiled or
+    loaded at the first call. Columns are filled up with zeros to a multiple of 32, rows with any numbers."""
+    signature = types.void(types.int64, types.int64)
+    if type_name == "bf16_r16":
+        assert not bf16
+        return native_entry(signature, _pairs_part)
+    return native_entry(signature, _rows_part(type_name, TYPES[type_name].block_bytes, True if bf16 else None))
+
+
+def panels_of(packed: np.ndarray, type_name: str, columns: int, bf16: bool) -> np.ndarray:
+    """uint8 [rows, row bytes] of a type as for `panel_part` -> panels, float32 [n / 16, columns, 16] or uint16 [n / 16, columns
+    / 2, 16, 2], columns filled up to a multiple of 32; valid until this thread calls it again."""
+    (rows, row_bytes), padded = packed.shape, -(-columns // STEP) * STEP
+    shape = (-(-rows // PANEL), padded // 2, PANEL, 2) if bf16 else (-(-rows // PANEL), padded, PANEL)
+    panels = scratch("panels", shape, np.uint16 if bf16 else np.float32)
+    packed = np.ascontiguousarray(packed)
+    table = np.array([packed.ctypes.data, row_bytes, rows, columns, len(panels), panels.ctypes.data, 0, 0], np.int64)
+    team.run(0, np.array([(0, panel_part(type_name, bf16).address, table.ctypes.data, 1)], np.int64))
     return panels

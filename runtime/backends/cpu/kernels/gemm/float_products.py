@@ -1,19 +1,17 @@
-"""Matrix products of bf16 numbers, summed up in float32: with the tile unit, or with dot products of AVX-512.
+"""Matrix products of bf16 numbers, summed up in float32, with the tile unit (AMX).
 
-Weights come in bf16 panels (tile_floats.py), or in panels of bytes (tile_unpack.py), which are expanded a stretch at a time, so
-that no more than that ever exists as bf16.
+Weights come in bf16 panels (float_panels.py), or in panels of bytes (unpack_panels.py), which are expanded a stretch at a time,
+so that no more than that ever exists as bf16.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
 from numba.core import types
-from numba.core.cgutils import alloca_once
 
 from ......simd import amx
 from ......simd.compile import intrinsic, kernel
-from ......simd.llvm import F32X16, I32, I32X16, I64, LANES, call, constant, features, fma, load, loop, splat, store
+from ......simd.llvm import F32X16, I32X16, I64, constant, fma, load, loop, splat, store
 from ......simd.memory import address
 from .byte_products import PANEL, copy_lines, write_sums
 from .float_panels import STEP, TOKENS, bf16_pair, plain_nan
@@ -22,15 +20,6 @@ STRETCH = 512  # columns done at a time for all tokens: two panels of them stay 
 _PAIR_BYTES = 4 * PANEL  # two columns of a panel
 TILE_BYTES = 2 * STEP * TOKENS  # 32 columns of 16 tokens, or of a panel
 SUM_BYTES = 4 * 2 * PANEL * TOKENS  # of 16 tokens with two panels
-
-
-def has_dots() -> bool:
-    """Whether the processor has dot products of bf16 pairs outside of the tile unit that are worth using. (Those of processors
-    that have the tile unit take twice as long as float32 would: 55 against 110 to 150 G multiplications per second.)"""
-    return {"avx512bf16", "avx512f"} <= features() and "amx-bf16" not in features()
-
-
-# --- the tile unit --------------------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -122,13 +111,13 @@ def _all_tokens(weights, weight_step, tokens, token_step, blocks, sums, steps, f
 
 
 @kernel
-def multiply_tiles(panels, tokens, sums, stretch, out, column):
+def multiply_tiles(panels, tokens, sums, stretch, out, column, end):
     """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c; on the tile unit.
 
-    panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32; tokens: from `round_rows`, uint16
-    [n / 16, parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch:
-    uint16 [2 * 512 * 16], for use meanwhile, at cache lines; out: float32 [n or less, any]: rows of the panels beyond its last
-    column are left out. All C-contiguous.
+    panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32; tokens: from `round_rows`, uint16 [n / 16,
+    parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch: uint16 [2 *
+    512 * 16], for use meanwhile, at cache lines; out: float32 [n or less, any], of which columns from `end` on are not written.
+    All C-contiguous.
     """
     n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
     part_step = tokens.shape[2] * TILE_BYTES
@@ -155,14 +144,14 @@ def multiply_tiles(panels, tokens, sums, stretch, out, column):
                         first = start == 0 and part == 0
                         _all_tokens(weights, following, from_, token_step, blocks, at_sums + pair * sum_step, steps, first)
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
-            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)
+            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, end)
     amx.release()
 
 
 @kernel
 def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, out, column):
-    """As multiply_tiles, for panels of bytes (Panels in tile_unpack.py), an even number of them; tokens of one part; terms: of
-    size 0 if there are none."""
+    """As multiply_tiles, for panels of bytes (Panels in unpack_panels.py), an even number of them; tokens of one part; terms:
+    of size 0 if there are none."""
     n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, codes.shape[0]
     token_step, sum_step = tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
     at_codes, at_scales, at_tokens = address(codes), address(scales), address(tokens)
@@ -189,82 +178,5 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, 
                     at = at_sums + pair * sum_step
                     _all_tokens(at_stretch, 2 * STRETCH * PANEL, from_, token_step, blocks, at, width // STEP, start == 0)
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
-            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)
+            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, out.shape[1])
     amx.release()
-
-
-# --- dot products of AVX-512 ----------------------------------------------------------------------------------------
-
-_DOT_TOKENS = 8
-
-
-class _BFloat(ir.types.Type):
-    """LLVM's 16-bit brain float, which llvmlite does not have."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, _BFloat)
-
-    def __hash__(self):
-        return hash(_BFloat)
-
-
-@intrinsic
-def _dot_tile(typingctx, weights, weight_step, tokens, sums, steps, first):
-    """As _tile: two panels times 8 tokens of a block of 16."""
-
-    def generate(context, builder, signature, args):
-        b = builder
-        weights, weight_step, tokens, sums, steps, first = args
-        halves = ir.VectorType(_BFloat(), 2 * LANES)
-        both = [(t, p) for t in range(_DOT_TOKENS) for p in range(2)]
-        weight_at = [weights, b.add(weights, weight_step)]
-        totals = {pair: alloca_once(b, F32X16) for pair in both}
-        for total in totals.values():
-            b.store(ir.Constant(F32X16, [0.0] * LANES), total)
-
-        def step(i):
-            along = b.mul(i, I64(TILE_BYTES))
-            for pair in range(STEP // 2):
-                numbers = [b.bitcast(load(b, b.add(at, along), I32X16, pair * _PAIR_BYTES), halves) for at in weight_at]
-                for t in range(_DOT_TOKENS):
-                    word = load(b, b.add(tokens, along), I32, 2 * STEP * t + 4 * pair)
-                    word = b.bitcast(splat(b, word), halves)
-                    for p in range(2):
-                        total = totals[t, p]
-                        b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, b.load(total), numbers[p], word), total)
-
-        loop(b, steps, step)
-        fresh, nothing = splat(b, first), ir.Constant(F32X16, [0.0] * LANES)
-        for t, p in both:
-            at = b.add(sums, I64(4 * PANEL * (2 * t + p)))
-            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, nothing, load(b, at, F32X16))), at)
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(i, i, i, i, i, types.boolean), generate
-
-
-@kernel
-def multiply_dots(panels, tokens, sums, out, column):
-    """As multiply_tiles, where has_dots; tokens of one part."""
-    n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
-    panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
-    at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
-    for token in range(0, n, sums.shape[1] // TOKENS):
-        blocks = min(sums.shape[1] // TOKENS, n - token)
-        for panel in range(0, rows, 2 * sums.shape[0]):
-            pairs = min(sums.shape[0], (rows - panel + 1) // 2)
-            for start in range(0, columns, STRETCH):
-                steps = min(STRETCH, columns - start) // STEP
-                from_ = at_tokens + token * token_step + start // STEP * TILE_BYTES
-                for pair in range(pairs):
-                    following = panel_bytes if panel + 2 * pair + 1 < rows else 0
-                    weights = at_panels + (panel + 2 * pair) * panel_bytes + 2 * start * PANEL
-                    for t in range(0, blocks * TOKENS, _DOT_TOKENS):
-                        at = from_ + t // TOKENS * token_step + t % TOKENS * 2 * STEP
-                        _dot_tile(weights, following, at, at_sums + pair * sum_step + t * 8 * PANEL, steps, start == 0)
-            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
-            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL)

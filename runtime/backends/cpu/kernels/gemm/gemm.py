@@ -1,45 +1,46 @@
-"""Matrix products of many tokens with packed weights of any type, as programs for a team of threads.
+"""Matrix products of many tokens with weights of any type (GEMM), as programs for a team of threads.
 
 Weights are taken from their packed bytes, a few hundred rows at a time, and every row is unpacked once for all tokens:
 
-* On a processor with bf16 tiles (AMX) everything is multiplied as bf16, which rounds activations far less than eight bits do.
-  bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
+* f32 and f16 weights are multiplied as float32, and so are weights of any type that were decoded to rows of float32.
+* On a processor with bf16 tiles (AMX) everything else is multiplied as bf16, which rounds activations far less than eight bits
+  do. bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
   about 2^-16 of the largest.
-* Elsewhere types of tile_types.py are multiplied as bytes (gemm_bytes.py), with activations of 8 bits and a scale per 32. Other
-  quantised types are decoded and multiplied as bf16 where there are dot products of those, as float32 where there are none.
+* Elsewhere types of block_layouts.py are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale per 32.
+  bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of those
+  (AVX512-BF16), as float32 where there are none.
 
-f32 and f16 weights are left to float32, and so is bf16 without a tile unit.
+Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
+not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
 
-Types that are decoded (`multiply_decoded`) go through Python, a run of rows at a time. All others have a `Plan`; what is to be
-done is entered in a `Program`, and no step of it takes one thread longer than the others.
+What is to be done is entered in a `Program`, and no step of it takes one thread longer than the others. Weights that have no
+`Plan`, because only Python can decode them, are multiplied a run of rows at a time (`multiply_rows`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ......formats import TensorType
-from ......quantize import decode
 from ......simd import amx, team
 from ......simd.memory import aligned_empty, scratch
 from . import parts as gemm_parts
 from .block_layouts import kind_of
 from .byte_products import BLOCK, TILE_TOKENS
-from .float_panels import STEP, TOKENS, panels_of, round_rows
-from .float_products import STRETCH, has_dots, multiply_dots, multiply_tiles
-from .parts import BYTES, FIELDS, INPUTS, ROUNDED, SPAN, SPLIT
+from .float_panels import STEP, TOKENS, panel_part
+from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, unpacker
+from .vector_products import UNIT, has_bf16_dots
 
 ROWS = 2 * PANEL  # rows are multiplied in multiples of it: where a matrix is divided among threads
-_CHUNK = 1 << 19  # codes unpacked at a time: they stay in the second-level cache
-_SUMS = (8, 512, ROWS)  # pairs of panels, tokens and rows whose sums are kept until all columns are done: half a megabyte
+_CHUNK = 1 << 19  # bytes of panels unpacked at a time (of the tile unit's twice as many): they stay in the second-level cache
 _EACH = 8  # parts that a thread gets of a stage: what the last to end waits for is half of one, so a sixteenth
 _KEPT = 64 << 20  # bytes of results in between that a thread keeps for the next time
 
-Way = tuple[int, int, int]  # ROUNDED, SPLIT or BYTES; zero and group of BYTES, else 0
+# The form of activations: FLOAT32 or BF16, how many numbers are added up and the tokens of a block; or BYTES, zero and group.
+Way = tuple[int, int, int]
 
 
 class Tokens:
@@ -53,11 +54,6 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.x)
 
-    @cached_property
-    def rounded(self) -> np.ndarray:
-        """As bf16, in blocks."""
-        return round_rows(self.x)
-
 
 class Inputs:
     """Activations in the form that a way of multiplying wants: memory for `rows` rows, whole units, and the table that parts
@@ -68,17 +64,17 @@ class Inputs:
     """
 
     def __init__(self, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""):
-        columns, (self.way, zero, group) = x.shape[1], way
-        if self.way == BYTES:
-            groups = columns // group
+        columns, (form, first, second) = x.shape[1], way
+        if form == BYTES:
+            groups = columns // second
             sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
         else:
-            sizes = (2 * rows * -(-columns // STEP) * STEP * (2 if self.way == SPLIT else 1), 0, 0, 0)
+            sizes = ((4 if form == FLOAT32 else 2 * first) * rows * -(-columns // STEP) * STEP, 0, 0, 0)
         ends = np.cumsum([-(-size // 64) * 64 for size in sizes])
         memory = room(name, (int(ends[-1]),), np.uint8)
         starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
         given = 0 if places is None else places.ctypes.data
-        self.table = np.array([x.ctypes.data, given, len(x), columns, self.way, *starts, zero, group], np.int64)
+        self.table = np.array([x.ctypes.data, given, len(x), columns, form, *starts, first, second], np.int64)
         assert len(self.table) == INPUTS
         self._kept = memory, x, places
         self.parts = rows // unit_of(way) * -(-columns // SPAN)
@@ -86,7 +82,7 @@ class Inputs:
 
 def unit_of(way: Way) -> int:
     """Rows that inputs are made and multiplied in."""
-    return TILE_TOKENS if way[0] == BYTES else TOKENS
+    return TILE_TOKENS if way[0] == BYTES else way[2]
 
 
 def room(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
@@ -99,7 +95,8 @@ def room(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndar
 class Plan:
     """A matrix, or a stack of them: what does not change from product to product.
 
-    function: address of the part; words: the table of a product (see gemm_parts), as far as it is known
+    function: address of the part; words: the table of a product (see gemm_parts), as far as it is known; size: bytes of a
+    number in panels
     """
 
     function: int
@@ -107,40 +104,50 @@ class Plan:
     way: Way
     rows: int
     columns: int
+    size: int = 1
 
 
-def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1) -> Plan | None:
-    """What products need to know of a matrix, or of a stack of them; None if products of the type are not made by programs.
+_FLOATS = ("f32", "f16", "bf16", "bf16_r16")
 
-    packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used.
+
+def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False) -> Plan | None:
+    """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
+
+    packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
     """
-    rows, kind = len(packed) // matrices, kind_of(stored.name)
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
-    if stored.name in ("bf16", "bf16_r16"):
-        if columns % STEP or not amx.permitted():
-            return None
-        part, way = gemm_parts.floats_part, (SPLIT, 0, 0)
-        numbers = [int(stored.name == "bf16"), 0, 0, 0]
-    elif kind is None or columns % BLOCK:
+    if stored.name in _FLOATS:
+        return _float_plan(packed, stored.name, columns, matrices, 0 if exact or not stored.name.startswith("bf16") else 2)
+    kind = kind_of(stored.name)
+    if exact or kind is None or columns % BLOCK:
         return None
-    else:
-        numbers = [unpacker(stored.name).address, kind.zero, kind.group, int(kind.m is not None)]
-        if amx.permitted():
-            part, way = gemm_parts.expanded_part, (ROUNDED, 0, 0)
-        else:
-            part, way = gemm_parts.bytes_parts[kind.group], (BYTES, kind.zero, kind.group)
+    numbers = [unpacker(stored.name).address, kind.zero, kind.group, int(kind.m is not None)]
+    if amx.permitted():
+        return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, (BF16, 1, TOKENS), numbers)
+    function, known = gemm_parts.bytes_parts[kind.group].address, (BYTES, kind.zero, kind.group)
+    return _plan_of(packed, columns, matrices, function, known, numbers)
+
+
+def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> Plan:
+    """parts: numbers of bf16 that an activation is the sum of, where those can be multiplied; 0: always float32."""
+    panels = name == "bf16_r16"  # multiplied as they lie
+    if parts and (amx.permitted() or has_bf16_dots()) and not (panels and columns % STEP):
+        fill = 0 if panels else panel_part(name, True).address
+        part, unit = (gemm_parts.tiles_part, TOKENS) if amx.permitted() else (gemm_parts.dots_part, UNIT)
+        # The tile unit's processors have a larger second-level cache.
+        size = 1 if amx.permitted() else 2
+        return _plan_of(packed, columns, matrices, part.address, (BF16, parts, unit), [fill, parts, 0, 0], size)
+    fill = panel_part(name, False).address
+    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, (FLOAT32, 1, UNIT), [fill, 0, 0, 0], 4)
+
+
+def _plan_of(
+    packed: np.ndarray, columns: int, matrices: int, function: int, way: Way, numbers: list[int], size: int = 1
+) -> Plan:
+    rows = len(packed) // matrices
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
-    words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
-    return Plan(part.address, words, way, rows, columns)
-
-
-def multiplies_decoded(stored: TensorType) -> bool:
-    """Whether `multiply_decoded` takes a tensor stored so, for which there is no plan. What is neither is decoded to float32
-    and multiplied as that."""
-    if stored.is_float or stored.name == "bf16_r16" or not stored.is_known:
-        return False
-    return amx.permitted() or has_dots()
+    return Plan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), way, rows, columns, size)
 
 
 class Program:
@@ -171,18 +178,19 @@ class Program:
             tokens.made[way] = self.inputs(stage, way, tokens.x, -(-len(tokens) // unit) * unit)
         return tokens.made[way]
 
-    def product(self, stage: int, plan: Plan, inputs: Inputs, out: np.ndarray, jobs: np.ndarray) -> None:
-        """out float32 [any, rows of the plan]; jobs int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs
-        from the first on (a multiple of their unit) times a matrix go to the rows from TARGET on of out."""
+    def product(self, stage: int, plan: Plan, inputs: Inputs, out: np.ndarray, jobs: np.ndarray, column: int = 0) -> None:
+        """out float32 [any, rows of the plan], or wider: then its columns from `column` on are written (not for BYTES); jobs
+        int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs from the first on (a multiple of their unit)
+        times a matrix go to the rows from TARGET on of out."""
         words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
-        most = max(1, _CHUNK // (plan.columns * ROWS)) * ROWS
+        most = max(1, _CHUNK // (plan.columns * plan.size * ROWS)) * ROWS
         step = most
         if self.threads > 1:
             slices = max(1, int(_EACH * self.threads * tokens.max() // tokens.sum()))
             step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
         slices = -(-plan.rows // step)
         words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
-        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data, plan.rows
+        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data + 4 * column, out.shape[1]
         words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs.table.ctypes.data
         self.task(stage, plan.function, words, len(jobs) * slices, out, jobs, inputs)
 
@@ -199,28 +207,36 @@ def one_job(n: int, matrix: int = 0) -> np.ndarray:
 def multiply(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray) -> None:
     """Writes tokens times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this thread."""
     made, program = plan(q, stored, tokens.x.shape[1]), Program(1)
-    if made is None:
-        assert multiplies_decoded(stored)
-        multiply_decoded(q, stored, tokens, out, 0)
-        return
+    assert made is not None
     program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)))
     program.run(0)
 
 
 def rows_at_once(columns: int) -> int:
-    """Rows that `multiply_decoded` had better be given at a time."""
+    """Rows that had better be decoded and given to `multiply_rows` at a time, on one thread."""
     return max(1, _CHUNK // (columns * ROWS)) * ROWS
 
 
-def multiply_decoded(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray, column: int) -> None:
-    """As multiply, for types that have no plan, to the columns of out [n, all rows] from `column` on.
+def row_way(exact: bool) -> Way:
+    """The form of activations that `multiply_rows` wants: before threads share tokens, one has to ask for it (Program.of)."""
+    rows = np.empty((0, 4), np.uint8)
+    return _float_plan(rows, "f32", 1, 1, 0 if exact else 1).way
 
-    If the number of rows is no multiple of ROWS, they have to be the last ones. Before threads share the tokens one has to ask
-    for `tokens.rounded`.
+
+def multiply_rows(
+    rows: np.ndarray, exact: bool, tokens: Tokens, out: np.ndarray, column: int, address: int = 0, threads: int = 1
+) -> None:
+    """Writes tokens times decoded rows, float32 [rows, columns], to the columns of out [n, all rows] from `column` on.
+
+    exact: as float32; else rows and activations may be rounded to bf16. address, threads: of the team that does it.
     """
-    sums, stretch = scratch("sums", _SUMS, np.float32), scratch("stretch", (ROWS * STRETCH,), np.uint16)
-    panels = panels_of(np.ascontiguousarray(decode(q, stored.name, tokens.x.shape[1])))
-    if amx.permitted():
-        multiply_tiles(panels, tokens.rounded, sums, stretch, out, column)
-    else:
-        multiply_dots(panels, tokens.rounded, sums, out, column)
+    made, program = _float_plan(rows.view(np.uint8), "f32", rows.shape[1], 1, 0 if exact else 1), Program(threads)
+    program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)), column)
+    program.run(address)
+
+
+def make_inputs(way: Way, tokens: Tokens, address: int = 0, threads: int = 1) -> None:
+    """Brings tokens into a form, unless they have it."""
+    program = Program(threads)
+    program.of(0, way, tokens)
+    program.run(address)

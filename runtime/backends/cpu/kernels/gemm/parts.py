@@ -1,8 +1,8 @@
 """The parts that products of many tokens are made of, for programs of a team (see `team`): activations brought into the form
 that products want, the products of a slice of a matrix's rows, and the activation of a feed-forward block.
 
-Activations are a table of INPUTS words. Rows come in units of a unit's size (16, or TILE_TOKENS for bytes); a row of the
-result is row PLACES[row] of x, or zeros where that is -1.
+Activations are a table of INPUTS words. Rows come in blocks (of IN_UNIT tokens, or TILE_TOKENS for bytes); a row of the result
+is row PLACES[row] of x, or zeros where that is -1.
 """
 
 from __future__ import annotations
@@ -11,22 +11,37 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba.core import types
 
-from ......simd.compile import intrinsic, kernel
+from ......simd.compile import kernel
 from ......simd.memory import address, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
 from ..elementwise import gate_run
 from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
-from .float_panels import STEP, TOKENS, fill_panels, round_row
+from .float_panels import (
+    CODES,
+    COLUMNS,
+    PACKED,
+    PANELS,
+    ROW_BYTES,
+    ROWS,
+    SCALES,
+    STEP,
+    TERMS,
+    TOKENS,
+    UNPACK_FIELDS,
+    keep,
+    place_row,
+)
 from .float_products import STRETCH, multiply_expanded, multiply_tiles
-from .unpack_panels import CODES, COLUMNS, PACKED, PANEL, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
+from .unpack_panels import PANEL
+from .vector_products import UNIT, multiply_panels
 
-ROUNDED, SPLIT, BYTES = range(3)  # bf16, sums of two bf16, 8-bit codes
+FLOAT32, BF16, BYTES = range(3)  # forms of activations: float32, sums of one or two bf16, 8-bit codes
 
 # Words of the table of activations: x, rows to take (0: the first COUNT), columns, where the results go (see `gemm.Inputs`).
-(X, PLACES, COUNT, WIDTH, WAY, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, IN_ZERO, IN_GROUP) = range(11)
+(X, PLACES, COUNT, WIDTH, FORM, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, IN_ZERO, IN_GROUP) = range(11)
+IN_PARTS, IN_UNIT = IN_ZERO, IN_GROUP  # of floats: numbers that are added up, tokens of a block
 INPUTS = 11
 
 # Words of the table of a product: addresses, bytes and numbers as in `gemv`; slices of STEP rows each.
@@ -40,16 +55,6 @@ _SUMS = (8, 512)  # pairs of panels and tokens whose sums are kept until all col
 _LINE = 64
 
 
-@intrinsic
-def keep(typingctx, array):
-    """Nothing, but the array stays alive until here, where only its address was used."""
-
-    def generate(context, builder, signature, args):
-        return context.get_dummy_value()
-
-    return types.void(array), generate
-
-
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
@@ -61,15 +66,17 @@ def _place(table, row):
 
 
 @kernel
-def _round_unit(table, unit, first, stop):
-    columns, parts = table[WIDTH], 2 if table[WAY] == SPLIT else 1
-    part_bytes = -(-columns // STEP) * STEP * TOKENS * 2
+def _place_unit(table, bf16, unit, first, stop):
+    """The columns first to stop - 1 of a block of floats: bf16 (a boolean) or float32 (None)."""
+    columns, parts, tokens = table[WIDTH], table[IN_PARTS], table[IN_UNIT]
+    size = 4 if bf16 is None else 2
+    part_bytes = -(-columns // STEP) * STEP * tokens * size
     last = np.zeros(STEP, np.float32)
-    for r in range(TOKENS):
-        place = _place(table, unit * TOKENS + r)
+    for r in range(tokens):
+        place = _place(table, unit * tokens + r)
         source = table[X] + 4 * place * columns if place >= 0 else 0
-        to = table[BLOCKS] + unit * parts * part_bytes + r * 2 * STEP
-        round_row(source, columns, first, stop, to, to + part_bytes if parts > 1 else 0, last)
+        to = table[BLOCKS] + unit * parts * part_bytes + r * size * STEP
+        place_row(bf16, source, columns, first, stop, tokens, to, to + part_bytes if parts > 1 else 0, last)
 
 
 @kernel
@@ -96,10 +103,12 @@ def _quantise_unit(table, unit, first, stop):
 
 @kernel
 def _prepare(table, unit, first, stop):
-    if table[WAY] == BYTES:
+    if table[FORM] == BYTES:
         _quantise_unit(table, unit, first, stop)
+    elif table[FORM] == BF16:
+        _place_unit(table, True, unit, first, stop)
     else:
-        _round_unit(table, unit, first, stop)
+        _place_unit(table, None, unit, first, stop)
 
 
 @part
@@ -127,7 +136,7 @@ def gate_part(argument, number):
     """
     given, limit = view(argument, 8, np.int64), np.float32(view(argument, 8, np.float64)[3])
     table = view(given[7], INPUTS, np.int64)
-    columns, size = table[WIDTH], TILE_TOKENS if table[WAY] == BYTES else TOKENS
+    columns, size = table[WIDTH], TILE_TOKENS if table[FORM] == BYTES else table[IN_UNIT]
     spans = -(-columns // SPAN)
     unit, first = number // spans, number % spans * SPAN
     stop = min(first + SPAN, columns)
@@ -187,18 +196,23 @@ def _unpack(table, job, start, rows, panels, at):
 
 
 @kernel
-def _room(table, panels, tokens):
-    """Memory for all that a product needs meanwhile, and the first line's address in it."""
-    numbers = panels * PANEL * table[LENGTH]
-    scales = 8 * numbers // table[GROUP] if table[GROUP] else numbers
+def _memory(size, panels, tokens):
+    """Memory for so many bytes and the sums of so many panels and tokens, and the first line's address in it."""
     sums = 4 * min(_SUMS[0], (panels + 1) // 2) * tokens * 2 * PANEL
-    room = np.empty(_LINE + numbers + scales + sums + 4 * PANEL * STRETCH, np.uint8)
-    return room, (address(room) + _LINE - 1) // _LINE * _LINE
+    memory = np.empty(_LINE + size + sums, np.uint8)
+    return memory, (address(memory) + _LINE - 1) // _LINE * _LINE
+
+
+@kernel
+def _room(table, panels, tokens):
+    """As _memory, for panels of bytes with their scales and terms, and a stretch of them as bf16."""
+    numbers = panels * PANEL * table[LENGTH]
+    return _memory(numbers + 8 * numbers // table[GROUP] + 4 * PANEL * STRETCH, panels, tokens)
 
 
 @kernel
 def _blocks(table, job, parts):
-    """The tokens of a job as bf16."""
+    """The tokens of a job as bf16 for the tile unit."""
     inputs, steps, count = view(table[INPUT], INPUTS, np.int64), -(-table[LENGTH] // STEP), -(-job[2] // TOKENS)
     size = parts * steps * TOKENS * STEP
     blocks = view(inputs[BLOCKS] + job[1] // TOKENS * size * 2, count * size, np.uint16)
@@ -219,23 +233,69 @@ def expanded_part(argument, number):
     keep(room)
 
 
+@kernel
+def _fill(table, job, start, rows, panels, at):
+    """Writes float panels of a slice to an address, unless there is no UNPACKER because the weights are panels already; returns
+    their address."""
+    weights = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[LINE_BYTES]
+    if not table[UNPACKER]:
+        return weights
+    filling = np.zeros(UNPACK_FIELDS, np.int64)
+    filling[PACKED], filling[ROW_BYTES], filling[ROWS] = weights, table[LINE_BYTES], rows
+    filling[COLUMNS], filling[PANELS], filling[CODES] = table[LENGTH], panels, at
+    call_part(table[UNPACKER], filling.ctypes.data, 0)
+    keep(filling)
+    return at
+
+
 @part
-def floats_part(argument, number):
-    """bf16 weights, in rows or, if there is no UNPACKER, in panels, times sums of two bf16, on the tile unit."""
+def tiles_part(argument, number):
+    """Panels of bf16 times bf16 (ZERO: how many are added up), on the tile unit."""
     table = view(argument, FIELDS, np.int64)
     job, start, rows = _job(table, number)
-    columns, panels, tokens = table[LENGTH], -(-rows // PANEL), _blocks(table, job, 2)
+    width, panels, tokens = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), _blocks(table, job, table[ZERO])
     together = min(len(tokens) * TOKENS, _SUMS[1])
-    room, at = _room(table, panels, together)
+    room, at = _memory(2 * PANEL * panels * width + 4 * PANEL * STRETCH, panels, together)
     stretch, sums = view(at, 2 * PANEL * STRETCH, np.uint16), _sums(at + 4 * PANEL * STRETCH, panels, together)
-    at += 4 * PANEL * STRETCH + 4 * sums.size
-    weights = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[LINE_BYTES]
-    if table[UNPACKER]:
-        lines, nothing = view(weights, rows * columns, np.uint16).reshape(rows, columns), np.empty((0, STEP), np.uint16)
-        fill_panels(lines, nothing, view(at, panels * PANEL * columns, np.uint16).reshape(panels, columns // 2, PANEL, 2))
-        weights = at
-    ready = view(weights, panels * PANEL * columns, np.uint16).reshape(panels, columns // 2, PANEL, 2)
-    multiply_tiles(ready, tokens, sums, stretch, _out(table, job), start)
+    weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * STRETCH + 4 * sums.size)
+    ready = view(weights, panels * PANEL * width, np.uint16).reshape(panels, width // 2, PANEL, 2)
+    multiply_tiles(ready, tokens, sums, stretch, _out(table, job), start, table[LINES])
+    keep(room)
+
+
+@part
+def dots_part(argument, number):
+    """Panels of bf16 times bf16 (ZERO: how many are added up), with dot products of AVX-512."""
+    table = view(argument, FIELDS, np.int64)
+    inputs = view(table[INPUT], INPUTS, np.int64)
+    job, start, rows = _job(table, number)
+    width, panels, parts, count = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), table[ZERO], -(-job[2] // UNIT)
+    together = min(count, _SUMS[1] // UNIT) * UNIT
+    room, at = _memory(2 * PANEL * panels * width, panels, together)
+    sums = _sums(at, panels, together)
+    weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
+    ready = view(weights, panels * PANEL * width, np.uint16).reshape(panels, width // 2, PANEL, 2)
+    blocks = view(inputs[BLOCKS] + 2 * job[1] * parts * width, count * UNIT * parts * width, np.uint16)
+    tokens = blocks.reshape(count, parts, width // STEP, UNIT, STEP)
+    multiply_panels(True, ready, tokens, sums, _out(table, job), start, table[LINES])
+    keep(room)
+
+
+@part
+def floats_part(argument, number):
+    """Panels of float32 times float32."""
+    table = view(argument, FIELDS, np.int64)
+    inputs = view(table[INPUT], INPUTS, np.int64)
+    job, start, rows = _job(table, number)
+    width, panels, count = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), -(-job[2] // UNIT)
+    together = min(count, _SUMS[1] // UNIT) * UNIT
+    room, at = _memory(4 * PANEL * panels * width, panels, together)
+    sums = _sums(at, panels, together)
+    weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
+    ready = view(weights, panels * PANEL * width, np.float32).reshape(panels, width, PANEL)
+    blocks = view(inputs[BLOCKS] + 4 * job[1] * width, count * UNIT * width, np.float32)
+    tokens = blocks.reshape(count, 1, width // STEP, UNIT, STEP)
+    multiply_panels(None, ready, tokens, sums, _out(table, job), start, table[LINES])
     keep(room)
 
 

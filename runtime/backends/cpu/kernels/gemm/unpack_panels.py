@@ -22,6 +22,7 @@ from ......simd.llvm import F32, F32X16, I8, I32, I32X16, I64, call, concat, con
 from ......simd.memory import scratch, view
 from .block_layouts import kind_of, places_of
 from .byte_products import PANEL, TILE_PANELS
+from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
 
 _BYTE_PERMUTES = ((64, "avx512bw", "avx512.pshuf.b.512"), (32, "avx2", "avx2.pshuf.b"), (16, "ssse3", "ssse3.pshuf.b.128"))
 QUAD = 4  # rows taken together
@@ -251,13 +252,9 @@ def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
     return types.void(name, four, four, i, i, i), generate
 
 
-# Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
-PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
-UNPACK_FIELDS = 8
-
-
 def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int) -> Callable[[int, int], None]:
-    """block: columns of one; size, meta: bytes of a block and of a row's head; group: rows; span: columns of a scale's group.
+    """A part whose table is that of float_panels. block: columns of one; size, meta: bytes of a block and of a row's head;
+    group: rows; span: columns of a scale's group.
 
     Fills whole panels; rows beyond the last repeat it.
     """
@@ -295,8 +292,8 @@ def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int)
 
 @cache
 def unpacker(type_name: str) -> Any:
-    """The part (see `team`; its table is above, the number of no account) that unpacks rows of a type that kind_of knows: its
-    `address`. Compiled or loaded at the first call."""
+    """The part (see `team`; its table is in float_panels, the number of no account) that unpacks rows of a type that kind_of
+    knows: its `address`. Compiled or loaded at the first call."""
     stored, kind = TYPES[type_name], kind_of(type_name)
     assert kind is not None
     sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, kind.group

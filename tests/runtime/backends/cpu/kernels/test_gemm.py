@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.runtime.backends.cpu import weights as weights_module
-from ggufmill.runtime.backends.cpu.kernels.gemm import float_products as gemm_floats
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.block_layouts import kind_of
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
-from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import panels_of, round_rows
+from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
+from ggufmill.runtime.backends.cpu.kernels.gemm.float_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, multiply_panels
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
 from ggufmill.simd.compile import intrinsic
 from ggufmill.simd.llvm import I32, I32X16, ByteDots, features, load, store
 from ggufmill.simd.memory import address, aligned_empty, scratch
+from ggufmill.simd.workers import Workers
 
+WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}
 KNOWN = [name for name, kind in TYPES.items() if can_encode(kind)]
 
 
@@ -166,24 +169,25 @@ print(out.tobytes().hex())
     assert done.stdout.strip() == out.tobytes().hex()
 
 
-# --- bf16 -----------------------------------------------------------------------------------------------------------
+# --- floats ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("unit", [16, UNIT])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 40), (16, 32), (33, 70)])
-def test_rounding_to_bf16(shape):
+def test_rounding_to_bf16(shape, unit):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     x.flat[0] = np.float32(1 + 2**-8)  # a tie: to even
     n, columns = shape
     words = x.view(np.uint32)
     expected = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
-    blocks = round_rows(x, 2)
-    rows = blocks.transpose(1, 0, 3, 2, 4).reshape(2, blocks.shape[0] * 16, -1)
+    blocks = round_rows(x, 2, unit)
+    rows = blocks.transpose(1, 0, 3, 2, 4).reshape(2, blocks.shape[0] * unit, -1)
     assert np.array_equal(rows[0, :n, :columns], expected)
     assert not rows[:, n:].any()
     assert not rows[:, :, columns:].any()
     both = to_float(rows[0, :n, :columns]).astype(np.float64) + to_float(rows[1, :n, :columns])
     assert np.all(np.abs(both - x) <= 2.0**-17 * np.abs(x))
-    assert np.array_equal(round_rows(x)[:, 0], blocks[:, 0])
+    assert np.array_equal(round_rows(x, 1, unit)[:, 0], blocks[:, 0])
 
 
 def test_rounding_keeps_what_is_not_finite():
@@ -194,38 +198,62 @@ def test_rounding_keeps_what_is_not_finite():
     assert found[1:].tolist() == [np.inf, -np.inf]
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (21, 70)])
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-def test_panels_of_rows(rows, columns, dtype):
-    x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
-    source = x if dtype == np.float32 else (x.view(np.uint32) >> 16).astype(np.uint16)
-    found = panels_of(source).transpose(0, 2, 1, 3).reshape(-1, -(-columns // 32) * 32)
-    if dtype == np.float32:
-        assert np.all(np.abs(to_float(found[:rows, :columns]) - x) <= 2.0**-8 * np.abs(x))
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40), (13, 32)])
+def test_blocks_of_float32(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    blocks = block_rows(x, UNIT)
+    rows = blocks[:, 0].transpose(0, 2, 1, 3).reshape(blocks.shape[0] * UNIT, -1)
+    assert np.array_equal(rows[: shape[0], : shape[1]], x)
+    assert not rows[shape[0] :].any()
+    assert not rows[:, shape[1] :].any()
+
+
+def rows_of_panels(panels, rows):
+    """Panels as float32 rows [rows, columns]."""
+    if panels.dtype == np.float32:
+        return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])[:rows]
+    return to_float(panels.transpose(0, 2, 1, 3).reshape(-1, 2 * panels.shape[1])[:rows])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (21, 70), (64, 98)])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "bf16_r16"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_panels_of_rows(rows, columns, name, bf16):
+    if rows % TYPES[name].rows or (bf16 and name in ("f16", "bf16_r16")):
+        pytest.skip("there is no such matrix, or no such panel")
+    weights, q = sample_of(name, rows, columns, 1)
+    if name == "f16":  # subnormal numbers, infinities
+        q.view(np.float16)[0, :4] = 6e-8, -3e-6, np.inf, -np.inf
+        weights = decode(q, name, columns)
+    found = rows_of_panels(panels_of(q, name, columns, bf16), rows)
+    if bf16 and name == "f32":
+        assert np.all(np.abs(found[:, :columns] - weights) <= 2.0**-8 * np.abs(weights))
     else:
-        assert np.array_equal(found[:rows, :columns], source)
+        assert np.array_equal(found[:, :columns], weights)
     assert not found[:, columns:].any()
 
 
 @pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 32), (5, 40, 96), (33, 70, 1056), (70, 300, 64)])
-@pytest.mark.parametrize("way", ["tiles", "dots"])
-def test_products_of_bf16(way, n, rows, columns):
+@pytest.mark.parametrize("way", ["tiles", "dots", "float32"])
+def test_products_of_floats(way, n, rows, columns):
     if (way == "tiles" and not amx.permitted()) or (way == "dots" and not {"avx512bf16", "avx512f"} <= features()):
         pytest.skip(f"this processor has no bf16 {way}")
     random = np.random.default_rng(2)
     x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)
-    panels, tokens = panels_of(w), round_rows(x)
-    weights = to_float(panels.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows]).astype(np.float64)
-    rounded = to_float(tokens[:, 0].transpose(0, 2, 1, 3).reshape(-1, columns)[:n]).astype(np.float64)
-    out = np.full((n, rows + 16), np.nan, np.float32)
-    sums, stretch = buffers(32)
-    if way == "dots":
-        gemm_floats.multiply_dots(panels, tokens, sums, out, 16)
+    panels = panels_of(w.view(np.uint8), "f32", columns, way != "float32")
+    tokens = block_rows(x, UNIT) if way == "float32" else round_rows(x, 1, UNIT if way == "dots" else 16)
+    weights, unit = rows_of_panels(panels, rows).astype(np.float64), tokens.shape[3]
+    rounded = (tokens if way == "float32" else to_float(tokens))[:, 0].transpose(0, 2, 1, 3)
+    rounded = rounded.reshape(-1, columns)[:n].astype(np.float64)
+    out = np.full((n, rows + 20), np.nan, np.float32)
+    if way == "tiles":
+        multiply_tiles(panels, tokens, *buffers(32), out, 16, rows + 16)
     else:
-        gemm_floats.multiply_tiles(panels, tokens, sums, stretch, out, 16)
+        multiply_panels(None if way == "float32" else True, panels, tokens, buffers(5 * unit)[0], out, 16, rows + 16)
     bound = np.abs(rounded) @ np.abs(weights.T)
-    assert np.all(np.abs(out[:, 16:] - rounded @ weights.T) <= 1e-6 * bound)
+    assert np.all(np.abs(out[:, 16:-4] - rounded @ weights.T) <= 1e-6 * bound)
     assert np.isnan(out[:, :16]).all()
+    assert np.isnan(out[:, -4:]).all()
 
 
 # --- all types ------------------------------------------------------------------------------------------------------
@@ -260,20 +288,73 @@ def test_products_with_every_type(name, monkeypatch):
     assert np.abs(exact - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", ["q4_k_r4", "q8_0", "bf16"])
-def test_the_number_of_threads_and_the_matrix_change_nothing(name):
-    rows, columns, n = 352, 512, 40
+def multiplied(linear, x, cuts=(), matrix=0):
+    """The product of x, cut into batches, always as a GEMM."""
+    linear.store.observer = lambda name, matrix, x: None
+    return np.concatenate([linear.matmul(part, matrix) for part in np.split(x, cuts)])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_threads_batches_and_other_matrices_change_no_bit(name, exact, monkeypatch):
+    rows, columns, n = 80, 768, 29
     weights, q = sample_of(name, 2 * rows, columns)
     x = np.random.default_rng(4).standard_normal((n, columns)).astype(np.float32)
-    alone, shared = (store_of(name, q, rows, columns, threads=threads).linear("w") for threads in (1, 3))
-    assert alone.many is not None or not amx.permitted()
-    for matrix in range(2):
-        out = alone.matmul(x, matrix)
-        assert np.array_equal(out, shared.matmul(x, matrix))
-        expected = x @ weights[matrix * rows : (matrix + 1) * rows].T
-        assert np.abs(out - expected).max() <= 0.02 * np.abs(expected).max()
-    tokens = gemm.Tokens(x)
-    assert np.array_equal(alone.matmul(tokens), alone.matmul(x))
+    monkeypatch.setattr(weights_module, "PARALLEL_THRESHOLD", 1)
+    permitted = amx.permitted()
+    for tiles in {permitted, False}:
+        monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
+        alone = store_of(name, q, rows, columns, exact=exact).linear("w")
+        expected = multiplied(alone, x)
+        double = x.astype(np.float64) @ weights[:rows].T.astype(np.float64)
+        assert np.sqrt(np.mean((expected - double) ** 2)) <= (1e-6 if exact else 1e-2) * np.sqrt(np.mean(double**2))
+        for threads in (2, 3, 7):
+            shared = store_of(name, q, rows, columns, exact=exact, threads=threads).linear("w")
+            assert np.array_equal(multiplied(shared, x), expected)
+        for cuts in ((1,), (5, 6, 14), tuple(range(1, n)), (n - 1,)):
+            assert np.array_equal(multiplied(alone, x, cuts), expected)
+        assert np.array_equal(multiplied(alone, x[::-1].copy())[::-1], expected)
+        assert not np.array_equal(multiplied(alone, x, (), 1), expected)
+        other = store_of(name, q[rows:], rows, columns, exact=exact).linear("w")
+        assert np.array_equal(multiplied(alone, x, (), 1), multiplied(other, x))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["f32", "f16", "bf16", "bf16_r16", "rows"]),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(1, 7),
+    st.integers(1, 700),
+    st.sampled_from([1, 2, 3, 7]),
+    st.data(),
+)
+def test_products_of_any_shape_cut_anywhere(name, exact, n, sixteens, columns, threads, data):
+    rows = 16 * sixteens - (0 if name == "bf16_r16" else data.draw(st.integers(0, 15)))
+    columns = columns + columns % 2 if name == "bf16_r16" else columns
+    cut = data.draw(st.integers(0, n))
+    stored = "f32" if name == "rows" else name
+    weights, q = sample_of(stored, rows, columns, n)
+    x = np.random.default_rng(5).standard_normal((n, columns)).astype(np.float32)
+
+    def product(x):
+        out = np.full((len(x), rows + 7), np.nan, np.float32)
+        if not len(x):
+            return out
+        if name == "rows":
+            gemm.multiply_rows(weights, exact, gemm.Tokens(x), out, 4, WORKERS[threads].ready(), threads)
+        else:
+            plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.Program(threads), gemm.Tokens(x)
+            program.product(1, plan, program.of(0, plan.way, tokens), out, gemm.one_job(len(x)), 4)
+            program.run(WORKERS[threads].ready())
+        return out
+
+    out = product(x)
+    assert np.isnan(out[:, :4]).all()
+    assert np.isnan(out[:, -3:]).all()
+    assert np.array_equal(np.concatenate([product(x[:cut]), product(x[cut:])]), out, equal_nan=True)
+    double, bound = x.astype(np.float64) @ weights.T.astype(np.float64), np.abs(x) @ np.abs(weights.T)
+    assert np.all(np.abs(out[:, 4:-3] - double) <= (1e-6 if exact or name in ("f32", "f16") else 2**-7) * bound)
 
 
 def test_a_token_that_is_not_finite_spoils_its_own_result_only(monkeypatch):

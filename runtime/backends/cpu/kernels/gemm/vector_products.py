@@ -1,0 +1,141 @@
+"""Matrix products of float panels on vector registers: float32 with fused multiply-add, or bf16 pairs with AVX512-BF16.
+
+A register tile is TILE_PANELS panels of 16 weight rows times TILE_TOKENS tokens. Every element of the result is the sum of
+partial sums over STRETCH words of a panel's row each (256 columns of float32, 512 of bf16), in the order of the columns; within
+one, products are added one after the other. So an element depends on its row, its token and the number of columns alone: not
+on the number of tokens or threads, nor on how rows or tokens are divided into tiles.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import alloca_once
+
+from ......simd.compile import intrinsic, kernel
+from ......simd.llvm import F32X16, I32, I32X16, I64, LANES, call, features, load, loop, registers, splat, store
+from ......simd.llvm import fma as fused
+from ......simd.memory import address
+from .byte_products import PANEL, write_sums
+from .float_panels import STEP
+
+STRETCH = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
+TILE_PANELS = 2 if registers() == 32 else 1
+TILE_TOKENS = 6 if registers() >= 8 else 2  # twelve sums in registers (AVX-512, AVX2), or eight (SSE)
+UNIT = 6  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
+_VECTOR_BYTES = 4 * LANES
+
+
+def has_bf16_dots() -> bool:
+    """Whether the processor has dot products of bf16 pairs on vector registers that are worth using. (Those of processors that
+    have the tile unit take twice as long as float32 would: 55 against 110 to 150 G multiplications per second.)"""
+    return {"avx512bf16", "avx512f"} <= features() and "amx-bf16" not in features()
+
+
+class _BFloat(ir.types.Type):
+    """LLVM's 16-bit brain float, which llvmlite does not have."""
+
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash(_BFloat)
+
+
+def _multiply_add(b, total, weights, token):
+    """total + weights * token, <16 x float>: fused where the processor can (a call of the C library per element elsewhere)."""
+    if "fma" in features() or "neon" in features():
+        return fused(b, weights, token, total)
+    return b.fadd(total, b.fmul(weights, token))
+
+
+@intrinsic
+def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, first):
+    """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens over `steps` times 32 columns to sums, float32 rows of 32
+    (first: writes them there).
+
+    bf16: a boolean for pairs of bf16, None for float32. All others are int64, addresses and bytes: weight_step from one panel
+    to the next; tokens: the first one's number in a block of UNIT.
+    """
+    pairs = not isinstance(bf16, types.NoneType)
+    words = STEP // 2 if pairs else STEP  # per step
+
+    def generate(context, builder, signature, args):
+        b = builder
+        _, weights, weight_step, tokens, sums, steps, first = args
+        number = ir.VectorType(_BFloat(), 2 * LANES) if pairs else F32X16
+        tile = [(t, p) for t in range(TILE_TOKENS) for p in range(TILE_PANELS)]
+        zero = ir.Constant(F32X16, [0.0] * LANES)
+        totals = {place: alloca_once(b, F32X16) for place in tile}
+        for total in totals.values():
+            b.store(zero, total)
+        panels = [weights, b.add(weights, weight_step)][:TILE_PANELS]
+
+        def step(i):
+            at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * UNIT)))
+            rows = [b.add(panel, at_weights) for panel in panels]
+            for word in range(words):
+                factors = [b.bitcast(load(b, row, I32X16, word * _VECTOR_BYTES), number) for row in rows]
+                for t in range(TILE_TOKENS):
+                    token = b.bitcast(splat(b, load(b, at_tokens, I32, 4 * (words * t + word))), number)
+                    for p in range(TILE_PANELS):
+                        total = b.load(totals[t, p])
+                        if pairs:
+                            total = call(b, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, total, factors[p], token)
+                        else:
+                            total = _multiply_add(b, total, factors[p], token)
+                        b.store(total, totals[t, p])
+
+        loop(b, steps, step)
+        fresh = splat(b, first)
+        for t, p in tile:
+            at = b.add(sums, I64(_VECTOR_BYTES * (2 * t + p)))
+            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, zero, load(b, at, F32X16))), at)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(bf16, i, i, i, i, i, types.boolean), generate
+
+
+@kernel
+def multiply_panels(bf16, panels, tokens, sums, out, column, end):
+    """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c.
+
+    bf16: None for float32, True for bf16 (as uint16) where `has_bf16_dots`. panels: float32 [panels, columns, 16] or uint16
+    [panels, columns / 2, 16, 2]; tokens: [blocks, parts, columns / 32, UNIT, 32] of the same dtype, whose parts are added up;
+    sums: float32 [pairs of panels, tokens, 32], for use meanwhile, at a cache line; out: float32 [n or less, any], of which
+    columns from `end` on are not written. All C-contiguous; columns a multiple of 32, filled up with zeros.
+    """
+    blocks, parts, steps, count = tokens.shape[0], tokens.shape[1], tokens.shape[2], panels.shape[0]
+    words = STEP // 2 if bf16 is not None else STEP
+    step_bytes, panel_bytes = words * PANEL * 4, steps * words * PANEL * 4
+    token_step, part_bytes, block_bytes = words * 4, steps * words * 4 * UNIT, parts * steps * words * 4 * UNIT
+    most, sum_bytes = sums.shape[1] // UNIT, sums.shape[1] * 8 * PANEL
+    at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
+    for block in range(0, blocks, most):
+        n = min(most, blocks - block)
+        for panel in range(0, count, 2 * sums.shape[0]):
+            pairs = min(sums.shape[0], (count - panel + 1) // 2)
+            for start in range(0, steps, STRETCH // words):
+                width = min(STRETCH // words, steps - start)
+                for pair in range(pairs):
+                    weights = at_panels + (panel + 2 * pair) * panel_bytes + start * step_bytes
+                    second = panel + 2 * pair + 1 < count
+                    for part in range(parts):
+                        source = at_tokens + block * block_bytes + part * part_bytes + start * 4 * words * UNIT
+                        first = start == 0 and part == 0
+                        for t in range(0, min(n * UNIT, out.shape[0] - block * UNIT), TILE_TOKENS):
+                            at = source + t // UNIT * block_bytes + t % UNIT * token_step
+                            to = at_sums + pair * sum_bytes + t * 8 * PANEL
+                            if TILE_PANELS == 2:
+                                following = panel_bytes if second else 0
+                                _register_tile(bf16, weights, following, at, to, width, first)
+                            else:
+                                _register_tile(bf16, weights, 0, at, to, width, first)
+                                if second:
+                                    _register_tile(bf16, weights + panel_bytes, 0, at, to + 4 * PANEL, width, first)
+            rows = min(n * UNIT, out.shape[0] - block * UNIT)
+            write_sums(sums[:pairs], out, block * UNIT, rows, column + panel * PANEL, end)
