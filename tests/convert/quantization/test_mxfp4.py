@@ -159,7 +159,9 @@ def test_logits_are_those_of_transformers(checkpoints, both, kind):
     source = open_source(checkpoints[kind == "plain"])
     logits = load_model(source, exact=True, cache_k="f32", cache_v="f32").logits(tokens)
     assert np.abs(logits - expected).max() < 1e-4
-    assert np.abs(load_model(source).logits(tokens) - expected).std() < 0.03 * expected.std()  # activations in eight bits
+    # With activations in eight bits a token near a tie of the router may go to another expert: not to be averaged with the others.
+    rounded = load_model(source).logits(tokens)
+    assert np.mean((rounded - expected).std(axis=1) < 0.03 * expected.std()) >= 0.95
 
 
 def test_the_unpacked_values_are_those_of_transformers(both):
