@@ -67,7 +67,7 @@ def test_heads_of_stacks_and_of_flat_tensors_are_the_same(cache_bytes):
 
 
 def test_large_products_are_shared_out(monkeypatch):
-    monkeypatch.setattr(weights, "WORTH_SHARING", 1)
+    monkeypatch.setattr(weights, "PARALLEL_THRESHOLD", 1)
     array = np.random.default_rng(2).standard_normal((7, 8)).astype(np.float32)
     x = np.ones((3, 8), np.float32)
     linear = WeightStore(source_of(array, []), 1 << 20, threads=3).linear("w")
