@@ -159,7 +159,7 @@ def test_logits_are_those_of_transformers(checkpoints, both, kind):
     source = open_source(checkpoints[kind == "plain"])
     logits = load_model(source, exact=True, cache_k="f32", cache_v="f32").logits(tokens)
     assert np.abs(logits - expected).max() < 1e-4
-    # With activations in eight bits a token near a tie of the router may go to another expert: not to be averaged with the others.
+    # With activations in eight bits a token near a tie of the router may go to another expert, so each token is judged.
     rounded = load_model(source).logits(tokens)
     assert np.mean((rounded - expected).std(axis=1) < 0.03 * expected.std()) >= 0.95
 
