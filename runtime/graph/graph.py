@@ -75,7 +75,7 @@ class GraphBuilder:
         """A tensor that has one of these shapes (any, if none is given)."""
         found = self.shape(name)
         if shapes and found not in shapes:
-            expected = " or ".join(map(str, shapes))
+            expected = " or ".join(map(str, dict.fromkeys(shapes)))
             raise FormatError(f"{self.source.path}: tensor {name} has shape {found}, expected is {expected}")
         return Weight(name, found)
 
