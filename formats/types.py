@@ -33,6 +33,7 @@ class TensorType:
     fallback    type used instead when the row length is no multiple of the block
     base        for a repacked type: the plain type whose bits it permutes
     packed      for a plain type: its repacked twin
+    has_codec   whether `quantize` encodes and decodes rows of this type; files that hold others can be shown and copied
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorType:
     fallback: str | None = None
     base: str | None = None
     packed: str | None = None
+    has_codec: bool = True
 
     def fits(self, n: int) -> bool:
         """Whether a row of n elements is a whole number of blocks."""
@@ -157,13 +159,13 @@ _WEIGHTS = (
     ("iq4_ks_r4", 344, 345, 256, 136, 4, 4, None, "iq4_nl", "iq4_ks", None),
     ("iq5_ks_r4", 352, 350, 256, 168, 4, 4, None, "q5_0", "iq5_ks", None),
     ("mxfp4_r8", 353, 351, 32, 17, 0, 8, None, None, "mxfp4", None),
-    ("q8_k_r16", 397, None, 256, 258, 0, 16, None, None, None, None),
     ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, None, "q8_KV", None),
     ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None),
 )
 
 # Types without a codec here: never quantisation targets, but files hold them and `inspect` sizes them.
-_OTHERS = (
+# name, id, ftype, block, block bytes, row meta, rows
+_WITHOUT_CODEC = (
     ("q8_1", 9, None, 32, 36),
     ("q8_K", 15, None, 256, 296),
     ("i8", 24, None, 1, 1),
@@ -174,6 +176,7 @@ _OTHERS = (
     ("tq1_0", 34, 36, 256, 54),
     ("tq2_0", 35, 37, 256, 66),
     ("nvfp4", 40, 39, 64, 36),
+    ("q8_k_r16", 397, None, 256, 258, 0, 16),
 )
 
 # Interleaved types that are encodings of their own, not permutations: what takes their place when the rows do not divide.
@@ -183,8 +186,8 @@ _ROW_FALLBACK = {"iq1_s_r4": "iq1_s", "iq1_m_r4": "iq1_m", "q8_k_r8": "q8_0", "q
 class TypeTable(Mapping[str, TensorType]):
     """name -> TensorType, names in any letter case; `by_id` for the ids of files."""
 
-    def __init__(self, rows: tuple[tuple, ...]):
-        types = [TensorType(*row) for row in rows]
+    def __init__(self, with_codec: tuple[tuple, ...], without_codec: tuple[tuple, ...]):
+        types = [TensorType(*row) for row in with_codec] + [TensorType(*row, has_codec=False) for row in without_codec]
         self._by_name = {t.name.lower(): t for t in types}
         self._by_id = {t.id: t for t in types}
 
@@ -232,4 +235,4 @@ class TypeTable(Mapping[str, TensorType]):
         return chosen, ", ".join(reasons)
 
 
-TYPES = TypeTable(_WEIGHTS + _OTHERS)
+TYPES = TypeTable(_WEIGHTS, _WITHOUT_CODEC)

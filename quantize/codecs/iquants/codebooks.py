@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from ....formats.layouts.tables import GRIDS, codebook_points, codebook_values
+from ....formats.layouts.tables import GRIDS, codebook_points
 
 # name of a codebook -> what its levels stand for, in units of a block's scale
 _LEVELS = {name: tuple(level * grid.unit for level in grid.levels) for name, grid in GRIDS.items()}
@@ -40,11 +40,6 @@ class Codebook:
     ranks: np.ndarray
     index: np.ndarray
     near: np.ndarray
-
-
-def vectors_of(name: str) -> np.ndarray:
-    """What the points of a codebook stand for, float32 [points, elements of a point]."""
-    return (codebook_values(name) * GRIDS[name].unit).astype(np.float32)
 
 
 @cache

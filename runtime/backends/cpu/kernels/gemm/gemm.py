@@ -6,9 +6,9 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 * On a processor with bf16 tiles (AMX) everything else is multiplied as bf16, which rounds activations far less than eight bits
   do. bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
   about 2^-16 of the largest.
-* Elsewhere types of block_layouts.py are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale per 32.
-  bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of those
-  (AVX512-BF16), as float32 where there are none.
+* Elsewhere types that have a `PanelLayout` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
+  per 32. bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of
+  those (AVX512-BF16), as float32 where there are none.
 
 Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
 not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
@@ -27,9 +27,9 @@ from ......formats import TensorType
 from ......simd import amx, team
 from ......simd.memory import aligned_empty, scratch
 from . import parts as gemm_parts
-from .block_layouts import kind_of
 from .byte_products import BLOCK, TILE_TOKENS
 from .float_panels import STEP, TOKENS, panel_part
+from .panel_layout import panel_layout
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, unpacker
 from .vector_products import UNIT, has_bf16_dots
@@ -119,13 +119,13 @@ def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1
         return None
     if stored.name in _FLOATS:
         return _float_plan(packed, stored.name, columns, matrices, 0 if exact or not stored.name.startswith("bf16") else 2)
-    kind = kind_of(stored.name)
-    if exact or kind is None or columns % BLOCK:
+    layout = panel_layout(stored.name)
+    if exact or layout is None or columns % BLOCK:
         return None
-    numbers = [unpacker(stored.name).address, kind.zero, kind.group, int(kind.m is not None)]
+    numbers = [unpacker(stored.name).address, layout.zero, layout.group, int(layout.m is not None)]
     if amx.permitted():
         return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, (BF16, 1, TOKENS), numbers)
-    function, known = gemm_parts.bytes_parts[kind.group].address, (BYTES, kind.zero, kind.group)
+    function, known = gemm_parts.bytes_parts[layout.group].address, (BYTES, layout.zero, layout.group)
     return _plan_of(packed, columns, matrices, function, known, numbers)
 
 

@@ -1,6 +1,6 @@
 """Packed weights to panels of bytes: the codes of 16 rows side by side, as multiply_bytes takes them.
 
-One program for all types of tile_types.py: LLVM code is written from the places of a type's bits. It takes four rows at a time
+One program for all types that have a `PanelLayout`, from which LLVM code is written. It takes four rows at a time
 (of a group, where rows are interleaved) and 16 columns, 64 codes in all: gathers the bytes that hold them, shifts and masks
 each piece of a code into place, looks the numbers up in a table of bytes, and stores four columns of four rows at a time.
 """
@@ -20,9 +20,9 @@ from ......simd import team
 from ......simd.compile import intrinsic, native_entry
 from ......simd.llvm import F32, F32X16, I8, I32, I32X16, I64, call, concat, constant, features, load, shuffle, store
 from ......simd.memory import scratch, view
-from .block_layouts import kind_of, places_of
 from .byte_products import PANEL, TILE_PANELS
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
+from .panel_layout import panel_layout
 
 _BYTE_PERMUTES = ((64, "avx512bw", "avx512.pshuf.b.512"), (32, "avx2", "avx2.pshuf.b"), (16, "ssse3", "ssse3.pshuf.b.128"))
 QUAD = 4  # rows taken together
@@ -132,14 +132,14 @@ class _Quad:
     """Writes the code for one block of four rows, `first` the number of the first one in its group."""
 
     def __init__(self, builder, type_name, first, blocks, metas):
-        kind = kind_of(type_name)
-        assert kind is not None
-        self.builder, self.kind, self.places = builder, kind, places_of(type_name)
+        layout = panel_layout(type_name)
+        assert layout is not None
+        self.builder, self.layout = builder, layout
         stored = TYPES[type_name]
         self.plain = stored.rows == 1
         self.rows = np.zeros(QUAD, int) if self.plain else first + np.arange(QUAD)
         self.bases = np.arange(QUAD) if self.plain else np.zeros(QUAD, int)
-        self.block, self.groups = stored.block, stored.block // self.kind.group
+        self.block, self.groups = stored.block, stored.block // layout.group
         self.blocks, self.metas = blocks, metas
         self.bits = _Bits(builder, blocks, stored.block_bytes * stored.rows)
 
@@ -151,15 +151,15 @@ class _Quad:
             four = b.insert_element(four, _float_at(b, number, place), I32(k))
         return four
 
-    def _per_group(self, places):
+    def _per_group(self, bits):
         """Numbers of all groups, lane 4 * group + row; lanes beyond the groups mean nothing."""
-        count = places.shape[1]
+        count = bits.shape[1]
         if self.plain:
             group = np.minimum(np.arange(16), count - 1)
-            lanes = self.bits.numbers(np.repeat(np.arange(QUAD), 16), np.tile(places[0, group], (QUAD, 1)))
+            lanes = self.bits.numbers(np.repeat(np.arange(QUAD), 16), np.tile(bits[0, group], (QUAD, 1)))
             return shuffle(self.builder, lanes, None, 16 * (np.arange(WIDE) % 4) + np.arange(WIDE) // 4)
         group = np.minimum(np.arange(WIDE) // 4, count - 1)
-        return self.bits.numbers(np.zeros(WIDE, int), places[self.rows[np.arange(WIDE) % 4], group])
+        return self.bits.numbers(np.zeros(WIDE, int), bits[self.rows[np.arange(WIDE) % 4], group])
 
     def _levels(self, codes, factor, at, signed=False, times=1, plus=0, negative=None):
         """Writes factor * (code * times + plus) of every group to the 16 floats of each at address `at`."""
@@ -180,44 +180,45 @@ class _Quad:
                 store(b, shuffle(b, floats, None, range(4 * j, 4 * j + 4)), at, (i // 4 + j) * 4 * PANEL)
 
     def write_scales(self, scales, terms):
-        b, kind, places = self.builder, self.kind, self.places
-        d = self._floats(kind.number, places.d, kind.meta)
-        if places.scales is None:
+        b, layout = self.builder, self.layout
+        d = self._floats(layout.d_format, layout.d, layout.row_scale)
+        if layout.scales is None:
             for g in range(self.groups):
                 store(b, d, scales, 4 * PANEL * g)
         else:
-            signs = None if places.signs is None else self._per_group(places.signs)
-            self._levels(self._per_group(places.scales), d, scales, kind.signed, kind.times, kind.plus, signs)
+            signs = None if layout.scale_signs is None else self._per_group(layout.scale_signs)
+            codes = self._per_group(layout.scales)
+            self._levels(codes, d, scales, layout.signed_levels, layout.level_step, layout.level_zero, signs)
         if terms is None:
             return
-        m = self._floats("f16", places.m, False)
-        if places.terms is None:
+        m = self._floats("f16", layout.m, False)
+        if layout.minima is None:
             store(b, m, terms)
         else:
-            self._levels(self._per_group(places.terms), b.fneg(m), terms)
+            self._levels(self._per_group(layout.minima), b.fneg(m), terms)
 
     def write_codes(self, out):
-        b, kind, places = self.builder, self.kind, self.places
+        b, layout = self.builder, self.layout
         shifts = None
-        if places.flags is not None:
-            flags = self._per_group(places.flags)
-            shifts = b.and_(b.sub(constant(_BYTES, 0), flags), constant(_BYTES, kind.shift))
+        if layout.flags is not None:
+            flags = self._per_group(layout.flags)
+            shifts = b.and_(b.sub(constant(_BYTES, 0), flags), constant(_BYTES, layout.shift))
         lane = np.arange(WIDE)
         for run in range(self.block // 16):
             if self.plain:
                 column = 16 * run + lane % 16
-                codes = self.bits.numbers(lane // 16, places.codes[0, column])
+                codes = self.bits.numbers(lane // 16, layout.codes[0, column])
                 words = shuffle(b, b.bitcast(codes, I32X16), None, [4 * k + j for j in range(4) for k in range(QUAD)])
                 codes = b.bitcast(words, _BYTES)
             else:
                 column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
-                codes = self.bits.numbers(np.zeros(WIDE, int), places.codes[self.rows[row], column])
-            if kind.table is not None:
-                codes = _look_up(b, [entry + kind.zero for entry in kind.table], codes)
-            elif kind.int8:
+                codes = self.bits.numbers(np.zeros(WIDE, int), layout.codes[self.rows[row], column])
+            if layout.table is not None:
+                codes = _look_up(b, [entry + layout.zero for entry in layout.table], codes)
+            elif layout.signed_bytes:
                 codes = b.xor(codes, constant(_BYTES, -128))
             if shifts is not None:
-                group = 16 * run // kind.group
+                group = 16 * run // layout.group
                 codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // 4 % 4))
             for j in range(4):
                 part = shuffle(b, codes, None, range(16 * j, 16 * j + 16))
@@ -238,13 +239,13 @@ def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
 
     def generate(context, builder, signature, args):
         _, blocks, metas, codes, scales, terms = args
-        kind = kind_of(type_name)
-        assert kind is not None
+        layout = panel_layout(type_name)
+        assert layout is not None
         blocks, metas = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, metas))
         for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
             quad = _Quad(builder, type_name, first, blocks, metas)
             place = [builder.add(at, I64(4 * first)) for at in (codes, scales, terms)]
-            quad.write_scales(place[1], None if kind.m is None else place[2])
+            quad.write_scales(place[1], None if layout.m is None else place[2])
             quad.write_codes(place[0])
         return context.get_dummy_value()
 
@@ -292,11 +293,11 @@ def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int)
 
 @cache
 def unpacker(type_name: str) -> Any:
-    """The part (see `team`; its table is in float_panels, the number of no account) that unpacks rows of a type that kind_of
-    knows: its `address`. Compiled or loaded at the first call."""
-    stored, kind = TYPES[type_name], kind_of(type_name)
-    assert kind is not None
-    sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, kind.group
+    """The part (see `team`; its table is in float_panels, the number of no account) that unpacks rows of a type that has
+    a `PanelLayout`: its `address`. Compiled or loaded at the first call."""
+    stored, layout = TYPES[type_name], panel_layout(type_name)
+    assert layout is not None
+    sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, layout.group
     return native_entry(types.void(types.int64, types.int64), _part_of(stored.name, *sizes))
 
 
@@ -315,17 +316,17 @@ class Panels(NamedTuple):
 
 
 def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
-    """uint8 [rows, row_bytes], whole groups, of a type that tile_types.py knows -> panels of all rows, an even number of them,
+    """uint8 [rows, row_bytes], whole groups, of a type with a `PanelLayout` -> panels of all rows, an even number of them,
     valid until this thread calls it again."""
-    kind = kind_of(type_name)
-    assert kind is not None
+    layout = panel_layout(type_name)
+    assert layout is not None
     rows, row_bytes = q.shape
     panels = -(-rows // (PANEL * TILE_PANELS)) * TILE_PANELS
     q = np.ascontiguousarray(q)
     codes = scratch("codes", (panels, columns // 4, PANEL, 4), np.uint8)
-    scales = scratch("scales", (panels, columns // kind.group, PANEL), np.float32)
-    terms = None if kind.m is None else scratch("terms", scales.shape, np.float32)
+    scales = scratch("scales", (panels, columns // layout.group, PANEL), np.float32)
+    terms = None if layout.m is None else scratch("terms", scales.shape, np.float32)
     to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
     table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to], np.int64)
     team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
-    return Panels(codes, scales, terms, kind.zero, kind.group)
+    return Panels(codes, scales, terms, layout.zero, layout.group)

@@ -1,4 +1,4 @@
-"""The inner loop of a matrix-vector product on packed weights, written for one type from its `Fields`.
+"""The inner loop of a matrix-vector product on packed weights, written for one type from its `GemvLayout`.
 
 A step takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small). Codes become
 bytes 0 to 255 (table value minus the smallest of the table) in the order in which they lie; activations are brought into that
@@ -18,9 +18,8 @@ from numba.core import cgutils
 
 from ......formats.types import TYPES
 from ..activations import RUN
-from .block_layouts import EXPONENT, HALF, Fields, fields
-from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
-from .emitter import HALF as HALF_FLOAT
+from .emitter import BYTES, F32, HALF, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
+from .gemv_layout import GemvLayout, gemv_layout
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,18 @@ class Step:
     """One step: `blocks` blocks of each row of a group, from the addresses of weights and of activations."""
 
     def __init__(self, name: str, blocks: int):
-        kind, found = TYPES[name], fields(name)
-        assert found is not None
-        self.fields: Fields = found
-        self.rows, self.columns, self.activations = kind.rows, blocks * found.block, found.activations
+        kind, layout = TYPES[name], gemv_layout(name)
+        assert layout is not None
+        self.layout: GemvLayout = layout
+        self.rows, self.columns, self.activations = kind.rows, blocks * layout.block, layout.activations
         self.one_scale = self.columns == self.activations  # of the activations of a step
         self.block_bytes = kind.rows * kind.block_bytes
         self.size = blocks * self.block_bytes
         self.slots = self._slots()
-        lowest, table = min(found.table), np.array(found.table)
+        lowest, table = min(layout.table), np.array(layout.table)
         self.lowest, self.highest = lowest, int(table.max()) - lowest
-        self.bytes_as_they_are = len(table) == 256
         self.table = None if (np.diff(table) == 1).all() else [int(v) - lowest for v in table]
-        numbers = self.rows * self.columns // found.group
+        numbers = self.rows * self.columns // layout.group
         self.number_vectors = [np.arange(i, i + LANES) for i in range(0, numbers, LANES)]
         self.numbers = numbers
 
@@ -66,8 +64,8 @@ class Step:
         return (bits[:, None] + steps[:, None, None]).reshape(self.rows, -1, bits.shape[-1])
 
     def _slots(self) -> list[Slot]:
-        assert self.fields.codes is not None
-        self.codes = self._over_blocks(self.fields.codes)
+        assert self.layout.codes is not None
+        self.codes = self._over_blocks(self.layout.codes)
         rows, columns = (axis.reshape(-1) for axis in np.indices(self.codes.shape[:2]))
         first = self.codes[:, :, 0].reshape(-1)
         for order in (np.lexsort((columns, first // 8, first % 8)), np.lexsort((columns, rows))):
@@ -83,7 +81,7 @@ class Step:
 
     def keys(self, slot: Slot) -> tuple:
         """What the products of each lane are scaled by: (row, block of scales), block -1 for none."""
-        group = self.fields.group
+        group = self.layout.group
         return tuple(zip(slot.lane_rows, np.where(slot.words < 0, -1, slot.words * 4 // group).tolist(), strict=True))
 
     # --- instructions -------------------------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ class Step:
             value = loaded.get(addresses.tobytes())
             if value is None:
                 value = emit.gather(base, addresses, self.size)
-                value = loaded[addresses.tobytes()] = self._unwoven(emit, value) if self.fields.woven else value
+                value = loaded[addresses.tobytes()] = self._unwoven(emit, value) if self.layout.gray_words else value
             if width == self.codes.shape[-1] == 2 and self.table is not None and (shift == shift[0]).all():
                 return self._look_up_half(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
             by_word = shift.reshape(LANES, 4)
@@ -110,10 +108,10 @@ class Step:
                 if width < 8:
                     part = emit.builder.and_(part, constant(I8, [((1 << width) - 1) << first] * BYTES))
             total = part if total is None else emit.builder.or_(total, part)
-        if self.bytes_as_they_are:
+        if self.layout.signed_bytes:
             return emit.builder.xor(total, constant(I8, [128] * BYTES))
-        if self.fields.fixed is not None:
-            total = emit.builder.or_(total, constant(I8, self.fields.fixed[slot.columns]))
+        if self.layout.code_offset is not None:
+            total = emit.builder.or_(total, constant(I8, self.layout.code_offset[slot.columns]))
         return total if self.table is None else emit.look_up(self.table, total)
 
     def _look_up_half(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
@@ -139,7 +137,7 @@ class Step:
 
     def _whole_numbers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         rows, blocks = self.places(numbers)
-        if self.fields.woven:
+        if self.layout.gray_words:
             return self._woven_numbers(emit, base, bits, blocks)
         return emit.numbers(base, self._over_blocks(bits)[rows, blocks], self.size)
 
@@ -163,13 +161,13 @@ class Step:
     def _factors(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         """d or dmin of the block that each number belongs to."""
         rows, blocks = self.places(numbers)
-        where = self._over_blocks(bits)[rows, blocks * self.fields.group // self.fields.block]
-        if self.fields.kind == HALF:
+        where = self._over_blocks(bits)[rows, blocks * self.layout.group // self.layout.block]
+        if self.layout.d_format == "f16":
             if (np.diff(where) == 1).all():
                 return emit.halves(base, where[:, 0] // 8)
             words = emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES))
-            return emit.builder.fpext(emit.builder.bitcast(words, vector(HALF_FLOAT, LANES)), vector(F32, LANES))
-        assert self.fields.kind == EXPONENT
+            return emit.builder.fpext(emit.builder.bitcast(words, vector(HALF, LANES)), vector(F32, LANES))
+        assert self.layout.d_format == "e8m0"
         power = emit.numbers(base, where, self.size)
         one = constant(I32, [1] * LANES)
         normal = emit.builder.shl(emit.builder.sub(power, one), constant(I32, [23] * LANES))
@@ -179,22 +177,22 @@ class Step:
 
     def scales(self, emit: Emitter, base: Any, numbers: np.ndarray) -> tuple[Any, Any]:
         """<16 x float> twice: what the products of these blocks are multiplied by, and what the sums of activations are."""
-        f, builder = self.fields, emit.builder
+        f, builder = self.layout, emit.builder
         ones = constant(F32, [1.0] * LANES)
         scale = ones if f.d is None else self._factors(emit, base, f.d, numbers)
         if f.scales is not None:
             whole = self._whole_numbers(emit, base, f.scales, numbers)
-            if f.levels is not None:
-                whole = emit.look_up_words(f.levels, whole)
-            if f.signed:
+            if f.level_table is not None:
+                whole = emit.look_up_words(f.level_table, whole)
+            if f.signed_levels:
                 flip = constant(I32, [128] * LANES)
                 whole = builder.sub(builder.xor(whole, flip), flip)
-            if f.factor != 1:
-                whole = builder.mul(whole, constant(I32, [f.factor] * LANES))
-            if f.zero:
-                whole = builder.add(whole, constant(I32, [f.zero] * LANES))
-            if f.signs is not None:
-                negative = self._flags(emit, base, f.signs, numbers)
+            if f.level_step != 1:
+                whole = builder.mul(whole, constant(I32, [f.level_step] * LANES))
+            if f.level_zero:
+                whole = builder.add(whole, constant(I32, [f.level_zero] * LANES))
+            if f.scale_signs is not None:
+                negative = self._flags(emit, base, f.scale_signs, numbers)
                 whole = builder.select(negative, builder.neg(whole), whole)
             whole = emit.to_float(whole)
             scale = whole if f.d is None else builder.fmul(scale, whole)
@@ -210,8 +208,8 @@ class Step:
             minimum = emit.to_float(self._whole_numbers(emit, base, f.minima, numbers))
             assert offset is None
             offset = builder.fneg(builder.fmul(self._factors(emit, base, f.dmin, numbers), minimum))
-        if f.add is not None:
-            added = self._factors(emit, base, f.add, numbers)
+        if f.offset is not None:
+            added = self._factors(emit, base, f.offset, numbers)
             offset = added if offset is None else builder.fadd(offset, added)
         return scale, offset
 
@@ -219,7 +217,7 @@ class Step:
         """<n x float>: sums of the activations' codes over each block of scales, n at least 2."""
         runs = self.columns // RUN
         values = emit.builder.sext(emit.load(sums, 0, vector(I16, runs)), vector(I32, runs))
-        if self.fields.group == 2 * RUN:
+        if self.layout.group == 2 * RUN:
             both = [emit.shuffle(values, [min(i, runs - 1) for i in range(first, max(runs, 4), 2)]) for first in (0, 1)]
             values = emit.builder.add(*both)
         return emit.to_float(values)
@@ -292,7 +290,7 @@ class Token:
         if not step.one_scale:
             values = emit.load(self.scale, 0, vector(F32, step.columns // step.activations))
             self.of_blocks = [
-                emit.shuffle(values, step.places(v)[1] * step.fields.group // step.activations) for v in step.number_vectors
+                emit.shuffle(values, step.places(v)[1] * step.layout.group // step.activations) for v in step.number_vectors
             ]
             self.scales = [emit.builder.fmul(s, a) for s, a in zip(scales, self.of_blocks, strict=True)]
 

@@ -27,15 +27,15 @@ class BookStep(Step):
         return slots
 
     def unsigned_codes(self, emit: Emitter, base: Any, slot: Slot, loaded: dict) -> Any:
-        f, builder = self.fields, emit.builder
-        assert f.book is not None
-        assert f.points is not None
-        size = f.book.values.shape[1]
-        points = self._over_blocks(f.points)
+        f, builder = self.layout, emit.builder
+        assert f.grid is not None
+        assert f.indices is not None
+        size = f.grid.shape[1]
+        points = self._over_blocks(f.indices)
         element = ir.IntType(8 * size)
         table = loaded.get("table")
         if table is None:
-            packed = f.book.values.copy().view(f"<u{size}")[:, 0]
+            packed = f.grid.copy().view(f"<u{size}")[:, 0]
             kind = ir.ArrayType(element, len(packed))
             table = loaded["table"] = _table(builder, ir.Constant(kind, packed.tolist()))
         values: Any = ir.Constant(vector(element, BYTES // size), ir.Undefined)
@@ -47,10 +47,10 @@ class BookStep(Step):
             index = emit.number(base, points[row, column // size], self.size)
             values = builder.insert_element(values, builder.load(builder.gep(table, [I32(0), index]), align=size), I32(i))
         value = builder.bitcast(values, vector(I8, BYTES))
-        if f.lifts is not None:
-            bits = self._over_blocks(f.lifts)[slot.rows, np.where(slot.columns < 0, 0, slot.columns) // 8, 0]
+        if f.point_flags is not None:
+            bits = self._over_blocks(f.point_flags)[slot.rows, np.where(slot.columns < 0, 0, slot.columns) // 8, 0]
             as_is = emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
-            lift = builder.select(as_is, constant(I8, [0] * BYTES), constant(I8, [2] * BYTES))
+            lift = builder.select(as_is, constant(I8, [0] * BYTES), constant(I8, [f.point_shift] * BYTES))
             value = builder.add(value, lift)
         negative = self._negative(emit, base, slot)
         if negative is None:
@@ -60,10 +60,10 @@ class BookStep(Step):
 
     def _negative(self, emit: Emitter, base: Any, slot: Slot) -> Any:
         """<64 x i1>: which weights are minus what the book says; None if none ever is."""
-        f, builder = self.fields, emit.builder
+        f, builder = self.layout, emit.builder
         columns = np.where(slot.columns < 0, 0, slot.columns)
-        if f.signs_of is not None:
-            bits = self._over_blocks(f.signs_of)[slot.rows, columns, 0]
+        if f.weight_signs is not None:
+            bits = self._over_blocks(f.weight_signs)[slot.rows, columns, 0]
             if (np.diff(bits) == 1).all():
                 return builder.bitcast(emit.load(base, int(bits[0]) // 8, I64), vector(I1, BYTES))
             return emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)

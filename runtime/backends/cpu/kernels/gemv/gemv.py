@@ -35,9 +35,9 @@ from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.memory import view
 from ......simd.team import call_part
 from ..activations import Activations
-from .block_layouts import fields
 from .emitter import Emitter
 from .float_rows import FLOATS, emit_float_product
+from .gemv_layout import gemv_layout
 from .rows import emit_product
 
 (WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, ABREAST) = range(13)
@@ -132,8 +132,8 @@ def gemv(type_name: str, level: str = "") -> Gemv | None:
     kind = TYPES[type_name]
     if kind.name in FLOATS:
         return Gemv(kind.name, 0, kind.rows, FLOATS[kind.name].columns, level)
-    found = fields(kind.name)
-    return Gemv(kind.name, found.activations, kind.rows, max(found.block, found.activations), level) if found else None
+    layout = gemv_layout(kind.name)
+    return Gemv(kind.name, layout.activations, kind.rows, max(layout.block, layout.activations), level) if layout else None
 
 
 def products() -> list[str]:

@@ -17,26 +17,28 @@ import numpy as np
 
 from ......formats.types import TYPES
 from ..activations import RUN
-from .block_layouts import HALF, fields
 from .block_steps import Step, Token
-from .emitter import F32, I1, I16, I32, LANES, Emitter, constant, vector
-from .emitter import HALF as HALF_FLOAT
+from .emitter import F32, HALF, I1, I16, I32, LANES, Emitter, constant, vector
+from .gemv_layout import gemv_layout
 
 _MOST = 32767
 
 
 def takes(name: str) -> bool:
     """Whether products of a type are made so."""
-    found = fields(name)
-    assert found is not None
-    others = found.book, found.levels, found.add, found.minima, found.trellis or None, found.woven or None, found.signed or None
-    if TYPES[name].rows > 1 or (found.block, found.activations, found.kind, found.unit) != (256, 256, HALF, 1):
+    layout = gemv_layout(name)
+    assert layout is not None
+    if TYPES[name].rows > 1 or (layout.block, layout.activations, layout.d_format, layout.unit) != (256, 256, "f16", 1):
         return False
-    if found.scales is None or any(other is not None for other in others) or (np.diff(found.table) == 1).all():
+    if layout.codes is None or layout.scales is None or (np.diff(layout.table) == 1).all():
         return False
-    lowest, highest = min(found.table), max(found.table)
-    largest = max(abs(found.factor * number + found.zero) for number in (0, (1 << found.scales.shape[-1]) - 1))
-    return highest - lowest <= 128 and largest * max(abs(lowest), abs(lowest + found.shift)) <= _MOST
+    if layout.level_table is not None or layout.offset is not None or layout.minima is not None:
+        return False
+    if layout.gray_words or layout.signed_levels:
+        return False
+    lowest, highest = min(layout.table), max(layout.table)
+    largest = max(abs(layout.level_step * code + layout.level_zero) for code in (0, (1 << layout.scales.shape[-1]) - 1))
+    return highest - lowest <= 128 and largest * max(abs(lowest), abs(lowest + layout.shift)) <= _MOST
 
 
 class WholeStep(Step):
@@ -44,7 +46,7 @@ class WholeStep(Step):
 
     def _runs(self, bits: np.ndarray) -> np.ndarray:
         """Bits of the number that goes with each run of 16 columns."""
-        return bits[0][np.arange(LANES) * RUN // self.fields.group]
+        return bits[0][np.arange(LANES) * RUN // self.layout.group]
 
     def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
         """<16 x i16> of unsigned numbers, by runs."""
@@ -59,28 +61,28 @@ class WholeStep(Step):
 
     def _scale(self, emit: Emitter, base: Any) -> Any:
         """<16 x i16>: what the products of each run are multiplied by."""
-        f, builder = self.fields, emit.builder
+        f, builder = self.layout, emit.builder
         assert f.scales is not None
         whole = self._numbers(emit, base, f.scales)
-        if f.factor != 1:
-            whole = builder.mul(whole, constant(I16, [f.factor] * LANES))
-        if f.zero:
-            whole = builder.add(whole, constant(I16, [f.zero] * LANES))
-        if f.signs is not None:
-            whole = builder.select(self._set(emit, base, f.signs), builder.neg(whole), whole)
+        if f.level_step != 1:
+            whole = builder.mul(whole, constant(I16, [f.level_step] * LANES))
+        if f.level_zero:
+            whole = builder.add(whole, constant(I16, [f.level_zero] * LANES))
+        if f.scale_signs is not None:
+            whole = builder.select(self._set(emit, base, f.scale_signs), builder.neg(whole), whole)
         return whole
 
     def _factor(self, emit: Emitter, base: Any, token: Token) -> Any:
         """d times the activations' scale."""
         factor = emit.load(token.scale, 0, F32)
-        if self.fields.d is None:
+        if self.layout.d is None:
             return factor
-        stored = emit.load(base, int(self.fields.d[0, 0, 0]) // 8, HALF_FLOAT)
+        stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, HALF)
         return emit.builder.fmul(emit.builder.fpext(stored, F32), factor)
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
         """Adds the products of a step to the tokens' accumulators."""
-        f, builder = self.fields, emit.builder
+        f, builder = self.layout, emit.builder
         emit.prefetch(base, self.size)
         scale = self._scale(emit, base)
         offset: Any = None

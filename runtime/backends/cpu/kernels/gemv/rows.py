@@ -10,10 +10,10 @@ from numba.core import cgutils
 
 from ......formats.types import TYPES, TensorType
 from ..activations import RUN
-from .block_layouts import HALF, Fields, fields
 from .block_steps import Step, Token
 from .codebook_steps import BookStep
 from .emitter import F32, I64, LANES, Emitter, vector
+from .gemv_layout import GemvLayout, gemv_layout
 from .integer_steps import WholeStep, takes
 from .trellis_steps import TrellisStep
 
@@ -23,13 +23,11 @@ _STEP = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns of a step, for typ
 @cache
 def steps(name: str) -> list[Step]:
     """The steps that a row is cut into: large ones, then, for what is left, single blocks."""
-    found, kind = fields(name), TYPES[name]
-    assert found is not None
-    kind_of_step = TrellisStep if found.trellis else Step if found.book is None else BookStep
-    if takes(name):
-        kind_of_step = WholeStep
-    blocks = max(1, (256 if found.activations == 256 else _STEP[kind.rows]) // found.block)
-    return [kind_of_step(name, blocks), kind_of_step(name, 1)] if blocks > 1 else [kind_of_step(name, 1)]
+    layout, kind = gemv_layout(name), TYPES[name]
+    assert layout is not None
+    step = TrellisStep if layout.trellis else BookStep if layout.grid is not None else WholeStep if takes(name) else Step
+    blocks = max(1, (256 if layout.activations == 256 else _STEP[kind.rows]) // layout.block)
+    return [step(name, blocks), step(name, 1)] if blocks > 1 else [step(name, 1)]
 
 
 def emit_product(
@@ -38,11 +36,11 @@ def emit_product(
     """Multiplies the rows of one group (from address `weights`) with `tokens` tokens: activations are the addresses of the
     first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64."""
     builder, kind, plans = emit.builder, TYPES[name], steps(name)
-    found = plans[0].fields
+    layout = plans[0].layout
     orders = {tuple((np.arange(LANES) % kind.rows).tolist()): None}
     orders.update({slot.lane_rows: None for plan in plans for slot in plan.slots})
     places = []
-    per_token = (columns, _bytes_per(builder, columns, found.activations, 4), _bytes_per(builder, columns, RUN, 2))
+    per_token = (columns, _bytes_per(builder, columns, layout.activations, 4), _bytes_per(builder, columns, RUN, 2))
     all_tokens = [Token(emit, list(orders)) for _ in range(tokens)]
     for t in range(tokens):
         before = [builder.mul(size, I64(t)) for size in per_token]
@@ -56,13 +54,13 @@ def emit_product(
             for token, (codes, scales, sums) in zip(all_tokens, places, strict=True):
                 token.at(
                     builder.add(codes, column),
-                    builder.add(scales, _bytes_per(builder, column, found.activations, 4)),
+                    builder.add(scales, _bytes_per(builder, column, layout.activations, 4)),
                     builder.add(sums, _bytes_per(builder, column, RUN, 2)),
                 )
             plan.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(plan.size))), all_tokens)
         done = builder.add(done, builder.mul(count, I64(plan.columns)))
         at = builder.add(at, builder.mul(count, I64(plan.size)))
-    factor = _row_factors(emit, found, kind, weights)
+    factor = _row_factors(emit, layout, kind, weights)
     for t, token in enumerate(all_tokens):
         parts = [emit.fold(builder.load(total), order, kind.rows) for order, total in token.totals.items()]
         value = parts[0]
@@ -78,11 +76,11 @@ def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
     return builder.mul(builder.udiv(columns, I64(run)), I64(size))
 
 
-def _row_factors(emit: Emitter, found: Fields, kind: TensorType, weights: Any) -> Any:
+def _row_factors(emit: Emitter, layout: GemvLayout, kind: TensorType, weights: Any) -> Any:
     """<rows x float>: what the rows of a group begin with; None if nothing."""
-    if found.row is None:
+    if layout.row_scale is None:
         return None
-    if found.row == HALF:
+    if layout.row_scale == "f16":
         return emit.halves(weights, np.arange(kind.rows) * 2)
     assert kind.rows == 1 or kind.row_meta == 4, "factors of a group lie side by side"
     return emit.load(weights, 0, vector(F32, kind.rows))

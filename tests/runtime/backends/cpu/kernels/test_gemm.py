@@ -14,10 +14,10 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.runtime.backends.cpu.kernels.gemm.block_layouts import kind_of
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_products import multiply_tiles
+from ggufmill.runtime.backends.cpu.kernels.gemm.panel_layout import panel_layout
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, multiply_panels
 from ggufmill.runtime.backends.cpu.weights import WeightStore
@@ -268,7 +268,7 @@ def test_products_with_every_type(name, monkeypatch):
     weights, q = sample_of(name, rows, columns)
     x = np.random.default_rng(3).standard_normal((n, columns)).astype(np.float32)
     expected = x.astype(np.float64) @ weights.T.astype(np.float64)
-    if kind_of(name) is not None:
+    if panel_layout(name) is not None:
         panels = unpack(q, name, columns)
         codes = panels.codes.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows].astype(np.float64) - panels.zero
 
