@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 
 from ....simd.workers import Workers
+from .kernels.gemm import gemm
+from .kernels.gemm.vector_products import STRETCH
 
 QUERY_BLOCK = 128  # keys beyond a block's last query are never touched: smaller blocks skip more, bigger ones multiply faster
 SMALLEST_BLOCK = 16
@@ -54,10 +56,11 @@ def causal_attention(
         a, h, g = at
         b = min(a + block, n)
         seen = past + b
-        first = max(0, past + a + 1 - window) if window else 0
+        # Keys are added up in stretches: those of a query have to begin at the same keys whichever block it is in.
+        first = max(0, past + a + 1 - window) // STRETCH * STRETCH if window else 0
         part = q[h : h + step_kv, g : g + step_group, a:b]
         shape = part.shape[:3]
-        scores = part.reshape(shape[0], -1, width) @ k[h : h + step_kv, first:seen].transpose(0, 2, 1)
+        scores = gemm.matmul(part.reshape(shape[0], -1, width), k[h : h + step_kv, first:seen].transpose(0, 2, 1))
         if softcap:
             scores /= softcap
             np.tanh(scores, out=scores)
@@ -70,7 +73,7 @@ def causal_attention(
             by_query[..., behind >= window] = -np.inf
         extra = None if sinks is None else np.repeat(sinks[h : h + step_kv, g : g + step_group], b - a, axis=2)
         total = softmax_numerator(scores, None if extra is None else extra.reshape(shape[0], -1, 1))
-        result = scores @ v[h : h + step_kv, first:seen]
+        result = gemm.matmul(scores, v[h : h + step_kv, first:seen])
         result /= total
         out[h : h + step_kv, g : g + step_group, a:b] = result.reshape(*shape, -1)
 
@@ -81,14 +84,15 @@ def causal_attention(
 
 
 def softmax_numerator(scores: np.ndarray, extra: np.ndarray | None = None) -> np.ndarray:
-    """Replaces scores [..., m] by exp(scores - their maximum); returns the sums [..., 1] that would normalise them.
+    """Replaces scores [heads, n, m] by exp(scores - their maximum); returns the sums [heads, n, 1] that would normalise them.
 
-    extra [..., 1]: a further score of each row, counted in maximum and sum.
+    extra [heads, n, 1]: a further score of each row, counted in maximum and sum.
     """
     top = scores.max(axis=-1, keepdims=True)
     if extra is not None:
         top = np.maximum(top, extra)
     scores -= top
     np.exp(scores, out=scores)
-    total = scores.sum(axis=-1, keepdims=True)
+    # numpy's sum adds up in an order that depends on how many there are.
+    total = gemm.matmul(scores, np.ones((1, scores.shape[-1], 1), np.float32).repeat(len(scores), 0))
     return total if extra is None else total + np.exp(extra - top)

@@ -27,11 +27,12 @@ import numpy as np
 
 from ....formats import TYPES, FormatError, PlanError, SourceTensor
 from ....quantize import decode
-from ....simd.workers import Workers
+from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from ...hparams import HParams
 from .attention import Span
 from .decoder import Settings, Step
 from .kernels.attention.shared_values import Shared
+from .kernels.gemm import gemm
 from .kv_cache import KVCache, Part, encoded, part_of
 from .norms import RMSNorm
 from .rope import Rope, rotated_dims
@@ -145,16 +146,9 @@ class KeyValueMatrices:
 
     def _with_all(self, x: np.ndarray, matrices: np.ndarray) -> np.ndarray:
         """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""
-        heads, n, inner = len(matrices), x.shape[-2], x.shape[-1]
-        out, workers = np.empty((heads, n, matrices.shape[2]), np.float32), self.store.workers
-        step = -(-heads // workers.count)
-
-        def multiply(low: int) -> None:
-            some = slice(low, low + step)
-            np.matmul(x if x.ndim == 2 else x[some], matrices[some], out=out[some])
-
-        workers.map(multiply, range(0, heads, step), n * inner * heads * out.shape[2])
-        return out
+        workers = self.store.workers
+        team = workers.ready() if x.shape[-2] * matrices.size >= PARALLEL_THRESHOLD else 0
+        return gemm.matmul(x, matrices, None, team, workers.count)
 
     @property
     def exact(self) -> bool:
@@ -350,10 +344,10 @@ class LatentAttention:
         def expand(a: int) -> None:
             b = min(a + heads, s.n_head)
             k, v = np.zeros((b - a, m, k_width), np.float32), np.zeros((b - a, m, v_width), np.float32)
-            np.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), out=k[..., : s.nope])
-            k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
             team = _ALONE if side_by_side else workers
-            np.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), out=v[..., : s.v])
+            gemm.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), k[..., : s.nope], team.ready(), team.count)
+            k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
+            gemm.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), v[..., : s.v], team.ready(), team.count)
             result = np.empty((len(q), b - a, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, a:b])
             if latents is None or wanted is None:

@@ -21,12 +21,14 @@ from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, features, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, scratch, view
+from ......simd.team import part
 from .byte_products import PANEL
 
 STEP, TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
 
 # Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
 PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
+COLUMN_BYTES = SCALES  # of a matrix of float32 whose columns lie together: bytes from one to the next
 UNPACK_FIELDS = 8
 
 
@@ -286,6 +288,42 @@ def _pairs_part(argument, number):
         source = table[PACKED] + min(panel * PANEL, table[ROWS] - PANEL) * table[ROW_BYTES]
         to = table[CODES] + panel * width * PANEL * 4
         _widen_pairs(source, to, columns // 2)
+        view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32)[:] = 0
+
+
+@intrinsic
+def _copy_columns(typingctx, source, column_bytes, count, out):
+    """16 float32 of each of so many columns, to lines of 64 bytes."""
+
+    def generate(context, builder, signature, args):
+        b = builder
+        source, column_bytes, count, out = args
+
+        def column(i):
+            store(b, load(b, source, F32X16, b.mul(i, column_bytes)), out, b.mul(i, I64(4 * LANES)))
+
+        loop(b, count, column)
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i, i), generate
+
+
+@part
+def columns_part(argument, number):
+    """As a `panel_part`, from a matrix of float32 whose columns lie together (see COLUMN_BYTES): its rows are 4 bytes apart."""
+    table = view(argument, UNPACK_FIELDS, np.int64)
+    columns, step, width = table[COLUMNS], table[COLUMN_BYTES], -(-table[COLUMNS] // STEP) * STEP
+    for panel in range(table[PANELS]):
+        rows = min(PANEL, table[ROWS] - panel * PANEL)
+        source, to = table[PACKED] + 4 * panel * PANEL, table[CODES] + panel * width * PANEL * 4
+        if rows == PANEL:
+            _copy_columns(source, step, columns, to)
+        else:
+            for c in range(columns):
+                line = view(to + 4 * PANEL * c, PANEL, np.float32)
+                line[:rows] = view(source + c * step, rows, np.float32)
+                line[rows:] = 0
         view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32)[:] = 0
 
 

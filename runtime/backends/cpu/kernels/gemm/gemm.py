@@ -28,7 +28,7 @@ from ......simd import amx, team
 from ......simd.memory import aligned_empty, scratch
 from . import parts as gemm_parts
 from .byte_products import BLOCK, TILE_TOKENS
-from .float_panels import STEP, TOKENS, panel_part
+from .float_panels import STEP, TOKENS, columns_part, panel_part
 from .panel_layout import panel_layout
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, unpacker
@@ -178,10 +178,22 @@ class Program:
             tokens.made[way] = self.inputs(stage, way, tokens.x, -(-len(tokens) // unit) * unit)
         return tokens.made[way]
 
-    def product(self, stage: int, plan: Plan, inputs: Inputs, out: np.ndarray, jobs: np.ndarray, column: int = 0) -> None:
-        """out float32 [any, rows of the plan], or wider: then its columns from `column` on are written (not for BYTES); jobs
-        int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs from the first on (a multiple of their unit)
-        times a matrix go to the rows from TARGET on of out."""
+    def product(
+        self,
+        stage: int,
+        plan: Plan,
+        inputs: Inputs,
+        out: np.ndarray,
+        jobs: np.ndarray,
+        column: int = 0,
+        stride: int | None = None,
+    ) -> None:
+        """out float32 [any, rows of the plan], or wider: then its columns from `column` on are written (not for BYTES). stride:
+        numbers from one row of out to the next, if that is not out.shape[1].
+
+        jobs int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs from the first on (a multiple of their
+        unit) times a matrix go to the rows from TARGET on of out.
+        """
         words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
         most = max(1, _CHUNK // (plan.columns * plan.size * ROWS)) * ROWS
         step = most
@@ -190,7 +202,7 @@ class Program:
             step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
         slices = -(-plan.rows // step)
         words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
-        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data + 4 * column, out.shape[1]
+        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data + 4 * column, stride or out.shape[1]
         words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs.table.ctypes.data
         self.task(stage, plan.function, words, len(jobs) * slices, out, jobs, inputs)
 
@@ -233,6 +245,42 @@ def multiply_rows(
     made, program = _float_plan(rows.view(np.uint8), "f32", rows.shape[1], 1, 0 if exact else 1), Program(threads)
     program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)), column)
     program.run(address)
+
+
+def matmul(
+    x: np.ndarray, matrices: np.ndarray, out: np.ndarray | None = None, address: int = 0, threads: int = 1
+) -> np.ndarray:
+    """np.matmul(x, matrices, out=out) in float32, with the order of sums of all products here.
+
+    x [matrices, n, inner], or [n, inner] for all alike; matrices [matrices, inner, outer]; out [matrices, n, outer], the numbers
+    of a row side by side. address, threads: of the team that does it. Arrays are copied where strides are out of the ordinary.
+    """
+    (count, columns, rows), n = matrices.shape, x.shape[-2]
+    out = np.empty((count, n, rows), np.float32) if out is None else out
+    if not out.size:
+        return out
+    stride = (out.strides[1] if n > 1 else out.strides[0] if count > 1 else 4 * rows) // 4
+    if out.strides[2] != 4 or stride < rows or (count > 1 and out.strides[0] % (4 * stride)):
+        out[...] = matmul(x, matrices, None, address, threads)
+        return out
+    if 4 not in matrices.strides[1:]:
+        matrices = np.ascontiguousarray(matrices)
+    fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
+    known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
+    words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
+    made = Plan(gemm_parts.floats_part.address, words, (FLOAT32, 1, UNIT), rows, columns, 4)
+    padded = -(-n // UNIT) * UNIT
+    places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
+    places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)
+    jobs = np.zeros((count, 4), np.int64)
+    jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.COUNTED] = np.arange(count), n
+    jobs[:, gemm_parts.FIRST] = np.arange(count) * (padded if x.ndim == 3 else 0)
+    jobs[:, gemm_parts.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
+    program = Program(threads)
+    inputs = program.inputs(0, made.way, np.ascontiguousarray(x.reshape(-1, columns), np.float32), places.size, places)
+    program.product(1, made, inputs, out, jobs, 0, stride)
+    program.run(address)
+    return out
 
 
 def make_inputs(way: Way, tokens: Tokens, address: int = 0, threads: int = 1) -> None:

@@ -20,6 +20,7 @@ from ..elementwise import gate_run
 from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
 from .float_panels import (
     CODES,
+    COLUMN_BYTES,
     COLUMNS,
     PACKED,
     PANELS,
@@ -242,7 +243,7 @@ def _fill(table, job, start, rows, panels, at):
         return weights
     filling = np.zeros(UNPACK_FIELDS, np.int64)
     filling[PACKED], filling[ROW_BYTES], filling[ROWS] = weights, table[LINE_BYTES], rows
-    filling[COLUMNS], filling[PANELS], filling[CODES] = table[LENGTH], panels, at
+    filling[COLUMNS], filling[PANELS], filling[CODES], filling[COLUMN_BYTES] = table[LENGTH], panels, at, table[GROUP]
     call_part(table[UNPACKER], filling.ctypes.data, 0)
     keep(filling)
     return at
