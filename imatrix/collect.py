@@ -205,7 +205,8 @@ class Collector:
         sums = np.zeros(self._model.graph.embedding.columns)
         for at in range(0, len(ids), _ROWS):
             some = ids[at : at + _ROWS]
-            sums += self.used[some] @ self._model.graph.embedding.lookup(some).astype(np.float64) ** 2
+            squares = np.square(self._model.graph.embedding.lookup(some), dtype=np.float64)
+            sums += np.einsum("t,tc->c", self.used[some], squares)
         return sums[None].astype(np.float32), self.used.sum(keepdims=True)
 
     def restore(self, state: State) -> None:

@@ -83,7 +83,7 @@ def pooled(entry: Entry) -> np.ndarray:
 def cosine(a: np.ndarray, b: np.ndarray) -> float | None:
     """Of two vectors; None where one is zero."""
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size else None
+    return float(np.sum(a * b)) / size if size else None
 
 
 @dataclass(frozen=True)

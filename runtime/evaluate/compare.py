@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import MillError, PlanError, SourceTensor, dims
+from ..backends.cpu.kernels.gemm.gemm import matmul
 from ..model import Model
 from .divergence import score
 from .perplexity import windows_of
@@ -291,8 +292,8 @@ def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int]
             size += float(np.einsum("ij,ij->", one, one, dtype=np.float64))
             x = inputs.get((a.name, start // rows))
             if x is not None and x.shape[1] == columns:
-                moved += float(np.square(x @ d.T).sum(dtype=np.float64))
-                scale += float(np.square(x @ one.T).sum(dtype=np.float64))
+                moved += float(np.square(matmul(x, d.T[None])).sum(dtype=np.float64))
+                scale += float(np.square(matmul(x, one.T[None])).sum(dtype=np.float64))
     relative = float(np.sqrt(apart / size)) if size else float("inf") if apart else 0.0
     measured = any((a.name, matrix) in inputs for matrix in range(a.n_rows // rows))
     product = (float(np.sqrt(moved / scale)) if scale else 0.0) if measured else None

@@ -106,6 +106,21 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
             assert np.abs(result(q, cache, past, span, workers) - expected).max() < ROUNDING
 
 
+@pytest.mark.parametrize(
+    "span", [Span(0.2), Span(0.2, window=300), Span(0.2, softcap=3.0, sinks=np.array([1.0, -2.0], np.float32))]
+)
+def test_stored_scores_give_a_query_the_same_bits_in_any_batch(span):
+    random_ = np.random.default_rng(6)
+    q, k, v = (random_.standard_normal(shape).astype(np.float32) for shape in ((1, 2, 200, 24), (1, 700, 24), (1, 700, 40)))
+    expected = causal_attention(q, k, v, 1 << 20, ALONE, span)
+    for cuts in ((1, 150), (77,), (10, 11, 12)):
+        ends, parts = [*cuts, 200], []
+        for start, end in zip([0, *cuts], ends, strict=True):
+            seen = 500 + end
+            parts.append(causal_attention(q[:, :, start:end], k[:, :seen], v[:, :seen], 1 << 14, Workers(3), span))
+        assert np.array_equal(np.concatenate(parts, axis=2), expected)
+
+
 @pytest.mark.skipif("avx2" not in features(), reason="needs AVX2")
 def test_a_lesser_processor_attends_alike(tmp_path):
     """With tiles of one vector, as without AVX-512, in a process of its own."""

@@ -252,8 +252,8 @@ def matmul(
 ) -> np.ndarray:
     """np.matmul(x, matrices, out=out) in float32, with the order of sums of all products here.
 
-    x [matrices, n, inner], or [n, inner] for all alike; matrices [matrices, inner, outer]; out [matrices, n, outer], the numbers
-    of a row side by side. address, threads: of the team that does it. Arrays are copied where strides are out of the ordinary.
+    x [matrices, n, inner], or [n, inner] for all alike; matrices [matrices, inner, outer]; out [matrices, n, outer]. Arrays are
+    copied where their strides are out of the ordinary. address, threads: of the team that does it.
     """
     (count, columns, rows), n = matrices.shape, x.shape[-2]
     out = np.empty((count, n, rows), np.float32) if out is None else out

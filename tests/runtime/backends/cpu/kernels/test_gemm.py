@@ -357,6 +357,36 @@ def test_products_of_any_shape_cut_anywhere(name, exact, n, sixteens, columns, t
     assert np.all(np.abs(out[:, 4:-3] - double) <= (1e-6 if exact or name in ("f32", "f16") else 2**-7) * bound)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 20), st.integers(1, 600), st.integers(1, 70), st.sampled_from([1, 2, 3, 7]), st.data())
+def test_products_of_arrays(heads, n, inner, outer, threads, data):
+    random, workers = np.random.default_rng(inner), WORKERS[threads]
+    x = random.standard_normal((heads, n, inner) if data.draw(st.booleans()) else (n, inner)).astype(np.float32)
+    shape, view = data.draw(
+        st.sampled_from(
+            [
+                ((heads, inner, outer), lambda m: m),
+                ((heads, outer, inner), lambda m: m.transpose(0, 2, 1)),
+                ((heads, inner, 2 * outer), lambda m: m[..., :outer]),
+                ((heads, 2 * inner, 2 * outer), lambda m: m[:, ::2, ::2]),
+            ]
+        )
+    )
+    matrices = view(random.standard_normal(shape).astype(np.float32))
+    kind = data.draw(st.sampled_from(["new", "wider", "transposed"]))
+    place = np.full((heads, n, outer + 9), np.nan, np.float32)
+    transposed = np.empty((n, heads, outer), np.float32).transpose(1, 0, 2)
+    out = {"new": None, "wider": place[..., :outer], "transposed": transposed}[kind]
+    result = gemm.matmul(x, matrices, out, workers.ready(), workers.count)
+    assert out is None or result is out
+    assert np.isnan(place[..., outer:]).all()
+    double = x.astype(np.float64) @ matrices.astype(np.float64)
+    assert np.all(np.abs(result - double) <= 1e-6 * (np.abs(x) @ np.abs(matrices)))
+    cut = data.draw(st.integers(0, n))
+    parts = [gemm.matmul(part, np.ascontiguousarray(matrices)) for part in (x[..., :cut, :], x[..., cut:, :])]
+    assert np.array_equal(np.concatenate(parts, axis=1), result)
+
+
 def test_a_token_that_is_not_finite_spoils_its_own_result_only(monkeypatch):
     weights, q = sample_of("q4_K", 32, 256)
     x = np.ones((12, 256), np.float32)
