@@ -1,10 +1,10 @@
-"""The errors a user may see: one line each, saying what is wrong, where, and what to do."""
+"""Errors that a user may see: one line each, saying what is wrong, where, and what to do."""
 
 
 class MillError(Exception):
-    """Something the user can act on. The command line prints its text as one line and exits with 1.
+    """An error that the user can act on. The command line prints its text as one line and exits with code 1.
 
-    Names from a damaged file may be part of the text: what is not printable is escaped.
+    Unprintable characters are escaped, since the text may quote names from a damaged file.
     """
 
     def __init__(self, text: str):
@@ -12,8 +12,8 @@ class MillError(Exception):
 
 
 class FormatError(MillError):
-    """A file is not what it should be: truncated, malformed, or of a kind that is not supported."""
+    """A file is truncated, malformed, or of an unsupported kind."""
 
 
 class PlanError(MillError):
-    """The job that was asked for cannot be done as asked (found before any work began)."""
+    """A job cannot be done as requested. Raised before anything is written."""

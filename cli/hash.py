@@ -54,7 +54,7 @@ def command(
       ggufmill hash model.gguf --all -o model.gguf.manifest
       ggufmill hash model.gguf --check model.gguf.manifest
     """
-    from ..formats.hashes import Hash, hash_file, read_manifest, whole_line
+    from ..formats.hashes import Hash, escape_line_breaks, hash_file, read_manifest
     from ..jobs.atomic_write import write_text
 
     opened = open_gguf(file)
@@ -66,7 +66,7 @@ def command(
     if manifest is not None:
         expected = {(algorithm, _bare(name)): digest for (algorithm, name), digest in read_manifest(manifest).items()}
         there = [name for name in ALGORITHMS if any(algorithm == name for algorithm, _ in expected)]
-        own = [_bare(whole_line(str(path))) for path in opened.paths]
+        own = [_bare(escape_line_breaks(str(path))) for path in opened.paths]
         if not any(name == file or name.startswith(f"{file}:") for _, name in expected for file in own):
             other = next(name for _, name in expected).partition(":")[0]
             raise PlanError(f"{manifest} is of {other}, not of {own[0]}: a file is checked by the name it had when hashed")

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from ..formats import GGUFFile, MillError, TensorInfo, open_gguf
-from ..formats.file_range import span_checksum
+from ..formats.file_range import range_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
 from ..pipeline.console import byte_progress, emit, gib, table
@@ -39,7 +39,7 @@ def command(file: Path, check: bool, checksums: bool, arrays: bool, as_json: boo
         with byte_progress(total, "inspect") as progress:
             for info, entry in zip(opened.tensors.values(), described, strict=True):
                 if checksums:
-                    entry["xxh3"] = span_checksum(info.path, info.offset, info.nbytes)
+                    entry["xxh3"] = range_checksum(info.path, info.offset, info.nbytes)
                 if check:
                     entry["nonfinite"] = _nonfinite(info)
                 progress(info.nbytes, _printable(info.name))

@@ -10,7 +10,7 @@ import click
 
 from .. import __version__
 from ..formats import PlanError, TensorType
-from ..jobs.execute import preflight
+from ..jobs.preflight import preflight
 from ..pipeline.job_options import Job
 from ..pipeline.write_model import finish, finished_before, protect
 from ..quantize.recipes.type_selection import ROLES

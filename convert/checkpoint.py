@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..formats import FormatError, SourceTensor
-from ..formats.safetensors import Opener, StoredTensor, find_indexes, open_safetensors
-from ..formats.source import stamp
+from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_safetensors
+from ..formats.source import files_stamp
 from .config import Config, read_config
 from .quantization.methods import Finders, missing
 from .quantization.stored_weights import Found, Weight
@@ -109,7 +109,7 @@ class Checkpoint:
         change, by which other weights of the same shapes are noticed. Raises FormatError if a file is gone."""
         digest = hashlib.sha256(self.config.path.read_bytes())
         digest.update(self.origin.encode())
-        digest.update(stamp(self.files))
+        digest.update(files_stamp(self.files))
         for t in self.stored.values():
             digest.update(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.path.name}\0{t.offset}\0{t.nbytes}\n".encode("utf-8", "replace"))
         return digest.hexdigest()
@@ -117,7 +117,7 @@ class Checkpoint:
 
 def open_checkpoint(
     folder: Path,
-    shards: Mapping[str, Opener] | None = None,
+    shards: Mapping[str, ShardOpener] | None = None,
     origin: str = "",
     expect: Callable[[list[StoredTensor]], None] | None = None,
 ) -> Checkpoint:

@@ -46,7 +46,7 @@ def stacked(name: str, weights: list[Weight]) -> SourceTensor:
     sources = "+".join(sorted({w.source_type for w in weights}))
     narrows = all(w.narrows for w in weights)
     shape, optional = (first.columns, rows, len(weights)), (raw if kind else None, kind)
-    return SourceTensor(name, shape, sources, read, *optional, narrow=narrow if narrows else None)
+    return SourceTensor(name, shape, sources, read, *optional, read_bf16=narrow if narrows else None)
 
 
 def interleaved(n_head: int) -> Edit:
@@ -242,7 +242,7 @@ def _by_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[
 
     raw = partial(run, weight.raw) if weight.kind else None
     narrow = partial(run, weight.narrow) if weight.narrows else None
-    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind, narrow=narrow)
+    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind, read_bf16=narrow)
 
 
 def _vector(name: str, weight: Weight, order: np.ndarray) -> SourceTensor:

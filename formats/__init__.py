@@ -1,4 +1,4 @@
-"""The table of tensor types; GGUF and safetensors files; the planned output file."""
+"""File formats: GGUF and safetensors, the table of tensor types, and the interface of tensor sources."""
 
 from ..errors import FormatError, MillError, PlanError
 from .gguf import GGUFFile, TensorInfo, open_gguf

@@ -1,6 +1,6 @@
-"""Shards that were deleted once their tensors were written: what is kept of them, so that the job can still be resumed.
+"""Source shards deleted once their tensors were written: the record that is left, with which the job can still be resumed.
 
-NAME.safetensors.released holds one line of JSON (size and time of change of the shard) and then the shard's own header.
+NAME.safetensors.released holds one line of JSON (size and modification time of the shard), then the shard's JSON header.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ SUFFIX = ".released"
 
 
 @dataclass(frozen=True)
-class Released:
-    """Bytes and time of change (nanoseconds) of the shard that was, and its JSON header."""
+class DeletedShardRecord:
+    """What is known of a deleted shard: its size in bytes, its modification time in nanoseconds, and its JSON header."""
 
     size: int
     mtime_ns: int
     header: bytes
 
 
-def stub(path: Path) -> Path:
-    return path.with_name(path.name + SUFFIX)
+def record_path(shard: Path) -> Path:
+    """Where the record of a deleted shard is: beside it."""
+    return shard.with_name(shard.name + SUFFIX)
 
 
-def is_released(folder: Path) -> list[str]:
-    """Names of the shards of a folder that are gone, with their header left."""
+def deleted_shard_names(folder: Path) -> list[str]:
+    """File names of the shards of a folder that were deleted and left a record, in order."""
     return [p.name.removesuffix(SUFFIX) for p in sorted(folder.glob(f"*.safetensors{SUFFIX}"))]
 
 
-def release(path: Path) -> None:
-    """Deletes a shard, of which its header, size and time stay; of a link, what it leads to. Raises OSError."""
+def delete_shard(path: Path) -> None:
+    """Writes a shard's record and deletes the shard; for a symbolic link also the file it points to. Raises OSError."""
     with path.open("rb") as file:
-        found = os.fstat(file.fileno())
+        stat = os.fstat(file.fileno())
         header = file.read(int.from_bytes(file.read(8), "little"))
-    fresh = stub(path).with_name(stub(path).name + ".new")
-    with fresh.open("wb") as out:
-        out.write(json.dumps({"size": found.st_size, "mtime_ns": found.st_mtime_ns}).encode() + b"\n" + header)
+    new = record_path(path).with_name(record_path(path).name + ".new")
+    with new.open("wb") as out:
+        out.write(json.dumps({"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode() + b"\n" + header)
         out.flush()
         os.fsync(out.fileno())
-    os.replace(fresh, stub(path))
+    os.replace(new, record_path(path))
     target = path.resolve()
     path.unlink()
     if target != path:
         target.unlink(missing_ok=True)
 
 
-def read_released(path: Path) -> Released:
-    """What is left of the shard at `path`. Raises FormatError."""
+def read_record(shard: Path) -> DeletedShardRecord:
+    """The record of a deleted shard. Raises FormatError if there is none or it is damaged."""
     try:
-        line, _, header = stub(path).read_bytes().partition(b"\n")
-        said = json.loads(line)
-        return Released(int(said["size"]), int(said["mtime_ns"]), header)
+        line, _, header = record_path(shard).read_bytes().partition(b"\n")
+        values = json.loads(line)
+        return DeletedShardRecord(int(values["size"]), int(values["mtime_ns"]), header)
     except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
+        raise FormatError(f"{shard}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise FormatError(f"{stub(path)}: damaged ({error!r})") from None
+        raise FormatError(f"{record_path(shard)}: damaged ({error!r})") from None

@@ -1,7 +1,7 @@
-"""Runs of bytes of a file: read into memory of our own, or hashed.
+"""Byte ranges of files: read into memory, or hashed.
 
-Jobs that walk through a whole model read so rather than through the mapping: mapped pages count as memory of the process
-until the system takes them back, and a job's peak would grow with the model.
+Jobs that go through a whole model read it this way rather than through a memory mapping: mapped pages count as memory of the
+process until the system takes them back, so the peak of a job would grow with the model.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ import numpy as np
 import xxhash
 
 from ..errors import FormatError
+from .platform import BINARY, read_at
 
-HASH_BYTES = 1 << 24
+HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
 
 
-def read_span(path: Path, offset: int, nbytes: int) -> np.ndarray:
-    """uint8 [nbytes] from that byte on. Raises FormatError when the file ends before, or cannot be read."""
+def read_range(path: Path, offset: int, nbytes: int) -> np.ndarray:
+    """nbytes of a file from `offset` on -> uint8 [nbytes]. Raises FormatError if the file ends before, or cannot be read."""
     out = np.empty(nbytes, np.uint8)
     try:
-        handle = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | BINARY)
         try:
             done = 0
             while done < nbytes:
-                count = os.preadv(handle, [out[done:].data], offset + done)
+                count = read_at(fd, out[done:].data, offset + done)
                 if count == 0:
                     raise FormatError(f"{path}: the file has become shorter: it ends at byte {offset + done}")
                 done += count
         finally:
-            os.close(handle)
+            os.close(fd)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     return out
 
 
-def check_reaches(path: Path, end: int) -> None:
-    """Raises FormatError when the file, though it was mapped in that length once, now ends before the byte `end`."""
+def check_file_size(path: Path, end: int) -> None:
+    """Raises FormatError if the file now ends before byte `end`, although it reached that far when it was mapped."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -47,14 +48,14 @@ def check_reaches(path: Path, end: int) -> None:
         raise FormatError(f"{path}: the file has become shorter: it ends at byte {size}")
 
 
-def span_checksum(path: Path, offset: int, nbytes: int, progress: Callable[[int, str], None] | None = None) -> str:
-    """xxh3-64 in hex of nbytes from that byte on, read block by block. progress(bytes, '') is called after each block.
+def range_checksum(path: Path, offset: int, nbytes: int, progress: Callable[[int, str], None] | None = None) -> str:
+    """xxh3-64 of nbytes of a file from `offset` on, in hex. progress(bytes, '') is called after each block.
 
-    Raises FormatError as `read_span` does.
+    Raises FormatError as `read_range` does.
     """
     digest = xxhash.xxh3_64()
-    for start in range(offset, offset + nbytes, HASH_BYTES):
-        block = read_span(path, start, min(HASH_BYTES, offset + nbytes - start))
+    for start in range(offset, offset + nbytes, HASH_BLOCK_BYTES):
+        block = read_range(path, start, min(HASH_BLOCK_BYTES, offset + nbytes - start))
         digest.update(block.data)
         if progress is not None:
             progress(len(block), "")

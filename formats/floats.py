@@ -1,4 +1,4 @@
-"""Float formats of files to and from float32: f16, bf16, fp8 (e4m3, e5m2) and the e8m0 of block scales."""
+"""Float formats of files to and from float32: f16, bf16, fp8 (e4m3, e5m2), and e8m0 block scales."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FP8_VALUES = {"f8_e4m3": _fp8_table(4, 3, 7), "f8_e5m2": _fp8_table(5, 2, 15)}
 _E8M0_VALUES = np.where(np.arange(256) == 255, np.nan, 2.0 ** (np.arange(256.0) - 127)).astype(np.float32)
 
 
-def _words(array: np.ndarray, dtype: type) -> np.ndarray:
-    """The array's words as a flat, contiguous, aligned, read-only one, so that a kernel has a single signature."""
+def _flat(array: np.ndarray, dtype: type) -> np.ndarray:
+    """The array's elements as a 1-D, contiguous, aligned, read-only array: a kernel is then compiled for one signature."""
     flat = np.require(array, dtype, ["C", "A"]).reshape(-1).view()
     flat.flags.writeable = False
     return flat
@@ -41,7 +41,7 @@ def _widen_bf16(words, out):
 def bf16_to_f32(words: np.ndarray) -> np.ndarray:
     """uint16 words of any shape -> float32 of that shape, exact."""
     out = np.empty(words.size, np.uint32)
-    _widen_bf16(_words(words, np.uint16), out)
+    _widen_bf16(_flat(words, np.uint16), out)
     return out.view(np.float32).reshape(words.shape)
 
 
@@ -50,18 +50,18 @@ def _widen_f16(words, out):
     for i in range(words.size):
         word = np.uint32(words[i])
         code = np.uint32(word & np.uint32(0x7FFF))
-        bits = np.uint32(np.uint32(code << np.uint32(13)) + np.uint32(112 << 23))  # the exponent's bias: 15 becomes 127
-        # Subnormals as integers times their unit: a multiplication of float32 subnormals would cost 100 times as much.
-        tiny = np.float32(np.float32(np.int32(code)) * np.float32(2.0**-24)).view(np.uint32)
-        bits = bits if code >= np.uint32(0x400) else tiny
+        bits = np.uint32(np.uint32(code << np.uint32(13)) + np.uint32(112 << 23))  # exponent bias: 15 becomes 127
+        # A subnormal as integer times 2^-24: multiplying float32 subnormals instead would cost 100 times as much.
+        subnormal = np.float32(np.float32(np.int32(code)) * np.float32(2.0**-24)).view(np.uint32)
+        bits = bits if code >= np.uint32(0x400) else subnormal
         bits = bits if code < np.uint32(0x7C00) else np.uint32(bits + np.uint32(112 << 23))  # infinity and NaN
         out[i] = np.uint32(bits | np.uint32(np.uint32(word & np.uint32(0x8000)) << np.uint32(16)))
 
 
 def f16_to_f32(halves: np.ndarray) -> np.ndarray:
-    """float16, or its words as uint16, of any shape -> float32 of that shape, exact (several times numpy's own cast)."""
+    """float16, or its words as uint16, of any shape -> float32 of that shape, exact (several times as fast as numpy's cast)."""
     out = np.empty(halves.size, np.uint32)
-    _widen_f16(_words(halves.view(np.uint16), np.uint16), out)
+    _widen_f16(_flat(halves.view(np.uint16), np.uint16), out)
     return out.view(np.float32).reshape(halves.shape)
 
 
@@ -72,19 +72,19 @@ def _narrow_bf16(bits, out):
         high = np.uint32(b >> np.uint32(16))
         rounded = np.uint32(np.uint32(b + np.uint32(0x7FFF)) + np.uint32(high & np.uint32(1))) >> np.uint32(16)
         is_nan = np.uint32(b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        quiet = np.uint32(high | np.uint32(64))  # of NaN keep the sign and payload
+        quiet = np.uint32(high | np.uint32(64))  # quiet NaN with the same sign and payload
         out[i] = np.uint16(quiet if is_nan else rounded)
 
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
     """float32 of any shape -> uint16 words, rounded to nearest, ties to even."""
     out = np.empty(x.size, np.uint16)
-    _narrow_bf16(_words(x, np.float32).view(np.uint32), out)
+    _narrow_bf16(_flat(x, np.float32).view(np.uint32), out)
     return out.reshape(x.shape)
 
 
 def e8m0_to_f32(codes: np.ndarray) -> np.ndarray:
-    """uint8 exponents of any shape -> float32 powers of two (OCP microscaling: 127 is 1.0, 255 is NaN)."""
+    """uint8 exponents of any shape -> float32 powers of two (OCP microscaling formats: 127 is 1.0, 255 is NaN)."""
     return _E8M0_VALUES[codes]
 
 
@@ -93,34 +93,34 @@ def _scale_fp8(codes, table, scale, block_columns, out):
     for r in range(codes.shape[0]):
         for b in range(scale.shape[1]):
             s = scale[r, b]
-            # Slices rather than indices: without the checks for negative indices the loop is twice as fast.
+            # Slices instead of indices: without numba's checks for negative indices the loop is twice as fast.
             source = codes[r, b * block_columns : (b + 1) * block_columns]
             target = out[r, b * block_columns : (b + 1) * block_columns]
             for c in range(source.size):
                 target[c] = table[source[c]] * s
 
 
-def fp8_to_f32(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
-    """Rows of an fp8 matrix -> float32 [rows, columns]: the value of each code times the factor of its block.
+def fp8_to_f32(codes: np.ndarray, dtype: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
+    """Rows of an fp8 matrix -> float32 [rows, columns]: the value of each code times the scale of its block.
 
-    codes: uint8 [rows, columns]; kind: 'f8_e4m3' or 'f8_e5m2'; scale: float32 [rows, ceil(columns / block_columns)], for each
-    row the factors of its runs of block_columns elements (the last run may be shorter).
+    codes: uint8 [rows, columns]; dtype: 'f8_e4m3' or 'f8_e5m2'; scale: float32 [rows, ceil(columns / block_columns)], for each
+    row the scales of its blocks of block_columns elements (the last block may be shorter).
     """
     out = np.empty(codes.shape, np.float32)
-    flat = _words(codes, np.uint8)
-    _scale_fp8(flat.reshape(codes.shape), FP8_VALUES[kind], np.ascontiguousarray(scale, np.float32), block_columns, out)
+    flat = _flat(codes, np.uint8)
+    _scale_fp8(flat.reshape(codes.shape), FP8_VALUES[dtype], np.ascontiguousarray(scale, np.float32), block_columns, out)
     return out
 
 
-# Both tables in one, for a kernel that looks up in a table of its module, which no store can change: else it is no vector code.
+# Both tables in one global array: numba takes a global as constant, and only then LLVM vectorises the look-up.
 _FP8_TABLE = np.concatenate(list(FP8_VALUES.values()))
-_FIRST_CODE = dict(zip(FP8_VALUES, range(0, 512, 256), strict=True))
+_TABLE_OFFSET = dict(zip(FP8_VALUES, range(0, 512, 256), strict=True))
 
 
 @kernel
-def _narrow_fp8_row(codes, first, factors, out):
+def _narrow_fp8_row(codes, table_offset, scales, out):
     for c in range(codes.size):
-        b = np.float32(_FP8_TABLE[np.uint32(codes[c]) + first] * factors[c]).view(np.uint32)
+        b = np.float32(_FP8_TABLE[np.uint32(codes[c]) + table_offset] * scales[c]).view(np.uint32)
         high = np.uint32(b >> np.uint32(16))
         rounded = np.uint32(np.uint32(b + np.uint32(0x7FFF)) + np.uint32(high & np.uint32(1))) >> np.uint32(16)
         is_nan = np.uint32(b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -129,28 +129,29 @@ def _narrow_fp8_row(codes, first, factors, out):
 
 
 @kernel
-def _narrow_fp8(codes, first, scale, bits, block_columns, factors, out):
+def _narrow_fp8(codes, table_offset, scale, scale_bits, block_columns, scales, out):
     for r in range(codes.shape[0]):
         is_same = r > 0
         for b in range(scale.shape[1]):
-            is_same = is_same and bits[r, b] == bits[r - 1, b]
-        if not is_same:  # the rows of a block have the same factors
+            is_same = is_same and scale_bits[r, b] == scale_bits[r - 1, b]
+        if not is_same:  # consecutive rows of a 2-D block have the same scales
             for b in range(scale.shape[1]):
-                factors[b * block_columns : (b + 1) * block_columns] = scale[r, b]
-        _narrow_fp8_row(codes[r], first, factors, out[r])
+                scales[b * block_columns : (b + 1) * block_columns] = scale[r, b]
+        _narrow_fp8_row(codes[r], table_offset, scales, out[r])
 
 
-def fp8_to_bf16(codes: np.ndarray, kind: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
-    """As `f32_to_bf16` of what `fp8_to_f32` gives, bit for bit, without the float32 between: uint16 words [rows, columns]."""
+def fp8_to_bf16(codes: np.ndarray, dtype: str, scale: np.ndarray, block_columns: int) -> np.ndarray:
+    """`f32_to_bf16(fp8_to_f32(...))` in one pass, bit for bit the same -> uint16 words [rows, columns]."""
     out = np.empty(codes.shape, np.uint16)
-    flat, scale = _words(codes, np.uint8), np.ascontiguousarray(scale, np.float32)
-    factors = np.empty(scale.shape[1] * block_columns, np.float32)
-    first, bits = np.uint32(_FIRST_CODE[kind]), scale.view(np.uint32)
-    _narrow_fp8(flat.reshape(codes.shape), first, scale, bits, block_columns, factors, out)
+    flat, scale = _flat(codes, np.uint8), np.ascontiguousarray(scale, np.float32)
+    scales = np.empty(scale.shape[1] * block_columns, np.float32)
+    offset, scale_bits = np.uint32(_TABLE_OFFSET[dtype]), scale.view(np.uint32)
+    _narrow_fp8(flat.reshape(codes.shape), offset, scale, scale_bits, block_columns, scales, out)
     return out
 
 
-# float type -> (words as they are stored, all bits but the sign, the bits of infinity: what is not smaller is not finite)
+# float type -> (dtype of the stored words, mask of all bits but the sign, the bits of infinity); magnitudes from those bits on
+# are infinity and NaN
 _INFINITY = {
     "f32": (np.uint32, np.uint32(0x7FFFFFFF), 0x7F800000),
     "f16": (np.uint16, np.uint16(0x7FFF), 0x7C00),
@@ -160,14 +161,14 @@ _INFINITY = {
 
 @kernel
 def _largest_magnitude(words, magnitude):
-    top = np.uint32(0)
+    largest = np.uint32(0)
     for i in range(words.size):
-        top = max(top, np.uint32(words[i] & magnitude))  # in 32 bits, or it is no vector code
-    return top
+        largest = max(largest, np.uint32(words[i] & magnitude))  # 32 bits wide, or LLVM does not vectorise it
+    return largest
 
 
-def all_finite(stored: np.ndarray, kind: str) -> bool:
-    """Whether no number among these bytes, C-contiguous of type f32, f16 or bf16, is NaN or infinite."""
-    word, magnitude, infinity = _INFINITY[kind]
+def all_finite(stored: np.ndarray, dtype: str) -> bool:
+    """Whether none of the numbers stored in these C-contiguous bytes is NaN or infinite. dtype: 'f32', 'f16' or 'bf16'."""
+    word, magnitude, infinity = _INFINITY[dtype]
     words = stored.reshape(-1).view(word)
     return not words.size or _largest_magnitude(words, magnitude) < infinity

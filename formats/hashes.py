@@ -1,7 +1,7 @@
-"""Hashes of tensors and of whole files, by the names and in the lines that gguf-hash (llama.cpp) prints.
+"""Hashes of tensors and of files, in the format of llama.cpp's gguf-hash.
 
-A line is ALGORITHM  HEX  FILE:TENSOR, or ALGORITHM  HEX  FILE for all tensors of the file one after the other, in the order of
-its directory: what is around them, metadata too, does not count.
+A line is ALGORITHM  HEX  FILE:TENSOR, or ALGORITHM  HEX  FILE for the data of all tensors of the file, concatenated in the
+order of its directory; metadata and padding are not part of a hash.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from typing import Any
 import xxhash
 
 from ..errors import FormatError
-from .file_range import HASH_BYTES, read_span
+from .file_range import HASH_BLOCK_BYTES, read_range
 from .gguf import GGUFFile, TensorInfo
 
-# Strongest last: `--check` goes by the strongest that a manifest has.
+# Strongest last: `--check` uses the strongest that a manifest has.
 ALGORITHMS: dict[str, Callable[[], Any]] = {"xxh64": xxhash.xxh64, "sha1": hashlib.sha1, "sha256": hashlib.sha256}
-_DIGITS = {"xxh64": 16, "sha1": 40, "sha256": 64}
-# Of gguf-hash: identifiers of models are made in this namespace.
+_HEX_DIGITS = {"xxh64": 16, "sha1": 40, "sha256": 64}
+# The namespace in which gguf-hash makes the UUIDv5 of a model.
 _NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 
 
 @dataclass(frozen=True)
 class Hash:
+    """A line of a manifest: a key of ALGORITHMS or 'uuid', the digest in hex, and FILE or FILE:TENSOR."""
+
     algorithm: str
     digest: str
-    name: str  # FILE or FILE:TENSOR
+    name: str
 
     def line(self) -> str:
         return f"{self.algorithm:<8}  {self.digest}  {self.name}"
@@ -39,48 +41,50 @@ class Hash:
 def hash_file(
     file: GGUFFile, algorithms: Sequence[str], *, layers: bool = True, progress: Callable[[int, str], None] | None = None
 ) -> Iterator[Hash]:
-    """Hashes of every tensor (layers) and then of the file, for each shard in turn. algorithms: names of ALGORITHMS, or 'uuid',
-    a UUIDv5 (RFC 9562) of the file's tensors. progress(bytes, tensor name) after each block. Every byte is read once.
+    """Hashes of every tensor (if `layers`) and then of the file, for each shard in turn; every byte is read once.
 
-    Names hold the path as it was given to `open_gguf`. Raises FormatError when a file cannot be read.
+    algorithms: keys of ALGORITHMS, or 'uuid', a UUIDv5 (RFC 9562) of the file's tensors. progress(bytes, tensor name) is called
+    after each block. Names contain the path as it was given to `open_gguf`. Raises FormatError when a file cannot be read.
     """
     for path in file.paths:
-        shown = whole_line(str(path))
-        wholes = {a: hashlib.sha1(_NAMESPACE.bytes) if a == "uuid" else ALGORITHMS[a]() for a in algorithms}
+        file_name = escape_line_breaks(str(path))
+        file_digests = {a: hashlib.sha1(_NAMESPACE.bytes) if a == "uuid" else ALGORITHMS[a]() for a in algorithms}
         for info in (t for t in file.tensors.values() if t.path == path):
-            parts = {a: ALGORITHMS[a]() for a in algorithms if a != "uuid"} if layers else {}
+            tensor_digests = {a: ALGORITHMS[a]() for a in algorithms if a != "uuid"} if layers else {}
             for block in _blocks(info):
-                for digest in (*wholes.values(), *parts.values()):
+                for digest in (*file_digests.values(), *tensor_digests.values()):
                     digest.update(block)
                 if progress is not None:
                     progress(len(block), info.name)
-            yield from (Hash(a, digest.hexdigest(), f"{shown}:{whole_line(info.name)}") for a, digest in parts.items())
-        for algorithm, digest in wholes.items():
-            made = str(uuid.UUID(bytes=digest.digest()[:16], version=5)) if algorithm == "uuid" else digest.hexdigest()
-            yield Hash(algorithm, made, shown)
+            tensor_name = f"{file_name}:{escape_line_breaks(info.name)}"
+            yield from (Hash(a, digest.hexdigest(), tensor_name) for a, digest in tensor_digests.items())
+        for algorithm, digest in file_digests.items():
+            is_uuid = algorithm == "uuid"
+            text = str(uuid.UUID(bytes=digest.digest()[:16], version=5)) if is_uuid else digest.hexdigest()
+            yield Hash(algorithm, text, file_name)
 
 
-def whole_line(name: str) -> str:
-    """Without line breaks, each of them written as an escape: a name is the rest of its line."""
+def escape_line_breaks(name: str) -> str:
+    """The name with line breaks escaped: in a manifest a name is the rest of its line."""
     return "".join(ascii(c)[1:-1] if len(f"a{c}a".splitlines()) > 1 else c for c in name)
 
 
 def _blocks(info: TensorInfo) -> Iterator[memoryview]:
-    for start in range(0, info.nbytes, HASH_BYTES):
-        yield read_span(info.path, info.offset + start, min(HASH_BYTES, info.nbytes - start)).data
+    for start in range(0, info.nbytes, HASH_BLOCK_BYTES):
+        yield read_range(info.path, info.offset + start, min(HASH_BLOCK_BYTES, info.nbytes - start)).data
 
 
 def read_manifest(path: Path) -> dict[tuple[str, str], str]:
-    """(algorithm, name) -> digest. Lines of other programs are passed over. Raises FormatError if there is none of ours."""
-    found: dict[tuple[str, str], str] = {}
+    """A manifest -> {(algorithm, name): digest in hex}; lines in another format are skipped. Raises FormatError if all are."""
+    digests: dict[tuple[str, str], str] = {}
     try:
         text = path.read_text("utf-8", "surrogateescape")
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     for line in text.splitlines():
         parts = line.split(None, 2)
-        if len(parts) == 3 and len(parts[1]) == _DIGITS.get(parts[0]):
-            found[parts[0], parts[2]] = parts[1].lower()
-    if not found:
-        raise FormatError(f"{path}: no line of this manifest is ALGORITHM HASH NAME of {', '.join(_DIGITS)}")
-    return found
+        if len(parts) == 3 and len(parts[1]) == _HEX_DIGITS.get(parts[0]):
+            digests[parts[0], parts[2]] = parts[1].lower()
+    if not digests:
+        raise FormatError(f"{path}: no line of this manifest is ALGORITHM HASH NAME of {', '.join(_HEX_DIGITS)}")
+    return digests

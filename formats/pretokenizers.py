@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies cut text into words before merging: one row per name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level BPE vocabularies: how text is split into words before merging, by `tokenizer.ggml.pre`.
 
-The expressions are those of the models' own published tokenizer files, in the syntax that these use (Oniguruma);
-the names are those that llama.cpp's src/llama-vocab.cpp accepts.
+The regular expressions are those of the models' published tokenizer files, in the syntax that these use (Oniguruma); the names
+are those that llama.cpp's src/llama-vocab.cpp accepts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3, _QWEN2 = _WORDS % "{1,3}", _WORDS % ""
-_CASED = (  # words begin with capitals and go on in small letters: "camelCase" is two
+_CASED = (  # words are capitals and then small letters: "camelCase" is two
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
     r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _NOT_HAN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-# Blocks of characters as code points (some look alike or fall together when text is normalised).
-_CASED_LETTERS = (  # the letters of scripts that have two cases, as deepseek-llm lists them
+# Character classes as ranges of code points (written out, some would look alike or change when the text is normalised).
+_CASED_LETTERS = (  # letters of scripts with two cases, as deepseek-llm lists them
     "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c 38e-3a1 "
     "3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 "
     "1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe "
@@ -34,28 +34,29 @@ _PUNCTUATION = "21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002"
 
 
 def _any_of(blocks: str) -> str:
-    """'41-5a b5' -> a character class that holds these code points."""
+    """Ranges of code points such as '41-5a b5' -> the regular expression of their character class."""
     return "[" + "".join("-".join(rf"\x{{{code}}}" for code in block.split("-")) for block in blocks.split()) + "]"
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """splits: expressions applied one after the other, each isolating its matches within the pieces that the last one left.
+    """The splitting rules of a vocabulary.
 
-    whole_words  a word that is a token as it stands is not merged up from its bytes
-    add_bos      what is done when the metadata does not say
+    splits         regular expressions applied in order; each isolates its matches within the pieces that the one before left
+    ignore_merges  a word that is a token is not merged from its bytes (as llama.cpp calls it)
+    add_bos        whether text starts with BOS when tokenizer.ggml.add_bos_token is absent
     """
 
     splits: tuple[str, ...]
-    whole_words: bool = False
+    ignore_merges: bool = False
     add_bos: bool = False
 
 
 _GPT2_WORDS = PreTokenizer((_GPT2,))
-_LLAMA3_WORDS = PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True)
+_LLAMA3_WORDS = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _LLAMA3_MERGED = PreTokenizer((_LLAMA3,))
 _QWEN2_WORDS = PreTokenizer((_QWEN2,))
-_GPT4O_WORDS = PreTokenizer((_CASED % (_SHORT, _SHORT, "{1,3}"),))
+_GPT4O_WORDS = PreTokenizer((_CASED % (_CONTRACTION, _CONTRACTION, "{1,3}"),))
 _DIGITS_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
@@ -68,7 +69,7 @@ _DEEPSEEK3 = PreTokenizer(
     )
 )
 
-# Rules that several names share, with all of their names.
+# Rules that several names share -> these names.
 _SHARED: dict[PreTokenizer, str] = {
     _GPT2_WORDS: "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum modern-bert exaone4 "
     "jina-es jina-de jina-v2-es jina-v2-de",
@@ -97,13 +98,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         )
     ),
-    "tekken": PreTokenizer((_CASED % ("", "", ""),), whole_words=True, add_bos=True),
-    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _CASED % (_SHORT, _SHORT, "{1,3}"))),
+    "tekken": PreTokenizer((_CASED % ("", "", ""),), ignore_merges=True, add_bos=True),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _CASED % (_CONTRACTION, _CONTRACTION, "{1,3}"))),
     "kimi-k2": PreTokenizer(
         (
             r"[\p{Han}]+"
-            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_SHORT}"
-            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_SHORT}"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{_CONTRACTION}"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{_CONTRACTION}"
             r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         )
     ),

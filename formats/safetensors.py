@@ -1,7 +1,7 @@
-"""Reading safetensors: a single file or a folder sharded by an index file, memory-mapped.
+"""Reading safetensors: one file, or a checkpoint folder of shards with or without an index file.
 
-Our own, since the numpy interface of the `safetensors` package has no fp8. Layout: 8 bytes of header length, a JSON header,
-then the tensors' bytes.
+Layout of a file (huggingface/safetensors): 8 bytes of header length, a JSON header, the tensors' bytes. The `safetensors`
+package is not used, since its numpy interface has no fp8.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import FormatError
-from .deleted_shards import is_released, read_released
-from .file_range import check_reaches, read_span
+from .deleted_shards import deleted_shard_names, read_record
+from .file_range import check_file_size, read_range
 
-# safetensors dtype -> (numpy dtype of the stored words, our source type name)
+# safetensors dtype -> (numpy dtype of the stored words, name as a source type)
 DTYPES: dict[str, tuple[str, str]] = {
     "F64": ("<f8", "f64"),
     "F32": ("<f4", "f32"),
@@ -40,23 +40,23 @@ DTYPES: dict[str, tuple[str, str]] = {
     "BOOL": ("u1", "bool"),
 }
 _ITEM_BYTES = {name: np.dtype(words).itemsize for name, (words, _) in DTYPES.items()}
-MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
 class Shard(Protocol):
-    """Where the bytes of a safetensors file are."""
+    """The bytes of a safetensors file, wherever they are."""
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] from that byte of the file on, in memory of its own. Raises FormatError if they cannot be had."""
+        """nbytes from `offset` of the file on -> uint8 [nbytes], a copy. Raises FormatError if they cannot be read."""
         ...
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
-        """As `read`, but not to be written to: where it can be a part of the mapped file."""
+        """As `read`, but read-only: a view of the mapped file where there is one."""
         ...
 
 
 class LocalShard:
-    """A file of this machine; mapped when a view is asked for. was_read: whether anything beside its header was."""
+    """A file on this machine, mapped when the first view is asked for. was_read: whether tensor data has been read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -65,7 +65,7 @@ class LocalShard:
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         self.was_read = True
-        return read_span(self.path, offset, nbytes)
+        return read_range(self.path, offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> np.ndarray:
         self.was_read = True
@@ -75,16 +75,16 @@ class LocalShard:
                     self._map = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             except (OSError, ValueError) as error:
                 raise FormatError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
-        check_reaches(self.path, offset + nbytes)  # touching pages of a map beyond the file's end would kill the process
+        check_file_size(self.path, offset + nbytes)  # touching mapped pages beyond the file's end would kill the process
         return self._map[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Lets go of the mapping, without which a deleted file would still take its space on disk."""
+        """Drops the mapping: while it exists, a deleted file still takes its space on disk."""
         self._map = None
 
 
-class ReleasedShard:
-    """A file that was deleted when its tensors were written; only its header is left."""
+class DeletedShard:
+    """A shard that was deleted once its tensors were written; only its header is left (see `deleted_shards`)."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -100,7 +100,12 @@ class ReleasedShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file: dtype as safetensors spells it, shape outermost first, `data` a view of stored words."""
+    """A tensor of a safetensors file.
+
+    dtype   as safetensors spells it, a key of DTYPES
+    shape   outermost dimension first
+    offset  of its first byte in the file; nbytes: its size
+    """
 
     name: str
     dtype: str
@@ -112,12 +117,11 @@ class StoredTensor:
 
     @property
     def data(self) -> np.ndarray:
-        """[*shape], not to be written to, with the words as numpy can name them: bf16 as uint16, fp8 as uint8. A view of the
-        mapped file where there is one."""
+        """The stored words, [*shape], read-only, a view of the mapped file where there is one; bf16 as uint16, fp8 as uint8."""
         return self.shard.view(self.offset, self.nbytes).view(DTYPES[self.dtype][0]).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """data[start:stop] along the outermost dimension, read into memory of its own; a scalar counts as one row."""
+        """data[start:stop] along the outermost dimension, as a copy; a scalar counts as one row."""
         shape = self.shape or (1,)
         width = self.nbytes // shape[0] if shape[0] else 0
         words = self.shard.read(self.offset + start * width, (stop - start) * width).view(DTYPES[self.dtype][0])
@@ -129,33 +133,35 @@ class StoredTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The directory of one file. Raises FormatError if it is truncated, overlapping or otherwise malformed."""
+    """The tensors of one file, name -> tensor; no data is read. Raises FormatError if the file is truncated or malformed."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
             length = header_length(path, file.read(8), size)
-            raw = file.read(length)
+            header = file.read(length)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    return directory(path, raw, size, LocalShard(path))
+    return parse_header(path, header, size, LocalShard(path))
 
 
-def header_length(path: Path, first: bytes, size: int) -> int:
-    """Bytes of the JSON header, which the first 8 bytes of a file of this size tell. Raises FormatError."""
+def header_length(path: Path, prefix: bytes, size: int) -> int:
+    """The first 8 bytes of a file and its size -> size of its JSON header in bytes. Raises FormatError."""
     if size < 9:
         raise FormatError(f"{path}: {size} bytes are too few for a safetensors file")
-    length = int.from_bytes(first[:8], "little")
+    length = int.from_bytes(prefix[:8], "little")
     if length > min(size - 8, MAX_HEADER):
         raise FormatError(f"{path}: a header of {length} bytes in a file of {size}: truncated, or not safetensors")
     return length
 
 
-def directory(path: Path, raw: bytes, size: int, shard: Shard) -> dict[str, StoredTensor]:
-    """The tensors that a JSON header announces, in a file of `size` bytes. Raises FormatError as `read_safetensors`."""
-    header, base = _header(path, raw), 8 + len(raw)
-    tensors = {name: _entry(path, name, entry, base, shard) for name, entry in header.items() if name != "__metadata__"}
-    end = base
+def parse_header(path: Path, header: bytes, size: int, shard: Shard) -> dict[str, StoredTensor]:
+    """A JSON header of a file of `size` bytes -> its tensors. Raises FormatError as `read_safetensors` does."""
+    entries, data_start = _parse_json(path, header), 8 + len(header)
+    tensors = {
+        name: _parse_entry(path, name, entry, data_start, shard) for name, entry in entries.items() if name != "__metadata__"
+    }
+    end = data_start
     for tensor in sorted(tensors.values(), key=lambda t: t.offset):
         if tensor.offset < end and tensor.nbytes:
             raise FormatError(f"{path}: tensor {tensor.name} overlaps the one before it")
@@ -165,22 +171,22 @@ def directory(path: Path, raw: bytes, size: int, shard: Shard) -> dict[str, Stor
     return tensors
 
 
-def _released(path: Path) -> dict[str, StoredTensor]:
-    left = read_released(path)
-    return directory(path, left.header, left.size, ReleasedShard(path))
+def _open_deleted(path: Path) -> dict[str, StoredTensor]:
+    record = read_record(path)
+    return parse_header(path, record.header, record.size, DeletedShard(path))
 
 
-def _header(path: Path, raw: bytes) -> dict[str, Any]:
+def _parse_json(path: Path, header: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(raw)
+        entries = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the header is not JSON ({error})") from None
-    if not isinstance(header, dict):
+    if not isinstance(entries, dict):
         raise FormatError(f"{path}: the header is not a JSON object")
-    return header
+    return entries
 
 
-def _entry(path: Path, name: str, entry: Any, base: int, shard: Shard) -> StoredTensor:
+def _parse_entry(path: Path, name: str, entry: Any, data_start: int, shard: Shard) -> StoredTensor:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
@@ -191,28 +197,28 @@ def _entry(path: Path, name: str, entry: Any, base: int, shard: Shard) -> Stored
         raise FormatError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
     if prod(shape) * _ITEM_BYTES[dtype] != end - begin:
         raise FormatError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
-    return StoredTensor(name, dtype, shape, path, base + begin, end - begin, shard)
+    return StoredTensor(name, dtype, shape, path, data_start + begin, end - begin, shard)
 
 
 def find_indexes(folder: Path) -> list[Path]:
-    """The index files of a checkpoint folder: none or one where it is as it should be."""
+    """The index files (*.safetensors.index.json) of a checkpoint folder: none or one, unless it is damaged."""
     return sorted(folder.glob("*.safetensors.index.json"))
 
 
-Opener = Callable[[], dict[str, StoredTensor]]  # gives the directory of a shard
+ShardOpener = Callable[[], dict[str, StoredTensor]]  # reads a shard's header: tensor name -> tensor
 
 
-def local_shards(folder: Path) -> dict[str, Opener]:
-    """The *.safetensors files of a folder in order, by name, and those that were deleted after use."""
-    names = {path.name for path in folder.glob("*.safetensors")} | set(is_released(folder))
+def local_shards(folder: Path) -> dict[str, ShardOpener]:
+    """File name -> opener of the *.safetensors files of a folder, sorted, including those deleted after use."""
+    names = {path.name for path in folder.glob("*.safetensors")} | set(deleted_shard_names(folder))
     paths = {name: folder / name for name in sorted(names)}
-    return {n: (lambda p=p: read_safetensors(p) if p.exists() else _released(p)) for n, p in paths.items()}
+    return {n: (lambda p=p: read_safetensors(p) if p.exists() else _open_deleted(p)) for n, p in paths.items()}
 
 
 def shard_names(folder: Path) -> dict[str, str] | None:
-    """Tensor name -> name of its shard, as the folder's index file says; None if it has none.
+    """Tensor name -> file name of its shard, from the folder's index file; None if it has no index file.
 
-    Raises FormatError for an index that is malformed or names files elsewhere, and for several.
+    Raises FormatError for an index that is malformed or names files in other folders, and for several index files.
     """
     indexes = find_indexes(folder)
     if len(indexes) > 1:
@@ -226,32 +232,32 @@ def shard_names(folder: Path) -> dict[str, str] | None:
         raise FormatError(f"{indexes[0]}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{indexes[0]}: not an index of safetensors shards ({error!r})") from None
-    escaping = [name for name in names if not isinstance(name, str) or Path(name).name != name or name == ".."]
-    if escaping:
-        raise FormatError(f"{indexes[0]}: {escaping[0]!r} is not the name of a shard in this folder")
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name or name == ".."]
+    if outside:
+        raise FormatError(f"{indexes[0]}: {outside[0]!r} is not the name of a shard in this folder")
     return weight_map
 
 
-def open_safetensors(folder: Path, shards: Mapping[str, Opener] | None = None) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint folder: by its index file if it has one, else of every shard, in order.
+def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = None) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint folder, name -> tensor: those of the shards that its index file names, else of all shards.
 
-    shards: by name, where they are not in the folder. Raises FormatError if there is none, a shard is missing, lies outside
-    the folder by its name, or a tensor is missing or twice there.
+    shards: file name -> opener, for shards that are not in the folder. Raises FormatError if there is no shard, one is missing
+    or is named outside of the folder, or a tensor is missing or in two shards.
     """
     weight_map = shard_names(folder)
-    there = local_shards(folder) if shards is None else shards
+    openers = local_shards(folder) if shards is None else shards
     if weight_map is not None:
         names = sorted(set(weight_map.values()))
-        missing = [name for name in names if name not in there]
+        missing = [name for name in names if name not in openers]
         if missing:
             raise FormatError(f"{folder}: {len(missing)} of {len(names)} shards are missing, the first is {missing[0]}")
     else:
-        names = list(there)
+        names = list(openers)
         if not names:
             raise FormatError(f"{folder}: no *.safetensors file in this folder")
     tensors: dict[str, StoredTensor] = {}
     for shard in names:
-        for name, tensor in there[shard]().items():
+        for name, tensor in openers[shard]().items():
             if name in tensors:
                 raise FormatError(f"{folder / shard}: tensor {name} is also in {tensors[name].path.name}")
             tensors[name] = tensor

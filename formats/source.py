@@ -1,4 +1,7 @@
-"""A source of named tensors: what convert, quantize, imatrix and the runtime read from, whatever file lies behind it."""
+"""The interface of tensor sources: what quantize, imatrix and the runtime read models through, whatever the files behind it.
+
+`convert.open_source` makes one of a GGUF, of a Hugging Face checkpoint folder, or of a repository on the hub.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import FormatError, PlanError
-from .deleted_shards import read_released
+from .deleted_shards import read_record
 from .types import TensorType
 
 if TYPE_CHECKING:
     from .safetensors import LocalShard
 
 
-def stamp(files: Iterable[Path]) -> bytes:
-    """Name, size and time of the last change of each file: weights may change without any header changing. Raises FormatError
-    if one is gone, unless it is a shard that was released: that is as it was."""
+def files_stamp(files: Iterable[Path]) -> bytes:
+    """Name, size and modification time of each file, as bytes to hash: weights may change without a change of any header.
+
+    A deleted source shard counts with the size and time of its record (see `deleted_shards`). Raises FormatError if another
+    file is missing.
+    """
     lines = []
     for path in files:
         try:
-            found = path.stat()
-            size, time = found.st_size, found.st_mtime_ns
+            stat = path.stat()
+            size, mtime_ns = stat.st_size, stat.st_mtime_ns
         except FileNotFoundError:
-            left = read_released(path)
-            size, time = left.size, left.mtime_ns
+            record = read_record(path)
+            size, mtime_ns = record.size, record.mtime_ns
         except OSError as error:
             raise FormatError(f"{path}: {error.strerror or error}") from None
-        lines.append(f"{path.name}\0{size}\0{time}\n")
+        lines.append(f"{path.name}\0{size}\0{mtime_ns}\n")
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
@@ -39,17 +45,18 @@ def stamp(files: Iterable[Path]) -> bytes:
 class SourceTensor:
     """A tensor that can be read in runs of rows.
 
-    name, shape  as in the GGUF to come: shape in ne order, shape[0] the row length
-    source_type  what lies in the source: a ggml type name, or e.g. 'f8_e4m3'
+    name, shape  as in a GGUF: shape in ne order, shape[0] the row length
+    source_type  how the source stores it: a ggml type name, or for example 'f8_e4m3'
     read         (start, stop) -> float32 [stop - start, shape[0]]; rows count through shape[1:], flattened. A run never
-                 crosses from one matrix (shape[1] rows) into the next.
-    raw          (start, stop) -> the stored bytes uint8 [stop - start, row_bytes], when the source holds `stored` as it is
-    stored       the ggml type of those bytes, else None
-    mapped       all of those bytes where they lie, in a mapped file or in memory: uint8 [n_rows, row_bytes], not to be written;
-                 None if there is no such place
-    files        what it is read from, where that is known
-    narrow       (start, stop) -> what `read` gives, rounded to bf16: uint8 [stop - start, 2 * shape[0]]; where there is a
-                 shorter way to that than through `read`
+                 crosses from one matrix (shape[1] rows) into the next
+    raw          (start, stop) -> uint8 [stop - start, row_bytes], the encoded rows as stored; None if the source does not
+                 store the tensor in a ggml type
+    stored       that ggml type, else None
+    mapped       all encoded rows in a mapped file or in memory, uint8 [n_rows, row_bytes], read-only; None if they are not
+                 contiguous anywhere
+    files        the files that it is read from, where that is known
+    read_bf16    (start, stop) -> uint8 [stop - start, 2 * shape[0]], what `read` gives rounded to bf16; only where that is
+                 faster than `read` and rounding
     """
 
     name: str
@@ -60,7 +67,7 @@ class SourceTensor:
     stored: TensorType | None = None
     mapped: np.ndarray | None = field(default=None, repr=False, compare=False)
     files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
-    narrow: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
+    read_bf16: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:
@@ -75,11 +82,13 @@ class SourceTensor:
 class TensorSource:
     """A model: GGUF metadata, tensors in file order, and what identifies it.
 
-    path      shown to people
-    files     what it is read from: never written to
-    identity  a digest of its files' headers, sizes and times: a job is resumed only over the same source
-    notes     what was left out or assumed on the way, for people to read
-    shards    the files of `files` that hold tensors of a checkpoint, and are still there
+    path      as the user knows it, for messages
+    metadata  GGUF keys -> values
+    tensors   name -> tensor
+    identity  a digest of its files' headers, sizes and modification times: a job is resumed only with the same source
+    notes     what was left out or assumed in reading it, one line each for the user
+    files     the files that it is read from, none of which is ever written to
+    shards    for a checkpoint: those of `files` that hold tensors and have not been deleted
     """
 
     path: str
@@ -92,12 +101,13 @@ class TensorSource:
 
     @property
     def architecture(self) -> str:
+        """general.architecture; '' if the metadata do not say."""
         return str(self.metadata.get("general.architecture", ""))
 
     def split(self) -> dict[str, int]:
-        """tensor name -> the number of its file, counted from 0. Raises PlanError for anything but a GGUF in several files."""
+        """Tensor name -> number of its shard, counted from 0. Raises PlanError unless this is a GGUF in several files."""
         numbers = {path: number for number, path in enumerate(self.files)}
-        known = all(len(t.files) == 1 and t.files[0] in numbers for t in self.tensors.values())
-        if self.shards or not known or len(numbers) < 2 or any(p.suffix != ".gguf" for p in numbers):
+        is_known = all(len(t.files) == 1 and t.files[0] in numbers for t in self.tensors.values())
+        if self.shards or not is_known or len(numbers) < 2 or any(p.suffix != ".gguf" for p in numbers):
             raise PlanError(f"{self.path} is no GGUF in several files, so there is no split to keep")
         return {t.name: numbers[t.files[0]] for t in self.tensors.values()}

@@ -1,6 +1,7 @@
-"""The one table of tensor types: nothing else in the program knows a size or an id.
+"""The table of tensor types: the only place that knows their ids and sizes.
 
-Facts from the ik_llama.cpp fork and from llama.cpp (ggml.h and the gguf specification).
+Ids and sizes are those of ik_llama.cpp and llama.cpp (ggml.h, docs/gguf.md); docs/formats/types.md explains the columns. Where
+the bits of a block are is the subject of `formats.layouts`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from ..errors import PlanError
 
 
 def dims(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(columns, rows, matrices) of a shape in ne order: the row length, the rows of a matrix, how many matrices are stacked."""
+    """A shape in ne order -> (row length, rows per matrix, number of stacked matrices)."""
     columns, *rest = shape
     return columns, rest[0] if rest else 1, prod(rest[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a tensor of this type lies in a file.
+    """The storage of a tensor type in a file.
 
-    name        as the fork spells it (q4_K, q4_k_r4, q8_KV); look-ups ignore case
+    name        as ik_llama.cpp spells it (q4_K, q4_k_r4, q8_KV); look-ups ignore case
     id          ggml type id in a GGUF file
     ftype       value of general.file_type for a file mostly of this type; None if there is none
     block       elements per block along a row
     block_bytes bytes per block
-    row_meta    bytes of scales that precede each row's blocks
-    rows        rows interleaved in a group; 1 for plain types
+    row_meta    bytes before the blocks of each row (the row's scale)
+    rows        rows that are interleaved in a group; 1 for plain types
     imatrix     'hard': cannot be encoded without importance, 'soft': should not be, None: works without
-    fallback    type used instead when the row length is no multiple of the block
+    fallback    type used instead when the row length is not a multiple of the block
     base        for a repacked type: the plain type whose bits it permutes
-    packed      for a plain type: its repacked twin
+    packed      for a plain type: the repacked type of the same bits
     has_codec   whether `quantize` encodes and decodes rows of this type; files that hold others can be shown and copied
     """
 
@@ -54,9 +55,9 @@ class TensorType:
         return self.block > 0 and n % self.block == 0
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of a row of n elements, row scale included. Raises PlanError if the type cannot hold it."""
+        """Bytes of a row of n elements, row_meta included. Raises PlanError if the type cannot hold such a row."""
         if not self.is_known:
-            raise PlanError(f"{self.name} is not a type that is known here: such a tensor can be shown, but not written")
+            raise PlanError(f"{self.name} is an unknown type: such a tensor can be shown, but not written")
         if not self.fits(n):
             raise PlanError(f"{self.name} needs rows of a multiple of {self.block} elements, not {n}")
         return self.row_meta + n // self.block * self.block_bytes
@@ -76,15 +77,16 @@ class TensorType:
 
     @property
     def is_float(self) -> bool:
+        """Whether elements are stored as floating-point numbers, without blocks."""
         return self.name in ("f32", "f16", "bf16", "f64")
 
     @property
     def is_known(self) -> bool:
-        """False for an id that this table does not have (the size of such a tensor is taken from the file)."""
+        """False for a type id that is not in the table; the size of such a tensor is taken from its file."""
         return self.block > 0
 
 
-# name, id, ftype, block, block bytes, row meta, rows, imatrix, fallback for columns, base, packed twin
+# name, id, ftype, block, block_bytes, row_meta, rows, imatrix, fallback, base, packed
 _WEIGHTS = (
     ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None),
     ("f16", 1, 1, 1, 2, 0, 1, None, None, None, None),
@@ -163,7 +165,7 @@ _WEIGHTS = (
     ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None),
 )
 
-# Types without a codec here: never quantisation targets, but files hold them and `inspect` sizes them.
+# Types without a codec here: never quantisation targets, but files contain them and `inspect` shows their sizes.
 # name, id, ftype, block, block bytes, row meta, rows
 _WITHOUT_CODEC = (
     ("q8_1", 9, None, 32, 36),
@@ -179,12 +181,12 @@ _WITHOUT_CODEC = (
     ("q8_k_r16", 397, None, 256, 258, 0, 16),
 )
 
-# Interleaved types that are encodings of their own, not permutations: what takes their place when the rows do not divide.
+# Interleaved types that are encodings of their own, without a base: the fallback when the rows are no multiple of a group.
 _ROW_FALLBACK = {"iq1_s_r4": "iq1_s", "iq1_m_r4": "iq1_m", "q8_k_r8": "q8_0", "q8_k_r16": "q8_0"}
 
 
 class TypeTable(Mapping[str, TensorType]):
-    """name -> TensorType, names in any letter case; `by_id` for the ids of files."""
+    """Type name (in any letter case) -> TensorType; `by_id` looks up the ids of GGUF files."""
 
     def __init__(self, with_codec: tuple[tuple, ...], without_codec: tuple[tuple, ...]):
         types = [TensorType(*row) for row in with_codec] + [TensorType(*row, has_codec=False) for row in without_codec]
@@ -204,7 +206,7 @@ class TypeTable(Mapping[str, TensorType]):
         return len(self._by_name)
 
     def by_id(self, type_id: int) -> TensorType:
-        """The type of this id; an unknown id gives a nameless type whose `is_known` is False."""
+        """The type of an id; an id that is not in the table gives a type 'type-ID' whose `is_known` is False."""
         return self._by_id.get(type_id) or TensorType(f"type-{type_id}", type_id, None, 0, 0)
 
     def plain(self, tensor_type: TensorType) -> TensorType:
@@ -215,23 +217,24 @@ class TypeTable(Mapping[str, TensorType]):
         """'hard', 'soft' or None as `TensorType.imatrix`; a repacked type without an entry of its own has its base's."""
         return tensor_type.imatrix or self.plain(tensor_type).imatrix
 
-    def fallback_for(self, wanted: TensorType, shape: tuple[int, ...]) -> tuple[TensorType, str]:
-        """The type a tensor of this shape gets when `wanted` is asked for, and why it is another one ('' if it is not).
+    def fallback_for(self, requested: TensorType, shape: tuple[int, ...]) -> tuple[TensorType, str]:
+        """The type that a tensor of this shape (ne order) gets when `requested` is asked for, and why ('' if it is that type).
 
-        Columns first, then rows: FORMATS E.4 and C.5. Raises PlanError when nothing fits.
+        The row length decides first, then the number of rows (docs/formats/mixes.md, "Fallback for columns";
+        docs/formats/interleaved.md, "The rule of row counts"). Raises PlanError when no fallback fits.
         """
-        chosen, reasons = wanted, []
+        chosen, reasons = requested, []
         columns, rows, _ = dims(shape)
         while not chosen.fits(columns) or rows % chosen.rows:
             if not chosen.fits(columns):
                 reasons.append(f"{columns} columns are no multiple of {chosen.block}")
-                instead = chosen.fallback
+                fallback = chosen.fallback
             else:
                 reasons.append(f"{rows} rows are no multiple of {chosen.rows}")
-                instead = chosen.base or _ROW_FALLBACK[chosen.name]
-            if instead is None:
-                raise PlanError(f"{wanted.name} cannot hold a tensor of {columns} x {rows}: {', '.join(reasons)}")
-            chosen = self[instead]
+                fallback = chosen.base or _ROW_FALLBACK[chosen.name]
+            if fallback is None:
+                raise PlanError(f"{requested.name} cannot hold a tensor of {columns} x {rows}: {', '.join(reasons)}")
+            chosen = self[fallback]
         return chosen, ", ".join(reasons)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..formats import FormatError, PlanError
-from ..jobs.atomic_write import whole_file
+from ..jobs.atomic_write import atomic_file
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class State:
         for i, name in enumerate(self.sums):
             arrays |= {f"sums{i}": self.sums[name], f"counts{i}": self.counts[name]}
         # What a kill leaves of this one may be large: the next takes its place.
-        with whole_file(path, path.with_name(path.name + ".part")) as file:
+        with atomic_file(path, path.with_name(path.name + ".part")) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
 

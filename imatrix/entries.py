@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import MillError, TensorSource, dims
-from ..jobs.atomic_write import write_whole
+from ..jobs.atomic_write import write_bytes
 from .write import dat_bytes, gguf_bytes
 
 Entry = tuple[np.ndarray, np.ndarray]
@@ -49,7 +49,7 @@ class Imatrix:
             data = dat_bytes(self.means(), self.datasets, self.chunk_count)
         else:
             data = gguf_bytes(self.entries, self.datasets, self.chunk_count, self.chunk_size)
-        write_whole(path, data)
+        write_bytes(path, data)
 
     def means(self) -> dict[str, np.ndarray]:
         """name -> float32 [n_mat, n]: mean squared activation of each column.

@@ -1,4 +1,4 @@
-"""Small files, written whole or not at all."""
+"""Small files written atomically: a reader sees the old content or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import MillError
 
 
 @contextmanager
-def whole_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write, that has its name when all is on disk; its folder is made where there is none.
+def atomic_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write that gets its name when its content is on disk; missing parent folders are created.
 
-    part: its name until then; one of this process without it, since others may write the same file just now. Raises MillError,
-    and leaves nothing, when it cannot be written.
+    part: the name until then, by default one with this process's id, since other processes may be writing the same file.
+    Raises MillError, and leaves nothing behind, when it cannot be written.
     """
     part = part or path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -33,12 +33,15 @@ def whole_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
             part.unlink()
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """As `whole_file` says."""
-    with whole_file(path) as file:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file atomically, as `atomic_file` does. Raises MillError."""
+    with atomic_file(path) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `whole_file` says; names that are not UTF-8 keep their bytes."""
-    write_whole(path, text.encode("utf-8", "surrogateescape"))
+    """Writes a UTF-8 file atomically; surrogate escapes in the text (file names that are not UTF-8) become their bytes again.
+
+    Raises MillError.
+    """
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))

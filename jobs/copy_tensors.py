@@ -1,4 +1,4 @@
-"""A GGUF model's tensors in other files: merged into one, or cut into shards. No bit of a tensor changes."""
+"""Plans that copy a GGUF model's tensors unchanged: shards merged into one file, or a model cut into shards."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def plan_copy(
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
 ) -> Plan:
-    """The plan of a copy in one file, or in shards (see `make_plan`), though it be a single one. Metadata are the model's,
-    without keys of its old split.
+    """The plan of a copy in one file or, given a limit, in shards (see `make_plan`), even if one shard is enough.
 
-    Raises PlanError as `make_plan`, and for a tensor of an unknown type, whose size in bytes cannot be known.
+    The metadata are the model's without the split.* keys of its old split. Raises PlanError as `make_plan` does, and for a
+    tensor of an unknown type, whose size in bytes cannot be known.
     """
     outputs = []
     for info in file.tensors.values():

@@ -1,78 +1,89 @@
-"""Writing chunks that come in any order in the order of their numbers, each tensor hashed on the way.
+"""Writing chunks that arrive in any order in the order of their numbers, with a checksum of each tensor on the way.
 
-Whoever brings the chunk that is due writes it and all that follow it and are there; others only leave theirs. So files are
-written from front to back by one thread at a time, which is what disks like best, and a checksum costs no second reading.
+The thread that brings the chunk that is due writes it and all consecutive ones that have arrived; the other threads only leave
+theirs. So files are written from front to back by one thread at a time, which suits disks best, and the checksums need no
+second reading.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from threading import Lock, Semaphore
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from .direct_io import LEAST_BYTES, DirectWriter
+from ..formats import platform
+from .direct_io import MIN_TENSOR_BYTES, DirectWriter
 
-FLUSH_BYTES = 32 << 20  # so much is written before the system is told to begin bringing it to disk
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin writing the dirty pages of a range, do not wait (linux/fs.h)
+WRITEBACK_BYTES = 32 << 20  # written to a file between two requests to start bringing it to disk
 
 
 @dataclass
 class Sink:
-    """A tensor under way: where its next byte goes, how many are left, the checksum of what was written."""
+    """A tensor that is being written.
+
+    fd         the open file that it goes to
+    offset     of its next byte in that file
+    remaining  bytes that are still to come
+    failed     a chunk of it could not be made or written; later chunks are dropped
+    digest     xxh3-64 of the bytes written so far
+    """
 
     name: str
-    handle: int
-    at: int
-    left: int
+    fd: int
+    offset: int
+    remaining: int
     failed: bool = False
     digest: Any = field(default_factory=xxhash.xxh3_64)
 
 
 class OrderedWriter:
-    """done(sink) is called when a tensor's last byte is written; wrote(bytes, name) after each chunk. Neither is ever called by
-    two threads at once.
+    """Takes numbered chunks from many threads and writes them in the order of their numbers.
 
-    slots bounds the chunks that are under way: to be acquired before one is begun; released here when it is written.
-    direct: large tensors are written past the page cache (see `direct`).
-    failures: what went wrong in writing or was given to `fail`; once there is one, chunks are still taken, for tensors that
-    can yet be finished.
+    slots     bounds the chunks in flight: acquire one before making a chunk; it is released when the chunk is written
+    failures  exceptions of writing and those given to `fail`. After one, chunks are still taken, so that tensors that can
+              be finished are.
     """
 
-    def __init__(self, slots: int, done: Callable[[Sink], None], wrote: Callable[[int, str], None], *, direct: bool = False):
+    def __init__(
+        self,
+        slots: int,
+        on_finished: Callable[[Sink], None],
+        on_written: Callable[[int, str], None],
+        *,
+        direct: bool = False,
+    ):
+        """on_finished(sink) is called when a tensor's last byte is written, on_written(bytes, tensor name) after each chunk;
+        neither is called by two threads at once. direct: large tensors bypass the page cache (see `direct_io`)."""
         self.slots = Semaphore(slots)
         self.failures: list[BaseException] = []
-        self._done, self._wrote = done, wrote
+        self._on_finished, self._on_written = on_finished, on_written
         self._lock = Lock()
-        self._ready: dict[int, tuple[Sink, np.ndarray | None]] = {}
-        self._next, self._busy = 0, False
-        self._flushed: dict[int, int] = {}
+        self._arrived: dict[int, tuple[Sink, np.ndarray | None]] = {}
+        self._next, self._is_writing = 0, False
+        self._writeback_from: dict[int, int] = {}  # fd -> offset up to which writing to disk was requested
         self._direct = DirectWriter() if direct else None
-        self._into: Sink | None = None  # the tensor whose bytes the direct writer takes
+        self._direct_sink: Sink | None = None  # the tensor whose bytes the direct writer takes
 
     def put(self, number: int, sink: Sink, data: np.ndarray | None) -> None:
-        """data: uint8, C-contiguous, the tensor's next bytes after those of the chunk before; None for one that failed."""
+        """Chunk `number`: the tensor's next bytes after those of its chunk before, uint8, C-contiguous; None if it failed."""
         with self._lock:
-            self._ready[number] = sink, data
-            if self._busy:
+            self._arrived[number] = sink, data
+            if self._is_writing:
                 return
-            self._busy = True
+            self._is_writing = True
         while True:
             with self._lock:
-                item = self._ready.pop(self._next, None)
+                item = self._arrived.pop(self._next, None)
                 if item is None:
-                    self._busy = False
+                    self._is_writing = False
                     return
                 self._next += 1
             try:
-                self._take(*item)
+                self._write(*item)
             except BaseException as error:
                 item[0].failed = True
                 self.failures.append(error)
@@ -80,56 +91,47 @@ class OrderedWriter:
                 self.slots.release()
 
     def fail(self, number: int, sink: Sink, error: BaseException) -> None:
+        """Chunk `number` could not be made: its tensor will not be finished."""
         self.failures.append(error)
         self.put(number, sink, None)
 
-    def _take(self, sink: Sink, data: np.ndarray | None) -> None:
+    def _write(self, sink: Sink, data: np.ndarray | None) -> None:
         if data is None or sink.failed:
             sink.failed = True
             return
         view = memoryview(data.reshape(-1).data)
         sink.digest.update(view)
-        if not self._put_direct(sink, view):
+        if not self._write_direct(sink, view):
             while view:
-                written = os.pwrite(sink.handle, view, sink.at)
-                sink.at, view = sink.at + written, view[written:]
-            self._flush(sink)
-        sink.left -= data.size
-        self._wrote(data.size, sink.name)
-        if sink.left == 0:
-            self._done(sink)
+                count = platform.write_at(sink.fd, view, sink.offset)
+                sink.offset, view = sink.offset + count, view[count:]
+            self._request_writeback(sink)
+        sink.remaining -= data.size
+        self._on_written(data.size, sink.name)
+        if sink.remaining == 0:
+            self._on_finished(sink)
 
-    def _put_direct(self, sink: Sink, view: memoryview) -> bool:
+    def _write_direct(self, sink: Sink, view: memoryview) -> bool:
+        """Whether the direct writer took the bytes: all of a large tensor, from its first chunk on."""
         if self._direct is None:
             return False
-        if sink is not self._into:
-            if sink.left < LEAST_BYTES or not self._direct.usable:
+        if sink is not self._direct_sink:
+            if sink.remaining < MIN_TENSOR_BYTES or not self._direct.usable:
                 return False
-            self._into = sink
-            self._direct.begin(sink.handle, sink.at)
-        self._direct.put(view)
-        sink.at += len(view)
-        if sink.left == len(view):
-            self._direct.end()
+            self._direct_sink = sink
+            self._direct.start(sink.fd, sink.offset)
+        self._direct.write(view)
+        sink.offset += len(view)
+        if sink.remaining == len(view):
+            self._direct.flush()
         return True
 
-    def _flush(self, sink: Sink) -> None:
-        """Begins bringing to disk what was written some while ago: else all of it waits for the end, or for the system's limit
-        of unwritten pages, at which everybody is held up."""
-        since = self._flushed.setdefault(sink.handle, sink.at)
-        if sink.at < since:
-            self._flushed[sink.handle] = sink.at
-        elif sink.at - since >= FLUSH_BYTES:
-            begin = _sync_file_range()
-            if begin is not None:
-                begin(sink.handle, ctypes.c_int64(since), ctypes.c_int64(sink.at - since), _WRITE)
-            self._flushed[sink.handle] = sink.at
-
-
-@cache
-def _sync_file_range() -> Callable[..., int] | None:
-    """The system call, where there is one (Linux); it is only advice, and its answer does not matter."""
-    try:
-        return ctypes.CDLL(None).sync_file_range
-    except (AttributeError, OSError):
-        return None
+    def _request_writeback(self, sink: Sink) -> None:
+        """Starts bringing earlier bytes to disk: else all of them wait for the final fsync, or for the kernel's limit of dirty
+        pages, at which every writer is stopped."""
+        start = self._writeback_from.setdefault(sink.fd, sink.offset)
+        if sink.offset < start:
+            self._writeback_from[sink.fd] = sink.offset
+        elif sink.offset - start >= WRITEBACK_BYTES:
+            platform.start_writeback(sink.fd, start, sink.offset - start)
+            self._writeback_from[sink.fd] = sink.offset

@@ -1,6 +1,7 @@
-"""A plan: the output file known to the last byte before any tensor is read.
+"""The plan of a job: every byte of the output's layout, decided before any tensor is read.
 
-Convert, quantize and repack each make one; formats/execute.py carries it out.
+convert, quantize and repack each make one; `jobs.execute` carries it out. The header is complete, and each tensor has its type,
+the rule that chose it, its offset and its size.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from ..formats.types import TensorType
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor to be written: what it becomes, why, and how its bytes come about.
+    """One tensor to be written: what it becomes, why, and how its bytes are made.
 
-    rule     what chose the type: a recipe line, a flag, 'kept', ...
-    note     the fallback that was taken, or why there is no importance; '' if nothing is worth saying
-    produce  (start, stop) -> uint8 [stop - start, row_bytes]: rows count through shape[1:], flattened; a run never crosses
-             a matrix and, for an interleaved type, holds whole groups
+    name         in the GGUF
+    shape        in ne order: shape[0] is the row length
+    source_type  what it is made from: a ggml type name, or a float format such as 'f8_e4m3'
+    type         what it becomes
+    rule         what chose the type: a recipe line, a flag, 'kept', ...
+    produce      (start, stop) -> uint8 [stop - start, row_bytes], the encoded rows; rows count through shape[1:], flattened.
+                 It is called for runs that cross no matrix and, for an interleaved type, hold complete groups of rows
+    note         the fallback that was taken, or why there is no importance; '' if there is nothing to say
     """
 
     name: str
@@ -49,8 +54,8 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor goes: index of the file in the plan, byte offset from that file's start."""
+class Location:
+    """Where a tensor goes: the index of its file in the plan, and the byte offset from that file's start."""
 
     file: int
     offset: int
@@ -58,15 +63,31 @@ class Place:
 
 @dataclass(frozen=True)
 class PlannedFile:
+    """One file of the output: its complete header (padded to the alignment) and its size in bytes."""
+
     path: Path
     header: bytes = field(repr=False)
     nbytes: int
 
+    @property
+    def part(self) -> Path:
+        """Its name until it is complete."""
+        return self.path.with_name(self.path.name + ".part")
+
 
 @dataclass(frozen=True)
 class Plan:
+    """What a job writes.
+
+    outputs      the tensors in file order; `locations` has one entry for each
+    files        one, or the shards of a split model
+    metadata     of the model, without split.* keys
+    fingerprint  a digest of everything that decides the output's bytes; a resumed job has to have the same
+    warnings     for the user, one line each
+    """
+
     outputs: list[Output]
-    places: list[Place]
+    locations: list[Location]
     files: list[PlannedFile]
     metadata: dict[str, Any] = field(repr=False)
     fingerprint: str
@@ -79,15 +100,17 @@ class Plan:
 
     @property
     def file_bytes(self) -> int:
+        """Bytes of all files, headers and padding included."""
         return sum(f.nbytes for f in self.files)
 
     @property
     def bits_per_weight(self) -> float:
+        """Average over all elements, without headers and padding."""
         elements = sum(o.n_elements for o in self.outputs)
         return self.total_bytes * 8 / elements if elements else 0.0
 
     def histogram(self) -> dict[str, tuple[int, int]]:
-        """type name -> (tensors, bytes), most bytes first."""
+        """type name -> (number of tensors, bytes), most bytes first."""
         counts: dict[str, tuple[int, int]] = {}
         for o in self.outputs:
             n, size = counts.get(o.type.name, (0, 0))
@@ -95,6 +118,7 @@ class Plan:
         return dict(sorted(counts.items(), key=lambda item: -item[1][1]))
 
     def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
         return {
             "files": [{"path": str(f.path), "nbytes": f.nbytes} for f in self.files],
             "tensors": [
@@ -105,11 +129,11 @@ class Plan:
                     "type": o.type.name,
                     "rule": o.rule,
                     "note": o.note,
-                    "file": place.file,
-                    "offset": place.offset,
+                    "file": location.file,
+                    "offset": location.offset,
                     "nbytes": o.nbytes,
                 }
-                for o, place in zip(self.outputs, self.places, strict=True)
+                for o, location in zip(self.outputs, self.locations, strict=True)
             ],
             "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in self.histogram().items()},
             "total_bytes": self.total_bytes,
@@ -132,15 +156,16 @@ def make_plan(
     shards: Mapping[str, int] | None = None,
     warnings: list[str] | None = None,
 ) -> Plan:
-    """Places the tensors in one file, or in shards NAME-00001-of-0000N.gguf of at most the given bytes or tensors.
+    """The plan of one file, or of shards NAME-00001-of-0000N.gguf (as gguf-split names them).
 
-    tensor_first_split: whether the first shard holds tensors, or only the metadata. always_split: a shard that holds everything
-    is named and marked as one too, as gguf-split does it. shards: tensor name -> its shard, counted
-    from 0, for a split as another file has it; a tensor without one goes where the one before it went. identity is whatever
-    else decides the bytes (the source's digest, the imatrix, options): it enters the fingerprint that a resumed job has to
-    match.
+    identity            whatever else decides the bytes (the source's digest, the imatrix, options); part of the fingerprint
+    split_max_size      bytes per shard at most; split_max_tensors: tensors per shard at most
+    tensor_first_split  False: the first shard holds only the metadata
+    always_split        a single shard is named and marked as one too, as gguf-split does it
+    shards              tensor name -> number of its shard, counted from 0, for the split of another file; a tensor that is
+                        not in it goes where the one before it went
 
-    Raises PlanError when a single tensor exceeds split_max_size, or shards are asked for in two ways.
+    Raises PlanError when a single tensor exceeds split_max_size, and for contradictory split options.
     """
     path = Path(path)
     alignment = _alignment(metadata)
@@ -149,61 +174,62 @@ def make_plan(
     if shards is not None:
         if is_split or not tensor_first_split:
             raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
-        groups = _as_before(outputs, shards)
+        groups = _group_by_shard(outputs, shards)
     elif is_split or tensor_first_split:
-        groups = _shards(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
+        groups = _group_by_limits(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
     else:
         raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
     files: list[PlannedFile] = []
-    places: list[Place] = []
+    locations: list[Location] = []
     for number, group in enumerate(groups):
-        keys, name = metadata, path
+        keys, file_path = metadata, path
         if len(groups) > 1 or always_split:
-            # As gguf-split: the first shard carries the model's keys, the others only what is needed to read them.
+            # As gguf-split does it: the first shard has the model's metadata, the others only what is needed to read them.
             split = {
                 "split.no": np.uint16(number),
                 "split.count": np.uint16(len(groups)),
                 "split.tensors.count": np.int32(len(outputs)),
             }
-            aligned = {k: v for k, v in metadata.items() if k == "general.alignment"}
-            keys = {**metadata, **split} if number == 0 else aligned | split
+            alignment_key = {k: v for k, v in metadata.items() if k == "general.alignment"}
+            keys = {**metadata, **split} if number == 0 else alignment_key | split
             stem = path.name.removesuffix(".gguf")
-            name = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
+            file_path = path.with_name(f"{stem}-{number + 1:05d}-of-{len(groups):05d}.gguf")
         header, offsets, size = header_bytes(keys, [(o.name, o.shape, o.type) for o in group], alignment)
-        files.append(PlannedFile(name, header, size))
-        places += [Place(number, offset) for offset in offsets]
+        files.append(PlannedFile(file_path, header, size))
+        locations += [Location(number, offset) for offset in offsets]
     digest = hashlib.sha256(identity.encode())
     for file in files:
         digest.update(file.header)
     for o in outputs:
         digest.update(f"{o.name}\0{o.source_type}\0{o.rule}\0{o.note}\n".encode())
-    return Plan(list(outputs), places, files, metadata, digest.hexdigest()[:32], warnings or [])
+    return Plan(list(outputs), locations, files, metadata, digest.hexdigest()[:32], warnings or [])
 
 
 def _alignment(metadata: dict[str, Any]) -> int:
-    """general.alignment, on which a reader of the file has to agree. Raises PlanError for one that no reader takes."""
+    """general.alignment. Raises PlanError for a value that readers do not accept."""
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    known = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not known or not 8 <= value <= 1 << 16 or int(value) & (int(value) - 1):
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or not 8 <= value <= 1 << 16 or int(value) & (int(value) - 1):
         raise PlanError(f"general.alignment is {value!r}; it has to be a power of two from 8 to 65536")
     return int(value)
 
 
-_SHARD_KEYS = 256  # bytes, more than the metadata of a shard that is not the first
+_SHARD_KEYS = 256  # bytes; more than the metadata of any shard but the first
 
 
-def _as_before(outputs: Sequence[Output], shards: Mapping[str, int]) -> list[list[Output]]:
+def _group_by_shard(outputs: Sequence[Output], shards: Mapping[str, int]) -> list[list[Output]]:
+    """The outputs of each shard of a given split. Raises PlanError if that would change the tensors' order."""
     groups: list[list[Output]] = [[] for _ in range(max(shards.values(), default=0) + 1)]
-    at = 0
+    number = 0
     for o in outputs:
-        at = shards.get(o.name, at)
-        groups[at].append(o)
+        number = shards.get(o.name, number)
+        groups[number].append(o)
     if [o.name for group in groups for o in group] != [o.name for o in outputs]:
         raise PlanError("the source's shards do not hold its tensors in order; its split cannot be kept")
     return groups
 
 
-def _shards(
+def _group_by_limits(
     outputs: Sequence[Output],
     alignment: int,
     first_header: int,
@@ -211,18 +237,18 @@ def _shards(
     max_tensors: int | None,
     tensor_first: bool,
 ) -> list[list[Output]]:
-    """The outputs in order, cut so that no file, its header included, exceeds max_size or max_tensors."""
+    """The outputs of each shard, in order; no file, its header included, exceeds max_size bytes or max_tensors."""
     groups: list[list[Output]] = [[]] if tensor_first else [[], []]
     size = first_header + _SHARD_KEYS if tensor_first else _SHARD_KEYS + alignment
     for o in outputs:
-        entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # its line in the header's directory
-        needed = -(-o.nbytes // alignment) * alignment + entry
+        header_entry = len(o.name.encode()) + 24 + 8 * len(o.shape)  # of the header
+        needed = -(-o.nbytes // alignment) * alignment + header_entry
         if max_size is not None and needed + _SHARD_KEYS > max_size:
             raise PlanError(f"tensor {o.name} alone takes {needed} bytes, more than the {max_size} allowed per file")
-        full = (max_size is not None and size + needed > max_size) or (
+        is_full = (max_size is not None and size + needed > max_size) or (
             max_tensors is not None and len(groups[-1]) >= max_tensors
         )
-        if full and (groups[-1] or len(groups) == 1):
+        if is_full and (groups[-1] or len(groups) == 1):
             groups.append([])
             size = _SHARD_KEYS + alignment
         groups[-1].append(o)
@@ -244,7 +270,7 @@ _UNITS = {
 
 
 def parse_size(text: str) -> int:
-    """'50G' -> 50,000,000,000 bytes, '50GiB' -> 50 * 2^30, as convert_hf_to_gguf.py counts. Raises PlanError."""
+    """Text such as '50G' (10^9, as in convert_hf_to_gguf.py) or '50GiB' (2^30) -> bytes. Raises PlanError."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
     try:
         if match is None:

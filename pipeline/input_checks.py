@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..formats import MillError, TensorSource, open_gguf
 from ..formats.hashes import hash_file
-from ..formats.source import stamp
+from ..formats.source import files_stamp
 from ..jobs.atomic_write import write_text
 from ..jobs.plan import Plan
 from .console import byte_progress, table
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def watch(inputs: Sequence[Path]) -> Callable[[], None]:
     """To be called when all is read: raises MillError if one of the files has another size or time of change than now."""
-    before = {path: stamp([path]) for path in inputs}
+    before = {path: files_stamp([path]) for path in inputs}
 
     def unchanged() -> None:
         for path, known in before.items():
-            if stamp([path]) != known:
+            if files_stamp([path]) != known:
                 raise MillError(
                     f"{path} has changed while it was read, so the output would be neither of the two; --force starts afresh"
                 )

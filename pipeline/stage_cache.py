@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..formats.file_range import span_checksum
+from ..formats.file_range import range_checksum
 from ..jobs.atomic_write import write_text
 from .console import byte_progress
 
@@ -112,7 +112,7 @@ def _made(path: Path) -> Made:
     """The file as it is now, with its checksum. Large files are read with a bar."""
     before = path.stat()
     with byte_progress(before.st_size, "checksum", quiet=before.st_size < 1 << 30) as progress:
-        xxh3 = span_checksum(path, 0, before.st_size, progress)
+        xxh3 = range_checksum(path, 0, before.st_size, progress)
     return Made(path.name, before.st_size, before.st_mtime_ns, xxh3)
 
 

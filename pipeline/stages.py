@@ -18,8 +18,10 @@ from ..imatrix.collect import collect
 from ..imatrix.entries import Imatrix
 from ..imatrix.files import load
 from ..jobs.atomic_write import write_text
-from ..jobs.execute import Result, execute, journal_path, preflight
+from ..jobs.execute import JobResult, execute
+from ..jobs.journal import journal_path
 from ..jobs.plan import Plan
+from ..jobs.preflight import preflight
 from ..quantize.gguf_source import gguf_source
 from ..quantize.planning import Importance, PendingImportance, plan_quantize
 from ..quantize.recipes.recipe import Recipe, load_recipe
@@ -274,7 +276,7 @@ class Run:
         self.memory.stage("quantize", plan.fingerprint, [f.path for f in plan.files], work)
         return plan
 
-    def _execute(self, plan: Plan, label: str, inputs: Sequence[Path]) -> Result:
+    def _execute(self, plan: Plan, label: str, inputs: Sequence[Path]) -> JobResult:
         """A journal of this very plan is gone on with; one of an earlier recipe in this folder of ours is not."""
         journal = journal_path(plan)
         known = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not self.fresh else b""

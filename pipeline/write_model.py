@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..formats import PlanError, TensorSource, TensorType, open_gguf
-from ..formats.deleted_shards import stub
-from ..jobs.execute import execute, finished_files, is_finished, journal_path, preflight
+from ..formats.deleted_shards import record_path
+from ..jobs.execute import execute
+from ..jobs.journal import journal_path
 from ..jobs.plan import Plan
+from ..jobs.preflight import complete_files, is_complete, preflight
 from .console import byte_progress, emit, gib, table, warn
 from .forecast import needs, needs_text, predicted
 from .input_checks import refuse_problems, verification_text, verified, watch, write_manifest
 from .job_options import Job
 
 if TYPE_CHECKING:
-    from ..convert.hub.delete_shards import Releaser
+    from ..convert.hub.delete_shards import ShardDeleter
 
 
 def show_plan(
@@ -101,7 +103,7 @@ def finished_before(
     source: str | Path, out: Path, mla_layout: str | None, job: Job, type: TensorType | str | None, recipe_text: str
 ) -> bool:
     """Whether --resume with --delete-source-shards finds the job finished, and all it was made of deleted; says so."""
-    from ..convert.hub.delete_shards import finished_without_source
+    from ..convert.hub.delete_shards import completed_output
     from ..quantize.recipes.mixes import file_type_id
     from ..quantize.recipes.recipe import strip_folders
 
@@ -111,7 +113,7 @@ def finished_before(
     expected = {"ggufmill.recipe": strip_folders(recipe_text) or None} | (
         {} if number is None else {"general.file_type": number}
     )
-    first = finished_without_source(source, out, mla_layout, expected)
+    first = completed_output(source, out, mla_layout, expected)
     if first is None:
         return False
     done = {"files": [{"path": str(path), "nbytes": path.stat().st_size} for path in open_gguf(first).paths]}
@@ -134,7 +136,7 @@ def finish(
     """What a verb does with its plan: shows it (job.dry_run), or carries it out; and says what there is to say of the source.
 
     inputs: what is read beside the source's files, and so never written to. replaced: filled while the plan is carried out
-    with (tensor name, weights written as 0); see `plan_quantize`. delete_source_shards: see convert/release.py.
+    with (tensor name, weights written as 0); see `plan_quantize`. delete_source_shards: see convert/hub/delete_shards.py.
     partial_requant: files of the plan that are there already stay as they are. timing: a plan that is shown says how long it
     would take.
     """
@@ -143,10 +145,10 @@ def finish(
     if partial_requant and len(plan.files) == 1:
         raise click.UsageError("--partial-requant does nothing for a single file: it keeps files of a split")
     read = [*source.files, *inputs]
-    if job.resume and not (job.dry_run or job.force) and is_finished(plan, read):
+    if job.resume and not (job.dry_run or job.force) and is_complete(plan, read):
         protect([file.path for file in plan.files], read)
         for path in source.files if delete_source_shards else ():
-            stub(path).unlink(missing_ok=True)
+            record_path(path).unlink(missing_ok=True)
         _tell(plan, source, job, {}, f"{plan.files[0].path}: finished already, with {totals_text(plan)}")
         return
     if not job.as_json:
@@ -155,23 +157,23 @@ def finish(
     if job.dry_run:
         show_plan(plan, job.as_json, predicted(plan, job.threads) if timing else None)
         return
-    gone = [path for path in source.files if not path.exists() and stub(path).exists()]
+    gone = [path for path in source.files if not path.exists() and record_path(path).exists()]
     if gone and not (job.resume and journal_path(plan).exists()):
         raise PlanError(
             f"{gone[0]} was deleted by a job that used it (--delete-source-shards): go on with that job (--resume), "
             "or download it again"
         )
-    kept = finished_files(plan) if partial_requant else set()
+    kept = complete_files(plan) if partial_requant else set()
     if kept:
         click.echo(f"{len(kept)} of {len(plan.files)} files are there already and stay as they are", err=True)
-    releaser = None
+    deleter = None
     if delete_source_shards:
-        from ..convert.hub.delete_shards import Releaser
+        from ..convert.hub.delete_shards import ShardDeleter
 
-        releaser = Releaser(source, plan, kept)
-    _write(plan, label, source, read, job, kept, releaser)
-    if releaser is not None:
-        releaser.close()
+        deleter = ShardDeleter(source, plan, kept)
+    _write(plan, label, source, read, job, kept, deleter)
+    if deleter is not None:
+        deleter.close()
     warn_replaced(replaced or ())
 
 
@@ -189,23 +191,23 @@ def _write(
     source: TensorSource,
     inputs: list[Path],
     job: Job,
-    kept: Collection[int],
-    releaser: Releaser | None,
+    existing: Collection[int],
+    deleter: ShardDeleter | None,
 ) -> None:
-    """Checks and executes the plan with a progress bar; prints where the result is. kept, releaser: see `execute`.
+    """Checks and executes the plan with a progress bar; prints where the result is. existing, deleter: see `execute`.
 
     Raises MillError for a tensor that is not as it should be, if the job is to be verified. Ctrl-C becomes a KeyboardInterrupt
     whose text says how to go on.
     """
-    needed = releaser.needed() if releaser is not None else None
-    preflight(plan, force=job.force, resume=job.resume, inputs=inputs, kept=kept, needed=needed)
+    needed = deleter.needed_bytes() if deleter is not None else None
+    preflight(plan, force=job.force, resume=job.resume, inputs=inputs, existing=existing, needed=needed)
     if not job.as_json:
         warn(plan.warnings)
-    how = {"threads": job.threads, "resume": job.resume, "force": job.force, "kept": kept, "finished": releaser}
-    unchanged = watch(inputs) if releaser is None else None
+    how = {"threads": job.threads, "resume": job.resume, "force": job.force, "existing": existing, "on_finished": deleter}
+    unchanged = watch(inputs) if deleter is None else None
     try:
         with byte_progress(plan.total_bytes, label) as progress:
-            result = execute(plan, progress=progress, unchanged=unchanged, **how)
+            result = execute(plan, progress=progress, verify_inputs=unchanged, **how)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
     if result.resumed:

@@ -30,8 +30,8 @@ def row_producer(
         copy_rows = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
         if copy_rows is not None and not target.is_float:
             return copy_rows
-    if target.name == "bf16" and tensor.narrow is not None:
-        copy_rows = tensor.narrow
+    if target.name == "bf16" and tensor.read_bf16 is not None:
+        copy_rows = tensor.read_bf16
     _, rows, matrices = dims(tensor.shape)
 
     def produce(start: int, stop: int) -> np.ndarray:

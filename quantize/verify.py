@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, SourceTensor, TensorSource, TensorType, dims
-from ..formats.file_range import read_span
-from ..jobs.plan import Output, Place, Plan
+from ..formats.file_range import read_range
+from ..jobs.plan import Location, Output, Plan
 from .codecs.registry import can_encode, decode, encode
 
 RUNS_PER_TENSOR = 4
@@ -87,14 +87,14 @@ def verify(plan: Plan, source: TensorSource, progress: Callable[[int, str], None
     that is missing, too short or unreadable.
     """
     checks = []
-    for output, place in zip(plan.outputs, plan.places, strict=True):
-        checks.append(_check_tensor(plan, output, place, source.tensors.get(output.name)))
+    for output, location in zip(plan.outputs, plan.locations, strict=True):
+        checks.append(_check_tensor(plan, output, location, source.tensors.get(output.name)))
         if progress is not None:
             progress(output.nbytes, output.name)
     return Verification(checks)
 
 
-def _check_tensor(plan: Plan, output: Output, place: Place, tensor: SourceTensor | None) -> TensorCheck:
+def _check_tensor(plan: Plan, output: Output, location: Location, tensor: SourceTensor | None) -> TensorCheck:
     if tensor is not None and tensor.shape != output.shape:
         tensor = None
     kind = _kind(tensor, output.type) if tensor is not None else "encode"
@@ -103,7 +103,7 @@ def _check_tensor(plan: Plan, output: Output, place: Place, tensor: SourceTensor
     error_squares = weight_squares = 0.0
     rows, same = 0, True
     for start, stop in _runs(output):
-        span = read_span(plan.files[place.file].path, place.offset + start * row_bytes, (stop - start) * row_bytes)
+        span = read_range(plan.files[location.file].path, location.offset + start * row_bytes, (stop - start) * row_bytes)
         written = span.reshape(stop - start, row_bytes)
         expected_bytes = np.ascontiguousarray(output.produce(start, stop))
         rows, same = rows + stop - start, same and np.array_equal(written, expected_bytes)

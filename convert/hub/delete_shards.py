@@ -1,4 +1,4 @@
-"""Deleting the shards of a checkpoint as soon as all their tensors are written, for disks that cannot hold both."""
+"""--delete-source-shards: deleting each shard of a checkpoint once its tensors are written, for disks that cannot hold both."""
 
 from __future__ import annotations
 
@@ -9,58 +9,62 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import PlanError, TensorSource, open_gguf
-from ...formats.deleted_shards import release, stub
+from ...formats.deleted_shards import delete_shard, record_path
 from ...formats.safetensors import local_shards
 from ...jobs.plan import Plan
 from ..source import describe
 from .hub import fetch_repository, is_repository
 
 
-def finished_without_source(
+def completed_output(
     source: str | Path, out: Path, mla_layout: str | None = None, expected: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """The first file of the output, if it was made of a checkpoint whose shards were deleted after use, and is whole: there is
-    nothing left then to plan from. None if shards are left or a job is, if the output is older than config.json or has other
-    tensors than that says, or has not the expected metadata. Raises FormatError as `open_source` and `open_gguf`.
+    """The first file of a complete output whose source shards were all deleted, so that there is nothing to plan from.
+
+    expected: metadata keys and values that the output must have. None if shards or parts of a job are left, if the output is
+    older than config.json, or if it has other tensors or metadata than expected. Raises FormatError as `open_source` and
+    `open_gguf` do.
     """
     stem = escape(out.name.removesuffix(".gguf"))
     first = next((p for p in (out, *sorted(out.parent.glob(f"{stem}-00001-of-*.gguf"))) if p.is_file()), None)
-    if first is None or any(first.with_name(first.name + left).exists() for left in (".journal", ".part")):
+    if first is None or any(first.with_name(first.name + suffix).exists() for suffix in (".journal", ".part")):
         return None
     folder = fetch_repository(str(source), remote=True).folder if is_repository(source) else Path(source)
     config = folder / "config.json"
     if not config.is_file() or local_shards(folder) or config.stat().st_mtime_ns > first.stat().st_mtime_ns:
         return None
-    made, described = open_gguf(first), describe(folder, mla_layout)
-    wanted = {"general.architecture": described.architecture, **(expected or {})}
-    same = made.tensors.keys() == {w.name for w in described.wanted}
-    return first if same and all(made.metadata.get(key) == value for key, value in wanted.items()) else None
+    output, description = open_gguf(first), describe(folder, mla_layout)
+    metadata = {"general.architecture": description.architecture, **(expected or {})}
+    same_tensors = output.tensors.keys() == {w.name for w in description.wanted}
+    return first if same_tensors and all(output.metadata.get(key) == value for key, value in metadata.items()) else None
 
 
-class Releaser:
-    """Called as tensors are finished (see `execute`): brings them and the journal to disk, and then deletes the shards that
-    nothing needs any more. What is needed to resume the job stays beside them (formats/released.py) until `close`.
+class ShardDeleter:
+    """The `on_finished` callback of `execute`: deletes the shards that no pending tensor needs, after syncing the output.
+
+    The records that a resumed job needs stay beside them (see `formats.deleted_shards`) until `close`.
     """
 
-    def __init__(self, source: TensorSource, plan: Plan, kept: Collection[int] = ()):
-        """kept: files of the plan that are there already.
+    def __init__(self, source: TensorSource, plan: Plan, existing: Collection[int] = ()):
+        """existing: indexes of the plan's files that are complete already.
 
-        Raises PlanError for what could not be resumed without its shards, or would not free their space: a source that is no
-        folder of shards, one whose planning reads tensors, shards that are links, have another name too or cannot be deleted.
+        Raises PlanError for jobs that could not be resumed without their shards, and for shards whose deletion would free no
+        space: a source that is not a folder of shards, one whose planning reads tensors, shards that are links or have another
+        hard link, and shards that cannot be deleted.
         """
         self._plan = plan
-        self._stubs = [stub(path) for path in source.files if path not in source.shards and stub(path).exists()]
-        if not source.shards and not self._stubs:
+        self._records = [record_path(p) for p in source.files if p not in source.shards and record_path(p).exists()]
+        if not source.shards and not self._records:
             raise PlanError(f"{source.path}: only the shards of a checkpoint folder can be deleted after use")
         needs: dict[Path, set[str]] = {path: set() for path in source.shards}
-        for output, place in zip(plan.outputs, plan.places, strict=True):
+        for output, location in zip(plan.outputs, plan.locations, strict=True):
             tensor = source.tensors.get(output.name)
-            if place.file in kept:
+            if location.file in existing:
                 continue
             for path in needs if tensor is None else tensor.files:
                 if path in needs:
                     needs[path].add(output.name)
-        self._needs = needs
+        self._needs = needs  # shard -> names of pending output tensors that are made from it
         self._shards = dict(source.shards)
         for path, shard in self._shards.items():
             if shard.was_read:
@@ -72,36 +76,37 @@ class Releaser:
             if not os.access(path.parent, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
                 raise PlanError(f"{path.parent} cannot be written to, so its shards cannot be deleted")
 
-    def needed(self) -> int:
-        """Bytes of disk that the job takes at the worst moment, shards that were deleted by then counted as free."""
+    def needed_bytes(self) -> int:
+        """Disk space that the output takes at most at any moment, less the shards that have been deleted by then."""
         folder = self._plan.files[0].path.resolve().parent
         while not folder.exists():
             folder = folder.parent
         device = folder.stat().st_dev
-        waiting = {path: set(names) for path, names in self._needs.items()}
-        taken = self._plan.file_bytes - self._plan.total_bytes
-        worst = taken
+        pending = {path: set(names) for path, names in self._needs.items()}
+        used = self._plan.file_bytes - self._plan.total_bytes
+        peak = used
         for output in self._plan.outputs:
-            taken += output.nbytes
-            worst = max(worst, taken)
-            for path in [p for p, names in waiting.items() if output.name in names]:
-                waiting[path].discard(output.name)
-                if not waiting[path] and path.stat().st_dev == device:
-                    taken -= path.stat().st_size
-        return worst
+            used += output.nbytes
+            peak = max(peak, used)
+            for path in [p for p, names in pending.items() if output.name in names]:
+                pending[path].discard(output.name)
+                if not pending[path] and path.stat().st_dev == device:
+                    used -= path.stat().st_size
+        return peak
 
     def __call__(self, done: Mapping[str, str], sync: Callable[[], None]) -> None:
-        ready = [path for path, names in self._needs.items() if names <= done.keys()]
-        if not ready:
+        """done: the complete tensors; sync: brings them and the journal to disk."""
+        unneeded = [path for path, names in self._needs.items() if names <= done.keys()]
+        if not unneeded:
             return
         sync()
-        for path in ready:
+        for path in unneeded:
             self._shards[path].close()
             del self._needs[path]
-            release(path)
-            self._stubs.append(stub(path))
+            delete_shard(path)
+            self._records.append(record_path(path))
 
     def close(self) -> None:
-        """To be called when the output is whole."""
-        for path in self._stubs:
+        """Deletes the records; for a complete output."""
+        for path in self._records:
             path.unlink(missing_ok=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import FormatError, PlanError
-from ...formats.deleted_shards import stub
-from ...formats.safetensors import Opener, StoredTensor, shard_names
+from ...formats.deleted_shards import record_path
+from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
 from ...simd.compile import cache_home
 from ..checkpoint import TOKENIZER_FILES
 from .remote import CONNECTIONS, ReadAhead, RemoteShard, Transport
@@ -58,7 +58,7 @@ class Fetched:
 
     name: str
     folder: Path
-    shards: dict[str, Opener] | None = None
+    shards: dict[str, ShardOpener] | None = None
     origin: str = ""
     expect: Callable[[list[StoredTensor]], None] | None = None
 
@@ -103,13 +103,13 @@ def fetch_repository(text: str, *, remote: bool = False) -> Fetched:
     named = f"{PREFIX}{repo}@{commit[:12]}"
     wanted = [files[name] for name in names]
     if not remote:
-        hub.download(commit, [f for f in wanted if not stub(folder / f.name).exists() or (folder / f.name).exists()])
+        hub.download(commit, [f for f in wanted if not record_path(folder / f.name).exists() or (folder / f.name).exists()])
         return Fetched(named, folder)
     ahead = ReadAhead(Transport(hub.token))
     shards = {f.name: RemoteShard(hub.url(commit, f.name), f.size, ahead) for f in wanted}
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         found = dict(zip(shards, pool.map(lambda item: item[1].directory(folder / item[0]), shards.items()), strict=True))
-    openers: dict[str, Opener] = {name: partial(found.__getitem__, name) for name in found}
+    openers: dict[str, ShardOpener] = {name: partial(found.__getitem__, name) for name in found}
     origin = json.dumps([repo, commit, [[f.name, f.size, f.sha256] for f in wanted]])
     return Fetched(named, folder, openers, origin, ahead.expect)
 

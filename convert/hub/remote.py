@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ...formats import FormatError, MillError, PlanError
-from ...formats.safetensors import StoredTensor, directory, header_length
+from ...formats.safetensors import StoredTensor, header_length, parse_header
 
 PIECE = 8 << 20
 AHEAD = 6
@@ -139,7 +139,7 @@ class RemoteShard:
         stop = 8 + header_length(path, first, self.size)
         if stop > len(first):
             first += transport.fetch(self.url, len(first), stop, self.size).tobytes()
-        return directory(path, first[8:stop], self.size, self)
+        return parse_header(path, first[8:stop], self.size, self)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         if offset + nbytes > self.size:

@@ -103,7 +103,7 @@ def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, s
     for name in _CANDIDATES:
         known = _known_cutter(name)
         if all(known(text) == cut for text, cut in zip(_probe(), cuts, strict=True)):  # most differ in the first text
-            if PRE_TOKENIZERS[name].whole_words == ignore_merges:
+            if PRE_TOKENIZERS[name].ignore_merges == ignore_merges:
                 return name, ""
             same.append(name)
     if same:

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from ... import __version__
-from ...formats.file_range import HASH_BYTES, read_span
+from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ..hparams import HParams
 from ..model import Model
 from .score_statistics import paired_ratio
@@ -39,13 +39,13 @@ def file_digest(path: Path, full: bool = False, progress: Callable[[int, str], N
     size, digest = path.stat().st_size, xxhash.xxh3_64()
     whole = full or size <= HEAD_BYTES + SAMPLES * SAMPLE_BYTES
     if whole:
-        spans = [(at, min(HASH_BYTES, size - at)) for at in range(0, size, HASH_BYTES)]
+        spans = [(at, min(HASH_BLOCK_BYTES, size - at)) for at in range(0, size, HASH_BLOCK_BYTES)]
     else:
         digest.update(size.to_bytes(8, "little"))
         starts = np.linspace(HEAD_BYTES, size - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist()
         spans = [(0, HEAD_BYTES), *((at, SAMPLE_BYTES) for at in starts)]
     for at, nbytes in spans:
-        digest.update(read_span(path, at, nbytes).data)
+        digest.update(read_range(path, at, nbytes).data)
         if progress is not None:
             progress(nbytes, path.name)
     return f"{'xxh3' if whole else 'sampled'}:{digest.hexdigest()}"

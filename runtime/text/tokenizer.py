@@ -179,7 +179,7 @@ def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
     if not merges:  # tiktoken vocabularies have none: a token's rank is its id
         merges = _merges_by_rank(vocabulary, -np.arange(len(vocabulary.tokens)))
     usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-    merger = Merger(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.whole_words))
+    merger = Merger(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges))
     splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
     merger.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -146,7 +146,7 @@ def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
 
     def changes(plan, **options):
         result = options.pop("unchanged")
-        return execute(plan, unchanged=lambda: (os.utime(file), result()), **options)
+        return execute(plan, verify_inputs=lambda: (os.utime(file), result()), **options)
 
     try:
         with monkeypatch.context() as patch:
@@ -302,11 +302,11 @@ def test_verify_finds_damage(job, mill, tmp_path, monkeypatch):
 
     def damages(plan, **options):
         result = execute(plan, **options)
-        place, output = plan.places[3], plan.outputs[3]
-        with plan.files[place.file].path.open("r+b") as file:
-            file.seek(place.offset)
+        location, output = plan.locations[3], plan.outputs[3]
+        with plan.files[location.file].path.open("r+b") as file:
+            file.seek(location.offset)
             first = file.read(1)[0]
-            file.seek(place.offset)
+            file.seek(location.offset)
             file.write(bytes([first ^ 0x40]))
         named.append(output.name)
         return result

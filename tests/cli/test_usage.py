@@ -146,9 +146,11 @@ def test_names_that_need_care(mill, odd, monkeypatch):
 
 
 def test_names_in_a_manifest_stay_in_their_line(tmp_path):
-    from ggufmill.formats.hashes import whole_line
+    from ggufmill.formats.hashes import escape_line_breaks
 
-    lines = [Hash("xxh64", f"{i:016x}", whole_line(f"{ODD}/m{c}.gguf:a.weight")).line() for i, c in enumerate("\n\r\x85 ")]
+    lines = [
+        Hash("xxh64", f"{i:016x}", escape_line_breaks(f"{ODD}/m{c}.gguf:a.weight")).line() for i, c in enumerate("\n\r\x85 ")
+    ]
     (tmp_path / "m").write_text("\n".join(lines), "utf-8", "surrogateescape")
     assert list(read_manifest(tmp_path / "m").values()) == [f"{i:016x}" for i in range(4)]
 

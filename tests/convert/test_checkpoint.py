@@ -6,8 +6,9 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError
-from ggufmill.jobs.execute import execute, preflight
+from ggufmill.jobs.execute import execute
 from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.jobs.preflight import preflight
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ ALL_WORDS = np.arange(65536, dtype=np.uint16)
 
 
 def same_floats(a, b):
-    """Equal bit for bit, but for the payload of NaNs."""
+    """Equal bit for bit, except for the payload of NaNs."""
     return a.dtype == b.dtype == np.float32 and np.array_equal(np.isnan(a), np.isnan(b)) and same_finite(a, b)
 
 
@@ -23,12 +23,12 @@ def test_widening_is_exact_for_every_word():
     assert same_floats(bf16_to_f32(ALL_WORDS), ALL_WORDS.view(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def test_shapes_and_awkward_memory():
+def test_strided_unaligned_and_empty_arrays():
     matrix = ALL_WORDS[:600].reshape(20, 30)
     assert f16_to_f32(matrix[::2, 3:]).shape == (10, 27)
     assert same_floats(bf16_to_f32(matrix[::2, 3:]), np.ascontiguousarray(bf16_to_f32(matrix)[::2, 3:]))
-    odd = np.frombuffer(b"\0" + matrix.tobytes(), np.uint8)[1:].view(np.uint16)  # begins at an odd address, read-only
-    assert same_floats(f16_to_f32(odd), f16_to_f32(matrix).reshape(-1))
+    unaligned = np.frombuffer(b"\0" + matrix.tobytes(), np.uint8)[1:].view(np.uint16)  # at an odd address, read-only
+    assert same_floats(f16_to_f32(unaligned), f16_to_f32(matrix).reshape(-1))
     assert bf16_to_f32(np.empty((0, 4), np.uint16)).shape == (0, 4)
 
 
@@ -41,12 +41,12 @@ def test_narrowing_rounds_to_nearest_even():
     assert np.isnan(bf16_to_f32(f32_to_bf16(np.array([np.nan, -np.nan], np.float32)))).all()
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("f8_e4m3", ml_dtypes.float8_e4m3fn), ("f8_e5m2", ml_dtypes.float8_e5m2)])
-def test_fp8_values(kind, dtype):
+@pytest.mark.parametrize(("dtype", "reference"), [("f8_e4m3", ml_dtypes.float8_e4m3fn), ("f8_e5m2", ml_dtypes.float8_e5m2)])
+def test_fp8_values(dtype, reference):
     codes = np.arange(256, dtype=np.uint8)
     ones = np.ones((1, 1), np.float32)
     with np.errstate(invalid="ignore"):
-        assert same_floats(fp8_to_f32(codes[None], kind, ones, 256)[0], codes.view(dtype).astype(np.float32))
+        assert same_floats(fp8_to_f32(codes[None], dtype, ones, 256)[0], codes.view(reference).astype(np.float32))
 
 
 def test_fp8_blocks_with_a_short_last_one():
@@ -57,20 +57,20 @@ def test_fp8_blocks_with_a_short_last_one():
     assert np.array_equal(fp8_to_f32(codes, "f8_e4m3", scale, 8), expected)
 
 
-@pytest.mark.parametrize("kind", ["f8_e4m3", "f8_e5m2"])
+@pytest.mark.parametrize("dtype", ["f8_e4m3", "f8_e5m2"])
 @pytest.mark.parametrize(("columns", "block"), [(256, 256), (256, 128), (250, 64), (100, 128), (7, 1), (0, 4)])
-def test_fp8_to_bf16_is_both_steps_in_one(kind, columns, block):
-    """Bit for bit, with scales of every sort, and rows whose scales are those of the row before but for the sign of a zero."""
+def test_fp8_to_bf16_equals_both_steps(dtype, columns, block):
+    """Bit for bit, with special values as scales, and rows whose scales differ from those before in the sign of a zero only."""
     draw = np.random.default_rng(9)
-    odd = [0, -0.0, 1e-45, -3e-39, 1.0, np.inf, -np.inf, np.nan, 3.4e38, 2.0**-120, 0.1]
-    scale = np.concatenate([np.repeat(odd, 2), draw.standard_normal(30)]).astype(np.float32)[:, None]
+    special = [0, -0.0, 1e-45, -3e-39, 1.0, np.inf, -np.inf, np.nan, 3.4e38, 2.0**-120, 0.1]
+    scale = np.concatenate([np.repeat(special, 2), draw.standard_normal(30)]).astype(np.float32)[:, None]
     scale = np.broadcast_to(scale, (len(scale), -(-columns // block))).copy()
     scale[30:, :1] *= -1
     codes = draw.integers(0, 256, (len(scale), columns), np.uint8)
     codes[:, : min(columns, 256)] = np.arange(256)[:columns]
     with np.errstate(all="ignore"):
-        expected = f32_to_bf16(fp8_to_f32(codes, kind, scale, block))
-    assert np.array_equal(fp8_to_bf16(codes, kind, scale, block), expected)
+        expected = f32_to_bf16(fp8_to_f32(codes, dtype, scale, block))
+    assert np.array_equal(fp8_to_bf16(codes, dtype, scale, block), expected)
 
 
 def test_e8m0():

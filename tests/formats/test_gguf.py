@@ -65,9 +65,9 @@ def test_round_trip_keeps_every_value_type(tmp_path):
         assert np.array_equal(info.data.view(np.float32).reshape(array.shape), array)
 
 
-def test_the_gguf_package_reads_what_we_write(tmp_path):
+def test_the_gguf_package_reads_our_files(tmp_path):
     array = np.arange(32.0, dtype=np.float32).reshape(4, 8)
-    metadata = {k: v for k, v in METADATA.items() if k != "a.nested"}  # which that reader does not know
+    metadata = {k: v for k, v in METADATA.items() if k != "a.nested"}  # GGUFReader does not support it
     write(tmp_path / "a.gguf", {"t": array}, metadata)
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     assert reader.fields["a.text"].contents() == "Grüße, 世界"
@@ -75,7 +75,7 @@ def test_the_gguf_package_reads_what_we_write(tmp_path):
     assert np.array_equal(reader.tensors[0].data, array)
 
 
-def test_we_read_what_the_gguf_package_writes(tmp_path):
+def test_reads_files_of_the_gguf_package(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_uint32("x.count", 7)
     writer.add_array("x.words", ["eins", "zwei"])
@@ -93,11 +93,11 @@ def test_we_read_what_the_gguf_package_writes(tmp_path):
     assert file.tensors["w"].data.shape == (2, 34)
 
 
-def test_splits_open_as_one(tmp_path):
+def test_a_split_model_opens_as_one(tmp_path):
     arrays = {f"t{i}": np.full((4, 8), i, np.float32) for i in range(5)}
     plan = write(tmp_path / "m.gguf", arrays, split_max_tensors=2)
     assert [f.path.name for f in plan.files] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    for shard in plan.files:  # any shard opens the whole
+    for shard in plan.files:  # any shard opens the model
         file = open_gguf(shard.path)
         assert file.n_splits == 3
         assert list(file.tensors) == list(arrays)
@@ -110,14 +110,14 @@ def test_splits_open_as_one(tmp_path):
 
 def test_split_by_size(tmp_path):
     plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((64, 64), np.float32) for i in range(4)}, split_max_size=34_600)
-    assert [sum(p.file == i for p in plan.places) for i in range(len(plan.files))] == [2, 2]
+    assert [sum(p.file == i for p in plan.locations) for i in range(len(plan.files))] == [2, 2]
     assert all(f.path.stat().st_size == f.nbytes <= 34_600 for f in plan.files)
     plan = write(tmp_path / "n.gguf", {f"t{i}": np.ones((64, 64), np.float32) for i in range(4)}, split_max_size=33_000)
     assert all(f.nbytes <= 33_000 for f in plan.files)
     assert len(plan.files) > 2
 
 
-def test_shards_keep_an_unusual_alignment(tmp_path):
+def test_shards_keep_another_alignment(tmp_path):
     arrays = {f"t{i}": np.full((3, 5), i, np.float32) for i in range(5)}
     plan = write(tmp_path / "m.gguf", arrays, METADATA | {"general.alignment": np.uint32(256)}, split_max_tensors=2)
     tensors = open_gguf(plan.files[0].path).tensors
@@ -126,12 +126,12 @@ def test_shards_keep_an_unusual_alignment(tmp_path):
 
 
 @pytest.mark.parametrize("alignment", [0, 7, -1, 1 << 21, "abc", True, 4])
-def test_an_alignment_that_readers_refuse_is_not_written(tmp_path, alignment):
+def test_an_invalid_alignment_is_not_written(tmp_path, alignment):
     with pytest.raises(PlanError, match="general.alignment"):
         write(tmp_path / "m.gguf", {"t": np.ones((2, 8))}, {"general.alignment": alignment})
 
 
-def test_unknown_type_ids_are_shown_not_fatal(tmp_path):
+def test_unknown_type_ids_are_no_error(tmp_path):
     write(tmp_path / "a.gguf", {"t.one": np.ones((2, 8)), "t.two": np.ones((2, 8))})
     data = bytearray((tmp_path / "a.gguf").read_bytes())
     at = data.index(b"t.one") + 5 + 4 + 16  # name, n_dims, two dimensions
@@ -143,7 +143,7 @@ def test_unknown_type_ids_are_shown_not_fatal(tmp_path):
     assert info.nbytes == 64
 
 
-def test_a_big_vocabulary_is_one_quick_pass(tmp_path):
+def test_a_large_vocabulary(tmp_path):
     words = [f"token{i}" for i in range(200_000)]
     header, _, _ = header_bytes({"tokenizer.ggml.tokens": words}, [], 32)
     (tmp_path / "v.gguf").write_bytes(header)
@@ -195,20 +195,20 @@ def test_malformed(good, tmp_path, marker, skip, value, message):
         open_gguf(patched(good, tmp_path, marker, skip, value))
 
 
-NO_NUMBERS = ("7", np.array([7], np.uint16), ["7"], np.float32("nan"), np.float32(7), True, [["7"]])
+NOT_INTEGERS = ("7", np.array([7], np.uint16), ["7"], np.float32("nan"), np.float32(7), True, [["7"]])
 
 
-@pytest.mark.parametrize("value", [*NO_NUMBERS, np.uint32(0), np.uint32(48), np.int32(-32), np.uint32(1 << 30)], ids=repr)
-def test_an_alignment_of_the_wrong_kind(tmp_path, value):
+@pytest.mark.parametrize("value", [*NOT_INTEGERS, np.uint32(0), np.uint32(48), np.int32(-32), np.uint32(1 << 30)], ids=repr)
+def test_an_alignment_of_the_wrong_type(tmp_path, value):
     header, _, _ = header_bytes({"general.alignment": value}, [], 32)
     (tmp_path / "a.gguf").write_bytes(header)
     with pytest.raises(FormatError, match=r"a\.gguf: general\.alignment is .*(a whole number is needed|power of two)"):
         open_gguf(tmp_path / "a.gguf")
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", NOT_INTEGERS, ids=repr)
 @pytest.mark.parametrize(("key", "shard"), [("split.count", 1), ("split.no", 2), ("split.tensors.count", 1)])
-def test_split_keys_of_the_wrong_kind(tmp_path, key, shard, value):
+def test_split_keys_of_the_wrong_type(tmp_path, key, shard, value):
     for number in (1, 2):
         header, _, _ = header_bytes({key: value} if number == shard else {"a.key": "text"}, [], 32)
         (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(header)
@@ -220,7 +220,7 @@ def test_identity_changes_with_any_shard(tmp_path):
     plan = write(tmp_path / "m.gguf", {f"t{i}": np.ones((4, 8)) for i in range(3)}, split_max_tensors=2)
     first = open_gguf(plan.files[0].path).identity
     assert open_gguf(plan.files[1].path).identity == first
-    for file in plan.files:  # other weights of the same size, as a job sees them: the same header, another time
+    for file in plan.files:  # other weights of the same size: the same header, another modification time
         with file.path.open("r+b") as shard:
             shard.seek(-4, 2)
             shard.write(b"\1\2\3\4")
@@ -229,7 +229,7 @@ def test_identity_changes_with_any_shard(tmp_path):
         first = open_gguf(plan.files[0].path).identity
 
 
-def test_not_there_and_a_folder(tmp_path):
+def test_missing_file_and_folder(tmp_path):
     with pytest.raises(FormatError, match="No such file"):
         open_gguf(tmp_path / "none.gguf")
     with pytest.raises(FormatError, match="directory"):
@@ -238,8 +238,8 @@ def test_not_there_and_a_folder(tmp_path):
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_damage_is_one_error_or_none(good, tmp_path_factory, data):
-    """Random bytes overwritten anywhere in the header: it opens, or FormatError; nothing else, no huge allocation."""
+def test_a_damaged_header_opens_or_raises_format_error(good, tmp_path_factory, data):
+    """Random bytes anywhere in the header: no other exception, no huge allocation."""
     broken = bytearray(good)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, 800))

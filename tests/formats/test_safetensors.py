@@ -10,7 +10,7 @@ from ggufmill.formats.safetensors import open_safetensors, read_safetensors
 
 
 def raw_file(path, header, body=b""):
-    """A file with any header, right or wrong."""
+    """A file with any header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
     return path
@@ -20,7 +20,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def test_reads_what_the_library_writes(tmp_path):
+def test_reads_files_of_the_safetensors_package(tmp_path):
     arrays = {
         "f32": np.arange(6, dtype=np.float32).reshape(2, 3),
         "f16": np.arange(4, dtype=np.float16),
@@ -75,7 +75,7 @@ def test_a_missing_shard_and_a_missing_tensor(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors"])
-def test_an_index_cannot_point_out_of_its_folder(tmp_path, name):
+def test_an_index_cannot_name_files_in_other_folders(tmp_path, name):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(FormatError, match="shard"):
         open_safetensors(tmp_path)
@@ -116,7 +116,7 @@ def test_truncated_and_absent(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [["F32"], {"F32": 1}, 5, None])
-def test_a_dtype_of_the_wrong_kind(tmp_path, dtype):
+def test_a_dtype_that_is_not_a_string(tmp_path, dtype):
     raw_file(tmp_path / "a.safetensors", {"w": entry(dtype)}, bytes(8))
     with pytest.raises(FormatError, match="tensor w has dtype .*; known are"):
         read_safetensors(tmp_path / "a.safetensors")

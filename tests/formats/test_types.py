@@ -4,7 +4,7 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError
 
-# FORMATS part A, spot figures: name, id, bytes of a row of 4096
+# docs/formats/types.md: name, id, bytes of a row of 4096 elements
 ROWS = [
     ("f32", 0, 16384),
     ("q8_0", 8, 4352),
@@ -21,44 +21,44 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "type_id", "row_bytes"), ROWS)
 def test_row_bytes(name, type_id, row_bytes):
-    kind = TYPES[name]
-    assert kind.id == type_id
-    assert kind.row_bytes(4096) == row_bytes
-    assert TYPES.by_id(type_id) is kind
-    assert kind.nbytes((4096, 3, 2)) == 6 * row_bytes
+    tensor_type = TYPES[name]
+    assert tensor_type.id == type_id
+    assert tensor_type.row_bytes(4096) == row_bytes
+    assert TYPES.by_id(type_id) is tensor_type
+    assert tensor_type.nbytes((4096, 3, 2)) == 6 * row_bytes
 
 
 def test_sizes_agree_with_the_gguf_package():
-    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
-        ours = TYPES.by_id(int(kind))
-        if ours.is_known and kind.name not in ("Q8_1", "Q8_K"):  # activation formats: the fork's own layouts
-            assert (ours.block, ours.block_bytes) == (block, size), kind.name
+    for ggml_type, (block, size) in gguf.GGML_QUANT_SIZES.items():
+        ours = TYPES.by_id(int(ggml_type))
+        if ours.is_known and ggml_type.name not in ("Q8_1", "Q8_K"):  # activation formats: layouts of ik_llama.cpp
+            assert (ours.block, ours.block_bytes) == (block, size), ggml_type.name
 
 
 def test_names_in_any_case_and_unknown_ids():
     assert TYPES["IQ4_K_R4"] is TYPES["iq4_k_r4"]
     assert "Q4_k" in TYPES
     assert "q4_z" not in TYPES
-    stranger = TYPES.by_id(9999)
-    assert not stranger.is_known
-    assert stranger.name == "type-9999"
+    unknown = TYPES.by_id(9999)
+    assert not unknown.is_known
+    assert unknown.name == "type-9999"
 
 
-def test_twins_agree():
+def test_packed_types_have_the_blocks_of_their_base():
     for name in TYPES:
-        kind = TYPES[name]
-        if kind.packed:
-            twin = TYPES[kind.packed]
-            assert twin.base == kind.name
-            assert (twin.block, twin.block_bytes) == (kind.block, kind.block_bytes)
-            assert twin.rows > 1
+        plain = TYPES[name]
+        if plain.packed:
+            packed = TYPES[plain.packed]
+            assert packed.base == plain.name
+            assert (packed.block, packed.block_bytes) == (plain.block, plain.block_bytes)
+            assert packed.rows > 1
 
 
 @pytest.mark.parametrize(
-    ("wanted", "shape", "chosen"),
+    ("requested", "shape", "expected"),
     [
         ("iq4_k_r4", (4096, 1024), "iq4_k_r4"),
-        ("iq4_k_r4", (128, 65536), "q5_0"),  # columns decide before rows
+        ("iq4_k_r4", (128, 65536), "q5_0"),  # the row length decides before the number of rows
         ("iq2_k", (128, 65536), "iq4_nl"),
         ("q6_K", (32, 4), "q8_0"),
         ("q5_K", (64, 4), "q6_0"),
@@ -67,13 +67,13 @@ def test_twins_agree():
         ("iq1_s_r4", (4096, 5), "iq1_s"),
     ],
 )
-def test_fallbacks(wanted, shape, chosen):
-    kind, why = TYPES.fallback_for(TYPES[wanted], shape)
-    assert kind.name == chosen
-    assert bool(why) == (wanted != chosen)
+def test_fallbacks(requested, shape, expected):
+    chosen, reason = TYPES.fallback_for(TYPES[requested], shape)
+    assert chosen.name == expected
+    assert bool(reason) == (requested != expected)
 
 
-def test_what_fits_nowhere_is_an_error():
+def test_a_shape_without_fallback_is_an_error():
     with pytest.raises(PlanError, match="q8_0 cannot hold a tensor of 33 x 4"):
         TYPES.fallback_for(TYPES["q8_0"], (33, 4))
     with pytest.raises(PlanError, match="multiple of 256"):

@@ -32,7 +32,8 @@ from ggufmill.formats.types import TYPES
 from ggufmill.imatrix.checkpoint import load_state
 from ggufmill.imatrix.files import load
 from ggufmill.imatrix.texts import Text, stretches
-from ggufmill.jobs.execute import execute, journal_path
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.pipeline.measurements import Measured
 from ggufmill.pipeline.reports.result_comparison import comparison_text, read_result
@@ -194,11 +195,11 @@ def _plan():
 
 
 def journal_seed() -> bytes:
-    from ggufmill.formats.file_range import span_checksum
+    from ggufmill.formats.file_range import range_checksum
 
     nothing = written("zeros", bytes(512))
     lines = [{"fingerprint": _plan().fingerprint, "tensors": 3}]
-    lines += [{"tensor": f"t{i}", "xxh3": span_checksum(nothing, 0, 128 * (2 + i))} for i in range(2)]
+    lines += [{"tensor": f"t{i}", "xxh3": range_checksum(nothing, 0, 128 * (2 + i))} for i in range(2)]
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
@@ -345,7 +346,7 @@ TARGETS = {
     "template": Target(template, "", ("runtime.text.template_sandbox",), lambda: seeds.TEMPLATES),
     "texts": Target(texts, "lines", ("imatrix.texts",), lambda: [seeds.CHATS]),
     "manifest": Target(manifest, "", ("formats.hashes",), lambda: [seeds.MANIFEST]),
-    "journal": Target(journal, "lines", ("jobs.execute",), lambda: [journal_seed()]),
+    "journal": Target(journal, "lines", ("jobs.journal",), lambda: [journal_seed()]),
     "memory": Target(memory, "json", ("pipeline.stage_cache",), lambda: [seeds.MEMORY]),
     "measured": Target(measured, "json", ("pipeline.measurements",), lambda: [seeds.MEASURED]),
     "result": Target(result, "json", ("pipeline.reports.result_comparison",), lambda: [seeds.RESULT]),

@@ -4,16 +4,16 @@ import resource
 import pytest
 
 from ggufmill.formats import MillError
-from ggufmill.jobs.atomic_write import whole_file, write_whole
+from ggufmill.jobs.atomic_write import atomic_file, write_bytes
 
 
-def test_whole_or_not_at_all(tmp_path):
+def test_an_interrupted_write_leaves_the_old_content(tmp_path):
     path = tmp_path / "new/folder/a.bin"
-    write_whole(path, b"first")
+    write_bytes(path, b"first")
     assert path.read_bytes() == b"first"
 
     def fail():
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
@@ -23,18 +23,18 @@ def test_whole_or_not_at_all(tmp_path):
     assert os.listdir(path.parent) == ["a.bin"]
 
 
-def test_no_room(tmp_path):
+def test_a_failed_write_leaves_nothing(tmp_path):
     path, limits = tmp_path / "a.bin", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(MillError, match=r"a\.bin cannot be written: File too large"):
-            write_whole(path, bytes(2000))
+            write_bytes(path, bytes(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not os.listdir(tmp_path)
 
 
-def test_a_folder_that_is_a_file(tmp_path):
+def test_parent_that_is_a_file(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MillError, match=r"file/a\.bin cannot be written: "):
-        write_whole(tmp_path / "file/a.bin", b"x")
+        write_bytes(tmp_path / "file/a.bin", b"x")

@@ -11,28 +11,30 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, MillError, PlanError, open_gguf
-from ggufmill.formats.file_range import span_checksum
-from ggufmill.jobs.execute import execute, finished_files, is_finished, journal_path, preflight, row_chunks
+from ggufmill.formats.file_range import range_checksum
+from ggufmill.jobs.execute import execute, row_chunks
+from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
 from ggufmill.jobs.plan import Output, make_plan, parse_size
+from ggufmill.jobs.preflight import complete_files, is_complete, preflight
 
 
-def output(name, shape, kind="f32", produce=None, rule="test"):
+def output(name, shape, type_name="f32", produce=None, rule="test"):
     """A tensor whose rows are filled with their own numbers, so that a misplaced chunk shows."""
-    kind = TYPES[kind]
-    width = kind.row_bytes(shape[0])
+    tensor_type = TYPES[type_name]
+    row_bytes = tensor_type.row_bytes(shape[0])
 
     def rows(start, stop):
-        return np.repeat((np.arange(start, stop) % 251).astype(np.uint8)[:, None], width, 1)
+        return np.repeat((np.arange(start, stop) % 251).astype(np.uint8)[:, None], row_bytes, 1)
 
-    return Output(name, shape, "f32", kind, rule, produce or rows)
+    return Output(name, shape, "f32", tensor_type, rule, produce or rows)
 
 
 def plan_of(tmp_path, outputs, **options):
     return make_plan(outputs, {"general.architecture": "test"}, tmp_path / "out.gguf", **options)
 
 
-def test_what_was_planned_is_what_is_written(tmp_path):
+def test_a_job_writes_what_was_planned(tmp_path):
     outputs = [output("a", (256, 40)), output("b", (512, 8, 3), "q4_k_r4"), output("c", (7,)), output("d", (3000, 1000), "f16")]
     plan = plan_of(tmp_path, outputs)
     seen = []
@@ -41,16 +43,16 @@ def test_what_was_planned_is_what_is_written(tmp_path):
     assert (tmp_path / "out.gguf").stat().st_size == plan.file_bytes == result.nbytes
     assert os.listdir(tmp_path) == ["out.gguf"]
     file = open_gguf(tmp_path / "out.gguf")
-    for o, place in zip(plan.outputs, plan.places, strict=True):
+    for o, location in zip(plan.outputs, plan.locations, strict=True):
         info = file.tensors[o.name]
-        assert info.offset == place.offset
+        assert info.offset == location.offset
         assert np.array_equal(info.data, o.produce(0, info.n_rows))
 
 
 def test_chunks_respect_matrices_and_groups():
     cases = [((4096, 700, 3), "f32"), ((7168, 168), "q8_0_r8"), ((2_000_000, 48), "bf16_r16"), ((64, 100_000), "f32")]
-    for shape, kind in cases:
-        o = output("t", shape, kind)
+    for shape, type_name in cases:
+        o = output("t", shape, type_name)
         rows = shape[1]
         chunks = list(row_chunks(o))
         assert chunks[0][0] == 0
@@ -72,7 +74,7 @@ def failing(after):
     return produce
 
 
-def test_a_failure_keeps_what_was_done(tmp_path):
+def test_a_failure_keeps_complete_tensors(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     outputs[2] = output("t2", (256, 16), produce=failing(0))
     plan = plan_of(tmp_path, outputs)
@@ -82,12 +84,12 @@ def test_a_failure_keeps_what_was_done(tmp_path):
     with pytest.raises(PlanError, match="unfinished job"):
         preflight(plan)
     outputs[2] = output("t2", (256, 16))
-    mended = plan_of(tmp_path, outputs)
-    preflight(mended, resume=True)
-    assert execute(mended, resume=True, threads=1).resumed >= 2
-    whole = plan_of(tmp_path / "x", [output(f"t{i}", (256, 16)) for i in range(4)])
-    preflight(whole)
-    execute(whole)
+    repaired = plan_of(tmp_path, outputs)
+    preflight(repaired, resume=True)
+    assert execute(repaired, resume=True, threads=1).resumed >= 2
+    uninterrupted = plan_of(tmp_path / "x", [output(f"t{i}", (256, 16)) for i in range(4)])
+    preflight(uninterrupted)
+    execute(uninterrupted)
     assert (tmp_path / "x/out.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
 
 
@@ -102,15 +104,15 @@ def test_resuming_another_job_is_refused(tmp_path):
     assert (tmp_path / "out.gguf").exists()
 
 
-def test_resume_does_not_trust_the_journal(tmp_path):
-    """Bytes that a power cut lost are written again, a torn last line of the journal is dropped."""
+def test_resume_verifies_the_journal(tmp_path):
+    """Tensors whose bytes a power cut lost are written again, an incomplete last line of the journal is dropped."""
     outputs = [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))]
     with pytest.raises(MillError):
         execute(plan_of(tmp_path, outputs), threads=1)
     plan = plan_of(tmp_path, [output(n, (256, 16)) for n in "abc"])
     part = tmp_path / "out.gguf.part"
     with part.open("r+b") as file:
-        file.seek(plan.places[0].offset + 100)
+        file.seek(plan.locations[0].offset + 100)
         file.write(b"\x77\x77")
     with journal_path(plan).open("a") as journal:
         journal.write('{"tensor": "c", "xx')
@@ -119,7 +121,7 @@ def test_resume_does_not_trust_the_journal(tmp_path):
     assert all(np.array_equal(data[o.name].data, o.produce(0, 16)) for o in plan.outputs)
 
 
-JOB = textwrap.dedent("""
+SCRIPT = textwrap.dedent("""
     import sys, time
     import numpy as np
     from ggufmill.formats import TYPES
@@ -139,15 +141,15 @@ JOB = textwrap.dedent("""
 
 
 def test_sigkill_at_any_moment(tmp_path):
-    """Killed again and again at arbitrary moments, the job ends with the bytes of an undisturbed one."""
+    """Killed repeatedly at arbitrary moments, the job ends with the bytes of an uninterrupted one."""
 
     def start(folder):
-        command = [sys.executable, "-c", JOB, str(folder / "out.gguf")]
+        command = [sys.executable, "-c", SCRIPT, str(folder / "out.gguf")]
         return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path)
 
-    (tmp_path / "calm").mkdir()
+    (tmp_path / "uninterrupted").mkdir()
     (tmp_path / "killed").mkdir()
-    assert start(tmp_path / "calm").wait(60) == 0
+    assert start(tmp_path / "uninterrupted").wait(60) == 0
     delays, kills = iter([0.0, 0.01, 0.03, 0.05, 0.02]), 0
     while True:
         process = start(tmp_path / "killed")
@@ -161,7 +163,7 @@ def test_sigkill_at_any_moment(tmp_path):
         kills += process.wait(60) == -signal.SIGKILL
     assert kills >= 3
     for name in ("out-00001-of-00002.gguf", "out-00002-of-00002.gguf"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "uninterrupted" / name).read_bytes()
     assert len(os.listdir(tmp_path / "killed")) == 2
 
 
@@ -192,7 +194,7 @@ def test_preflight_refusals(tmp_path, monkeypatch):
         preflight(plan, force=True)
 
 
-def test_odd_outputs_are_refused(tmp_path):
+def test_outputs_that_are_links_folders_or_pipes_are_refused(tmp_path):
     plan = plan_of(tmp_path, [output("a", (256, 16))])
     source = tmp_path / "source.gguf"
     source.write_bytes(b"precious")
@@ -249,12 +251,12 @@ def test_two_jobs_do_not_write_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "size"), [("50G", 50 * 10**9), ("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("7", 7), ("3k", 3000)]
 )
-def test_sizes(text, size):
+def test_parse_size(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "-5G", "5X", "1..2G", "0"])
-def test_sizes_that_are_none(text):
+def test_parse_size_refuses(text):
     with pytest.raises(PlanError):
         parse_size(text)
 
@@ -264,43 +266,43 @@ def test_a_tensor_larger_than_a_split(tmp_path):
         plan_of(tmp_path, [output("a", (256, 16))], split_max_size=1000)
 
 
-def test_checksums_are_those_of_the_file(tmp_path):
+def test_checksums_match_the_file(tmp_path):
     plan = plan_of(tmp_path, [output("a", (256, 40)), output("b", (300, 7000)), output("c", (7,))])
     result = execute(plan, threads=3)
-    for o, place in zip(plan.outputs, plan.places, strict=True):
-        assert result.checksums[o.name] == span_checksum(tmp_path / "out.gguf", place.offset, o.nbytes)
+    for o, location in zip(plan.outputs, plan.locations, strict=True):
+        assert result.checksums[o.name] == range_checksum(tmp_path / "out.gguf", location.offset, o.nbytes)
 
 
-def test_chunks_in_any_order_become_one_file(tmp_path):
+def test_chunks_in_any_order_are_written_in_order(tmp_path):
     draw = np.random.default_rng(5)
     path = tmp_path / "file"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
     data = [draw.integers(0, 256, size, np.uint8) for size in draw.integers(1, 5000, 60)]
     owner = np.sort(draw.integers(0, 6, 60))
     sizes = [sum(d.size for d, o in zip(data, owner, strict=True) if o == i) for i in range(6)]
     starts = np.cumsum([0, *sizes])
-    sinks = [Sink(f"t{i}", handle, int(starts[i]), sizes[i]) for i in range(6)]
-    done, wrote = [], []
-    writer = OrderedWriter(60, lambda sink: done.append(sink.name), lambda count, name: wrote.append(count))
+    sinks = [Sink(f"t{i}", fd, int(starts[i]), sizes[i]) for i in range(6)]
+    done, written = [], []
+    writer = OrderedWriter(60, lambda sink: done.append(sink.name), lambda count, name: written.append(count))
     for number in draw.permutation(60):
         writer.slots.acquire()
         writer.put(int(number), sinks[owner[number]], data[number])
-    os.close(handle)
+    os.close(fd)
     assert path.read_bytes() == b"".join(d.tobytes() for d in data)
     assert done == [f"t{i}" for i in range(6)]
-    assert sum(wrote) == sum(sizes)
+    assert sum(written) == sum(sizes)
 
 
-def test_a_failed_chunk_spoils_its_tensor_only(tmp_path):
-    handle = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    bad, good = Sink("bad", handle, 0, 20), Sink("good", handle, 20, 10)
+def test_a_failed_chunk_fails_its_tensor_only(tmp_path):
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    bad, good = Sink("bad", fd, 0, 20), Sink("good", fd, 20, 10)
     done = []
     writer = OrderedWriter(3, lambda sink: done.append(sink.name), lambda count, name: None)
     ten = np.arange(10, dtype=np.uint8)
     writer.put(2, good, ten)
     writer.fail(0, bad, MillError("no"))
     writer.put(1, bad, ten)
-    os.close(handle)
+    os.close(fd)
     assert done == ["good"]
     assert [str(e) for e in writer.failures] == ["no"]
 
@@ -308,7 +310,7 @@ def test_a_failed_chunk_spoils_its_tensor_only(tmp_path):
 def test_a_first_shard_without_tensors(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     plan = plan_of(tmp_path, outputs, split_max_tensors=2, tensor_first_split=False)
-    assert [place.file for place in plan.places] == [1, 1, 2, 2]
+    assert [location.file for location in plan.locations] == [1, 1, 2, 2]
     execute(plan)
     file = open_gguf(plan.files[0].path)
     assert (file.n_splits, list(file.tensors)) == (3, ["t0", "t1", "t2", "t3"])
@@ -317,10 +319,10 @@ def test_a_first_shard_without_tensors(tmp_path):
         plan_of(tmp_path, outputs, tensor_first_split=False)
 
 
-def test_shards_as_before(tmp_path):
+def test_shards_of_another_split(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     plan = plan_of(tmp_path, [*outputs, output("extra", (256, 16))], shards={"t0": 0, "t1": 2, "t2": 2, "t3": 3})
-    assert [place.file for place in plan.places] == [0, 2, 2, 3, 3]
+    assert [location.file for location in plan.locations] == [0, 2, 2, 3, 3]
     assert len(plan.files) == 4
     with pytest.raises(PlanError, match="its split cannot be kept"):
         plan_of(tmp_path, outputs, shards={"t0": 1, "t1": 0, "t2": 1, "t3": 1})
@@ -328,14 +330,14 @@ def test_shards_as_before(tmp_path):
         plan_of(tmp_path, outputs, shards={"t0": 0}, split_max_tensors=2)
 
 
-def test_files_that_are_there_stay(tmp_path):
+def test_existing_files_stay(tmp_path):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     plan = plan_of(tmp_path, outputs, split_max_tensors=1)
     execute(plan)
     before = [f.path.read_bytes() for f in plan.files]
     for index in (1, 3):
         plan.files[index].path.unlink()
-    stay = plan.files[2].path.stat()
+    stat_before = plan.files[2].path.stat()
     calls = []
 
     def produce(start, stop):
@@ -343,45 +345,45 @@ def test_files_that_are_there_stay(tmp_path):
         return output("t", (256, 16)).produce(start, stop)
 
     again = plan_of(tmp_path, [output(o.name, o.shape, produce=produce) for o in outputs], split_max_tensors=1)
-    kept = finished_files(again)
-    assert kept == {0, 2}
-    preflight(again, kept=kept)
+    existing = complete_files(again)
+    assert existing == {0, 2}
+    preflight(again, existing=existing)
     seen = []
-    execute(again, kept=kept, progress=lambda n, name: seen.append(n))
+    execute(again, existing=existing, progress=lambda n, name: seen.append(n))
     assert [f.path.read_bytes() for f in plan.files] == before
     assert len(calls) == 2
     assert sum(seen) == again.total_bytes
-    assert plan.files[2].path.stat() == stay
+    assert plan.files[2].path.stat() == stat_before
     other = plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1)
     with pytest.raises(PlanError, match="is not what this job would write"):
-        finished_files(other)
+        complete_files(other)
 
 
-def test_a_finished_job_is_known(tmp_path):
-    """By the headers of all its files, by what a job leaves beside them, and by the times of its inputs."""
+def test_is_complete(tmp_path):
+    """Decided by the headers of all files, by what an unfinished job leaves beside them, and by the times of the inputs."""
     source = tmp_path / "source"
     source.write_bytes(b"")
     outputs = [output(f"t{i}", (256, 16)) for i in range(2)]
     plan = plan_of(tmp_path, outputs, split_max_tensors=1)
-    assert not is_finished(plan, [source])
+    assert not is_complete(plan, [source])
     execute(plan)
-    assert is_finished(plan, [source, tmp_path / "deleted"])
-    assert not is_finished(plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1))
+    assert is_complete(plan, [source, tmp_path / "deleted"])
+    assert not is_complete(plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1))
     os.utime(source, ns=(0, plan.files[0].path.stat().st_mtime_ns + 10**9))
-    assert not is_finished(plan, [source])
-    assert is_finished(plan)
+    assert not is_complete(plan, [source])
+    assert is_complete(plan)
     journal_path(plan).write_text("")
-    assert not is_finished(plan)
+    assert not is_complete(plan)
     journal_path(plan).unlink()
     plan.files[1].path.unlink()
-    assert not is_finished(plan)
+    assert not is_complete(plan)
     plan.files[1].path.mkdir()
-    assert not is_finished(plan)
+    assert not is_complete(plan)
 
 
-def test_finished_is_told_of_every_tensor(tmp_path):
-    told = []
+def test_on_finished_is_called_for_every_tensor(tmp_path):
+    calls = []
     plan = plan_of(tmp_path, [output(f"t{i}", (256, 16)) for i in range(4)])
-    execute(plan, threads=2, finished=lambda done, sync: told.append((len(done), sync())))
-    assert [n for n, _ in told] == [0, 1, 2, 3, 4]
+    execute(plan, threads=2, on_finished=lambda done, sync: calls.append((len(done), sync())))
+    assert [n for n, _ in calls] == [0, 1, 2, 3, 4]
     assert (tmp_path / "out.gguf").stat().st_size == plan.file_bytes

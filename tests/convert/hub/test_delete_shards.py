@@ -7,9 +7,10 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.convert import open_source
-from ggufmill.convert.hub.delete_shards import Releaser
+from ggufmill.convert.hub.delete_shards import ShardDeleter
 from ggufmill.formats import FormatError, PlanError
-from ggufmill.jobs.execute import execute, preflight
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.preflight import preflight
 from ggufmill.quantize.planning import plan_quantize
 
 
@@ -32,7 +33,7 @@ def shards(folder):
     return sorted(p.name for p in folder.glob("*.safetensors*") if "index" not in p.name)
 
 
-def test_the_shards_are_gone_and_the_output_is_whole(folder, tmp_path):
+def test_delete_source_shards_deletes_all_and_writes_the_same_output(folder, tmp_path):
     assert run("convert", folder, tmp_path / "kept.gguf") == 0
     assert len(shards(folder)) == 3
     assert run("convert", folder, tmp_path / "out.gguf", "--delete-source-shards") == 0
@@ -40,28 +41,28 @@ def test_the_shards_are_gone_and_the_output_is_whole(folder, tmp_path):
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "kept.gguf").read_bytes()
 
 
-def test_nothing_is_deleted_before_it_is_written(folder, tmp_path):
+def test_a_shard_is_deleted_only_after_its_tensors_are_synced(folder, tmp_path):
     source = open_source(folder)
     plan = plan_quantize(source, tmp_path / "out.gguf")
-    releaser = Releaser(source, plan)
-    needs = {path: set(names) for path, names in releaser._needs.items()}
+    deleter = ShardDeleter(source, plan)
+    needs = {path: set(names) for path, names in deleter._needs.items()}
     assert set().union(*needs.values()) == {o.name for o in plan.outputs}
     synced = []
 
-    def finished(done, sync):
+    def on_finished(done, sync):
         before = [p for p in needs if p.exists()]
-        releaser(done, lambda: (sync(), synced.append(len(done))))
+        deleter(done, lambda: (sync(), synced.append(len(done))))
         gone = [p for p in before if not p.exists()]
         assert all(needs[p] <= done.keys() for p in gone)
         assert not gone or synced[-1] == len(done)
 
-    execute(plan, threads=2, finished=finished)
+    execute(plan, threads=2, on_finished=on_finished)
     assert synced
     assert not any(path.exists() for path in needs)
 
 
 @pytest.mark.parametrize("more", [(), ("--split-max-tensors", 30)])
-def test_resume_of_a_finished_job_ends_well(folder, tmp_path, capsys, more):
+def test_resume_of_a_complete_job_without_source_shards(folder, tmp_path, capsys, more):
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards", *more)
     assert run(*job) == 0
     capsys.readouterr()
@@ -84,7 +85,7 @@ def test_resume_of_a_finished_job_ends_well(folder, tmp_path, capsys, more):
     assert "3 of 3 shards are missing" in capsys.readouterr().err
 
 
-def test_another_model_is_not_taken_for_the_finished_job(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
+def test_output_of_another_model_does_not_count_as_complete(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
     other = write_checkpoint(tmp_path / "other", *tiny_llama(num_hidden_layers=2))
     assert run("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0
     assert run("convert", other, tmp_path / "out.gguf") == 0
@@ -92,10 +93,10 @@ def test_another_model_is_not_taken_for_the_finished_job(folder, tmp_path, tiny_
     assert "3 of 3 shards are missing" in capsys.readouterr().err
 
 
-def test_stopped_when_all_was_written_but_what_the_shards_left(folder, tmp_path, monkeypatch, capsys):
+def test_resume_removes_records_left_by_a_kill_at_the_end(folder, tmp_path, monkeypatch, capsys):
     job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
     with monkeypatch.context() as patch:
-        patch.setattr(Releaser, "close", lambda self: None)
+        patch.setattr(ShardDeleter, "close", lambda self: None)
         assert run(*job) == 0
     assert len(shards(folder)) == 3
     assert run(*job, "--resume") == 0
@@ -104,45 +105,45 @@ def test_stopped_when_all_was_written_but_what_the_shards_left(folder, tmp_path,
 
 
 @pytest.mark.parametrize("after", [3, 20, 40, 57])
-def test_resume_after_a_stop_at_any_place(folder, tmp_path, after, monkeypatch):
-    execute(plan_quantize(open_source(folder), tmp_path / "calm.gguf", version="x"))
+def test_resume_after_interruption(folder, tmp_path, after, monkeypatch):
+    execute(plan_quantize(open_source(folder), tmp_path / "uninterrupted.gguf", version="x"))
     source = open_source(folder)
     plan = plan_quantize(source, tmp_path / "out.gguf", version="x")
-    releaser, count = Releaser(source, plan), [0]
+    deleter, count = ShardDeleter(source, plan), [0]
 
-    def finished(done, sync):
-        releaser(done, sync)
+    def on_finished(done, sync):
+        deleter(done, sync)
         count[0] += 1
         if count[0] > after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, threads=1, finished=finished)
-    left = list(folder.glob("*.safetensors"))
-    again = open_source(folder)
-    mended = plan_quantize(again, tmp_path / "out.gguf", version="x")
-    assert mended.fingerprint == plan.fingerprint
-    second = Releaser(again, mended)
-    execute(mended, threads=2, resume=True, finished=second)
-    second.close()
+        execute(plan, threads=1, on_finished=on_finished)
+    remaining = list(folder.glob("*.safetensors"))
+    reopened = open_source(folder)
+    resumed_plan = plan_quantize(reopened, tmp_path / "out.gguf", version="x")
+    assert resumed_plan.fingerprint == plan.fingerprint
+    second_deleter = ShardDeleter(reopened, resumed_plan)
+    execute(resumed_plan, threads=2, resume=True, on_finished=second_deleter)
+    second_deleter.close()
     assert shards(folder) == []
-    assert len(left) == {3: 3, 20: 2, 40: 1, 57: 0}[after]
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
+    assert len(remaining) == {3: 3, 20: 2, 40: 1, 57: 0}[after]
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "uninterrupted.gguf").read_bytes()
 
 
-def test_another_job_does_not_take_what_is_left_for_a_checkpoint(folder, tmp_path, capsys):
+def test_deleted_shards_cannot_be_used_by_another_job(folder, tmp_path, capsys):
     source = open_source(folder)
     plan = plan_quantize(source, tmp_path / "out.gguf")
-    releaser, count = Releaser(source, plan), [0]
+    deleter, count = ShardDeleter(source, plan), [0]
 
-    def finished(done, sync):
-        releaser(done, sync)
+    def on_finished(done, sync):
+        deleter(done, sync)
         count[0] += 1
         if count[0] > 45:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, threads=1, finished=finished)
+        execute(plan, threads=1, on_finished=on_finished)
     assert run("convert", folder, tmp_path / "other.gguf") == 1
     assert "was deleted by a job that used it" in capsys.readouterr().err
     assert not (tmp_path / "other.gguf").exists()
@@ -153,36 +154,36 @@ def test_another_job_does_not_take_what_is_left_for_a_checkpoint(folder, tmp_pat
         preflight(plan)
 
 
-def test_what_is_refused(folder, tmp_path):
-    def releaser():
+def test_refused_sources(folder, tmp_path):
+    def new_deleter():
         source = open_source(folder)
-        return Releaser(source, plan_quantize(source, tmp_path / "o.gguf"))
+        return ShardDeleter(source, plan_quantize(source, tmp_path / "o.gguf"))
 
     first = folder / "model-00001-of-00003.safetensors"
     os.link(first, tmp_path / "second name")
     with pytest.raises(PlanError, match="another name too"):
-        releaser()
+        new_deleter()
     (tmp_path / "second name").unlink()
     first.rename(tmp_path / "elsewhere")
     first.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PlanError, match="is a link"):
-        releaser()
+        new_deleter()
     first.unlink()
     (tmp_path / "elsewhere").rename(first)
     source = open_source(folder)
     plan = plan_quantize(source, tmp_path / "o.gguf")
     next(iter(source.tensors.values())).read(0, 1)
     with pytest.raises(PlanError, match="the plan depends on tensors in it"):
-        Releaser(source, plan)
+        ShardDeleter(source, plan)
     execute(plan)
     model = open_source(tmp_path / "o.gguf")
     with pytest.raises(PlanError, match="only the shards of a checkpoint folder"):
-        Releaser(model, plan_quantize(model, tmp_path / "p.gguf"))
+        ShardDeleter(model, plan_quantize(model, tmp_path / "p.gguf"))
 
 
-def test_disk_space_is_counted_with_what_becomes_free(folder, tmp_path):
+def test_needed_bytes_counts_deleted_shards_as_free(folder, tmp_path):
     source = open_source(folder)
     plan = plan_quantize(source, tmp_path / "o.gguf")
-    needed = Releaser(source, plan).needed()
+    needed = ShardDeleter(source, plan).needed_bytes()
     assert plan.file_bytes / 4 < needed <= plan.file_bytes
     assert all(path.exists() for path in source.shards)

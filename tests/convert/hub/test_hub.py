@@ -13,7 +13,7 @@ from hub_server import COMMIT, REPO, serving
 from ggufmill.cli import main
 from ggufmill.convert import open_source
 from ggufmill.convert.hub import hub as hub_module
-from ggufmill.convert.hub.delete_shards import Releaser
+from ggufmill.convert.hub.delete_shards import ShardDeleter
 from ggufmill.convert.hub.hub import parse_repository
 from ggufmill.formats import FormatError, MillError, PlanError, open_gguf
 from ggufmill.quantize.planning import plan_quantize
@@ -78,7 +78,7 @@ def test_shards_in_the_cache_can_be_deleted_after_use(hub, tmp_path):
     source = open_source(f"hf:{REPO}", remote=True)
     plan = plan_quantize(source, tmp_path / "x.gguf")
     with pytest.raises(PlanError, match="only the shards of a checkpoint folder"):
-        Releaser(source, plan)
+        ShardDeleter(source, plan)
 
 
 def test_dry_run_reads_headers_only(hub, tmp_path, capsys):

@@ -117,7 +117,7 @@ def test_each_is_itself_and_no_other(name, ignore_merges, steps):
 def test_none_stands_in_front_of_another_that_cuts_alike(name):
     rule = PRE_TOKENIZERS[name]
     steps = [split(regex) for regex in rule.splits]
-    assert identify(sequence(*steps, BYTES), rule.whole_words) == (name, "")
+    assert identify(sequence(*steps, BYTES), rule.ignore_merges) == (name, "")
 
 
 # As the models' tokenizer.json have it, but for the newest, whose rule is in the code beside the model

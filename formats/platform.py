@@ -1,0 +1,137 @@
+"""What differs between operating systems, in one place: processors, positioned reads and writes, locks, allocation, syncing.
+
+Everything here works on Linux as documented. Where another system lacks a call, the function takes a slower way or does
+nothing; which of the two, its docstring says. Nothing else in `formats` and `jobs` imports fcntl, resource or ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # for os.open: fail on a symbolic link; no effect where it is missing
+BINARY = getattr(os, "O_BINARY", 0)  # for os.open: Windows would translate line ends without it
+
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+_SYNC_FILE_RANGE_WRITE = 2  # start writing the dirty pages of a range, do not wait (linux/fs.h)
+_seek_lock = threading.Lock()
+
+
+def available_cpus() -> int:
+    """Processors that this process may run on; all of the machine's where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_at(fd: int, buffer: memoryview, offset: int) -> int:
+    """Reads bytes from `offset` of an open file into the buffer; returns how many came, 0 at the end of the file.
+
+    Several threads may read one file at once. Raises OSError.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    if hasattr(os, "pread"):
+        data = os.pread(fd, len(buffer), offset)
+    else:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> int:
+    """Writes bytes at `offset` of an open file; returns how many were taken, perhaps not all. Raises OSError."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, offset)
+    with _seek_lock:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Reserves disk space for the first nbytes of a file and makes it that long, so that a full disk shows before the work.
+
+    Where the system or the file system cannot reserve, only the length is set. Raises OSError (ENOSPC) if there is no room.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    os.ftruncate(fd, nbytes)
+
+
+def allocated_bytes(path: Path) -> int:
+    """Disk space that a file takes, which is less than its length when it has holes; the length where the system is silent."""
+    stat = path.stat()
+    return stat.st_blocks * 512 if hasattr(stat, "st_blocks") else stat.st_size
+
+
+def lock_file(file: IO[Any] | int, *, shared: bool = False) -> bool:
+    """Takes an advisory lock on an open file or folder until it is closed; False if another process holds it.
+
+    Always True where there are no such locks (Windows, some network file systems): two jobs for one output then go unnoticed.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to disk, after a rename. Nothing on Windows, where a folder cannot be opened."""
+    if os.name == "nt":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def has_direct_io() -> bool:
+    """Whether `set_direct_io` can do anything on this system; a file system may still refuse it."""
+    return bool(_O_DIRECT) and fcntl is not None
+
+
+def set_direct_io(fd: int, enabled: bool) -> None:
+    """Sets or clears O_DIRECT of an open file: writes then pass the page cache by. Raises OSError (EINVAL) if refused."""
+    assert fcntl is not None
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | _O_DIRECT if enabled else flags & ~_O_DIRECT)
+
+
+def start_writeback(fd: int, offset: int, nbytes: int) -> None:
+    """Asks the system to start writing a range of a file to disk, without waiting (sync_file_range of Linux). Advice only:
+    nothing happens on other systems, and errors do not matter."""
+    sync_file_range = c_function("sync_file_range")
+    if sync_file_range is not None:
+        sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(nbytes), _SYNC_FILE_RANGE_WRITE)
+
+
+@cache
+def c_function(name: str) -> Callable[..., Any] | None:
+    """A function of the C library that this process is linked with; None if it has none of that name."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows has no handle of the process itself
+        return None
