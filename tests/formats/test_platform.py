@@ -16,7 +16,7 @@ LINUX_ONLY = ("sched_getaffinity", "posix_fallocate", "preadv", "pread", "pwrite
 
 @pytest.fixture
 def other_system(monkeypatch):
-    """None of the calls that only some systems have: no fcntl, no positioned reads and writes, no functions of the C library."""
+    """A system without fcntl, positioned reads and writes, reservation of disk space, and functions of the C library."""
     for name in LINUX_ONLY:
         monkeypatch.delattr(os, name, raising=False)
     monkeypatch.setattr(platform, "fcntl", None)
