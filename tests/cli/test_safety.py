@@ -145,7 +145,7 @@ def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
     known = file.stat()
 
     def changes(plan, **options):
-        result = options.pop("unchanged")
+        result = options.pop("verify_inputs")
         return execute(plan, verify_inputs=lambda: (os.utime(file), result()), **options)
 
     try:
@@ -172,7 +172,7 @@ def test_a_page_that_cannot_be_read_and_a_disk_that_fills(job, mill, tmp_path, m
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"ggufmill.{'formats.file_range' if call == 'preadv' else 'jobs.ordered_writer'}.os.{call}", fails)
+        patch.setattr(f"ggufmill.formats.platform.os.{call}", fails)
         line = told(mill(*command), tmp_path / "out.gguf")
     assert said in line
     assert "--resume goes on" in line
@@ -185,7 +185,7 @@ def test_a_disk_too_small_for_it(job, mill, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.jobs.execute.os.posix_fallocate", full)
+        patch.setattr("ggufmill.formats.platform.os.posix_fallocate", full)
         assert "cannot be allocated (No space left on device)" in told(mill(*job[0]), tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 
