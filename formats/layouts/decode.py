@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...errors import PlanError
@@ -12,13 +14,15 @@ from .table import layout_of
 _STORED = {"f16": np.float16, "f32": np.float32}
 
 
-def decode(q: np.ndarray, type_name: str, n: int) -> np.ndarray:
+def decode(q: np.ndarray, type_name: str, n: int, whole_values: bool = False) -> np.ndarray:
     """uint8 [rows, row_bytes] of a type (any of the table of types) -> float32 [rows, n]; rows are whole groups.
 
-    Bit for bit what `quantize.decode` gives, for the types that it knows. Raises PlanError for rows that are no whole groups of
+    Bit for bit what `quantize.decode` gives, for the types that it knows. whole_values: with the whole numbers of a layout's
+    `values` where decoders take `decoded`, as products of the runtime do. Raises PlanError for rows that are no whole groups of
     n elements.
     """
     kind, layout = TYPES[type_name], layout_of(type_name)
+    layout = replace(layout, decoded=None) if whole_values else layout
     if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or len(q) % kind.rows or n % layout.block:
         raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
     groups = np.ascontiguousarray(q).reshape(len(q) // kind.rows, -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import TYPES
+from ...formats.layouts.tables import E2M1_DOUBLED
 from ...simd.byte_lanes import i8_to_float, load_bytes, lookup_bytes
 from ...simd.compile import kernel
 from ...simd.lanes import (
@@ -31,11 +32,9 @@ from .registry import Codec, decoder
 BLOCK = 32
 _BYTES = TYPES["mxfp4"].block_bytes
 
-# Twice the values of E2M1, so that all are whole numbers; a code's upper bit is its sign.
-VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-_VALUE_BYTES = VALUES.astype(np.int8)
+_VALUE_BYTES = E2M1_DOUBLED.astype(np.int8)
 
-# Half of 2^(E - 127) for each exponent byte E: the unit of VALUES.
+# Half of 2^(E - 127) for each exponent byte E: the unit of E2M1_DOUBLED.
 _UNITS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 # The inverse of the units below this one is infinite. Blocks of magnitudes below 2^-122 lose precision by it.
 _LEAST = 3

@@ -5,6 +5,8 @@ A plane holds some bits of all 256 codes, those of several codes to a byte.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from ....simd.byte_lanes import i8_to_float, load_bytes, load_f16, load_f32, load_u64, lookup_bytes, nonzero, store_bytes
@@ -13,8 +15,8 @@ from ....simd.lanes import LANES, select, store
 from ....simd.table_lookup import lookup64
 from .headers import read_header
 
-# (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes.
-P1, P2, N64, N32 = (1, 32), (2, 32), (4, 32), (4, 16)
+# A plane is (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes. Of the
+# planes below P1 is (1, 32), P2 (2, 32), N64 (4, 32) and N32 (4, 16).
 
 _CODES = 256
 
@@ -140,6 +142,16 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, ou
                 else:
                     y = _pick(load_bytes(table, from_), load_bytes(table, from_ + LANES), load_bytes(codes, j))
                 store(flat, to + j, y * levels[block])
+
+
+def planes_of(codes: np.ndarray) -> tuple[tuple[tuple[int, int], int], ...]:
+    """(plane, offset) of the low bits of codes and, if they lie apart, of the rest; codes: bit addresses [256, width]."""
+    cuts = [0, *(np.flatnonzero((np.diff(codes, axis=1) != 1).any(axis=0)) + 1).tolist(), codes.shape[1]]
+    planes = []
+    for first, stop in pairwise(cuts):
+        stride = int(np.argmax(np.diff(codes[:, first]) != 8)) + 1
+        planes.append(((stop - first, stride), int(codes[0, first]) // 8))
+    return tuple(planes)
 
 
 def planes_to_read(planes) -> np.ndarray:

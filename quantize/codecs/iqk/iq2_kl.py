@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
+from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import round_product
@@ -25,7 +26,7 @@ _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
 _LOWEST, _HIGHEST = -32, 31  # levels
 _FACTOR = np.float32(2.25)  # of the mean square in the weights
-_QS, _QH = 6, 70  # where in a super-block the low nibbles and the high bits of the codes lie
+_QS, _QH = (int(bit) // 8 for bit in layout_of("iq2_kl").codes[0, 0, [0, 4]])  # bytes where nibbles and high bits begin
 
 
 @kernel

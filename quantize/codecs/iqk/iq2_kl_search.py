@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....formats.layouts.tables import IQ2_KL_PAIRS
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, min_lanes, reduce_sum, select, splat, store
 from .scale_search import DEAD, largest_element
@@ -21,15 +22,7 @@ ENTRIES = 32
 _FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
 
 # float32 [32, 2]: the values of two neighbours that a code stands for
-PAIRS = np.array(
-    [
-        (-63, -23), (-63, 13), (-40, -63), (-40, -10), (-40, 13), (-40, 47), (-23, -40), (-23, -23),
-        (-23, 1), (-23, 13), (-23, 28), (-10, -63), (-10, 1), (-10, 13), (-10, 47), (1, -23),
-        (1, -10), (1, 1), (1, 13), (1, 28), (13, -40), (13, -23), (13, -10), (13, 1),
-        (13, 13), (28, -63), (28, -23), (28, 1), (28, 28), (28, 47), (47, -23), (47, 13),
-    ],
-    np.float32,
-)  # fmt: skip
+PAIRS = IQ2_KL_PAIRS.astype(np.float32)
 
 
 @kernel

@@ -11,15 +11,16 @@ from functools import cached_property
 import numpy as np
 
 from ....formats import TYPES
+from ....formats.layouts import BlockLayout, layout_of
 from ..float_range import as_half, normalised, tamed
 from ..importance import guarded
 from ..registry import Codec, new_rows
-from .bit_planes import N32, N64, P1, P2, decode_rows, pack_codes, planes_to_read
+from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
 from .headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
 from .scale_search import trial_steps
 from .segment_search import sorting_network
-from .value_tables import V2, V3, V4, V5, V6, V6_DECODED, choices, midpoints, needs_three
+from .value_tables import choices, midpoints, needs_three, value_table
 
 _SUPERBLOCK = 256
 _NO_PLANE = ((0, 0), 0)
@@ -35,10 +36,7 @@ def _padded(table: np.ndarray, value: float) -> np.ndarray:
 class _Type:
     """What encoder and decoder have to know about a type.
 
-    block       weights that share a scale code and a table flag
-    table       float32 [2, entries]: the values, and their shifted copy
     header      where scale codes and flags lie
-    planes      (plane, offset) of the low bits of the codes and, if any, of the rest
     factor      of the mean square in the weights; share: of that, without importance
     trials      (ntry, step) of the scale search
     scheme      how block scales become integers, with the divisor, lowest and highest number of it
@@ -46,15 +44,11 @@ class _Type:
     boost       factor on the refitted scale
     skip_zero   whether blocks of scale 0 keep code 0
     blank       whether units of weights that are all 0 are all zero bytes
-    decoded     what codes decode to, where that is not exactly the table
     paired      whether the last sums take elements two by two
     """
 
     name: str
-    block: int
-    table: np.ndarray
     header: type[Header]
-    planes: tuple[tuple[tuple[int, int], int], ...]
     factor: float
     share: float
     trials: tuple[int, int]
@@ -64,15 +58,33 @@ class _Type:
     skip_zero: bool = False
     blank: bool = True
     paired: bool = False
-    decoded: np.ndarray | None = None
 
     @property
     def by_row(self) -> bool:
         return TYPES[self.name].row_meta > 0
 
+    @cached_property
+    def layout(self) -> BlockLayout:
+        return layout_of(self.name)
+
     @property
+    def block(self) -> int:
+        """Weights that share a scale code and a table flag."""
+        return self.layout.group
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """float32 [2, entries]: the values, and their shifted copy."""
+        return value_table(self.layout.values[:, 0], self.layout.shifts)
+
+    @cached_property
+    def decoded(self) -> np.ndarray | None:
+        """What codes decode to, where that is not exactly the table."""
+        return None if self.layout.decoded is None else value_table(self.layout.decoded, self.layout.shifts)
+
+    @cached_property
     def two_planes(self) -> tuple:
-        return (*self.planes, _NO_PLANE)[:2]
+        return (*planes_of(self.layout.codes[0]), _NO_PLANE)[:2]
 
     @cached_property
     def padded(self) -> np.ndarray:
@@ -142,17 +154,17 @@ class _Type:
 
 
 _TYPES = (
-    _Type("iq2_k", 16, V2, FourBit, ((P2, 12),), 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), boost=1.03, skip_zero=True),
-    _Type("iq3_k", 16, V3, OddWithSign, ((P2, 14), (P1, 78)), 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), again=True, boost=1.01,
+    _Type("iq2_k", FourBit, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), boost=1.03, skip_zero=True),
+    _Type("iq3_k", OddWithSign, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), again=True, boost=1.01,
           skip_zero=True),
-    _Type("iq4_k", 16, V4, SixBit, ((N32, 16),), 2, 0, (7, 1), (SIGNED, 32, -32, 31), blank=False),
-    _Type("iq5_k", 16, V5, SixBit, ((N64, 16), (P1, 144)), 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), again=True, skip_zero=True),
-    _Type("iq6_k", 16, V6, SignedByte, ((N64, 20), (P2, 148)), 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), again=True,
-          skip_zero=True, decoded=V6_DECODED),
-    _Type("iq2_ks", 32, V2, FiveBitSwapped, ((P2, 6),), 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
-    _Type("iq3_ks", 32, V3, FiveBit, ((P2, 6), (P1, 70)), 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
-    _Type("iq4_ks", 32, V4, OddByte, ((N32, 8),), 2, 0, (7, 1), (ODD, 127, 0, 127), paired=True),
-    _Type("iq5_ks", 32, V5, OddByte, ((N64, 8), (P1, 136)), 2, 0, (5, 1), (ODD, 127, 0, 127)),
+    _Type("iq4_k", SixBit, 2, 0, (7, 1), (SIGNED, 32, -32, 31), blank=False),
+    _Type("iq5_k", SixBit, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), again=True, skip_zero=True),
+    _Type("iq6_k", SignedByte, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), again=True,
+          skip_zero=True),
+    _Type("iq2_ks", FiveBitSwapped, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
+    _Type("iq3_ks", FiveBit, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
+    _Type("iq4_ks", OddByte, 2, 0, (7, 1), (ODD, 127, 0, 127), paired=True),
+    _Type("iq5_ks", OddByte, 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
 CODECS = {kind.name: Codec(kind.encode, kind.decode) for kind in _TYPES}

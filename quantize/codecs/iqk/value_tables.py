@@ -1,49 +1,22 @@
 """Value tables of the IQK types, and what is derived from them for searching.
 
 A type of this family stores codes of a non-uniform table; a flag per block picks the table or a copy shifted by a constant.
-Numbers from the ik_llama.cpp fork (spec part B).
+The tables themselves stand in formats/layouts/tables.py.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-
-def _with_shifted(values: list[int], shift: int) -> np.ndarray:
-    base = np.array(values, np.float32)
-    return np.stack([base, base + np.float32(shift)])
+from ....formats.layouts.tables import IQ4_SHIFTS, IQ4_VALUES
 
 
-# float32 [2, entries]: row 0 the table, row 1 its shifted copy
-V2 = _with_shifted([-31, -13, 1, 17], 5)
-V3 = _with_shifted([-63, -40, -23, -10, 1, 13, 28, 47], 4)
-V4 = _with_shifted([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], 4)
-V5 = _with_shifted(
-    [-126, -114, -103, -92, -83, -74, -65, -57, -50, -43, -36, -30, -24, -18, -12, -6,
-     -1, 5, 11, 17, 23, 29, 36, 43, 51, 59, 68, 77, 87, 97, 109, 121],
-    2,
-)  # fmt: skip
-V6 = _with_shifted(
-    [-127, -121, -115, -109, -104, -98, -93, -88, -84, -79, -74, -70, -66, -62, -58, -54,
-     -51, -47, -44, -40, -37, -34, -31, -28, -25, -22, -19, -16, -13, -11, -8, -5,
-     -2, 0, 3, 6, 9, 12, 14, 17, 20, 23, 27, 30, 33, 36, 40, 44,
-     47, 51, 55, 59, 63, 68, 72, 77, 82, 87, 92, 98, 103, 109, 115, 121],
-    1,
-)  # fmt: skip
+def value_table(values: np.ndarray, shifts: tuple[int, int]) -> np.ndarray:
+    """float32 [2, entries]: the values that codes stand for where the flag is not set, and where it is."""
+    return (values + np.array(shifts, np.float32)[:, None]).astype(np.float32)
 
 
-def _smooth_v6() -> np.ndarray:
-    """What iq6_k decodes with in place of V6: a cubic of the code, in fused multiply-adds, of which V6 is the rounding."""
-    a, b, c, d = (float(np.float32(k)) for k in (-127.0, 6.2568, 0.11218, 0.0011972))
-    q = np.arange(64, dtype=np.float64)
-    # A product of two float32 is exact in float64, so each step is rounded like a fused one.
-    value = np.float32(q * d - c)
-    value = np.float32(q * value.astype(np.float64) + b)
-    value = np.float32(q * value.astype(np.float64) + a)
-    return np.stack([value, value + np.float32(1)])
-
-
-V6_DECODED = _smooth_v6()
+V4 = value_table(IQ4_VALUES, IQ4_SHIFTS)
 
 
 def midpoints(table: np.ndarray) -> np.ndarray:

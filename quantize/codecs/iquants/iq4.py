@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....formats import TYPES
+from ....formats.layouts.tables import IQ4_VALUES
 from ....simd.byte_lanes import (
     i8_to_float,
     load_bytes,
@@ -27,7 +28,7 @@ from ..scale_search import largest, move_codes
 
 BLOCK, SUPER = 32, 256
 ENTRIES = 16
-VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+VALUES = IQ4_VALUES.astype(np.float32)
 _BYTES = VALUES.astype(np.int8)
 _LOWEST, _HIGHEST = VALUES[0], VALUES[-1]
 

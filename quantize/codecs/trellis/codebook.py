@@ -13,11 +13,8 @@ from functools import cache
 
 import numpy as np
 
+from ....formats.layouts.tables import Trellis
 from ....simd.lanes import LANES
-
-_MULTIPLIER = np.uint32(0xCBAC1FED)
-_BYTES = np.uint32(0x3F3F3F3F)
-_MEAN = 126
 
 # Boxes are kept in fixed point: a coordinate c as (c + OFFSET) * UNITS.
 OFFSET, UNITS = 256, 32
@@ -47,20 +44,10 @@ class Book:
         return self.values.shape[1]
 
 
-def generate(bits: int, size: int, offset: int) -> np.ndarray:
-    """int8 [2**bits, size]: the values that follow each start state index + offset (spec part B, trellis types)."""
-    state = np.arange(1 << bits, dtype=np.uint32) + np.uint32(offset)
-    values = np.empty((1 << bits, size), np.int8)
-    for j in range(size):
-        state *= _MULTIPLIER
-        values[:, j] = (state & _BYTES).view(np.uint8).reshape(-1, 4).sum(axis=1, dtype=np.int64) - _MEAN
-    return values
-
-
 @cache
 def book(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> Book:
     """The codebook of 2**bits vectors of `size` values; absolute: of their magnitudes. Takes about 0.2 s for 2**16."""
-    values = generate(bits, size, offset)
+    values = Trellis(size, offset).values(bits)
     if absolute:
         values = np.abs(values)
     order = _halved(values)

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from ....formats import TYPES
+from ....formats.layouts.tables import IQ4_VALUES, Trellis
 from ....simd.compile import kernel
 from ..importance import as_rows
-from ..iqk.value_tables import V4
 from ..registry import Codec
 from .codebook import Book, book
 from .fit import SUPERBLOCK, fit_rows
@@ -23,7 +23,8 @@ from .fit import SUPERBLOCK, fit_rows
 _BLOCKS = 8  # of 32 weights in a superblock
 _ORDINARY = (-12, 8)  # binary exponents of rows that are taken as they are
 _TAME = 20  # the same of importance
-_FIRST, _SECOND = 4096, 36864  # states that index 0 of a codebook stands for
+_FIRST = Trellis.first  # the start state of code 0
+_SECOND = _FIRST + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses
 
 
 def _nibbles(q: np.ndarray, first: int) -> np.ndarray:
@@ -228,7 +229,7 @@ class _Type:
         return out.reshape(rows, n)
 
 
-_BASE = V4[0]  # iq4_k's table without shift
+_BASE = IQ4_VALUES.astype(np.float32)
 _OF_BASE = np.stack([np.arange(8, 16), np.arange(7, -1, -1)])  # its positive and its negative entries, from 0 outwards
 _SEVEN_BITS = (np.arange(256) >> 1).astype(np.float32) - 64  # bit 0 says which codebook
 _STEP = np.arange(1, 64) * 2

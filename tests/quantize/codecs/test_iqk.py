@@ -90,7 +90,7 @@ def test_headers_and_planes_invert(name):
     levels, flags = levels[:, :count], (bits >> np.arange(count) & 1).astype(np.uint8)
     again = np.zeros_like(blocks)
     spec.header.write(again, levels, flags)
-    start = min(at for _, at in spec.planes)
+    start = spec.layout.codes.min() // 8
     first = 0 if spec.by_row else 2
     assert np.array_equal(again[:, first:start], blocks[:, first:start])
 
@@ -143,7 +143,7 @@ def test_segments_finds_the_best_cut():
     x[64:80] = 0  # and a dead one
     w = rng.uniform(0.1, 2, 256).astype(np.float32)
     scales, flags = np.empty(16, np.float32), np.empty(16, np.uint8)
-    search_segments(x.reshape(16, 16), w.reshape(16, 16), tables.V2, sorting_network(16), scales, flags)
+    search_segments(x.reshape(16, 16), w.reshape(16, 16), SPECS["iq2_k"].table, sorting_network(16), scales, flags)
     assert (scales[4], flags[4]) == (0, 0)
     cuts = np.array(list(combinations_with_replacement(range(16), 3)))
     run = (np.arange(16) >= cuts[:, :, None]).sum(axis=1)  # [cuts, elements]: which run an element is in
@@ -152,7 +152,7 @@ def test_segments_finds_the_best_cut():
         xb, wb = (a[16 * b : 16 * b + 16][order].astype(np.float64) for a in (x, w))
         best, reached = 0, 0
         for flag in (0, 1):
-            for values in (tables.V2[flag], tables.V2[flag][::-1]):
+            for values in (SPECS["iq2_k"].table[flag], SPECS["iq2_k"].table[flag][::-1]):
                 q = values[run].astype(np.float64)
                 scores = (wb * xb * q).sum(axis=1) ** 2 / (wb * q * q).sum(axis=1)
                 best = max(best, scores.max())
@@ -190,7 +190,7 @@ def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
 
 def test_choices_refuse_a_search_that_is_too_wide():
     with pytest.raises(ValueError, match="four entries"):
-        tables.choices(tables.V5, 0.3)
+        tables.choices(SPECS["iq5_k"].table, 0.3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from ggufmill.formats.layouts.tables import E2M1_DOUBLED
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.codecs.mxfp4 import VALUES
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "golden_mxfp4.npz"))
@@ -56,7 +56,9 @@ def test_the_better_of_two_exponents_is_taken(weighted):
     floor = np.floor(np.log2(np.abs(x).max(axis=1))) - 3  # of the unit
     errors = []
     for k in (0, 1):
-        values = np.ldexp(VALUES[None, None].astype(np.float64), (floor + k).astype(int)[:, None, None])
+        values = np.ldexp(
+            E2M1_DOUBLED.astype(np.float32)[None, None].astype(np.float64), (floor + k).astype(int)[:, None, None]
+        )
         miss = np.abs(x[..., None] - values).min(axis=-1)
         errors.append(((importance if weighted else 1) * miss**2).sum(axis=1))
     got = (importance if weighted else 1) * (decode(encode(x, "mxfp4", importance), "mxfp4", 32).astype(np.float64) - x) ** 2

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, book, generate
+from ggufmill.formats.layouts.tables import Trellis
+from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, book
 from ggufmill.quantize.codecs.trellis.fit import _weigh
 from ggufmill.quantize.codecs.trellis.nearest_search import BLOCK, FACTS, best_vectors, gather, least_error, prepare
 from ggufmill.quantize.codecs.trellis.trellis import _TYPES, CODECS
@@ -41,8 +42,8 @@ def test_generator_gives_the_published_values():
             state = state * 0xCBAC1FED % 2**32
             values.append(sum(state >> shift & 63 for shift in (0, 8, 16, 24)) - 126)
         want.append(values)
-    assert generate(13, 8, 4096)[:2].tolist() == want
-    assert generate(16, 8, 4096)[:2].tolist() == want
+    assert Trellis(8, 4096).values(13)[:2].tolist() == want
+    assert Trellis(8, 4096).values(16)[:2].tolist() == want
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ......formats.layouts.tables import IQ4_VALUES
 from ......simd.byte_lanes import (
     bytes_from_words,
     i8_to_float,
@@ -23,7 +24,7 @@ from .tiles import PANEL, load_bfloat, store_as_bfloat, store_as_half, transpose
 # The types a cache may have, by the numbers that kernels know them by.
 KINDS = {name: i for i, name in enumerate(("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"))}
 _F32, _F16, _BF16, _Q8_0, _Q6_0, _Q4_0, _IQ4_NL, _Q8_KV = KINDS.values()
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8)
+_IQ4 = IQ4_VALUES.astype(np.int8).view(np.uint8)
 _CHUNKS = PANEL // LANES
 
 

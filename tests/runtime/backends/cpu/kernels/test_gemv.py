@@ -10,73 +10,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize import decode
-from ggufmill.quantize.codecs.iqk.value_tables import V6
-from ggufmill.repack import pack
+from ggufmill.formats.layouts import decode, layout_of
 from ggufmill.runtime.backends.cpu.kernels.activations import Activations, quantise
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.emitter import levels_here
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
 from ggufmill.simd import team
 
-# Where the float16 of a block and the factor of a row lie (bytes), by plain type; from the description of the formats.
-HALVES = {
-    "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q6_0": [0], "q8_0": [0], "iq4_nl": [0], "q1_0_g128": [0],
-    "q2_K": [80, 82], "q3_K": [108], "q4_K": [0, 2], "q5_K": [0, 2], "q6_K": [208], "iq4_xs": [0],
-    "iq2_k": [0], "iq3_k": [0], "iq4_k": [0], "iq5_k": [0], "iq6_k": [0],
-    "iq2_xxs": [0], "iq2_xs": [0], "iq2_s": [0], "iq3_xxs": [0], "iq3_s": [0], "iq1_s": [0],
-}  # fmt: skip
-ROW_DTYPE = {2: np.float16, 4: np.float32, 8: np.float32}
 LEVELS = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]  # of each way one
 
 
 def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.ndarray:
     """Packed rows of random bits, but for the floats, which are ordinary numbers."""
-    kind = TYPES[name]
-    if kind.base and TYPES[kind.base].packed == name:
-        return pack(random_rows(kind.base, rows, n, rng), kind.base, n)[0]
-    if kind.is_float:
-        x = rng.standard_normal((rows, n)).astype(np.float32)
-        if name == "bf16":
-            return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return x.astype({"f16": np.float16, "f32": np.float32}[name]).view(np.uint8)
-    packed = rng.integers(0, 256, (rows, kind.row_bytes(n)), np.uint8)
-    if kind.rows > 1:  # nothing makes these from plain rows: groups of rows as one
-        packed = packed.reshape(rows // kind.rows, -1)
-        factor = rng.standard_normal((len(packed), kind.rows * kind.row_meta // 2)).astype(np.float16).view(np.uint8)
-        packed[:, : factor.shape[1]] = factor
-        for block in range(0 if kind.row_meta else n // kind.block):
-            at = block * kind.rows * kind.block_bytes
-            packed[:, at : at + 2 * kind.rows] = rng.standard_normal((len(packed), kind.rows)).astype(np.float16).view(np.uint8)
-        return packed.reshape(rows, -1)
-    blocks = packed[:, kind.row_meta :].reshape(rows, -1, kind.block_bytes)
-    for at in HALVES.get(name, []):
-        blocks[:, :, at : at + 2] = rng.standard_normal((rows, blocks.shape[1], 1)).astype(np.float16).view(np.uint8)
-    if name == "iq1_m":  # the float16 is spread over the top nibbles of four words
-        words = blocks[:, :, 48:56].view(np.uint16)
-        half = rng.standard_normal(blocks.shape[:2]).astype(np.float16).view(np.uint16)
-        for i in range(4):
-            words[:, :, i] = words[:, :, i] & 0xFFF | (half >> 4 * i & 15) << 12
-    if name == "mxfp4":
-        blocks[:, :, 0] = rng.choice([0, 1, 2, 120, 127, 130], blocks.shape[:2])
-    if kind.row_meta and kind.rows == 1:
-        factor = rng.standard_normal((rows, 1)).astype(ROW_DTYPE[kind.row_meta]).view(np.uint8)
-        packed[:, : factor.shape[1]] = factor
-    return packed
+    kind, layout = TYPES[name], layout_of(name)
+
+    def set_floats(bits: np.ndarray, addresses: np.ndarray, number: str) -> None:
+        """bits: uint8 [groups, blocks, bits]; addresses: [rows, n, width] of floats."""
+        shape = (*bits.shape[:2], *addresses.shape[:2])
+        if number == "e8m0":
+            words = rng.choice([0, 1, 2, 120, 127, 130], shape)
+        else:
+            dtype = {"bf16": "<f4"}.get(number, f"<f{addresses.shape[2] // 8}")
+            words = rng.standard_normal(shape).astype(dtype).view(dtype.replace("f", "u")).astype(np.int64)
+            words >>= 16 if number == "bf16" else 0
+        bits[:, :, addresses] = words[..., None] >> np.arange(addresses.shape[2]) & 1
+
+    packed = rng.integers(0, 256, (rows // kind.rows, kind.rows * kind.row_bytes(n)), np.uint8)
+    if layout.row_scale is not None:
+        size = int(layout.row_scale[1:]) // 8
+        scales = rng.standard_normal((len(packed), kind.rows)).astype(f"<f{size}")[..., None].view(np.uint8)
+        packed[:, : kind.rows * kind.row_meta].reshape(len(packed), kind.rows, -1)[:, :, :size] = scales
+    blocks = packed[:, kind.rows * kind.row_meta :].reshape(len(packed), n // layout.block, -1)
+    bits = np.unpackbits(blocks, axis=2, bitorder="little")
+    floats = [(layout.d, layout.d_format), (layout.dmin, "f16"), (layout.offset, "f16")]
+    if layout.number is not None:
+        floats.append((layout.codes, layout.number))
+    for addresses, number in floats:
+        if addresses is not None:
+            set_floats(bits, addresses, number)
+    blocks[:] = np.packbits(bits, axis=2, bitorder="little")
+    return packed.reshape(rows, -1)
 
 
 def weights_of(packed: np.ndarray, name: str, n: int) -> np.ndarray:
-    if name != "iq6_k":
-        return decode(packed, name, n).astype(np.float64)
-    # iq6_k decodes with a cubic that V6 rounds; products use V6, as those of the reference do.
-    blocks = packed.reshape(len(packed), -1, 212)
-    e = np.arange(256)
-    low = blocks[:, :, 20 + 32 * (e // 64) + e % 32] >> (4 * (e // 32 % 2)) & 15
-    high = blocks[:, :, 148 + 32 * (e // 128) + e % 32] >> (2 * (e // 32 % 4)) & 3
-    shift = blocks[:, :, 2 + e // 128] >> (e // 16 % 8) & 1
-    d = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float64)
-    scale = blocks[:, :, 4 + e // 16].view(np.int8)
-    return (d * scale * (V6[0][low | high << 4] + shift)).reshape(len(packed), n)
+    """The weights that products multiply with: of iq6_k, which decodes with a cubic, its rounded values, as the reference."""
+    return decode(packed, name, n, whole_values=True).astype(np.float64)
 
 
 def activations_for(name: str, x: np.ndarray):
@@ -165,9 +143,9 @@ def test_largest_codes_do_not_overflow():
         packed = random_rows(name, 4, n, np.random.default_rng(0))
         kind = TYPES[name]
         blocks = packed.reshape(4, -1, kind.block_bytes)
-        keep = blocks[:, :, HALVES[name][0] :][:, :, :2].copy()
+        scales = blocks[:, :, :2].copy()
         blocks[:2], blocks[2:] = 255, 128
-        blocks[:, :, HALVES[name][0] :][:, :, :2] = keep
+        blocks[:, :, :2] = scales
         for sign in (1, -1):
             exact = np.full((1, n), sign * 127.0)
             found = quantise(exact.astype(np.float32), gemv(name).activations)
