@@ -7,10 +7,8 @@ state ends in the same bytes as one that was not.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,13 @@ from ..formats import MillError, PlanError, dims
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
 from ..runtime.evaluate.score_statistics import Moments, Tally
+from ..runtime.graph import Observer, Op, Weight
+from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .calibration import Calibration, Stretch, cut
 from .checkpoint import State
 from .entries import EMBEDDINGS, Imatrix
 from .sum_squares import TILE, sum_runs, sum_squares
 
-_OUTPUT = "output.weight"
 _WORTH_SHARING = 1 << 20  # activations: some hundred microseconds
 _PARTS = 4  # per thread, of the experts of a layer: they have different numbers of tokens
 _ROWS = 4096  # embeddings that are read at a time
@@ -43,7 +42,7 @@ class Extent:
 
     def check(self, model: Model) -> None:
         """Raises PlanError when both would be one entry."""
-        if self.output and self.embeddings and model.graph.head is model.graph.embedding:
+        if self.output and self.embeddings and model.graph.output == model.graph.embedding:
             raise PlanError(
                 f"{model.source.path}: its embeddings serve as output matrix too, and token_embd.weight can only have data for "
                 "one of both uses: leave out --process-embedding (or --process-output)"
@@ -51,73 +50,86 @@ class Extent:
 
 
 @dataclass
-class _Input:
-    """What a thread has seen last: where it lies, whose input it was, its sums. `kept`: so that nothing else lies there."""
+class _Squares:
+    """Sums of squares that several weights share. input: the values that the activations are; names: the weights so far."""
 
-    where: tuple[str, int, tuple[int, ...]]
+    input: tuple[int, ...]
     names: set[str]
-    squares: np.ndarray
-    kept: np.ndarray
+    sums: np.ndarray
 
 
-# Tensors of a layer that take the same input, one right after the other; a router is followed by the shared block.
-_FAMILIES = (("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a_mqa"), ("ffn_gate", "ffn_up"))
-_ROUTERS = {"ffn_gate_inp.weight": "ffn_gate_shexp"}
-_FAMILY = {
-    f"{member}{suffix}.weight": f"{family[0]}{suffix}"
-    for family in _FAMILIES
-    for member in family
-    for suffix in ("", "_exps", "_shexp")
-} | _ROUTERS
+class Collector(Observer):
+    """Sums up the squares of what linear weights multiply. `weight`: how many times the tokens count that come next."""
 
-
-@lru_cache(1 << 16)
-def _family(name: str) -> str:
-    layer, _, rest = name.removeprefix("blk.").partition(".")
-    found = _FAMILY.get(rest)
-    return f"{layer}.{found}" if found else ""
-
-
-class Collector:
-    """What a model's observer is to be. `weight`: how many times the tokens count that come next."""
-
-    concurrent = True  # different matrices may report side by side
+    wants_squares = True
 
     def __init__(self, model: Model, extent: Extent | None = None):
         self._model, self._extent = model, extent or Extent()
         self._extent.check(model)
         self.weight = 1
-        self.used = np.zeros(model.graph.embedding.rows if self._extent.embeddings else 0, np.int64)
+        self.used = np.zeros(model.n_embeddings if self._extent.embeddings else 0, np.int64)
         self.sums: dict[str, np.ndarray] = {}
         self.counts: dict[str, np.ndarray] = {}
-        self._lock, self._last = threading.Lock(), threading.local()
-        self._heads = int(model.metadata.get(f"{model.source.architecture}.attention.head_count", 1))
+        self._last = _Squares((), set(), np.empty(0))
 
-    def __call__(self, name: str, matrix: int, x: np.ndarray) -> None:
-        """Adds activations float32 [rows, n] that went into a matrix of a tensor. Raises MillError for NaN or infinity."""
-        if not name.startswith("blk.") and not (self._extent.output and name in (_OUTPUT, EMBEDDINGS)):
-            return
-        sums = self._sums_of(name, x.shape[1])
-        self._add(name, x, sums[matrix])
-        self.counts[name][matrix] += len(x) * self.weight
+    def wants_input(self, op: Op) -> bool:
+        """Of the layers' linear weights, and of the output matrix where the extent says so."""
+        if not isinstance(op, Linear | ExpertLinear | LatentAttention):
+            return False
+        return op.weights[0].name.startswith("blk.") or self._extent.output
 
-    def _add(self, name: str, x: np.ndarray, row: np.ndarray) -> None:
-        """row += weight * (the sums of the squares of x's columns), which matrices that take the same input share."""
-        family, last = _family(name), getattr(self._last, "input", None)
-        where = (family, x.ctypes.data, x.shape)
-        if family and last is not None and last.where == where and name not in last.names:
-            squares = last.squares
-            last.names.add(name)
+    def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
+        """Raises MillError for NaN or infinity, as do the others."""
+        shared = (op.x.index,) if isinstance(op, Linear) else ()
+        squares = self._shared(shared, weight, lambda: self.squares(x[:, None])[0])
+        self._add(weight, matrix, squares, len(x))
+
+    def on_expert_inputs(
+        self,
+        op: Op,
+        weight: Weight,
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
+        shared = (op.x.index, op.routing.index) if isinstance(op, ExpertLinear) else ()
+        squares = self._shared(shared, weight, lambda: self._squares_of_runs(x, starts, counts, rows))
+        self._add(weight, matrices, squares, counts)
+
+    def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
+        self.on_head_squares(op, weight, self.squares(x), len(x))
+
+    def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
+        _check_finite(weight.name, squares)
+        if len(weight.shape) == 2:  # one matrix that all heads share
+            self._add(weight, 0, squares.sum(axis=0), n * len(squares))
         else:
-            squares = self.squares(x[:, None])[0]
-            _check_finite(name, squares)
-            self._last.input = _Input(where, {name}, squares, x)
-        row += squares if self.weight == 1 else self.weight * squares
+            self._add(weight, slice(None), squares, n)
+
+    def _shared(self, values: tuple[int, ...], weight: Weight, compute: Callable[[], np.ndarray]) -> np.ndarray:
+        """Sums of squares, computed once for the weights that take the same values one right after the other."""
+        last = self._last
+        if not values or last.input != values or weight.name in last.names:  # it comes again in the next pass
+            squares = compute()
+            _check_finite(weight.name, squares)
+            self._last = last = _Squares(values, set(), squares)
+        last.names.add(weight.name)
+        return last.sums
+
+    def _add(self, weight: Weight, matrices: int | slice | np.ndarray, squares: np.ndarray, n: int | np.ndarray) -> None:
+        """Adds sums of squares of n activations to some of a weight's matrices."""
+        if weight.name not in self.sums:
+            count = dims(weight.shape)[2]
+            self.counts[weight.name], self.sums[weight.name] = np.zeros(count, np.int64), np.zeros((count, weight.shape[0]))
+        self.sums[weight.name][matrices] += squares if self.weight == 1 else self.weight * squares
+        self.counts[weight.name][matrices] += n * self.weight
 
     def squares(self, x: np.ndarray) -> np.ndarray:
         """float32 [n, heads, columns], of which columns lie together -> sums of the squares, float64 [heads, columns]."""
         (n, heads, columns), (row_step, head_step, _) = x.shape, x.strides
-        address, workers = x.__array_interface__["data"][0], self._model.graph.store.workers
+        address, workers = x.__array_interface__["data"][0], self._model.workers
         squares, offsets = np.empty((heads, columns)), np.arange(n) * row_step
         if x.size < _WORTH_SHARING or workers.count == 1:
             sum_squares(address, offsets, head_step, squares)
@@ -134,59 +146,18 @@ class Collector:
             np.concatenate([part for _, part in parts], axis=1, out=squares)
         return squares
 
-    def add_runs(
-        self,
-        names: Sequence[str],
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        places: np.ndarray | None,
-    ) -> None:
-        """Adds what goes into several matrices of a stack, or of stacks that take the same input.
-
-        x float32 [n, columns]; matrices[k] int64, none twice, takes the counts[k] rows from starts[k] on: rows of x, or of
-        x[places]. Raises MillError for NaN or infinity.
-        """
-        offsets = (np.arange(len(x)) if places is None else places) * x.strides[0]
-        squares, address, workers = np.empty((len(matrices), x.shape[1])), x.ctypes.data, self._model.graph.store.workers
-        step = max(1, -(-len(matrices) // (_PARTS * workers.count)))
+    def _squares_of_runs(self, x: np.ndarray, starts: np.ndarray, counts: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Sums of the squares of runs of rows of x, or of x[rows]: float64 [runs, columns]."""
+        offsets = (np.arange(len(x)) if rows is None else rows) * x.strides[0]
+        squares, address, workers = np.empty((len(starts), x.shape[1])), x.ctypes.data, self._model.workers
+        step = max(1, -(-len(starts) // (_PARTS * workers.count)))
 
         def some_runs(low: int) -> None:
             part = slice(low, low + step)
             sum_runs(address, offsets, starts[part], counts[part], squares[part])
 
-        workers.map(some_runs, range(0, len(matrices), step))
-        for name in names:
-            _check_finite(name, squares)
-            sums = self._sums_of(name, x.shape[1])
-            sums[matrices] += squares if self.weight == 1 else self.weight * squares
-            self.counts[name][matrices] += counts * self.weight
-
-    def add_heads(self, name: str, squares: np.ndarray, n: int, pooled: bool) -> None:
-        """Adds the squares, float64 [heads, columns], of the inputs that n tokens gave to a matrix per head; pooled: to one
-        matrix that all heads share. Raises MillError for NaN or infinity."""
-        heads, columns = squares.shape
-        _check_finite(name, squares)
-        sums = self._sums_of(name, columns)
-        sums += self.weight * (squares.sum(axis=0) if pooled else squares)
-        self.counts[name] += n * self.weight * (heads if pooled else 1)
-
-    def _sums_of(self, name: str, columns: int) -> np.ndarray:
-        """float64 [matrices, columns], zeros where nothing was seen yet."""
-        sums = self.sums.get(name)
-        if sums is not None:
-            return sums
-        tensor = self._model.source.tensors.get(name)
-        if tensor is not None:
-            matrices = dims(tensor.shape)[2]
-        else:  # of latent attention in another layout than this file's
-            matrices = 1 if name.endswith("attn_kv_b.weight") else self._heads
-        with self._lock:
-            if name not in self.sums:
-                self.counts[name] = np.zeros(matrices, np.int64)
-                self.sums[name] = np.zeros((matrices, columns))
-            return self.sums[name]
+        workers.map(some_runs, range(0, len(starts), step))
+        return squares
 
     def looked_up(self, tokens: np.ndarray) -> None:
         """Counts the embeddings that a group of windows uses."""
@@ -202,10 +173,10 @@ class Collector:
 
     def _embeddings(self) -> tuple[np.ndarray, np.ndarray]:
         ids = np.flatnonzero(self.used)
-        sums = np.zeros(self._model.graph.embedding.columns)
+        sums = np.zeros(self._model.graph.n_embd)
         for at in range(0, len(ids), _ROWS):
             some = ids[at : at + _ROWS]
-            squares = np.square(self._model.graph.embedding.lookup(some), dtype=np.float64)
+            squares = np.square(self._model.embeddings(some), dtype=np.float64)
             sums += np.einsum("t,tc->c", self.used[some], squares)
         return sums[None].astype(np.float32), self.used.sum(keepdims=True)
 
@@ -269,8 +240,7 @@ def collect(
         )
         done = resume.done
     about: dict[str, Any] = {"n_ctx": job.n_ctx, "tokens_xxh3": job.digest, "notes": context_notes(model, None, job.n_ctx)}
-    model.observer = collector
-    try:
+    with model.observing(collector):
         for group in job.groups(model):
             if group.stop <= done:
                 continue
@@ -288,8 +258,6 @@ def collect(
                 losses, seconds = tally.losses.state, tally.seconds
                 sums = (collector.sums, collector.counts, collector.used)
                 on_state(State(fingerprint, done, *sums, losses, tuple(tally.window_losses), seconds))
-    finally:
-        model.observer = None
     made = collector.imatrix(job.datasets, job.counted(total), job.n_ctx)
     return made, summary(tally, about | {"window_losses": tally.window_losses})
 

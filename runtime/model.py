@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,15 +15,19 @@ from ..formats import MillError, PlanError, TensorSource
 from ..quantize import gguf_source
 from ..simd.workers import Workers, available_cores
 from .available_memory import decoded_bytes
+from .backends import Cache
 from .backends.cpu.decoder import Decoder, Settings
 from .backends.cpu.interleaved import repacked
-from .backends.cpu.kv_cache import KVCache
+from .backends.cpu.kernels.products import FEW
+from .backends.cpu.legacy_observer import LegacyObserver, layer_listener
 from .backends.cpu.moe import MixtureOfExperts
 from .backends.cpu.single import Single
-from .backends.cpu.weights import Observer, WeightStore
+from .backends.cpu.weights import WeightStore
+from .graph import Graph, Observer
+from .graph.observer import ObserverGroup
 from .hparams import HParams
 from .mapped_files import MappedFiles
-from .models import legacy_deepseek2, legacy_llama
+from .models import build_graph, legacy_deepseek2, legacy_llama
 from .settings import check_latent, settings_from
 from .text.tokenizer import Tokenizer
 
@@ -52,10 +57,11 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         source, packed_bytes = repacked(stored, Workers(chosen.threads or available_cores()))
     cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, chosen.threads or available_cores(), chosen.exact)
-    graph = build(store, hparams, chosen)
+    decoder = build(store, hparams, chosen)
     if chosen.expert_reduction is not None:
-        _reduce_experts(graph, *chosen.expert_reduction)
-    return Model(source, replace(graph, single=Single(graph)), chosen, stored, packed_bytes)
+        _reduce_experts(decoder, *chosen.expert_reduction)
+    graph = build_graph(source, chosen.n_ctx)
+    return Model(source, graph, replace(decoder, single=Single(decoder)), chosen, stored, packed_bytes)
 
 
 def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
@@ -71,15 +77,26 @@ class Model:
 
     source        its tensors as they are used
     stored        the same as they are in the file: not interleaved when it was loaded
-    graph         its architecture's
+    graph         what it computes
+    executable    what computes it
     settings      those it was loaded with
     packed_bytes  memory taken by weights that were interleaved when it was loaded
     files         those that its weights are read from
     """
 
-    def __init__(self, source: TensorSource, graph: Decoder, settings: Settings, stored: TensorSource, packed_bytes: int):
-        self.source, self.graph, self.settings, self.stored, self.packed_bytes = source, graph, settings, stored, packed_bytes
+    def __init__(
+        self,
+        source: TensorSource,
+        graph: Graph,
+        executable: Any,
+        settings: Settings,
+        stored: TensorSource,
+        packed_bytes: int,
+    ):
+        self.source, self.graph, self.executable, self.settings = source, graph, executable, settings
+        self.stored, self.packed_bytes = stored, packed_bytes
         self.files = MappedFiles(source.files)
+        self._observer: Observer | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -87,12 +104,38 @@ class Model:
 
     @property
     def n_vocab(self) -> int:
+        """Tokens that have a logit."""
         return self.graph.n_vocab
+
+    @property
+    def n_embeddings(self) -> int:
+        """Tokens that have an embedding, and so can be read."""
+        return self.graph.embedding.shape[1]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that are run."""
+        return len(self.graph.layers)
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length that it was trained for."""
+        return self.graph.n_ctx_train
 
     @property
     def n_ctx(self) -> int:
         """Tokens that a session holds unless told otherwise."""
-        return self.settings.n_ctx or self.graph.n_context
+        return self.settings.n_ctx or self.n_ctx_train
+
+    @property
+    def workers(self) -> Workers:
+        """The threads that it computes with."""
+        return self.executable.store.workers
+
+    @property
+    def decode_batch(self) -> int:
+        """Sequences whose next tokens can be computed in one pass with the same results as one by one."""
+        return FEW
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -101,17 +144,31 @@ class Model:
 
     @property
     def observer(self) -> Observer | None:
-        """Called as observer(tensor name, matrix, activations float32 [n, row length]) whenever a weight tensor is multiplied.
-
-        Experts report under their own matrix index and with their own rows. Latent attention reports attn_kv_b, attn_k_b and
-        attn_v_b, whichever of them the file has and whichever do the computing (of k_b and v_b a 2D tensor as matrix 0 with the
-        rows of all heads, a 3D one, or one that the file does not have, per head). The array may be overwritten after the call.
-        """
-        return self.graph.store.observer
+        """Who is told of inputs and outputs of ops (see `graph.observer`), in the passes that begin from now on."""
+        return self._observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self.graph.store.observer = observer
+        self._observer, store = observer, self.executable.store
+        store.observer, self.executable.on_layer[:] = None, []
+        if observer is not None:
+            adapter = LegacyObserver(observer, self.graph)
+            store.observer = adapter if adapter.uses else None
+            self.executable.on_layer.append(layer_listener(observer, self.graph))
+
+    @contextmanager
+    def observing(self, observer: Observer) -> Iterator[None]:
+        """Within this, the observer is told, besides one that is there already."""
+        before = self.observer
+        self.observer = observer if before is None else ObserverGroup([before, observer])
+        try:
+            yield
+        finally:
+            self.observer = before
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """The rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
+        return self.executable.embedding.lookup(ids)
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """One sequence from scratch: int [n] -> float32 [n, n_vocab]; row i predicts token i + 1.
@@ -120,9 +177,9 @@ class Model:
         """
         return self.head(self.hidden([(self.new_cache(len(tokens)), tokens)])[0])
 
-    def new_cache(self, limit: int) -> KVCache:
+    def new_cache(self, limit: int) -> Cache:
         """An empty cache for a sequence of at most `limit` tokens."""
-        return self.graph.new_cache(limit)
+        return self.executable.new_cache(limit)
 
     def session(self, n_ctx: int | None = None) -> Session:
         """A sequence to generate from, of at most n_ctx tokens (the model's own length if None)."""
@@ -144,7 +201,7 @@ class Model:
             session.tokens += [int(token) for token in tokens]
         return logits
 
-    def hidden(self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
+    def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
@@ -163,9 +220,7 @@ class Model:
                 cache.truncate(length)
             raise
 
-    def _hidden(
-        self, batch: Sequence[tuple[KVCache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray]
-    ) -> list[np.ndarray]:
+    def _hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray]) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
         done = [0] * len(batch)
@@ -177,7 +232,7 @@ class Model:
                     parts.append((i, tokens[done[i] : done[i] + take]))
                     room -= take
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
-            result = self.graph.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
+            result = self.executable.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
             row = 0
             for i, tokens in parts:
                 out[i].append(result[row : row + len(tokens)])
@@ -187,7 +242,7 @@ class Model:
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
-        return self.graph.logits(hidden)
+        return self.executable.logits(hidden)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
         """The error of `first_nonfinite`, or one that says that nothing was found."""
@@ -196,14 +251,14 @@ class Model:
 
     def first_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError | None:
         """Runs the sequence again, looking at every step; the error names the first tensor or layer at fault."""
-        store = self.graph.store
-        observer, store.observer, store.watch = store.observer, None, True
+        store = self.executable.store
+        observer, self.observer, store.watch = self.observer, None, True
         try:
             self.logits(tokens)
         except MillError as error:
             return error
         finally:
-            store.observer, store.watch = observer, False
+            self.observer, store.watch = observer, False
         return None
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -216,9 +271,9 @@ class Model:
         if ids.ndim != 1 or not len(ids):
             raise PlanError(f"tokens have to be a list of at least one id, not an array of shape {ids.shape}")
         lowest, highest = (ids[0], ids[0]) if len(ids) == 1 else (ids.min(), ids.max())
-        if lowest < 0 or highest >= self.graph.embedding.rows:
-            wrong = ids[(ids < 0) | (ids >= self.graph.embedding.rows)][0]
-            raise PlanError(f"token id {wrong} is outside the vocabulary of {self.graph.embedding.rows}")
+        if lowest < 0 or highest >= self.n_embeddings:
+            wrong = ids[(ids < 0) | (ids >= self.n_embeddings)][0]
+            raise PlanError(f"token id {wrong} is outside the vocabulary of {self.n_embeddings}")
         return ids.astype(np.int64)
 
 

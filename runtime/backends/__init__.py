@@ -1,1 +1,60 @@
-"""What runs a model graph."""
+"""Backends, which run graphs: what a model asks of any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...simd.workers import Workers
+from ..graph import Graph, Observer
+
+
+class Cache(Protocol):
+    """What a sequence of at most `limit` tokens keeps of its first `length` ones."""
+
+    length: int
+    limit: int
+
+    def room_for(self, n: int) -> None:
+        """Raises MillError if n more tokens do not fit."""
+
+    def truncate(self, length: int) -> None:
+        """Forgets all tokens from position `length` on."""
+
+    def fork(self, length: int | None = None) -> Cache:
+        """A cache of its own that holds the first `length` tokens (all if None)."""
+        ...
+
+
+class Executable(Protocol):
+    """A compiled graph.
+
+    observer      who is told of inputs and outputs of ops from the next pass on
+    workers       the threads that it computes with
+    decode_batch  tokens of one pass up to which each token's results do not depend on how many there are
+    """
+
+    graph: Graph
+    observer: Observer | None
+
+    @property
+    def workers(self) -> Workers: ...
+
+    @property
+    def decode_batch(self) -> int: ...
+
+    def new_cache(self, limit: int) -> Any:
+        """An empty cache (see `Cache`) for a sequence of at most `limit` tokens."""
+
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Any, int]]) -> np.ndarray:
+        """One pass: int [n] -> float32 [n, n_embd], the graph's value `hidden`; the caches then hold the tokens.
+
+        caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+        """
+        ...
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+        ...

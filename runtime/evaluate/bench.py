@@ -15,7 +15,7 @@ from statistics import mean, stdev
 import numpy as np
 
 from ...formats import PlanError
-from ..backends.cpu.kv_cache import KVCache
+from ..backends import Cache
 from ..model import Model
 
 SEED = 1234
@@ -67,13 +67,13 @@ class Runner:
     def __init__(self, model: Model):
         self.model = model
         self._random = np.random.default_rng(SEED)
-        self._top = min(model.n_vocab, model.graph.embedding.rows)
+        self._top = min(model.n_vocab, model.n_embeddings)
 
-    def prompt(self, cache: KVCache, n: int) -> None:
+    def prompt(self, cache: Cache, n: int) -> None:
         """Reads n tokens and computes the logits after the last."""
         self._read(cache, self._tokens(n))
 
-    def generate(self, cache: KVCache, n: int) -> None:
+    def generate(self, cache: Cache, n: int) -> None:
         """n tokens one by one, with the logits after each."""
         tokens = self._tokens(n)
         for i in range(n):
@@ -82,7 +82,7 @@ class Runner:
     def _tokens(self, n: int) -> np.ndarray:
         return self._random.integers(0, self._top, n)
 
-    def _read(self, cache: KVCache, tokens: np.ndarray) -> None:
+    def _read(self, cache: Cache, tokens: np.ndarray) -> None:
         self.model.head(self.model.hidden([(cache, tokens)])[0][-1:])
 
     def seconds(self, case: Case) -> float:

@@ -16,6 +16,8 @@ import numpy as np
 
 from ...formats import MillError, PlanError, SourceTensor, dims
 from ..backends.cpu.kernels.gemm.gemm import matmul
+from ..graph import Observer, Op, Weight
+from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
 from .divergence import score
 from .perplexity import windows_of
@@ -95,8 +97,8 @@ def compare(
     found = Comparison()
     inputs: dict[tuple[str, int], np.ndarray] = {}
     if tokens_or_text is not None:
-        if len(a.graph.blocks) != len(b.graph.blocks) or a.n_vocab != b.n_vocab:
-            shapes = (f"{len(m.graph.blocks)} layers and {m.n_vocab} tokens" for m in (a, b))
+        if a.n_layers != b.n_layers or a.n_vocab != b.n_vocab:
+            shapes = (f"{m.n_layers} layers and {m.n_vocab} tokens" for m in (a, b))
             raise PlanError(f"the models cannot be compared: {' against '.join(shapes)}")
         _compare_layers(found, a, b, windows_of(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
     if weights is not None and not found.nonfinite:
@@ -134,16 +136,15 @@ def _compare_layers(
     sums: dict[int, _Sums] = {}
     tally, first = Tally(), windows.shape[1] // 2
     for number, window in enumerate(windows):
-        if inputs is not None and number == 0:
-            a.observer, b.observer = _probe(inputs), _unmoved
+        # An observed pass may differ from another in its last bits, so the inputs of both models are observed or of neither.
+        probes = [_Probe(inputs), _Probe(None)] if inputs is not None and number == 0 else [Observer(), Observer()]
         try:
-            hidden = _in_lockstep(a, b, window, sums)
-            scored = score(b, hidden[1][first:-1], window[first + 1 :], a, hidden[0][first:-1])
+            with a.observing(probes[0]), b.observing(probes[1]):
+                hidden = _in_lockstep(a, b, window, sums)
+                scored = score(b, hidden[1][first:-1], window[first + 1 :], a, hidden[0][first:-1])
         except _NotFinite as broken:
             found.nonfinite = str(broken.model.explain_nonfinite(window))
             break
-        finally:
-            a.observer = b.observer = None
         for losses, model in ((scored.base_losses, a), (scored.losses, b)):
             if losses is not None and not np.isfinite(losses).all():
                 found.nonfinite = str(model.explain_nonfinite(window))
@@ -155,16 +156,32 @@ def _compare_layers(
     found.layers = [sums[layer].error(layer) for layer in sorted(sums)]
 
 
-def _probe(inputs: dict[tuple[str, int], np.ndarray]) -> Callable[[str, int, np.ndarray], None]:
-    def keep(name: str, matrix: int, x: np.ndarray) -> None:
-        if (name, matrix) not in inputs:
-            inputs[name, matrix] = x[:: max(1, len(x) // PROBES)][:PROBES].copy()
+class _Probe(Observer):
+    """Keeps some of the inputs of each matrix: (tensor, matrix) -> float32 [PROBES at most, columns]; None: none."""
 
-    return keep
+    def __init__(self, inputs: dict[tuple[str, int], np.ndarray] | None):
+        self.inputs = inputs
+
+    def wants_input(self, op: Op) -> bool:
+        return isinstance(op, Linear | ExpertLinear | LatentAttention)
+
+    def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
+        if self.inputs is not None and (weight.name, matrix) not in self.inputs:
+            self.inputs[weight.name, matrix] = x[:: max(1, len(x) // PROBES)][:PROBES].copy()
 
 
-def _unmoved(name: str, matrix: int, x: np.ndarray) -> None:
-    """Keeps nothing: an observed pass may differ from another in its last bits, so both models are observed or neither."""
+class _Layers(Observer):
+    """Calls on_layer(layer, its output float32 [n, n_embd], to be read only)."""
+
+    def __init__(self, model: Model, on_layer: Callable[[int, np.ndarray], None]):
+        self.layers = {value.index: layer for layer, value in enumerate(model.graph.layers)}
+        self.on_layer = on_layer
+
+    def wants_output(self, op: Op) -> bool:
+        return op.out.index in self.layers
+
+    def on_output(self, op: Op, out: np.ndarray) -> None:
+        self.on_layer(self.layers[op.out.index], out)
 
 
 class _NotFinite(Exception):
@@ -218,7 +235,7 @@ def _in_lockstep(a: Model, b: Model, window: np.ndarray, sums: dict[int, _Sums])
         sums.setdefault(layer, _Sums()).add(x, other)
 
     thread = threading.Thread(target=run_b, name="compare", daemon=True)
-    with _listening(a, meet), _listening(b, deliver):
+    with a.observing(_Layers(a, meet)), b.observing(_Layers(b, deliver)):
         thread.start()
         try:
             hidden = a.hidden([(a.new_cache(len(window)), window)])[0]
@@ -230,19 +247,6 @@ def _in_lockstep(a: Model, b: Model, window: np.ndarray, sums: dict[int, _Sums])
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return [hidden, outcome[0]]
-
-
-class _listening:
-    """Within this, the model tells the listener of every layer's output."""
-
-    def __init__(self, model: Model, listener: Callable[[int, np.ndarray], None]):
-        self.listeners, self.listener = model.graph.on_layer, listener
-
-    def __enter__(self) -> None:
-        self.listeners.append(self.listener)
-
-    def __exit__(self, *_: object) -> None:
-        self.listeners.remove(self.listener)
 
 
 # -- weights

@@ -45,7 +45,7 @@ def score(
     """Scores predictions from a model's outputs float32 [n, n_embd], as `Model.hidden` gives them, for the tokens int [n]
     that came; and against a baseline's outputs for the same tokens."""
     rows, piece = (max(1, size // (4 * model.n_vocab)) for size in (block_bytes, PIECE_BYTES))
-    map_pieces = model.graph.store.workers.map
+    map_pieces = model.workers.map
     found: list[tuple[np.ndarray, ...]] = []
     seconds = 0.0
     for start in range(0, len(hidden), rows):

@@ -168,9 +168,9 @@ def context_notes(model: Model, baseline: Model | None, n_ctx: int) -> list[str]
     """What makes figures with such windows doubtful."""
     both = (("model", model), ("baseline", baseline))
     return [
-        f"n_ctx is {n_ctx}, but the {name} was trained with a context of {given.graph.n_context} tokens"
+        f"n_ctx is {n_ctx}, but the {name} was trained with a context of {given.n_ctx_train} tokens"
         for name, given in both
-        if given is not None and n_ctx > given.graph.n_context
+        if given is not None and n_ctx > given.n_ctx_train
     ]
 
 

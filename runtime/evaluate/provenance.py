@@ -93,7 +93,7 @@ def tensor_sizes(model: Model) -> dict[str, Any]:
 def describe_settings(model: Model) -> dict[str, Any]:
     """All settings the model runs with; threads and cache types as they are used, mla only where there is latent attention."""
     cache_k, cache_v = model.settings.cache_types
-    used = {"threads": model.graph.store.workers.count, "cache_k": cache_k, "cache_v": cache_v}
+    used = {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
     settings = asdict(model.settings) | used
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]

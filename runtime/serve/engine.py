@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
-from ..backends.cpu.kernels.products import FEW
 from ..evaluate.clock import working_seconds
 from ..generation.generate import Generation, Timings, common_prefix, generate
 from ..generation.sampling import Drawn
@@ -172,9 +171,9 @@ class Engine:
     def _step(self) -> None:
         """A token for each job that has read its prompt, and a piece of one prompt."""
         single = [running for running in self._running if len(running.generation.wanted) == 1]
-        # Not more than FEW: beyond, products are made in another way, and a row's last bits depend on how many there are.
-        for first in range(0, len(single), FEW):
-            self._feed(single[first : first + FEW])
+        batch = self.model.decode_batch  # what else runs beside a request changes none of its tokens
+        for first in range(0, len(single), batch):
+            self._feed(single[first : first + batch])
         reading = next((running for running in self._running if len(running.generation.wanted) > 1), None)
         if reading is not None:
             self._running.remove(reading)

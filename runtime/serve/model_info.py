@@ -55,10 +55,10 @@ def describe(model: Model) -> Json:
         "bytes": n_bytes,
         "bits_per_weight": round(8 * n_bytes / n_elements, 3) if n_elements else 0.0,
         "types": [{"type": name, "tensors": e[0], "parameters": e[1], "bytes": e[2]} for name, e in largest_first],
-        "layers": len(model.graph.blocks),
+        "layers": model.n_layers,
         "vocabulary": model.n_vocab,
         "n_ctx": model.n_ctx,
-        "n_ctx_train": model.graph.n_context,
+        "n_ctx_train": model.n_ctx_train,
         "about": {name: _plain(metadata[key]) for key, name in _TOLD.items() if key in metadata},
     }
 

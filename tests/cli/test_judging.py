@@ -211,6 +211,6 @@ import sys
 from ggufmill.runtime import load_model
 model = load_model({str(files[0])!r}, cache_bytes=1 << 20)
 assert "tokenizer" not in vars(model)
-assert model.graph.store.free == 1 << 20
+assert model.executable.store.free == 1 << 20
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,7 @@ from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity
+from ggufmill.runtime.graph import Observer, ops
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +49,18 @@ def test_counts(collected):
 
 
 def activations(model, tokens):
-    """What each matrix multiplies, kept whole: {(tensor, matrix): float64 [n, columns]}."""
+    """What each matrix multiplies: {(tensor, matrix): float64 [n, columns]}."""
     kept = {}
 
-    def keep(name, matrix, x):
-        kept.setdefault((name, matrix), []).append(x.astype(np.float64))
+    class Inputs(Observer):
+        def wants_input(self, op):
+            return isinstance(op, ops.Linear | ops.ExpertLinear | ops.LatentAttention)
 
-    model.observer = keep
-    try:
+        def on_input(self, op, weight, matrix, x):
+            kept.setdefault((weight.name, matrix), []).append(x.astype(np.float64))
+
+    with model.observing(Inputs()):
         perplexity(model, tokens, n_ctx=128, chunks=4)
-    finally:
-        model.observer = None
     return {key: np.concatenate(pieces) for key, pieces in kept.items() if key[0] != "output.weight"}
 
 
@@ -124,8 +126,9 @@ def test_half_and_half_is_the_whole(demo):
 
 def test_an_activation_that_is_not_finite_is_named(demo):
     collector = Collector(demo[0])
+    op = next(op for op in demo[0].graph.ops if op.weights and op.weights[0].name == "blk.0.ffn_up.weight")
     with pytest.raises(MillError, match=r"the input of blk\.0\.ffn_up\.weight is not finite"):
-        collector("blk.0.ffn_up.weight", 0, np.full((2, 256), np.nan, np.float32))
+        collector.on_input(op, op.weight, 0, np.full((2, 256), np.nan, np.float32))
 
 
 @pytest.mark.parametrize("name", ["blk.2.attn_output.weight", "blk.1.ffn_down.weight"])

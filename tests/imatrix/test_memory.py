@@ -27,17 +27,26 @@ import sys
 import numpy as np
 from ggufmill.imatrix.collect import collect
 from ggufmill.runtime import load_model
+from ggufmill.runtime.graph import Observer
 
-def own(*_):
-    global most
-    lines = open("/proc/self/status").read().splitlines()
-    most = max(most, next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")))
+class Memory(Observer):
+    def __init__(self, model):
+        self.layers = model.graph.layers
+
+    def wants_output(self, op):
+        return op.out in self.layers
+
+    def on_output(self, op, out):
+        global most
+        lines = open("/proc/self/status").read().splitlines()
+        most = max(most, next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")))
 
 most = 0
 for path in sys.argv[1:]:
     model = load_model(path, threads=1)
-    model.graph.on_layer.append(own)
-    collect(model, np.arange(128) % 256, n_ctx=64)
+    with model.observing(Memory(model)):
+        collect(model, np.arange(128) % 256, n_ctx=64)
+    assert most > 0
     print(most)
 """
 

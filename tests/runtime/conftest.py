@@ -6,6 +6,26 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import SourceTensor, TensorSource
+from ggufmill.runtime.graph import Observer, ops
+
+
+class InputRecorder(Observer):
+    """Keeps all inputs of linear ops: (name, matrix) -> [float32 [n, columns]], one per pass."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def wants_input(self, op):
+        return isinstance(op, ops.Linear | ops.ExpertLinear | ops.LatentAttention)
+
+    def on_input(self, op, weight, matrix, x):
+        assert x.dtype == np.float32
+        self.seen.setdefault((weight.name, matrix), []).append(x.copy())
+
+
+@pytest.fixture
+def input_recorder():
+    return InputRecorder
 
 
 def make_source(metadata, tensors):

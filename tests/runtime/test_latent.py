@@ -112,12 +112,12 @@ def test_sequences_that_absorb_and_such_that_expand_in_one_pass(tokens):
 
 
 @pytest.mark.parametrize("layout", ["ik", "mainline"])
-def test_an_observer_sees_floats_while_packed_rows_multiply(tokens, layout):
+def test_an_observer_sees_floats_while_packed_rows_multiply(tokens, layout, input_recorder):
     model = load_model(model_source(layout), mla=3)
-    session, seen = model.session(), {}
-    model.observer = lambda name, matrix, x: seen.setdefault((name, matrix), x.copy())
-    session.feed(tokens[:1])
-    model.observer = None
+    session, inputs = model.session(), input_recorder()
+    with model.observing(inputs):
+        session.feed(tokens[:1])
+    seen = {key: x for key, (x,) in inputs.seen.items()}
     names = [
         (f"blk.0.attn_{part}.weight", head) for part in ("k_b", "v_b") for head in range(HEADS if layout == "mainline" else 1)
     ]

@@ -19,6 +19,7 @@ from ggufmill.quantize.planning import plan_quantize
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.backends.cpu.weights import WeightStore
+from ggufmill.runtime.graph import Observer
 from ggufmill.simd import amx
 from ggufmill.simd.workers import Workers
 
@@ -74,15 +75,18 @@ def test_an_interrupted_prompt_leaves_a_session_as_it_was(tiny, failure):
     expected = session.fork().feed(range(20))
     passes = []
 
-    def interrupt(layer, x):
-        passes.append(layer)
-        if len(passes) == 2:
-            raise failure("now")
+    class Interrupt(Observer):
+        def wants_output(self, op):
+            return op.out == model.graph.layers[0]
 
-    model.graph.on_layer.append(interrupt)
-    with pytest.raises(failure):
+        def on_output(self, op, out):
+            passes.append(len(out))
+            if len(passes) == 2:
+                raise failure("now")
+
+    with model.observing(Interrupt()), pytest.raises(failure):
         session.feed(range(20))
-    model.graph.on_layer.clear()
+    assert passes == [8, 8]
     assert (len(session.tokens), session.cache.length) == (5, 5)
     assert np.array_equal(session.feed(range(20)), expected)
 

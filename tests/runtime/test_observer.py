@@ -7,18 +7,17 @@ from ggufmill.formats import PlanError
 from ggufmill.runtime import load_model
 
 
-def observed(model, tokens):
-    """(name, matrix) -> all activations [n, columns] that were reported."""
-    seen = {}
+@pytest.fixture
+def observed(input_recorder):
+    """(model, tokens) -> logits; (name, matrix) -> all activations [n, columns] that were reported."""
 
-    def note(name, matrix, x):
-        assert x.dtype == np.float32
-        seen.setdefault((name, matrix), []).append(x.copy())
+    def run(model, tokens):
+        inputs = input_recorder()
+        with model.observing(inputs):
+            logits = model.logits(tokens)
+        return logits, {key: np.concatenate(parts) for key, parts in inputs.seen.items()}
 
-    model.observer = note
-    logits = model.logits(tokens)
-    model.observer = None
-    return logits, {key: np.concatenate(parts) for key, parts in seen.items()}
+    return run
 
 
 def weights(source, name):
@@ -33,7 +32,7 @@ LATENT = {f"blk.{layer}.attn_{part}.weight" for layer in range(3) for part in ("
 
 @pytest.mark.parametrize("mla", [0, 1, 2, 3])
 @pytest.mark.parametrize("layout", ["ik", "mainline", "legacy"])
-def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, mla):
+def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, observed, layout, mla):
     _, source = build("v3", layout)
     plain = load_model(source, mla=mla).logits(tokens)
     logits, seen = observed(load_model(source, mla=mla, ubatch=64), tokens)
@@ -59,7 +58,7 @@ def test_every_linear_tensor_is_reported_with_its_rows(build, tokens, layout, ml
 
 @pytest.mark.parametrize("layout", ["ik", "mainline"])
 @pytest.mark.parametrize("mla", [0, 1, 2, 3])
-def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
+def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, observed, layout, mla):
     """k_b takes what q_b gives (its part without rotation), and what v_b makes of its input goes into attn_output."""
     tokens = tokens[:50]
     _, source = build("v3", layout)
@@ -84,15 +83,15 @@ def test_the_inputs_of_k_b_and_v_b_are_right(build, tokens, layout, mla):
             assert np.abs(inputs("v_b", rank)[:, 0] - latents[0]).max() < 1e-5  # the first token only sees itself
 
 
-def test_what_v_b_sees_needs_a_cache_that_is_made_for_it(build, tokens):
+def test_what_v_b_sees_needs_a_cache_that_is_made_for_it(build, tokens, input_recorder):
     model = load_model(build("v3", "ik")[1], mla=0)
     cache = model.new_cache(len(tokens))
-    model.observer = lambda *_: None
+    model.observer = input_recorder()
     with pytest.raises(PlanError, match="with -mla 0 an observer has to be set before the cache is made"):
         model.hidden([(cache, tokens)])
 
 
-def test_cached_tokens_are_reported_once(build, tokens):
+def test_cached_tokens_are_reported_once(build, tokens, observed):
     _, source = build("v3")
     _, whole = observed(load_model(source), tokens)
     _, parts = observed(load_model(source, ubatch=30), tokens)
@@ -104,7 +103,7 @@ def test_cached_tokens_are_reported_once(build, tokens):
         assert np.abs(sums - again).max() <= 1e-4 * sums.max(), (name, matrix)
 
 
-def test_a_llama_reports_its_linear_tensors(tiny):
+def test_a_llama_reports_its_linear_tensors(tiny, observed):
     _, seen = observed(load_model(tiny), range(20))
     linear = {name for name, t in tiny.tensors.items() if len(t.shape) > 1 and name != "token_embd.weight"}
     assert {name for name, _ in seen} == linear

@@ -13,7 +13,7 @@ class Counting:
 
     def __init__(self, model):
         self.model, self.passes = model, []
-        self.graph, self.n_vocab, self.new_cache = model.graph, model.n_vocab, model.new_cache
+        self.n_embeddings, self.n_vocab, self.new_cache = model.n_embeddings, model.n_vocab, model.new_cache
 
     def hidden(self, batch):
         ((cache, tokens),) = batch

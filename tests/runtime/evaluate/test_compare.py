@@ -8,6 +8,7 @@ import pytest
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.compare import check, compare
+from ggufmill.runtime.graph import Observer
 
 
 def with_tensor(source, name, change):
@@ -23,6 +24,17 @@ def with_tensor(source, name, change):
 def spoil(rows):
     rows[0, 1] = np.nan
     return rows
+
+
+class LastLayer(Observer):
+    def __init__(self, model, on_output):
+        self.value, self.tell = model.graph.layers[-1], on_output
+
+    def wants_output(self, op):
+        return op.out == self.value
+
+    def on_output(self, op, out):
+        self.tell(out)
 
 
 def load(source, **settings):
@@ -65,11 +77,8 @@ def test_errors_begin_in_the_layer_that_differs(deep, tokens):
     # By hand: the outputs of the last layer before the norm, of both models.
     states = []
     for model in (a, b):
-        kept = []
-        model.graph.on_layer.append(lambda layer, x, kept=kept: kept.append(x.copy()))
-        model.hidden([(model.new_cache(50), tokens[:50])])
-        model.graph.on_layer.clear()
-        states.append(kept[-1])
+        with model.observing(LastLayer(model, lambda x: states.append(x.copy()))):
+            model.hidden([(model.new_cache(50), tokens[:50])])
     one = compare(a, b, tokens, 50, weights=None)
     assert one.tensors == []
     relative = np.linalg.norm(states[1] - states[0]) / np.linalg.norm(states[0])
@@ -110,13 +119,12 @@ def test_nan_in_the_head(deep, tokens):
 def test_an_error_of_the_other_thread_arrives(deep, tokens):
     a, b = load(deep), load(deep)
 
-    def fail(layer, x):
-        raise MillError(f"stopped in layer {layer}")
+    def fail(x):
+        raise MillError("stopped in the last layer")
 
-    b.graph.on_layer.append(fail)
-    with pytest.raises(MillError, match="stopped in layer 0"):
+    with b.observing(LastLayer(b, fail)), pytest.raises(MillError, match="stopped in the last layer"):
         compare(a, b, tokens, 50)
-    assert a.graph.on_layer == []
+    assert a.observer is b.observer is None
 
 
 def test_other_shapes_are_refused(deep, tiny, tokens):

@@ -188,7 +188,7 @@ def test_nan_names_the_first_tensor_at_fault(tiny, name, value):
     model = load_model(with_tensor(tiny, name, spoil(value)))
     with pytest.raises(MillError, match=rf"first output that is not finite .* is that of {name}"):
         perplexity(model, [0] * 40, 20)
-    assert model.graph.store.watch is False
+    assert model.observer is None
 
 
 def test_nan_in_an_expert_is_named_with_its_number(build, tokens):

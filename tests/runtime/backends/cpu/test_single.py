@@ -187,7 +187,7 @@ def source(case, layers=3):
 
 
 def usual_way(model):
-    model.graph = dataclasses.replace(model.graph, single=None)
+    model.executable = dataclasses.replace(model.executable, single=None)
     return model
 
 
@@ -195,8 +195,8 @@ class Counting:
     """Whether a decoder's program was used."""
 
     def __init__(self, model):
-        self.single, self.taken = model.graph.single, []
-        model.graph = dataclasses.replace(model.graph, single=self)
+        self.single, self.taken = model.executable.single, []
+        model.executable = dataclasses.replace(model.executable, single=self)
 
     def __call__(self, x, cache):
         self.taken.append(self.single(x, cache))
@@ -243,7 +243,7 @@ def test_long_contexts_are_cut_among_threads():
     assert np.array_equal(a.feed(beginning), b.feed(beginning))
     for token in range(3):
         assert np.array_equal(a.feed([token]), b.feed([token]))
-    assert (fast.graph.single._program.jobs[:, JOB_FIELDS.index("splits")] > 1).any()
+    assert (fast.executable.single._program.jobs[:, JOB_FIELDS.index("splits")] > 1).any()
 
 
 def test_who_wants_to_see_more_gets_the_usual_way():
@@ -255,15 +255,15 @@ def test_who_wants_to_see_more_gets_the_usual_way():
     model, session, used = taken()
     session.feed([1])
     seen, layers = set(), []
-    model.observer = lambda name, matrix, x: seen.add(name)
+    model.executable.store.observer = lambda name, matrix, x: seen.add(name)
     session.feed([2])
-    model.observer = None
-    model.graph.on_layer.append(lambda layer, x: layers.append(layer))
+    model.executable.store.observer = None
+    model.executable.on_layer.append(lambda layer, x: layers.append(layer))
     session.feed([3])
-    model.graph.on_layer.clear()
-    model.graph.store.watch = True
+    model.executable.on_layer.clear()
+    model.executable.store.watch = True
     session.feed([4])
-    model.graph.store.watch = False
+    model.executable.store.watch = False
     session.feed([5])
     assert used == [True, False, False, False, True]
     assert "blk.0.ffn_down_exps.weight" in seen
@@ -278,7 +278,7 @@ def test_what_is_not_known_is_left_alone():
     """An option that was added to a kind of layer without a thought of the program."""
     model = load_model(source("llama", layers=1), threads=1)
     counting = Counting(model)
-    model.graph.blocks[0].attention.another_option = True
+    model.executable.blocks[0].attention.another_option = True
     model.session().feed([1])
     assert counting.taken == [False]
 
@@ -306,7 +306,7 @@ def test_nan_goes_through():
     spoiled = np.full((1, N_EMBD), np.nan, np.float32)
     opened.tensors["blk.1.attn_norm.weight"] = dataclasses.replace(bad, read=lambda start, stop: spoiled)
     model = load_model(opened, threads=1)
-    assert isinstance(model.graph.single, Single)
+    assert isinstance(model.executable.single, Single)
     assert np.isnan(model.session().feed([1])).all()
 
 
