@@ -12,7 +12,7 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.runtime import generate, load_model
-from ggufmill.runtime.evaluate import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")

@@ -53,7 +53,8 @@ def test_a_prompt_is_not_slow_for_what_is_compiled_meanwhile(tiny, monkeypatch):
         took.append(time.perf_counter() - began)
         return run(tokens, caches)
 
-    model.executable = SimpleNamespace(hidden=compiling, logits=model.executable.logits)
+    parts = {"new_cache": model.executable.new_cache, "logits": model.executable.logits}
+    model.executable = SimpleNamespace(hidden=compiling, **parts)
     running = generate(model, "b", n_predict=2, temp=0)
     running.text()
     assert len(took) == 2

@@ -7,7 +7,7 @@ import pytest
 
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity
 
 
 def with_tensor(source, name, change):

@@ -9,7 +9,7 @@ from ggufmill.quantize import gguf_source
 from ggufmill.quantize.planning import Importance, plan_quantize
 from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity
 from ggufmill.runtime.evaluate.provenance import (
     HEAD_BYTES,
     SAMPLE_BYTES,
