@@ -34,7 +34,8 @@ class TensorType:
     fallback    type used instead when the row length is not a multiple of the block
     base        for a repacked type: the plain type whose bits it permutes
     packed      for a plain type: the repacked type of the same bits
-    has_codec   whether `quantize` encodes and decodes rows of this type; files that hold others can be shown and copied
+    codec       module of quantize/codecs that encodes and decodes rows of this type; None for types that only permute the bits
+                of their base, and for those that are not encoded here
     """
 
     name: str
@@ -48,7 +49,7 @@ class TensorType:
     fallback: str | None = None
     base: str | None = None
     packed: str | None = None
-    has_codec: bool = True
+    codec: str | None = None
 
     def fits(self, n: int) -> bool:
         """Whether a row of n elements is a whole number of blocks."""
@@ -76,6 +77,11 @@ class TensorType:
         return self.base_name == other.base_name
 
     @property
+    def has_codec(self) -> bool:
+        """Whether rows of this type are encoded and decoded here; tensors of other types can be shown and copied."""
+        return self.codec is not None or self.base is not None
+
+    @property
     def is_float(self) -> bool:
         """Whether elements are stored as floating-point numbers, without blocks."""
         return self.name in ("f32", "f16", "bf16", "f64")
@@ -86,54 +92,54 @@ class TensorType:
         return self.block > 0
 
 
-# name, id, ftype, block, block_bytes, row_meta, rows, imatrix, fallback, base, packed
+# name, id, ftype, block, block_bytes, row_meta, rows, imatrix, fallback, base, packed, codec
 _WEIGHTS = (
-    ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None),
-    ("f16", 1, 1, 1, 2, 0, 1, None, None, None, None),
-    ("q4_0", 2, 2, 32, 18, 0, 1, None, None, None, "q4_0_r8"),
-    ("q4_1", 3, 3, 32, 20, 0, 1, None, None, None, None),
-    ("q5_0", 6, 8, 32, 22, 0, 1, None, None, None, "q5_0_r4"),
-    ("q5_1", 7, 9, 32, 24, 0, 1, None, None, None, None),
-    ("q8_0", 8, 7, 32, 34, 0, 1, None, None, None, "q8_0_r8"),
-    ("q2_K", 10, 10, 256, 84, 0, 1, None, "iq4_nl", None, "q2_k_r4"),
-    ("q3_K", 11, 12, 256, 110, 0, 1, None, "iq4_nl", None, "q3_k_r4"),
-    ("q4_K", 12, 15, 256, 144, 0, 1, None, "q5_0", None, "q4_k_r4"),
-    ("q5_K", 13, 17, 256, 176, 0, 1, None, "q6_0", None, "q5_k_r4"),
-    ("q6_K", 14, 18, 256, 210, 0, 1, None, "q8_0", None, "q6_k_r4"),
-    ("iq2_xxs", 16, 19, 256, 66, 0, 1, "hard", "iq4_nl", None, "iq2_xxs_r4"),
-    ("iq2_xs", 17, 20, 256, 74, 0, 1, "hard", "iq4_nl", None, "iq2_xs_r4"),
-    ("iq3_xxs", 18, 23, 256, 98, 0, 1, None, "iq4_nl", None, "iq3_xxs_r4"),
-    ("iq1_s", 19, 24, 256, 50, 0, 1, "hard", "iq4_nl", None, None),
-    ("iq4_nl", 20, 25, 32, 18, 0, 1, None, None, None, "iq4_nl_r4"),
-    ("iq3_s", 21, 26, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_s_r4"),
-    ("iq2_s", 22, 29, 256, 82, 0, 1, "soft", "iq4_nl", None, "iq2_s_r4"),
-    ("iq4_xs", 23, 30, 256, 136, 0, 1, None, "iq4_nl", None, "iq4_xs_r8"),
-    ("iq1_m", 29, 31, 256, 56, 0, 1, "soft", "iq4_nl", None, None),
-    ("bf16", 30, 32, 1, 2, 0, 1, None, None, None, "bf16_r16"),
+    ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None, "floats"),
+    ("f16", 1, 1, 1, 2, 0, 1, None, None, None, None, "floats"),
+    ("q4_0", 2, 2, 32, 18, 0, 1, None, None, None, "q4_0_r8", "legacy.symmetric"),
+    ("q4_1", 3, 3, 32, 20, 0, 1, None, None, None, None, "legacy.offset"),
+    ("q5_0", 6, 8, 32, 22, 0, 1, None, None, None, "q5_0_r4", "legacy.symmetric"),
+    ("q5_1", 7, 9, 32, 24, 0, 1, None, None, None, None, "legacy.offset"),
+    ("q8_0", 8, 7, 32, 34, 0, 1, None, None, None, "q8_0_r8", "legacy.symmetric"),
+    ("q2_K", 10, 10, 256, 84, 0, 1, None, "iq4_nl", None, "q2_k_r4", "kquants.offset"),
+    ("q3_K", 11, 12, 256, 110, 0, 1, None, "iq4_nl", None, "q3_k_r4", "kquants.symmetric"),
+    ("q4_K", 12, 15, 256, 144, 0, 1, None, "q5_0", None, "q4_k_r4", "kquants.offset"),
+    ("q5_K", 13, 17, 256, 176, 0, 1, None, "q6_0", None, "q5_k_r4", "kquants.offset"),
+    ("q6_K", 14, 18, 256, 210, 0, 1, None, "q8_0", None, "q6_k_r4", "kquants.symmetric"),
+    ("iq2_xxs", 16, 19, 256, 66, 0, 1, "hard", "iq4_nl", None, "iq2_xxs_r4", "iquants.iq2_iq3"),
+    ("iq2_xs", 17, 20, 256, 74, 0, 1, "hard", "iq4_nl", None, "iq2_xs_r4", "iquants.iq2_iq3"),
+    ("iq3_xxs", 18, 23, 256, 98, 0, 1, None, "iq4_nl", None, "iq3_xxs_r4", "iquants.iq2_iq3"),
+    ("iq1_s", 19, 24, 256, 50, 0, 1, "hard", "iq4_nl", None, None, "iquants.iq1"),
+    ("iq4_nl", 20, 25, 32, 18, 0, 1, None, None, None, "iq4_nl_r4", "iquants.iq4"),
+    ("iq3_s", 21, 26, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_s_r4", "iquants.iq2_iq3"),
+    ("iq2_s", 22, 29, 256, 82, 0, 1, "soft", "iq4_nl", None, "iq2_s_r4", "iquants.iq2_iq3"),
+    ("iq4_xs", 23, 30, 256, 136, 0, 1, None, "iq4_nl", None, "iq4_xs_r8", "iquants.iq4"),
+    ("iq1_m", 29, 31, 256, 56, 0, 1, "soft", "iq4_nl", None, None, "iquants.iq1"),
+    ("bf16", 30, 32, 1, 2, 0, 1, None, None, None, "bf16_r16", "floats"),
     ("q4_0_4x4", 31, 33, 32, 18, 0, 4, None, None, "q4_0", None),
     ("q4_0_4x8", 32, 34, 32, 18, 0, 4, None, None, "q4_0", None),
     ("q4_0_8x8", 33, 35, 32, 18, 0, 8, None, None, "q4_0", None),
-    ("mxfp4", 39, 38, 32, 17, 0, 1, None, None, None, "mxfp4_r8"),
-    ("q1_0_g128", 41, 41, 128, 18, 0, 1, None, None, None, None),
-    ("q6_0", 133, 135, 32, 26, 0, 1, None, None, None, "q6_0_r4"),
-    ("iq1_bn", 134, 136, 64, 13, 2, 1, None, None, None, None),
-    ("iq2_bn", 135, 137, 64, 16, 4, 1, None, None, None, "iq2_bn_r4"),
-    ("iq2_k", 137, 138, 256, 76, 0, 1, None, "iq4_nl", None, "iq2_k_r4"),
-    ("iq3_k", 138, 139, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_k_r4"),
-    ("iq4_k", 139, 140, 256, 144, 0, 1, None, "q5_0", None, "iq4_k_r4"),
-    ("iq5_k", 140, 141, 256, 176, 0, 1, None, "q6_0", None, "iq5_k_r4"),
-    ("iq6_k", 141, 142, 256, 212, 0, 1, None, "q8_0", None, None),
-    ("iq4_ks", 144, 145, 256, 136, 4, 1, None, "iq4_nl", None, "iq4_ks_r4"),
-    ("iq2_ks", 145, 147, 256, 70, 2, 1, None, "iq4_nl", None, None),
-    ("iq4_kss", 146, 148, 256, 128, 4, 1, None, "iq4_nl", None, None),
-    ("q8_KV", 151, 149, 32, 32, 8, 1, None, None, None, "q8_KV_r8"),
-    ("iq5_ks", 152, 150, 256, 168, 4, 1, None, "q5_0", None, "iq5_ks_r4"),
-    ("iq2_kt", 153, 151, 256, 68, 4, 1, "soft", "iq4_nl", None, None),
-    ("iq3_kt", 154, 152, 256, 100, 4, 1, None, "iq4_nl", None, None),
-    ("iq4_kt", 155, 153, 256, 128, 4, 1, None, "iq4_nl", None, None),
-    ("iq3_ks", 156, 154, 256, 102, 2, 1, None, "iq4_nl", None, None),
-    ("iq2_kl", 157, 155, 256, 86, 2, 1, None, "iq4_nl", None, None),
-    ("iq1_kt", 158, 156, 256, 56, 4, 1, "soft", "iq4_nl", None, None),
+    ("mxfp4", 39, 38, 32, 17, 0, 1, None, None, None, "mxfp4_r8", "mxfp4"),
+    ("q1_0_g128", 41, 41, 128, 18, 0, 1, None, None, None, None, "one_bit"),
+    ("q6_0", 133, 135, 32, 26, 0, 1, None, None, None, "q6_0_r4", "legacy.symmetric"),
+    ("iq1_bn", 134, 136, 64, 13, 2, 1, None, None, None, None, "ternary"),
+    ("iq2_bn", 135, 137, 64, 16, 4, 1, None, None, None, "iq2_bn_r4", "ternary"),
+    ("iq2_k", 137, 138, 256, 76, 0, 1, None, "iq4_nl", None, "iq2_k_r4", "iqk.iqk"),
+    ("iq3_k", 138, 139, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_k_r4", "iqk.iqk"),
+    ("iq4_k", 139, 140, 256, 144, 0, 1, None, "q5_0", None, "iq4_k_r4", "iqk.iqk"),
+    ("iq5_k", 140, 141, 256, 176, 0, 1, None, "q6_0", None, "iq5_k_r4", "iqk.iqk"),
+    ("iq6_k", 141, 142, 256, 212, 0, 1, None, "q8_0", None, None, "iqk.iqk"),
+    ("iq4_ks", 144, 145, 256, 136, 4, 1, None, "iq4_nl", None, "iq4_ks_r4", "iqk.iqk"),
+    ("iq2_ks", 145, 147, 256, 70, 2, 1, None, "iq4_nl", None, None, "iqk.iqk"),
+    ("iq4_kss", 146, 148, 256, 128, 4, 1, None, "iq4_nl", None, None, "iqk.iq4_kss"),
+    ("q8_KV", 151, 149, 32, 32, 8, 1, None, None, None, "q8_KV_r8", "q8_rows"),
+    ("iq5_ks", 152, 150, 256, 168, 4, 1, None, "q5_0", None, "iq5_ks_r4", "iqk.iqk"),
+    ("iq2_kt", 153, 151, 256, 68, 4, 1, "soft", "iq4_nl", None, None, "trellis.trellis"),
+    ("iq3_kt", 154, 152, 256, 100, 4, 1, None, "iq4_nl", None, None, "trellis.trellis"),
+    ("iq4_kt", 155, 153, 256, 128, 4, 1, None, "iq4_nl", None, None, "trellis.trellis"),
+    ("iq3_ks", 156, 154, 256, 102, 2, 1, None, "iq4_nl", None, None, "iqk.iqk"),
+    ("iq2_kl", 157, 155, 256, 86, 2, 1, None, "iq4_nl", None, None, "iqk.iq2_kl"),
+    ("iq1_kt", 158, 156, 256, 56, 4, 1, "soft", "iq4_nl", None, None, "trellis.trellis"),
     ("q4_0_r8", 202, 202, 32, 18, 0, 8, None, None, "q4_0", None),
     ("q5_0_r4", 206, 208, 32, 22, 0, 4, None, None, "q5_0", None),
     ("q8_0_r8", 208, 207, 32, 34, 0, 8, None, None, "q8_0", None),
@@ -145,12 +151,12 @@ _WEIGHTS = (
     ("iq2_xxs_r4", 216, 219, 256, 66, 0, 4, "soft", "iq4_nl", "iq2_xxs", None),
     ("iq2_xs_r4", 217, 220, 256, 74, 0, 4, "soft", "iq4_nl", "iq2_xs", None),
     ("iq3_xxs_r4", 218, 223, 256, 98, 0, 4, None, "iq4_nl", "iq3_xxs", None),
-    ("iq1_s_r4", 219, 224, 32, 6, 2, 4, "soft", None, None, None),
+    ("iq1_s_r4", 219, 224, 32, 6, 2, 4, "soft", None, None, None, "iquants.iq1"),
     ("iq4_nl_r4", 220, 225, 32, 18, 0, 4, None, None, "iq4_nl", None),
     ("iq3_s_r4", 221, 226, 256, 110, 0, 4, None, "iq4_nl", "iq3_s", None),
     ("iq2_s_r4", 222, 229, 256, 82, 0, 4, "soft", "iq4_nl", "iq2_s", None),
     ("iq4_xs_r8", 223, 230, 256, 136, 0, 8, None, "iq4_nl", "iq4_xs", None),
-    ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", None, None, None),
+    ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", None, None, None, "iquants.iq1"),
     ("bf16_r16", 230, 232, 1, 2, 0, 16, None, None, "bf16", None),
     ("q6_0_r4", 233, 335, 32, 26, 0, 4, None, None, "q6_0", None),
     ("iq2_bn_r4", 335, 337, 64, 16, 4, 4, None, None, "iq2_bn", None),
@@ -161,8 +167,8 @@ _WEIGHTS = (
     ("iq4_ks_r4", 344, 345, 256, 136, 4, 4, None, "iq4_nl", "iq4_ks", None),
     ("iq5_ks_r4", 352, 350, 256, 168, 4, 4, None, "q5_0", "iq5_ks", None),
     ("mxfp4_r8", 353, 351, 32, 17, 0, 8, None, None, "mxfp4", None),
-    ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, None, "q8_KV", None),
-    ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None),
+    ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, None, "q8_KV", None, "q8_rows"),
+    ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None, "q8_rows"),
 )
 
 # Types without a codec here: never quantisation targets, but files contain them and `inspect` shows their sizes.
@@ -188,8 +194,8 @@ _ROW_FALLBACK = {"iq1_s_r4": "iq1_s", "iq1_m_r4": "iq1_m", "q8_k_r8": "q8_0", "q
 class TypeTable(Mapping[str, TensorType]):
     """Type name (in any letter case) -> TensorType; `by_id` looks up the ids of GGUF files."""
 
-    def __init__(self, with_codec: tuple[tuple, ...], without_codec: tuple[tuple, ...]):
-        types = [TensorType(*row) for row in with_codec] + [TensorType(*row, has_codec=False) for row in without_codec]
+    def __init__(self, rows: tuple[tuple, ...]):
+        types = [TensorType(*row) for row in rows]
         self._by_name = {t.name.lower(): t for t in types}
         self._by_id = {t.id: t for t in types}
 
@@ -238,4 +244,4 @@ class TypeTable(Mapping[str, TensorType]):
         return chosen, ", ".join(reasons)
 
 
-TYPES = TypeTable(_WEIGHTS, _WITHOUT_CODEC)
+TYPES = TypeTable(_WEIGHTS + _WITHOUT_CODEC)

@@ -54,26 +54,6 @@ def decoder(run: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, 
     return decode
 
 
-# type name in lower case -> the module of its family, which has a dict CODECS of the same names
-_FAMILIES = {
-    "floats": ("f32", "f16", "bf16"),
-    "legacy.symmetric": ("q8_0", "q6_0", "q5_0", "q4_0"),
-    "legacy.offset": ("q4_1", "q5_1"),
-    "iquants.iq4": ("iq4_nl", "iq4_xs"),
-    "kquants.symmetric": ("q3_k", "q6_k"),
-    "kquants.offset": ("q2_k", "q4_k", "q5_k"),
-    "mxfp4": ("mxfp4",),
-    "q8_rows": ("q8_kv", "q8_kv_r8", "q8_k_r8"),
-    "ternary": ("iq1_bn", "iq2_bn"),
-    "one_bit": ("q1_0_g128",),
-    "iquants.iq1": ("iq1_s", "iq1_m", "iq1_s_r4", "iq1_m_r4"),
-    "iquants.iq2_iq3": ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
-    "iqk.iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),
-    "iqk.iq4_kss": ("iq4_kss",),
-    "iqk.iq2_kl": ("iq2_kl",),
-    "trellis.trellis": ("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
-}
-
 # Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though
 # the encoder of their base type does not: so their bytes are not always those of the packed base type.
 _GUARDED = {
@@ -81,7 +61,6 @@ _GUARDED = {
     16: ("q2_k_r4", "q3_k_r4", "q6_k_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"),
 }
 _GUARD_OF = {name: block for block, names in _GUARDED.items() for name in names}
-_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names}
 
 
 class NonFiniteError(MillError):
@@ -94,15 +73,15 @@ class NonFiniteError(MillError):
 
 def can_encode(kind: TensorType) -> bool:
     """Whether `encode` and `decode` know this type."""
-    return (kind.base or kind.name).lower() in _FAMILY_OF
+    return kind.has_codec
 
 
 @cache
 def _codec(name: str) -> Codec:
-    family = _FAMILY_OF.get(name.lower())
-    if family is None:
+    module = TYPES[name].codec
+    if module is None:
         raise PlanError(f"tensor type {name} cannot be encoded or decoded yet")
-    return import_module(f".{family}", __package__).CODECS[name.lower()]
+    return import_module(f".{module}", __package__).CODECS[name.lower()]
 
 
 def refuse_nonfinite(x: np.ndarray) -> NoReturn:
@@ -160,4 +139,4 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
 
 def _with_codec(kind: TensorType) -> TensorType:
     """The type itself if it has a codec or is plain, else the plain type whose bits it permutes."""
-    return kind if kind.base is None or kind.name.lower() in _FAMILY_OF else TYPES[kind.base]
+    return kind if kind.base is None or kind.codec is not None else TYPES[kind.base]

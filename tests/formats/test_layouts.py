@@ -65,10 +65,6 @@ def test_a_layout_accounts_for_every_bit_of_a_block(name):
     assert (len(addresses) > len(expected)) == (name in SHARED_BITS)
 
 
-def test_the_table_says_which_types_have_a_codec():
-    assert [name for name, kind in TYPES.items() if kind.has_codec] == WITH_CODEC
-
-
 @pytest.mark.parametrize("name", list(TYPES))
 def test_the_numbers_of_a_layout_divide_its_block(name):
     kind, layout = TYPES[name], layout_of(name)

@@ -1,5 +1,6 @@
 """encode and decode as the public sees them: errors, packed types, and what every codec must stand."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,13 @@ def test_a_type_without_codec_is_refused():
     assert not can_encode(TYPES["tq1_0"])
     with pytest.raises(PlanError, match="tq1_0 cannot be encoded"):
         encode(X, "tq1_0")
+
+
+def test_the_table_of_types_names_the_module_of_every_codec():
+    modules = {kind.codec for kind in TYPES.values() if kind.codec is not None}
+    for module in modules:
+        codecs = import_module(f"ggufmill.quantize.codecs.{module}").CODECS
+        assert codecs.keys() == {kind.name.lower() for kind in TYPES.values() if kind.codec == module}
 
 
 def test_letter_case_of_types_is_ignored():
