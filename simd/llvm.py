@@ -1,91 +1,147 @@
-"""Processor instructions for products, as pieces of LLVM code: chosen by what numba compiles for, with portable equivalents.
+"""The builder of vector code: pieces of LLVM code that every processor has, for operations that are compiled into kernels.
 
-Every piece works on vectors of sixteen 32-bit lanes, which LLVM maps to one, two or four registers. The integer pieces give the
-same numbers everywhere.
+Functions take llvmlite's IRBuilder first and write instructions at its place. Addresses are int64 and are not checked. Vectors
+may be of any length; LLVM maps them to one, two or more registers. What only some processors have is in `dot_products`,
+`permute` and `half_precision`, each with a form for every other processor.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba.core import config
 from numba.core.cgutils import get_or_insert_function
-from numba.core.codegen import get_host_cpu_features
 
 LANES = 16
-I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-I32X16, F32X16 = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+_BITS = {F16: 16, F32: 32, ir.DoubleType(): 64}
 
 
-@cache
-def features() -> frozenset[str]:
-    """What the code that numba generates may use, as LLVM spells it: 'avx2', 'avx512vnni', 'amx-bf16'."""
-    asked: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
-    listed = (get_host_cpu_features() if asked is None else asked).split(",")
-    return frozenset(name[1:] for name in listed if name.startswith("+"))
+def vector(element: ir.Type, count: int) -> ir.VectorType:
+    return ir.VectorType(element, count)
 
 
-def registers() -> int:
-    """How many values of sixteen 32-bit lanes the processor's registers hold (AVX-512: 32, AVX2: 8)."""
-    return 32 if "avx512f" in features() else 8 if "avx2" in features() else 4
+I8X64, I16X32, I32X16, F32X16 = vector(I8, 64), vector(I16, 32), vector(I32, LANES), vector(F32, LANES)
 
 
-def pointer(builder, address, kind):
-    """An address (i64) as a pointer to the IR type."""
+def constant(kind: ir.Type, values: Any) -> ir.Constant:
+    """A constant vector: a number in every lane of the vector type `kind`, or the numbers of a sequence, `kind` being the type
+    of the vector or of an element."""
+    if isinstance(values, (int, float)):
+        return ir.Constant(kind, [values] * kind.count)  # type: ignore[attr-defined]
+    numbers = [v.item() if isinstance(v, np.generic) else v for v in values]
+    return ir.Constant(kind if isinstance(kind, ir.VectorType) else vector(kind, len(numbers)), numbers)
+
+
+def bits_of(kind: ir.Type) -> int:
+    """How many bits a number or a vector has."""
+    if isinstance(kind, ir.VectorType):
+        return kind.count * bits_of(kind.element)
+    return kind.width if isinstance(kind, ir.IntType) else _BITS[kind]
+
+
+def like(kind: ir.Type, element: ir.Type) -> ir.Type:
+    """The type with `element` in place of the numbers of a type: a vector of as many, or a single one."""
+    return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def pointer(builder: Any, address: Any, kind: ir.Type) -> Any:
+    """An address as a pointer to the IR type."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def load(builder, address, kind, offset=0):
-    """A value of the IR type from address + offset bytes (offset: a number or an i64), not aligned."""
-    if not isinstance(offset, int) or offset:
-        address = builder.add(address, I64(offset) if isinstance(offset, int) else offset)
-    return builder.load(pointer(builder, address, kind), align=1)
+def _at(builder: Any, address: Any, offset: Any) -> Any:
+    if isinstance(offset, int):
+        return builder.add(address, I64(offset)) if offset else address
+    return builder.add(address, offset)
 
 
-def store(builder, value, address, offset=0):
-    """Writes a value to address + offset bytes, not aligned."""
-    if not isinstance(offset, int) or offset:
-        address = builder.add(address, I64(offset) if isinstance(offset, int) else offset)
-    builder.store(value, pointer(builder, address, value.type), align=1)
+def load(builder: Any, address: Any, kind: ir.Type, offset: Any = 0) -> Any:
+    """A value of the IR type from address + offset bytes (a number or an i64), which need not be aligned."""
+    return builder.load(pointer(builder, _at(builder, address, offset), kind), align=1)
 
 
-def shuffle(builder, a, b, places):
+def store(builder: Any, value: Any, address: Any, offset: Any = 0) -> None:
+    """Writes a value to address + offset bytes, which need not be aligned."""
+    builder.store(value, pointer(builder, _at(builder, address, offset), value.type), align=1)
+
+
+def prefetch(builder: Any, address: Any, offset: int, locality: int) -> None:
+    """Asks for the cache line at address + offset, to be read; where no memory is, nothing happens. locality: into which cache,
+    3 the first level, 1 the last."""
+    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer(builder, builder.add(address, I64(offset)), I8), I32(0), I32(locality), I32(1)])
+
+
+# --- lanes ----------------------------------------------------------------------------------------------------------
+
+
+def undefined(kind: ir.Type) -> ir.Constant:
+    return ir.Constant(kind, ir.Undefined)
+
+
+def shuffle(builder: Any, a: Any, b: Any, lanes: Sequence[int] | np.ndarray | range) -> Any:
     """Lanes of a and b, laid end to end, by number. b None: of a alone."""
-    mask = ir.Constant(ir.VectorType(I32, len(places)), [int(place) for place in places])
-    return builder.shuffle_vector(a, ir.Constant(a.type, ir.Undefined) if b is None else b, mask)
+    return builder.shuffle_vector(a, undefined(a.type) if b is None else b, constant(I32, [int(lane) for lane in lanes]))
 
 
-def concat(builder, parts):
+def concat(builder: Any, parts: Sequence[Any]) -> Any:
     """Vectors of one type laid end to end; their number is a power of two."""
+    parts = list(parts)
     while len(parts) > 1:
         count = 2 * parts[0].type.count
         parts = [shuffle(builder, a, b, range(count)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 
-def splat(builder, value, count=LANES):
+def split(builder: Any, value: Any, count: int) -> list[Any]:
+    """A vector cut into `count` vectors of equal length."""
+    if count == 1:
+        return [value]
+    size = value.type.count // count
+    return [shuffle(builder, value, None, range(i * size, (i + 1) * size)) for i in range(count)]
+
+
+def splat(builder: Any, value: Any, count: int = LANES) -> Any:
     """A scalar in every lane."""
-    vector = ir.VectorType(value.type, count)
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-    return shuffle(builder, first, None, [0] * count)
+    kind = vector(value.type, count)
+    return shuffle(builder, builder.insert_element(undefined(kind), value, I32(0)), None, [0] * count)
 
 
-def constant(kind, value):
-    """The constant of a vector type with `value` in every lane."""
-    return ir.Constant(kind, [value] * kind.count)
+def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:
+    """function(builder, *parts) for parts of the vectors of `bits` bits each, the results laid end to end."""
+    count = max(1, bits_of(values[0].type) // bits)
+    parts = zip(*(split(builder, value, count) for value in values), strict=True)
+    return concat(builder, [function(builder, *part) for part in parts])
 
 
-def call(builder, name, result, *args):
-    function = get_or_insert_function(builder.module, ir.FunctionType(result, [a.type for a in args]), name)
+# --- instructions ---------------------------------------------------------------------------------------------------
+
+
+def call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    """Calls an LLVM intrinsic."""
+    function = get_or_insert_function(builder.module, ir.FunctionType(result, [arg.type for arg in args]), name)
     return builder.call(function, args)
 
 
-def fma(builder, a, b, c):
-    return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float vectors, rounded once."""
+    return call(builder, f"llvm.fma.v{a.type.count}{a.type.element.intrinsic_name}", a.type, a, b, c)
 
 
-def loop(builder, count, body):
+def to_float(builder: Any, integers: Any) -> Any:
+    """Signed integers as float32."""
+    return builder.sitofp(integers, like(integers.type, F32))
+
+
+def loop(builder: Any, count: Any, body: Callable[[Any], None]) -> None:
     """A loop: body(i) for i (i64) from 0 to count - 1."""
     before, inside, after = builder.block, builder.append_basic_block("body"), builder.append_basic_block("after")
     builder.cbranch(builder.icmp_signed(">", count, I64(0)), inside, after)
@@ -97,77 +153,3 @@ def loop(builder, count, body):
     i.add_incoming(following, builder.block)
     builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
     builder.position_at_end(after)
-
-
-# --- products of bytes ----------------------------------------------------------------------------------------------
-
-
-def _halves(builder, value):
-    count = value.type.count // 2
-    return shuffle(builder, value, None, range(count)), shuffle(builder, value, None, range(count, 2 * count))
-
-
-class ByteDots:
-    """Lane by lane sums of four products: the unsigned bytes of one word with the signed bytes of another, added to a lane.
-
-    weights(w) prepares a vector of words once for many products; activations(word) puts four signed bytes (an i32) in every
-    lane; add(total, weights, activations) is the sum, <16 x i32>. None of it saturates. has: features to use instead of
-    this processor's.
-    """
-
-    def __init__(self, builder, has: frozenset[str] | None = None):
-        self.builder, self.has = builder, features() if has is None else has
-        has = self.has
-        self.width = 16 if "avx512vnni" in has and "avx512f" in has else 8 if "avxvnni" in has else 0
-
-    def weights(self, words):
-        if self.width == 16:
-            return words
-        if self.width == 8:
-            return _halves(self.builder, words)
-        b = self.builder
-        low = constant(I32X16, 0x00FF00FF)
-        return b.and_(words, low), b.and_(b.lshr(words, constant(I32X16, 8)), low)
-
-    def activations(self, word):
-        b = self.builder
-        if self.width:
-            return splat(b, word, self.width)
-        # The even and the odd bytes as pairs of 16 bits, signs extended.
-        pairs = ir.VectorType(I16, 2)
-        halves = b.bitcast(word, pairs)
-        eight = ir.Constant(pairs, [8, 8])
-        even = b.bitcast(b.ashr(b.shl(halves, eight), eight), I32)
-        odd = b.bitcast(b.ashr(halves, eight), I32)
-        return splat(b, even), splat(b, odd)
-
-    def add(self, total, weights, activations):
-        b = self.builder
-        if self.width == 16:
-            return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, weights, activations)
-        if self.width == 8:
-            parts = [
-                call(b, "llvm.x86.avx512.vpdpbusd.256", t.type, t, w, activations)
-                for t, w in zip(_halves(b, total), weights, strict=True)
-            ]
-            return concat(b, parts)
-        for w, a in zip(weights, activations, strict=True):
-            total = b.add(total, self._pairs(w, a))
-        return total
-
-    def _pairs(self, w, a):
-        """Sums of two products of 16-bit numbers each."""
-        b = self.builder
-        short, has = ir.VectorType(I16, 2 * LANES), self.has
-        if "avx512bw" in has:
-            return call(b, "llvm.x86.avx512.pmaddw.d.512", I32X16, b.bitcast(w, short), b.bitcast(a, short))
-        if "avx2" in has:
-            half = ir.VectorType(I16, LANES)
-            parts = [
-                call(b, "llvm.x86.avx2.pmadd.wd", x.type, b.bitcast(x, half), b.bitcast(y, half))
-                for x, y in zip(_halves(b, w), _halves(b, a), strict=True)
-            ]
-            return concat(b, parts)
-        sixteen = constant(I32X16, 16)
-        low = b.mul(b.ashr(b.shl(w, sixteen), sixteen), b.ashr(b.shl(a, sixteen), sixteen))
-        return b.add(low, b.mul(b.ashr(w, sixteen), b.ashr(a, sixteen)))

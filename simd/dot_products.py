@@ -1,0 +1,204 @@
+"""Dot products of bytes and of 16-bit integers, as pieces of LLVM code, with the best instruction that the target has.
+
+A table lists the forms of an operation with the features that each needs; the first one that the target can execute is used,
+and the last one runs everywhere. All of them give the same integers: nothing saturates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from . import arm, x86
+from .llvm import I8, I16, I16X32, I32, bits_of, by_parts, concat, constant, like, shuffle, splat, split, vector
+from .target import Target, target
+
+Form = TypeVar("Form")
+
+
+def first_form(forms: tuple[tuple[tuple[str, ...], Form], ...], of: Target) -> Form:
+    """The first entry of a table of (features, form) whose features the target has."""
+    return next(form for features, form in forms if of.has(*features))
+
+
+# --- pairs ----------------------------------------------------------------------------------------------------------
+
+
+class _Instruction(NamedTuple):
+    """A function of vectors that works on registers of so many bits."""
+
+    bits: int
+    function: Callable
+
+    def __call__(self, builder: Any, *values: Any) -> Any:
+        return by_parts(builder, self.bits, self.function, *values)
+
+
+def _portable_word_pairs(builder: Any, a: Any, b: Any) -> Any:
+    """LLVM knows this form: it becomes vpmaddwd where that exists, smull on NEON."""
+    wide = like(a.type, I32)
+    products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    even, odd = (shuffle(builder, products, None, range(first, wide.count, 2)) for first in (0, 1))
+    return builder.add(even, odd)
+
+
+def _portable_byte_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
+    kind = vector(I16, unsigned.type.count // 2)
+    a, b = builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)
+    eight = constant(kind, 8)
+    even = builder.mul(builder.and_(a, constant(kind, 255)), builder.ashr(builder.shl(b, eight), eight))
+    return builder.add(even, builder.mul(builder.lshr(a, eight), builder.ashr(b, eight)))
+
+
+_WORD_PAIRS = (
+    (("avx512bw",), _Instruction(512, x86.pmaddwd)),
+    (("avx2",), _Instruction(256, x86.pmaddwd)),
+    (("ssse3",), _Instruction(128, x86.pmaddwd)),
+    ((), _portable_word_pairs),
+)
+_BYTE_PAIRS = (
+    (("avx512bw",), _Instruction(512, x86.pmaddubsw)),
+    (("avx2",), _Instruction(256, x86.pmaddubsw)),
+    (("ssse3",), _Instruction(128, x86.pmaddubsw)),
+    ((), _portable_byte_pairs),
+)
+
+
+def word_pairs(builder: Any, a: Any, b: Any, of: Target | None = None) -> Any:
+    """<n x i32> of two <2n x i16>: sums of two products each."""
+    return first_form(_WORD_PAIRS, of or target())(builder, a, b)
+
+
+def add_word_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target | None = None) -> Any:
+    """<16 x i32> total + word_pairs(a, b)."""
+    of = of or target()
+    if of.has_vnni:
+        return x86.vpdpwssd(builder, total, a, b)
+    return builder.add(total, word_pairs(builder, a, b, of))
+
+
+def byte_pairs(builder: Any, unsigned: Any, signed: Any, of: Target | None = None) -> Any:
+    """<n x i16> of two <2n x i8>: sums of two products of an unsigned byte, 0 to 128, and a signed one, -127 to 127."""
+    return first_form(_BYTE_PAIRS, of or target())(builder, unsigned, signed)
+
+
+# --- fours ----------------------------------------------------------------------------------------------------------
+
+
+class _Fours(NamedTuple):
+    """One instruction for four products of an unsigned and a signed byte. Operands: the parts, one per register."""
+
+    bits: int
+    instruction: Callable
+
+    def unsigned(self, builder: Any, value: Any) -> Any:
+        return split(builder, value, bits_of(value.type) // self.bits)
+
+    signed = unsigned
+
+    def signed_word(self, builder: Any, word: Any) -> Any:
+        return [splat(builder, word, self.bits // 32)] * (512 // self.bits)
+
+    def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        parts = zip(split(builder, total, len(unsigned)), unsigned, signed, strict=True)
+        return concat(builder, [self.instruction(builder, *part) for part in parts])
+
+
+def _usdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    kind = vector(I8, 16)
+    return arm.usdot(builder, total, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind))
+
+
+class _SignedFours(NamedTuple):
+    """NEON's sdot takes signed bytes: 128 is subtracted from the unsigned ones, and 128 times the sums of the signed added."""
+
+    def unsigned(self, builder: Any, value: Any) -> Any:
+        parts = split(builder, builder.bitcast(value, vector(I8, 64)), 4)
+        return [builder.xor(part, constant(part.type, -128)) for part in parts]
+
+    def _with_sum(self, builder: Any, part: Any) -> Any:
+        sums = arm.sdot(builder, constant(vector(I32, 4), 0), part, constant(part.type, 1))
+        return part, builder.shl(sums, constant(sums.type, 7))
+
+    def signed(self, builder: Any, value: Any) -> Any:
+        return [self._with_sum(builder, part) for part in split(builder, builder.bitcast(value, vector(I8, 64)), 4)]
+
+    def signed_word(self, builder: Any, word: Any) -> Any:
+        return [self._with_sum(builder, builder.bitcast(splat(builder, word, 4), vector(I8, 16)))] * 4
+
+    def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        parts = zip(split(builder, total, 4), unsigned, signed, strict=True)
+        return concat(builder, [arm.sdot(builder, builder.add(t, offset), u, s) for t, u, (s, offset) in parts])
+
+
+class _Pairs(NamedTuple):
+    """Even and odd bytes on their own, as pairs of 16-bit numbers. Operands: both as <32 x i16>."""
+
+    of: Target
+
+    def unsigned(self, builder: Any, value: Any) -> Any:
+        value = builder.bitcast(value, I16X32)
+        return builder.and_(value, constant(I16X32, 255)), builder.lshr(value, constant(I16X32, 8))
+
+    @staticmethod
+    def _signed(builder: Any, value: Any) -> Any:
+        eight = constant(value.type, 8)
+        return builder.ashr(builder.shl(value, eight), eight), builder.ashr(value, eight)
+
+    def signed(self, builder: Any, value: Any) -> Any:
+        return self._signed(builder, builder.bitcast(value, I16X32))
+
+    def signed_word(self, builder: Any, word: Any) -> Any:
+        pairs = self._signed(builder, builder.bitcast(word, vector(I16, 2)))
+        return [builder.bitcast(splat(builder, builder.bitcast(pair, I32)), I16X32) for pair in pairs]
+
+    def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        for a, b in zip(unsigned, signed, strict=True):
+            total = builder.add(total, word_pairs(builder, a, b, self.of))
+        return total
+
+
+_BYTE_FOURS = (
+    (("avx512f", "avx512vnni"), lambda of: _Fours(512, x86.vpdpbusd)),
+    (("avxvnni",), lambda of: _Fours(256, x86.vpdpbusd)),
+    (("neon", "i8mm"), lambda of: _Fours(128, _usdot)),
+    (("neon", "dotprod"), lambda of: _SignedFours()),
+    ((), _Pairs),
+)
+
+
+class ByteDots:
+    """Lane by lane sums of four products: the unsigned bytes of one word with the signed bytes of another, added to a lane.
+
+    Operands are prepared once for many products: unsigned(v) and signed(v) from <16 x i32> or <64 x i8>, signed_word(word) from
+    four signed bytes (an i32) that go to every lane. add(total, unsigned, signed) is the sum, <16 x i32>.
+    """
+
+    def __init__(self, builder: Any, of: Target | None = None):
+        self.builder, of = builder, of or target()
+        self._form = first_form(_BYTE_FOURS, of)(of)
+
+    def unsigned(self, value: Any) -> Any:
+        return self._form.unsigned(self.builder, value)
+
+    def signed(self, value: Any) -> Any:
+        return self._form.signed(self.builder, value)
+
+    def signed_word(self, word: Any) -> Any:
+        return self._form.signed_word(self.builder, word)
+
+    def add(self, total: Any, unsigned: Any, signed: Any) -> Any:
+        return self._form.add(self.builder, total, unsigned, signed)
+
+
+def add_byte_dots(builder: Any, total: Any, unsigned: Any, signed: Any, small: bool, of: Target | None = None) -> Any:
+    """<16 x i32> total + the sums of four products of <64 x i8> each: unsigned 0 to 255, signed -127 to 127.
+
+    small: the unsigned bytes are at most 128, so that sums of two products fit 16 bits.
+    """
+    of = of or target()
+    if small and of.has("ssse3") and not of.has_vnni and not of.has_avx_vnni:
+        pairs = byte_pairs(builder, unsigned, signed, of)
+        return builder.add(total, word_pairs(builder, pairs, constant(I16X32, 1), of))
+    dots = ByteDots(builder, of)
+    return dots.add(total, dots.unsigned(unsigned), dots.signed(signed))

@@ -1,0 +1,148 @@
+"""Look-ups in small tables of bytes and of floats, as pieces of LLVM code, with the best permutation that the target has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core.cgutils import alloca_once
+
+from . import arm, x86
+from .dot_products import first_form
+from .llvm import (
+    F32,
+    F32X16,
+    I8,
+    I32,
+    I32X16,
+    LANES,
+    bits_of,
+    by_parts,
+    concat,
+    constant,
+    split,
+    undefined,
+    vector,
+)
+from .target import Target, target
+
+_PSHUFB_BITS = ((("avx512bw",), 512), (("avx2",), 256), (("ssse3",), 128), ((), 0))
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def lookup_bytes(builder: Any, entries: Sequence[int], codes: Any, of: Target | None = None) -> Any:
+    """Per byte entries[code] of a constant table of up to 64 entries, 0 to 255; codes, <16 n x i8>, below their number."""
+    of = of or target()
+    size = 1 << max(4, (len(entries) - 1).bit_length())
+    table = [int(entry) for entry in entries] + [0] * (size - len(entries))
+    sixteens = [table[i : i + 16] for i in range(0, size, 16)]
+    if size > 16 and codes.type.count == 64 and of.has("avx512vbmi"):
+        return x86.vpermb(builder, constant(I8, (table * 4)[:64]), codes)
+    if of.has("neon"):
+        tables = [constant(I8, sixteen) for sixteen in sixteens]
+        return by_parts(builder, 128, lambda b, part: arm.tbl(b, tables, part), codes)
+    parts = [_lookup_sixteen(builder, sixteen, codes, of) for sixteen in sixteens]
+    return _by_bits(builder, parts, codes)
+
+
+def _lookup_sixteen(builder: Any, entries: list[int], codes: Any, of: Target) -> Any:
+    """Per byte entries[code & 15]."""
+    bits = min(first_form(_PSHUFB_BITS, of), bits_of(codes.type))
+    if bits:
+        table = constant(I8, entries * (bits // 128))
+        return by_parts(builder, bits, lambda b, part: x86.pshufb(b, table, part), codes)
+    low = builder.and_(codes, constant(codes.type, 15))
+    values: Any = constant(codes.type, entries[0])
+    for code, entry in enumerate(entries[1:], 1):
+        equal = builder.icmp_unsigned("==", low, constant(codes.type, code))
+        values = builder.select(equal, constant(codes.type, entry), values)
+    return values
+
+
+def _by_bits(builder: Any, parts: list[Any], codes: Any) -> Any:
+    """Lane l of part codes[l] // 16; a power of two of parts."""
+    bit = 16
+    while len(parts) > 1:
+        mask, zero = constant(codes.type, bit), constant(codes.type, 0)
+        upper = builder.icmp_unsigned("!=", builder.and_(codes, mask), zero)
+        parts = [builder.select(upper, high, low) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+        bit *= 2
+    return parts[0]
+
+
+def permute_bytes(builder: Any, table: Any, codes: Any, of: Target | None = None) -> Any:
+    """Lane l: byte codes[l] of a table; both <16 x i8>, codes below 16."""
+    of = of or target()
+    if of.has("ssse3"):
+        return x86.pshufb(builder, table, codes)
+    if of.has("neon"):
+        return arm.tbl(builder, [table], codes)
+    values: Any = undefined(table.type)
+    for lane in range(LANES):
+        code = builder.zext(builder.extract_element(codes, I32(lane)), I32)
+        values = builder.insert_element(values, builder.extract_element(table, code), I32(lane))
+    return values
+
+
+# --- floats ---------------------------------------------------------------------------------------------------------
+
+
+def lookup_floats(builder: Any, tables: list[Any], indices: Any, of: Target | None = None) -> Any:
+    """Lane l: float indices[l] of one, two or four tables, <16 x float>, laid end to end.
+
+    indices: <16 x i32> below 16 times their number; of a single table the low four bits count.
+    """
+    of = of or target()
+    if of.has("avx512f"):
+        return _avx512_floats(builder, tables, indices)
+    lookup = first_form(_FLOAT_LOOKUPS, of)
+    if lookup is None:
+        return _floats_in_memory(builder, tables, indices)
+    return _by_bits(builder, [lookup(builder, table, indices) for table in tables], indices)
+
+
+def _avx512_floats(builder: Any, tables: list[Any], indices: Any) -> Any:
+    if len(tables) == 1:
+        return x86.vpermps(builder, tables[0], indices)
+    if len(tables) == 2:
+        return x86.vpermi2ps(builder, tables[0], indices, tables[1])
+    low, high = (_avx512_floats(builder, half, indices) for half in (tables[:2], tables[2:]))
+    return builder.select(builder.icmp_unsigned("<", indices, constant(I32X16, 2 * LANES)), low, high)
+
+
+def _avx2_floats(builder: Any, table: Any, indices: Any) -> Any:
+    """Both halves of the table are looked up by the low three bits; the fourth chooses."""
+    low, high = split(builder, table, 2)
+    parts = []
+    for part in split(builder, indices, 2):
+        upper = builder.icmp_unsigned("!=", builder.and_(part, constant(part.type, 8)), constant(part.type, 0))
+        parts.append(builder.select(upper, x86.vpermps(builder, high, part), x86.vpermps(builder, low, part)))
+    return concat(builder, parts)
+
+
+def _neon_floats(builder: Any, table: Any, indices: Any) -> Any:
+    """The four bytes of a float are looked up in four registers of bytes."""
+    tables = split(builder, builder.bitcast(table, vector(I8, 64)), 4)
+    index = builder.and_(indices, constant(I32X16, LANES - 1))
+    places = builder.add(builder.mul(index, constant(I32X16, 0x04040404)), constant(I32X16, 0x03020100))
+    codes = builder.bitcast(places, vector(I8, 64))
+    return builder.bitcast(by_parts(builder, 128, lambda b, part: arm.tbl(b, tables, part), codes), F32X16)
+
+
+_FLOAT_LOOKUPS = ((("avx2",), _avx2_floats), (("neon",), _neon_floats), ((), None))
+
+
+def _floats_in_memory(builder: Any, tables: list[Any], indices: Any) -> Any:
+    memory = alloca_once(builder, ir.ArrayType(F32X16, len(tables)))
+    for i, table in enumerate(tables):
+        builder.store(table, builder.gep(memory, [I32(0), I32(i)]))
+    floats = builder.bitcast(memory, F32.as_pointer())
+    indices = builder.and_(indices, constant(I32X16, LANES * len(tables) - 1))
+    values: Any = undefined(F32X16)
+    for lane in range(LANES):
+        entry = builder.load(builder.gep(floats, [builder.extract_element(indices, I32(lane))]))
+        values = builder.insert_element(values, entry, I32(lane))
+    return values

@@ -1,0 +1,91 @@
+"""Instructions of x86 processors as pieces of LLVM code; their widths follow from their arguments.
+
+Which of them the target has is up to the caller: `dot_products` and `permute` choose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .llvm import F32, I8, I16, I32, bits_of, call, vector
+
+_PSHUFB = {512: "avx512.pshuf.b.512", 256: "avx2.pshuf.b", 128: "ssse3.pshuf.b.128"}
+_PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
+_PMADDUBSW = {512: "avx512.pmaddubs.w.512", 256: "avx2.pmadd.ub.sw", 128: "ssse3.pmadd.ub.sw.128"}
+_VPERMPS = {512: "avx512.permvar.sf.512", 256: "avx2.permps"}
+
+
+def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    return call(builder, f"llvm.x86.{name}", result, *args)
+
+
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+def vpdpbusd(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+    """i32 lanes: total + the sum of four products of an unsigned and a signed byte (AVX512-VNNI, AVX-VNNI)."""
+    words = (builder.bitcast(v, total.type) for v in (unsigned, signed))
+    return _call(builder, f"avx512.vpdpbusd.{bits_of(total.type)}", total.type, total, *words)
+
+
+def vpdpwssd(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """i32 lanes: total + the sum of two products of i16 (AVX512-VNNI)."""
+    words = (builder.bitcast(v, total.type) for v in (a, b))
+    return _call(builder, f"avx512.vpdpwssd.{bits_of(total.type)}", total.type, total, *words)
+
+
+def pmaddwd(builder: Any, a: Any, b: Any) -> Any:
+    """i32 lanes: sums of two products of i16 (SSE2, AVX2, AVX512BW)."""
+    bits = bits_of(a.type)
+    return _call(builder, _PMADDWD[bits], vector(I32, bits // 32), a, b)
+
+
+def pmaddubsw(builder: Any, unsigned: Any, signed: Any) -> Any:
+    """i16 lanes: sums of two products of an unsigned and a signed byte, saturated (SSSE3, AVX2, AVX512BW)."""
+    bits = bits_of(unsigned.type)
+    return _call(builder, _PMADDUBSW[bits], vector(I16, bits // 16), unsigned, signed)
+
+
+class BFloat(ir.types.Type):
+    """LLVM's 16-bit brain float, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+def vdpbf16ps(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """float lanes: total + the sum of two products of bf16; a and b hold pairs as i32 (AVX512-BF16)."""
+    pairs = vector(BFloat(), 2 * total.type.count)
+    numbers = (builder.bitcast(v, pairs) for v in (a, b))
+    return _call(builder, f"avx512bf16.dpbf16ps.{bits_of(total.type)}", total.type, total, *numbers)
+
+
+# --- permutations ---------------------------------------------------------------------------------------------------
+
+
+def pshufb(builder: Any, table: Any, codes: Any) -> Any:
+    """Byte codes[l] & 15 of the sixteen bytes that lane l lies in, codes below 128 (SSSE3, AVX2, AVX512BW)."""
+    return _call(builder, _PSHUFB[bits_of(codes.type)], codes.type, table, codes)
+
+
+def vpermb(builder: Any, table: Any, codes: Any) -> Any:
+    """Lane l: byte codes[l] & 63 of the table, <64 x i8> (AVX512-VBMI)."""
+    return _call(builder, "avx512.permvar.qi.512", vector(I8, 64), table, codes)
+
+
+def vpermps(builder: Any, table: Any, indices: Any) -> Any:
+    """Lane l: float indices[l] (modulo the lanes) of the table (AVX2, AVX-512)."""
+    return _call(builder, _VPERMPS[bits_of(table.type)], table.type, table, indices)
+
+
+def vpermi2ps(builder: Any, low: Any, indices: Any, high: Any) -> Any:
+    """Lane l: float indices[l] & 31 of two tables of sixteen floats laid end to end (AVX-512)."""
+    return _call(builder, "avx512.vpermi2var.ps.512", vector(F32, 16), low, indices, high)
