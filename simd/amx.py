@@ -1,48 +1,24 @@
-"""Intel's tile unit (AMX): whether this process may use it, and its instructions as pieces of LLVM code.
+"""Intel's tile unit (AMX) with products of bf16: its instructions as pieces of LLVM code.
 
-The operating system hands out the tiles' registers on request, once per process (Linux: arch_prctl); threads started later have
-them too. Tiles are configured per thread, at the beginning of a kernel, and given back at its end.
+Tiles are configured per thread, at the beginning of a kernel, and given back at its end.
 """
 
 from __future__ import annotations
-
-import ctypes
-import os
-import platform
-import sys
-from functools import cache
 
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once, get_or_insert_function
 
 from .compile import intrinsic
-from .llvm import I8, features
+from .llvm import I8
+from .target import target
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
-_SYS_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1022, 0x1023, 18
 
 
-@cache
 def permitted() -> bool:
-    """Whether the processor has bf16 tiles and the operating system lets this process use them (asks it to).
-
-    The environment variable GGUFMILL_AMX=0 says no, for comparing.
-    """
-    if os.environ.get("GGUFMILL_AMX") == "0":
-        return False
-    if not {"amx-tile", "amx-bf16", "avx512f"} <= features():
-        return False
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        return False
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
-    syscall.restype = ctypes.c_long
-    if syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, ctypes.c_ulong(_XTILEDATA)) != 0:
-        return False
-    granted = ctypes.c_uint64(0)
-    if syscall(_SYS_ARCH_PRCTL, _ARCH_GET_XCOMP_PERM, ctypes.byref(granted)) != 0:
-        return False
-    return bool(granted.value >> _XTILEDATA & 1)
+    """Whether kernels may use the tile unit."""
+    return target().has_amx
 
 
 def _call(builder, name, *args):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 
 from .compile import intrinsic
+from .half_precision import half_to_float
 from .lane_types import BYTES, F32, LANES, MASK, define_operator, element_pointer, instruction, is_row, vector_type
+from .permute import permute_bytes
 
-_I8, _I32, _I64, _HALF = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.HalfType()
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _ROWS = (types.uint8, types.int8)
 
 for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("lshift", "shl"), ("rshift", "lshr")):
@@ -106,7 +107,7 @@ def _reader(kind, stored, convert):
 load_u16 = _reader(types.int64, ir.IntType(16), lambda builder, word: builder.zext(word, _I64))
 load_u32 = _reader(types.int64, _I32, lambda builder, word: builder.zext(word, _I64))
 load_u64 = _reader(types.int64, _I64, lambda builder, word: word)
-load_f16 = _reader(types.float32, ir.IntType(16), lambda b, word: b.fpext(b.bitcast(word, _HALF), ir.FloatType()))
+load_f16 = _reader(types.float32, ir.IntType(16), half_to_float)
 load_f32 = _reader(types.float32, ir.FloatType(), lambda builder, number: number)
 
 
@@ -115,7 +116,7 @@ def f16_to_f32(typingctx, bits):
     """The float16 of the low 16 bits of an integer, as float32."""
 
     def generate(context, builder, signature, args):
-        return builder.fpext(builder.bitcast(builder.trunc(args[0], ir.IntType(16)), _HALF), ir.FloatType())
+        return half_to_float(builder, builder.trunc(args[0], ir.IntType(16)))
 
     return types.float32(types.int64), generate
 
@@ -212,15 +213,6 @@ def lookup_bytes(typingctx, table, codes):
         return None
 
     def generate(context, builder, signature, args):
-        table, codes = args
-        vector = vector_type(BYTES)
-        if "+ssse3" in context.codegen().magic_tuple()[2]:  # the features that numba compiles for
-            kind = ir.FunctionType(vector, [vector, vector])
-            return builder.call(get_or_insert_function(builder.module, kind, "llvm.x86.ssse3.pshuf.b.128"), [table, codes])
-        value = ir.Constant(vector, ir.Undefined)
-        for lane in range(LANES):
-            entry = builder.extract_element(table, builder.zext(builder.extract_element(codes, _I32(lane)), _I32))
-            value = builder.insert_element(value, entry, _I32(lane))
-        return value
+        return permute_bytes(builder, *args)
 
     return BYTES(BYTES, BYTES), generate

@@ -7,19 +7,11 @@ and the last one runs everywhere. All of them give the same integers: nothing sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from . import arm, x86
-from .llvm import I8, I16, I16X32, I32, bits_of, by_parts, concat, constant, like, shuffle, splat, split, vector
+from .llvm import I8, I16, I16X32, I32, bits_of, by_parts, concat, constant, shuffle, splat, split, vector
 from .target import Target, target
-
-Form = TypeVar("Form")
-
-
-def first_form(forms: tuple[tuple[tuple[str, ...], Form], ...], of: Target) -> Form:
-    """The first entry of a table of (features, form) whose features the target has."""
-    return next(form for features, form in forms if of.has(*features))
-
 
 # --- pairs ----------------------------------------------------------------------------------------------------------
 
@@ -36,7 +28,7 @@ class _Instruction(NamedTuple):
 
 def _portable_word_pairs(builder: Any, a: Any, b: Any) -> Any:
     """LLVM knows this form: it becomes vpmaddwd where that exists, smull on NEON."""
-    wide = like(a.type, I32)
+    wide = vector(I32, a.type.count)
     products = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
     even, odd = (shuffle(builder, products, None, range(first, wide.count, 2)) for first in (0, 1))
     return builder.add(even, odd)
@@ -66,7 +58,7 @@ _BYTE_PAIRS = (
 
 def word_pairs(builder: Any, a: Any, b: Any, of: Target | None = None) -> Any:
     """<n x i32> of two <2n x i16>: sums of two products each."""
-    return first_form(_WORD_PAIRS, of or target())(builder, a, b)
+    return (of or target()).choose(_WORD_PAIRS)(builder, a, b)
 
 
 def add_word_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target | None = None) -> Any:
@@ -79,7 +71,7 @@ def add_word_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target | None =
 
 def byte_pairs(builder: Any, unsigned: Any, signed: Any, of: Target | None = None) -> Any:
     """<n x i16> of two <2n x i8>: sums of two products of an unsigned byte, 0 to 128, and a signed one, -127 to 127."""
-    return first_form(_BYTE_PAIRS, of or target())(builder, unsigned, signed)
+    return (of or target()).choose(_BYTE_PAIRS)(builder, unsigned, signed)
 
 
 # --- fours ----------------------------------------------------------------------------------------------------------
@@ -176,7 +168,7 @@ class ByteDots:
 
     def __init__(self, builder: Any, of: Target | None = None):
         self.builder, of = builder, of or target()
-        self._form = first_form(_BYTE_FOURS, of)(of)
+        self._form = of.choose(_BYTE_FOURS)(of)
 
     def unsigned(self, value: Any) -> Any:
         return self._form.unsigned(self.builder, value)

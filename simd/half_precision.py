@@ -1,4 +1,4 @@
-"""float16 to float32 and back, as pieces of LLVM code: with the processor's instruction, or in integer arithmetic, same bits."""
+"""float16 to float32 and back, as pieces of LLVM code: by an instruction, or in integer arithmetic to the same bits."""
 
 from __future__ import annotations
 

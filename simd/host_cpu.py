@@ -56,8 +56,9 @@ def _arm_has(entry: int, bit: int, mac_name: str) -> bool:
 
 @cache
 def request_tiles() -> bool:
-    """Asks the operating system for the registers of the tile unit, which it hands out once per process (Linux: arch_prctl), for
-    threads that start later too. Whether this process has them now."""
+    """Asks the operating system for the registers of the tile unit; whether this process has them now.
+
+    It hands them out once per process (Linux: arch_prctl), for threads that start later too."""
     if not sys.platform.startswith("linux") or architecture() != "x86_64" or "amx-tile" not in features():
         return False
     syscall = ctypes.CDLL(None, use_errno=True).syscall

@@ -7,6 +7,7 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 
 from .compile import intrinsic, kernel
+from .half_precision import float_to_half, half_to_float
 from .lane_types import F32, F64, LANES, MASK, SCALARS, call_lanewise, element_pointer, is_row, splat_ir, vector_type
 from .scalar import ROUNDING_CONSTANT
 
@@ -236,7 +237,7 @@ def _half(typingctx, a):
     """float32 lanes rounded to float16 (ties to even), as float32 lanes again."""
 
     def generate(context, builder, sig, args):
-        return builder.fpext(builder.fptrunc(args[0], ir.VectorType(ir.HalfType(), LANES)), vector_type(F32))
+        return half_to_float(builder, float_to_half(builder, args[0]))
 
     return F32(F32), generate
 
@@ -248,9 +249,8 @@ def load_half(typingctx, words, index):
         return None
 
     def generate(context, builder, sig, args):
-        half = ir.VectorType(ir.HalfType(), LANES)
-        value = builder.load(element_pointer(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
-        return builder.fpext(builder.bitcast(value, half), vector_type(F32))
+        place = element_pointer(context, builder, sig.args[0], args[0], args[1], ir.IntType(16))
+        return half_to_float(builder, builder.load(place, align=2))
 
     return F32(words, types.intp), generate
 
@@ -262,9 +262,8 @@ def _store_half(typingctx, array, index, value):
         return None
 
     def generate(context, builder, sig, args):
-        half = builder.fptrunc(args[2], ir.VectorType(ir.HalfType(), LANES))
-        words = builder.bitcast(half, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(words, element_pointer(context, builder, sig.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        place = element_pointer(context, builder, sig.args[0], args[0], args[1], ir.IntType(16))
+        builder.store(float_to_half(builder, args[2]), place, align=2)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, F32), generate

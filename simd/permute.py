@@ -9,7 +9,6 @@ from llvmlite import ir
 from numba.core.cgutils import alloca_once
 
 from . import arm, x86
-from .dot_products import first_form
 from .llvm import (
     F32,
     F32X16,
@@ -50,7 +49,7 @@ def lookup_bytes(builder: Any, entries: Sequence[int], codes: Any, of: Target | 
 
 def _lookup_sixteen(builder: Any, entries: list[int], codes: Any, of: Target) -> Any:
     """Per byte entries[code & 15]."""
-    bits = min(first_form(_PSHUFB_BITS, of), bits_of(codes.type))
+    bits = min(of.choose(_PSHUFB_BITS), bits_of(codes.type))
     if bits:
         table = constant(I8, entries * (bits // 128))
         return by_parts(builder, bits, lambda b, part: x86.pshufb(b, table, part), codes)
@@ -98,7 +97,7 @@ def lookup_floats(builder: Any, tables: list[Any], indices: Any, of: Target | No
     of = of or target()
     if of.has("avx512f"):
         return _avx512_floats(builder, tables, indices)
-    lookup = first_form(_FLOAT_LOOKUPS, of)
+    lookup = of.choose(_FLOAT_LOOKUPS)
     if lookup is None:
         return _floats_in_memory(builder, tables, indices)
     return _by_bits(builder, [lookup(builder, table, indices) for table in tables], indices)

@@ -1,4 +1,4 @@
-"""The processor that kernels are compiled for: the one at hand, or a lesser one that the environment variable GGUFMILL_CPU names.
+"""The processor that kernels are compiled for: the one at hand, or a lesser one that GGUFMILL_CPU (environment) names.
 
 Whoever generates code or chooses a kernel asks `target()`. A level of `LEVELS` stands for everything up to it in its column:
 
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from numba.core import config
 from numba.core.codegen import get_host_cpu_features
@@ -23,6 +23,9 @@ from ..errors import MillError
 from . import host_cpu
 
 VARIABLE = "GGUFMILL_CPU"
+
+Form = TypeVar("Form")
+Forms = tuple[tuple[tuple[str, ...], Form], ...]
 
 
 class Level(NamedTuple):
@@ -68,6 +71,10 @@ class Target:
     def has(self, *features: str) -> bool:
         """Whether all of these features (as LLVM spells them) may be used."""
         return self.features.issuperset(features)
+
+    def choose(self, forms: Forms[Form]) -> Form:
+        """The first form of a table of (features, form) whose features may be used."""
+        return next(form for features, form in forms if self.has(*features))
 
     @property
     def vector_bits(self) -> int:
@@ -182,7 +189,7 @@ def _flags(features: Iterable[str]) -> str:
 
 def _configure(cpu: str, flags: str) -> None:
     """Has numba generate code for a processor."""
-    config.CPU_NAME, config.CPU_FEATURES = cpu, flags  # type: ignore[attr-defined]
     context = vars(cpu_target).get("_toplevel_target_context")
     if context is not None and context.codegen().magic_tuple()[1:] != (cpu, flags):
         raise MillError(f"{VARIABLE} has to be heeded before numba compiles anything: import ggufmill's modules first")
+    config.CPU_NAME, config.CPU_FEATURES = cpu, flags  # type: ignore[attr-defined]

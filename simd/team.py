@@ -20,16 +20,16 @@ that others have taken: helpers that are late, asleep or gone cost nothing but t
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 
+from . import llvm
 from .compile import intrinsic, kernel, native_entry
+from .target import target
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 
@@ -111,9 +111,8 @@ def call_plain(typingctx, function):
     return types.void(types.int64), generate
 
 
-# LLVM's name of the instruction, and its argument (the kind of hint) where it takes one.
-_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", None), "amd64": ("llvm.x86.sse2.pause", None)}
-_PAUSES |= {"aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
+# Architecture -> LLVM's name of the instruction, and its argument (the kind of hint) where it takes one.
+_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 
 
 @intrinsic
@@ -121,11 +120,9 @@ def pause(typingctx):
     """Tells the processor that this is a loop that waits."""
 
     def generate(context, builder, signature, args):
-        name, hint = _PAUSES.get(platform.machine().lower(), ("", None))
-        if name:
-            arguments = [] if hint is None else [ir.Constant(ir.IntType(32), hint)]
-            kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-            builder.call(get_or_insert_function(builder.module, kind, name), arguments)
+        if target().architecture in _PAUSES:
+            name, arguments = _PAUSES[target().architecture]
+            llvm.call(builder, name, ir.VoidType(), *(llvm.I32(a) for a in arguments))
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -23,7 +23,7 @@ from typing import Any
 from ...formats import FormatError, PlanError
 from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
-from ...simd.compile import cache_home
+from ...simd.kernel_cache import cache_home
 from ..checkpoint import TOKENIZER_FILES
 from .remote import CONNECTIONS, ReadAhead, RemoteShard, Transport
 

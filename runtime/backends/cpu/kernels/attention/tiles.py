@@ -12,10 +12,11 @@ from numba.core.cgutils import get_or_insert_function
 
 from ......simd.compile import intrinsic, kernel
 from ......simd.exponential import exp_lanes
+from ......simd.half_precision import float_to_half
 from ......simd.lanes import F32, LANES, element_pointer, vector_type
-from ......simd.llvm import features
+from ......simd.target import target
 
-WIDE = "avx512f" in features()
+WIDE = target().vector_bits == 512
 VECTORS = 4 if WIDE else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6
@@ -140,9 +141,8 @@ def store_as_half(typingctx, words, index, value):
     """Writes float32 lanes as float16 to a uint16 row, ties to even; what is too large becomes infinite, NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        half = builder.fptrunc(args[2], ir.VectorType(ir.HalfType(), LANES))
-        bits = builder.bitcast(half, ir.VectorType(ir.IntType(16), LANES))
-        builder.store(bits, element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16))
+        builder.store(float_to_half(builder, args[2]), place, align=2)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, F32), generate

@@ -13,15 +13,17 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
-from ......simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, ByteDots, fma, load, loop, registers, splat, store
+from ......simd.dot_products import ByteDots
+from ......simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, fma, load, loop, splat, store
 from ......simd.memory import address
+from ......simd.target import target
 
 PANEL = 16  # rows
 BLOCK = 32  # columns that share an activation's scale
 STRETCH = 512  # columns done at a time for all tokens: the codes of a pair of panels then stay in the first-level cache
 
 # Panels and tokens of a register tile: two sums per panel and token, one of integers and one of floats.
-TILE_PANELS, TILE_TOKENS = (2, 6) if registers() == 32 else (1, 3)
+TILE_PANELS, TILE_TOKENS = (2, 6) if target().lane_registers == 32 else (1, 3)
 
 
 @intrinsic
@@ -103,9 +105,9 @@ def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, 
                 exact = {(p, t): starts[t] for p, t in pairs}
                 for k in range(group * 8 // groups, (group + 1) * 8 // groups):
                     place = b.add(at_codes, I64(4 * PANEL * k))
-                    weights = [dots.weights(load(b, code_at[p], I32X16, place)) for p in range(TILE_PANELS)]
+                    weights = [dots.unsigned(load(b, code_at[p], I32X16, place)) for p in range(TILE_PANELS)]
                     for t in range(TILE_TOKENS):
-                        word = dots.activations(load(b, token_at[t], I32, b.add(at_token, I64(4 * k))))
+                        word = dots.signed_word(load(b, token_at[t], I32, b.add(at_token, I64(4 * k))))
                         for p in range(TILE_PANELS):
                             exact[p, t] = dots.add(exact[p, t], weights[p], word)
                 for p in range(TILE_PANELS):

@@ -19,7 +19,8 @@ from numba.core import types
 from ......formats import TYPES
 from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
-from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, features, load, loop, shuffle, store
+from ......simd.half_precision import half_to_float
+from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, scratch, view
 from ......simd.team import part
 from .byte_products import PANEL
@@ -174,19 +175,6 @@ def _transposed(b, rows):
     return rows
 
 
-def _half_to_float(b, shorts):
-    """<16 x i16> of half precision as float32."""
-    if "f16c" in features() or "neon" in features():
-        return b.fpext(b.bitcast(shorts, ir.VectorType(ir.HalfType(), LANES)), F32X16)
-    # Scaled by 2^-112 these are float32, subnormal ones too; infinity and NaN need the largest exponent.
-    words = b.zext(shorts, I32X16)
-    bits = b.shl(b.and_(words, constant(I32X16, 0x7FFF)), constant(I32X16, 13))
-    value = b.bitcast(b.fmul(b.bitcast(bits, F32X16), constant(F32X16, 2.0**112)), I32X16)
-    special = b.icmp_unsigned(">=", bits, constant(I32X16, 0x7C00 << 13))
-    value = b.select(special, b.or_(bits, constant(I32X16, 0x7F800000)), value)
-    return b.bitcast(b.or_(value, b.shl(b.and_(words, constant(I32X16, 0x8000)), constant(I32X16, 16))), F32X16)
-
-
 def _float_lines(b, type_name, at):
     """32 numbers of a row at an address as two vectors of float32."""
     size = TYPES[type_name].block_bytes
@@ -196,7 +184,7 @@ def _float_lines(b, type_name, at):
             continue
         shorts = load(b, at, ir.VectorType(ir.IntType(16), LANES), size * LANES * half)
         if type_name == "f16":
-            yield _half_to_float(b, shorts)
+            yield half_to_float(b, shorts)
         else:
             yield b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
 

@@ -18,13 +18,14 @@ from numba.core import types
 from ......formats import TYPES
 from ......simd import team
 from ......simd.compile import intrinsic, native_entry
-from ......simd.llvm import F32, F32X16, I8, I32, I32X16, I64, call, concat, constant, features, load, shuffle, store
+from ......simd.half_precision import half_to_float
+from ......simd.llvm import F32, F32X16, I8, I16, I32, I32X16, I64, concat, constant, load, shuffle, store
 from ......simd.memory import scratch, view
+from ......simd.permute import lookup_bytes
 from .byte_products import PANEL, TILE_PANELS
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
 from .panel_layout import panel_layout
 
-_BYTE_PERMUTES = ((64, "avx512bw", "avx512.pshuf.b.512"), (32, "avx2", "avx2.pshuf.b"), (16, "ssse3", "ssse3.pshuf.b.128"))
 QUAD = 4  # rows taken together
 WIDE = 64  # bytes taken together: four rows by 16 columns, or 16 groups by four rows
 _BYTES, _RUN = ir.VectorType(I8, WIDE), ir.VectorType(I8, 16)
@@ -86,42 +87,12 @@ class _Bits:
         return b.lshr(value, ir.Constant(_BYTES, [int(s) for s in right]))
 
 
-def _look_up(builder, table, codes):
-    """Entries of a table of up to 64 bytes at <64 x i8> codes."""
-    b, has = builder, features()
-    table = list(table) + [0] * (-len(table) % 16)
-    parts = [table[i : i + 16] for i in range(0, len(table), 16)]
-
-    def sixteen(entries):
-        for width, feature, name in _BYTE_PERMUTES:
-            if feature not in has:
-                continue
-            vector = ir.VectorType(I8, width)
-            register = ir.Constant(vector, entries * (width // 16))
-            pieces = [shuffle(b, codes, None, range(i, i + width)) for i in range(0, WIDE, width)]
-            return concat(b, [call(b, f"llvm.x86.{name}", vector, register, piece) for piece in pieces])
-        register = ir.Constant(_RUN, entries)
-        out = ir.Constant(_BYTES, ir.Undefined)
-        for lane in range(WIDE):
-            place = b.zext(b.and_(b.extract_element(codes, I32(lane)), I8(15)), I32)
-            out = b.insert_element(out, b.extract_element(register, place), I32(lane))
-        return out
-
-    found = [sixteen(entries) for entries in parts]
-    bit = 16
-    while len(found) > 1:
-        above = b.icmp_unsigned("!=", b.and_(codes, constant(_BYTES, bit)), constant(_BYTES, 0))
-        found = [b.select(above, high, low) for low, high in zip(found[::2], found[1::2], strict=True)]
-        bit *= 2
-    return found[0]
-
-
 def _float_at(builder, number, place):
     """The number stored at an address, as a float."""
     if number == "f32":
         return load(builder, place, F32)
     if number == "f16":
-        return builder.fpext(load(builder, place, ir.HalfType()), F32)
+        return half_to_float(builder, load(builder, place, I16))
     exponent = builder.zext(load(builder, place, I8), I32)
     normal = builder.shl(builder.sub(exponent, I32(1)), I32(23))
     tiny = builder.lshr(I32(0x00400000), builder.sub(I32(1), exponent))
@@ -214,7 +185,7 @@ class _Quad:
                 column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
                 codes = self.bits.numbers(np.zeros(WIDE, int), layout.codes[self.rows[row], column])
             if layout.table is not None:
-                codes = _look_up(b, [entry + layout.zero for entry in layout.table], codes)
+                codes = lookup_bytes(b, [entry + layout.zero for entry in layout.table], codes)
             elif layout.signed_bytes:
                 codes = b.xor(codes, constant(_BYTES, -128))
             if shifts is not None:

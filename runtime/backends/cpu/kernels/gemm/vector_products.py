@@ -13,15 +13,16 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
-from ......simd.llvm import F32X16, I32, I32X16, I64, LANES, call, features, load, loop, registers, splat, store
-from ......simd.llvm import fma as fused
+from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, splat, store
 from ......simd.memory import address
+from ......simd.target import target
+from ......simd.x86 import vdpbf16ps
 from .byte_products import PANEL, write_sums
 from .float_panels import STEP
 
 STRETCH = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
-TILE_PANELS = 2 if registers() == 32 else 1
-TILE_TOKENS = 6 if registers() >= 8 else 2  # twelve sums in registers (AVX-512, AVX2), or eight (SSE)
+TILE_PANELS = 2 if target().lane_registers == 32 else 1
+TILE_TOKENS = 6 if target().lane_registers >= 8 else 2  # twelve sums in registers (AVX-512, AVX2), or eight (SSE)
 UNIT = 6  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
 
@@ -29,26 +30,13 @@ _VECTOR_BYTES = 4 * LANES
 def has_bf16_dots() -> bool:
     """Whether the processor has dot products of bf16 pairs on vector registers that are worth using. (Those of processors that
     have the tile unit take twice as long as float32 would: 55 against 110 to 150 G multiplications per second.)"""
-    return {"avx512bf16", "avx512f"} <= features() and "amx-bf16" not in features()
-
-
-class _BFloat(ir.types.Type):
-    """LLVM's 16-bit brain float, which llvmlite does not have."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, _BFloat)
-
-    def __hash__(self):
-        return hash(_BFloat)
+    return target().has_bf16_dots and not target().has("amx-bf16")
 
 
 def _multiply_add(b, total, weights, token):
     """total + weights * token, <16 x float>: fused where the processor can (a call of the C library per element elsewhere)."""
-    if "fma" in features() or "neon" in features():
-        return fused(b, weights, token, total)
+    if target().has_fma:
+        return fma(b, weights, token, total)
     return b.fadd(total, b.fmul(weights, token))
 
 
@@ -66,7 +54,7 @@ def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, f
     def generate(context, builder, signature, args):
         b = builder
         _, weights, weight_step, tokens, sums, steps, first = args
-        number = ir.VectorType(_BFloat(), 2 * LANES) if pairs else F32X16
+        kind = I32X16 if pairs else F32X16
         tile = [(t, p) for t in range(TILE_TOKENS) for p in range(TILE_PANELS)]
         zero = ir.Constant(F32X16, [0.0] * LANES)
         totals = {place: alloca_once(b, F32X16) for place in tile}
@@ -78,13 +66,13 @@ def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, f
             at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * UNIT)))
             rows = [b.add(panel, at_weights) for panel in panels]
             for word in range(words):
-                factors = [b.bitcast(load(b, row, I32X16, word * _VECTOR_BYTES), number) for row in rows]
+                factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
                 for t in range(TILE_TOKENS):
-                    token = b.bitcast(splat(b, load(b, at_tokens, I32, 4 * (words * t + word))), number)
+                    token = splat(b, load(b, at_tokens, kind.element, 4 * (words * t + word)))
                     for p in range(TILE_PANELS):
                         total = b.load(totals[t, p])
                         if pairs:
-                            total = call(b, "llvm.x86.avx512bf16.dpbf16ps.512", F32X16, total, factors[p], token)
+                            total = vdpbf16ps(b, total, factors[p], token)
                         else:
                             total = _multiply_add(b, total, factors[p], token)
                         b.store(total, totals[t, p])

@@ -18,7 +18,7 @@ from numba.core import cgutils
 
 from ......formats.types import TYPES
 from ..activations import RUN
-from .emitter import BYTES, F32, HALF, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
+from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
 from .gemv_layout import GemvLayout, gemv_layout
 
 
@@ -149,7 +149,7 @@ class Step:
         for half in range(2):
             lowest = builder.trunc(emit.load(base, BYTES * half, vector(I16, words)), vector(I1, words))
             halves.append(builder.bitcast(builder.bitcast(lowest, I32), vector(I8, 4)))
-        value = builder.zext(emit.shuffle(emit.join(halves), blocks), vector(I32, LANES))
+        value = builder.zext(emit.shuffle(emit.concat(halves), blocks), vector(I32, LANES))
         first = int(bits.reshape(-1)[0]) // 16
         value = builder.lshr(value, constant(I32, [first] * LANES)) if first else value
         return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
@@ -165,8 +165,7 @@ class Step:
         if self.layout.d_format == "f16":
             if (np.diff(where) == 1).all():
                 return emit.halves(base, where[:, 0] // 8)
-            words = emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES))
-            return emit.builder.fpext(emit.builder.bitcast(words, vector(HALF, LANES)), vector(F32, LANES))
+            return emit.half_to_float(emit.builder.trunc(emit.numbers(base, where, self.size), vector(I16, LANES)))
         assert self.layout.d_format == "e8m0"
         power = emit.numbers(base, where, self.size)
         one = constant(I32, [1] * LANES)
@@ -226,7 +225,7 @@ class Step:
         """<64 x i8>: the codes of activations, four columns per lane."""
         if (words >= 0).all() and (np.diff(words.reshape(2, -1)) == 1).all():
             halves = [emit.load(codes, 4 * int(first), vector(I32, LANES // 2)) for first in words[:: LANES // 2]]
-            return emit.builder.bitcast(emit.join(halves), vector(I8, BYTES))
+            return emit.builder.bitcast(emit.concat(halves), vector(I8, BYTES))
         used = words[words >= 0]
         low, high = int(used.min()), int(used.max())
         total = self.columns // 4

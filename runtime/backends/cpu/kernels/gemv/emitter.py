@@ -1,63 +1,44 @@
-"""LLVM instructions for dot products on packed weights: gathering bytes, taking numbers out of bits, tables, 8-bit products.
+"""LLVM code for dot products on packed weights: gathering bytes, taking numbers out of bits, tables, 8-bit products.
 
-An `Emitter` writes vector instructions of no particular machine, which LLVM maps to what there is. Two things it cannot
-express well, looking up bytes and multiplying bytes, go by *level*: "avx512" (VNNI, VBMI where there), "avx2" or "portable".
-All levels give the same integers, and floating-point numbers are added up in the order written, so results are the same too.
+An `Emitter` binds the pieces of `simd` to one builder and one target, and adds what matrix-vector products need: bytes and bits
+at constant places. All targets give the same integers, and floating-point numbers are added up in the order written, so
+results are the same too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core.cgutils import get_or_insert_function
 
-from ......simd.llvm import features
+from ......simd import dot_products, llvm, permute
+from ......simd.half_precision import half_to_float
+from ......simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
+from ......simd.target import Target, target, target_at
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32, HALF = ir.FloatType(), ir.HalfType()
-LANES = 16  # 32-bit lanes of a vector; 64 bytes
-BYTES = 4 * LANES
-LINE = 64  # bytes of a cache line
-AHEAD, CACHE = 6144, 1  # prefetching: bytes ahead, and into which cache (3: the first level, 1: the last)
+__all__ = ["BYTES", "F32", "I1", "I8", "I16", "I32", "I64", "LANES", "Emitter", "constant", "runs_of_bits", "vector"]
 
-LEVELS = ("avx512", "avx2", "portable")
-
-
-def levels_here() -> list[str]:
-    """The levels that code compiled here may use, the best one first."""
-    has = features()
-    first = 0 if {"avx512bw", "avx512vnni"} <= has else 1 if "avx2" in has else 2
-    return list(LEVELS[first:])
-
-
-def vector(element: ir.Type, count: int) -> ir.VectorType:
-    return ir.VectorType(element, count)
-
-
-def constant(element: ir.Type, values: Sequence[int] | Sequence[float] | np.ndarray) -> ir.Constant:
-    return ir.Constant(vector(element, len(values)), [v.item() if isinstance(v, np.generic) else v for v in values])
+BYTES = 4 * LANES  # of a vector
+CACHE_LINE = 64  # bytes
+PREFETCH_DISTANCE = 6144  # bytes
+PREFETCH_LOCALITY = 1  # the last level of the caches
 
 
 class Emitter:
-    """Instructions at the end of `builder`'s block, for one level ('': the best here)."""
+    """Instructions at the end of `builder`'s block, for one level of LEVELS ('': the target of this process)."""
 
     def __init__(self, builder: Any, level: str = ""):
-        self.builder, self.level = builder, level or levels_here()[0]
+        self.builder = builder
+        self.target: Target = target_at(level) if level else target()
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, result: ir.Type, *args: Any) -> Any:
-        kind = ir.FunctionType(result, [arg.type for arg in args])
-        return self.builder.call(get_or_insert_function(self.builder.module, kind, name), args)
-
     def load(self, base: Any, offset: int, kind: ir.Type) -> Any:
         """`kind` from the address (int64) base + offset."""
-        address = self.builder.add(base, I64(offset)) if offset else base
-        return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=1)
+        return llvm.load(self.builder, base, kind, offset)
 
     def prefetch(self, base: Any, size: int) -> None:
         """Asks for the cache lines of `size` bytes at some distance after an address; where no memory is, nothing happens.
@@ -65,16 +46,11 @@ class Emitter:
         From memory products are up to twice as fast with it. Less far ahead, or into the first level, is slower by up to a
         tenth (there the processor can wait for few lines only).
         """
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        function = get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
-        for offset in range(0, size, LINE):
-            place = self.builder.inttoptr(self.builder.add(base, I64(AHEAD + offset)), I8.as_pointer())
-            self.builder.call(function, [place, I32(0), I32(CACHE), I32(1)])
+        for offset in range(0, size, CACHE_LINE):
+            llvm.prefetch(self.builder, base, PREFETCH_DISTANCE + offset, PREFETCH_LOCALITY)
 
     def splat(self, value: Any, count: int = LANES) -> Any:
-        kind = vector(value.type, count)
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
-        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), constant(I32, [0] * count))
+        return llvm.splat(self.builder, value, count)
 
     def shuffle(self, source: Any, places: Sequence[int] | np.ndarray) -> Any:
         """Elements by number; -1 for a zero."""
@@ -82,15 +58,12 @@ class Emitter:
         count = source.type.count
         if places == list(range(count)):
             return source
-        other = ir.Constant(source.type, None if -1 in places else ir.Undefined)
-        return self.builder.shuffle_vector(source, other, constant(I32, [count if p < 0 else p for p in places]))
+        zeros = ir.Constant(source.type, None) if -1 in places else None
+        return llvm.shuffle(self.builder, source, zeros, [count if p < 0 else p for p in places])
 
-    def join(self, parts: list[Any]) -> Any:
+    def concat(self, parts: list[Any]) -> Any:
         """Vectors of one type, a power of two of them, one after the other."""
-        while len(parts) > 1:
-            both = constant(I32, range(2 * parts[0].type.count))
-            parts = [self.builder.shuffle_vector(a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return llvm.concat(self.builder, parts)
 
     def pick(self, sources: Sequence[Any], which: np.ndarray, places: np.ndarray) -> Any:
         """Lane i: element places[i] of sources[which[i]] (zero where places[i] < 0). Sources of one type."""
@@ -130,14 +103,14 @@ class Emitter:
         for length in (32, 16, 8, 4, 2, 1):
             pieces = addresses.reshape(-1, length) if len(addresses) % length == 0 else None
             if length > 1 and pieces is not None and np.all(np.diff(pieces, axis=1) == 1):
-                return self.join([self.load(base, int(piece[0]), vector(I8, length)) for piece in pieces])
+                return self.concat([self.load(base, int(piece[0]), vector(I8, length)) for piece in pieces])
             starts = _pieces(addresses, length)
             if len(starts) * length <= BYTES and starts[-1] + length <= size and (length > 2 or len(starts) <= LANES):
                 count = 1 << (len(starts) - 1).bit_length()
                 loads = [self.load(base, int(start), vector(I8, length)) for start in starts]
                 which = np.searchsorted(starts, addresses, "right") - 1
                 return self.shuffle(
-                    self.join(loads + loads[-1:] * (count - len(loads))), which * length + addresses - starts[which]
+                    self.concat(loads + loads[-1:] * (count - len(loads))), which * length + addresses - starts[which]
                 )
         raise AssertionError("pieces of one byte always do")
 
@@ -186,16 +159,18 @@ class Emitter:
     def halves(self, base: Any, addresses: np.ndarray) -> Any:
         """<n x float> of float16 at constant byte offsets, n a power of two."""
         if np.all(np.diff(addresses) == 2):
-            values = self.load(base, int(addresses[0]), vector(I16, len(addresses)))
-            return self.builder.fpext(self.builder.bitcast(values, vector(HALF, len(addresses))), vector(F32, len(addresses)))
+            return self.half_to_float(self.load(base, int(addresses[0]), vector(I16, len(addresses))))
         unique, where = np.unique(addresses, return_inverse=True)
         count = 1 << max(len(unique) - 1, 0).bit_length()
         words = ir.Constant(vector(I16, count), ir.Undefined)
         for i in range(count):
             word = self.load(base, int(unique[min(i, len(unique) - 1)]), I16)
             words = self.builder.insert_element(words, word, I32(i))
-        floats = self.builder.fpext(self.builder.bitcast(words, vector(HALF, count)), vector(F32, count))
-        return self.shuffle(floats, where)
+        return self.shuffle(self.half_to_float(words), where)
+
+    def half_to_float(self, bits: Any) -> Any:
+        """float32 of the float16 whose bits an i16, or a vector of them, holds."""
+        return half_to_float(self.builder, bits, self.target)
 
     # --- bytes -------------------------------------------------------------------------------------------------------
 
@@ -217,46 +192,13 @@ class Emitter:
 
     def look_up(self, table: Sequence[int], codes: Any) -> Any:
         """Per byte table[code]; up to 64 entries 0 to 255, codes below len(table)."""
-        entries = [int(v) for v in table]
-        width = 1 << max(4, (len(entries) - 1).bit_length())
-        entries += [0] * (width - len(entries))
-        if width > 16 and self.level == "avx512" and "avx512vbmi" in features():
-            whole = constant(I8, (entries * 4)[:BYTES])
-            return self.call("llvm.x86.avx512.permvar.qi.512", vector(I8, BYTES), whole, codes)
-        pieces = [self._look_up_16(entries[i : i + 16], codes) for i in range(0, width, 16)]
-        bit = 16
-        while len(pieces) > 1:
-            on = self.test(codes, [bit] * BYTES)
-            pieces = [self.builder.select(on, b, a) for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
-            bit *= 2
-        return pieces[0]
+        return permute.lookup_bytes(self.builder, table, codes, self.target)
 
     def look_up_words(self, table: Sequence[int], codes: Any) -> Any:
         """Per lane of <16 x i32> the entry of up to 16 (-128 to 127) that a code picks."""
         narrow = self.builder.trunc(codes, vector(I8, LANES))
         found = self.look_up([v & 255 for v in table], self.shuffle(narrow, list(range(LANES)) * 4))
         return self.builder.sext(self.shuffle(found, range(LANES)), vector(I32, LANES))
-
-    def _look_up_16(self, entries: list[int], codes: Any) -> Any:
-        if self.level == "avx512":
-            return self.call("llvm.x86.avx512.pshuf.b.512", vector(I8, BYTES), constant(I8, entries * 4), codes)
-        if self.level == "avx2":
-            return self._by_halves(
-                lambda half: self.call("llvm.x86.avx2.pshuf.b", vector(I8, 32), constant(I8, entries * 2), half), codes
-            )
-        low = self.builder.and_(codes, constant(I8, [15] * BYTES))
-        found = constant(I8, [entries[0]] * BYTES)
-        for code, entry in enumerate(entries[1:], 1):
-            same = self.builder.icmp_unsigned("==", low, constant(I8, [code] * BYTES))
-            found = self.builder.select(same, constant(I8, [entry] * BYTES), found)
-        return found
-
-    def _by_halves(self, function: Callable, *vectors: Any) -> Any:
-        parts = []
-        for half in range(2):
-            places = [range(v.type.count // 2 * half, v.type.count // 2 * (half + 1)) for v in vectors]
-            parts.append(function(*(self.shuffle(v, list(p)) for v, p in zip(vectors, places, strict=True))))
-        return self.join(parts)
 
     def test(self, value: Any, masks: Sequence[int] | np.ndarray) -> Any:
         """Per byte whether a bit of the mask is set: <64 x i1>."""
@@ -265,78 +207,28 @@ class Emitter:
 
     def dot(self, total: Any, unsigned: Any, signed: Any, small: bool) -> Any:
         """<16 x i32> total + the sums of four products of bytes each: unsigned 0..255 (small: 0..128), signed -127..127."""
-        if self.level == "avx512":
-            a, b = (self.builder.bitcast(v, vector(I32, LANES)) for v in (unsigned, signed))
-            return self.call("llvm.x86.avx512.vpdpbusd.512", vector(I32, LANES), total, a, b)
-        if self.level == "avx2":
-            products = self._by_halves(self._dot_small if small else self._dot_wide, unsigned, signed)
-            return self.builder.add(total, products)
-        a, b = (self.builder.bitcast(v, vector(I32, LANES)) for v in (unsigned, signed))
-        for byte in range(4):
-            left = self.builder.and_(self.builder.lshr(a, constant(I32, [8 * byte] * LANES)), constant(I32, [255] * LANES))
-            right = self.builder.ashr(self.builder.shl(b, constant(I32, [24 - 8 * byte] * LANES)), constant(I32, [24] * LANES))
-            total = self.builder.add(total, self.builder.mul(left, right))
-        return total
+        return dot_products.add_byte_dots(self.builder, total, unsigned, signed, small, self.target)
 
     def dot_pairs(self, unsigned: Any, signed: Any) -> Any:
         """<32 x i16>: sums of two products of bytes each, unsigned 0..128 and signed -127..127."""
-        kind = vector(I16, BYTES // 2)
-        if self.level == "avx512":
-            return self.call("llvm.x86.avx512.pmaddubs.w.512", kind, unsigned, signed)
-        if self.level == "avx2":
-            pair = vector(I16, BYTES // 4)
-            return self._by_halves(lambda a, b: self.call("llvm.x86.avx2.pmadd.ub.sw", pair, a, b), unsigned, signed)
-        eight, low = constant(I16, [8] * kind.count), constant(I16, [255] * kind.count)
-        a, b = (self.builder.bitcast(v, kind) for v in (unsigned, signed))
-        even = self.builder.mul(self.builder.and_(a, low), self.builder.ashr(self.builder.shl(b, eight), eight))
-        return self.builder.add(even, self.builder.mul(self.builder.lshr(a, eight), self.builder.ashr(b, eight)))
+        return dot_products.byte_pairs(self.builder, unsigned, signed, self.target)
 
     def add_pairs(self, total: Any, a: Any, b: Any) -> Any:
         """<16 x i32> total + the sums of two products of i16 each."""
-        if self.level == "avx512":
-            words = [self.builder.bitcast(v, vector(I32, LANES)) for v in (a, b)]
-            return self.call("llvm.x86.avx512.vpdpwssd.512", vector(I32, LANES), total, *words)
-        return self.builder.add(total, self.join([self._words_of_pairs(*half) for half in self._halves(a, b)]))
+        return dot_products.add_word_pairs(self.builder, total, a, b, self.target)
 
     def add_few(self, total: Any, a: Any, b: Any) -> Any:
         """As add_pairs, of sixteen i16 each, for the first eight lanes."""
-        found = self._words_of_pairs(a, b)
-        both = self.join([found, constant(I32, [0] * (LANES // 2))])
-        return self.builder.add(total, both)
-
-    def _halves(self, *vectors: Any) -> list[tuple]:
-        count = vectors[0].type.count // 2
-        return [tuple(self.shuffle(v, range(i, i + count)) for v in vectors) for i in (0, count)]
-
-    def _words_of_pairs(self, a: Any, b: Any) -> Any:
-        """<8 x i32> of <16 x i16>."""
-        if self.level != "portable":
-            return self.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), a, b)
-        a, b = (self.builder.bitcast(v, vector(I32, 8)) for v in (a, b))
-        high = constant(I32, [16] * 8)
-        low = self.builder.mul(*(self.builder.ashr(self.builder.shl(v, high), high) for v in (a, b)))
-        return self.builder.add(low, self.builder.mul(*(self.builder.ashr(v, high) for v in (a, b))))
-
-    def _dot_small(self, unsigned: Any, signed: Any) -> Any:
-        pairs = self.call("llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), unsigned, signed)
-        return self.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, constant(I16, [1] * 16))
-
-    def _dot_wide(self, unsigned: Any, signed: Any) -> Any:
-        """Even and odd bytes on their own: pairs of products of 255 would not fit 16 bits."""
-        eight = constant(I16, [8] * 16)
-        a, b = (self.builder.bitcast(v, vector(I16, 16)) for v in (unsigned, signed))
-        even = (self.builder.and_(a, constant(I16, [255] * 16)), self.builder.ashr(self.builder.shl(b, eight), eight))
-        odd = (self.builder.lshr(a, eight), self.builder.ashr(b, eight))
-        sums = [self.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), *pair) for pair in (even, odd)]
-        return self.builder.add(*sums)
+        sums = dot_products.word_pairs(self.builder, a, b, self.target)
+        return self.builder.add(total, self.concat([sums, constant(I32, [0] * (LANES // 2))]))
 
     # --- floats ------------------------------------------------------------------------------------------------------
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self.call(f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+        return llvm.fma(self.builder, a, b, c)
 
     def to_float(self, integers: Any) -> Any:
-        return self.builder.sitofp(integers, vector(F32, integers.type.count))
+        return llvm.to_float(self.builder, integers)
 
     def fold(self, value: Any, keys: Sequence[int], count: int) -> Any:
         """<count x float>: sums over the lanes whose key is 0, 1, ...; keys repeat with a power of two of lanes each."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.core import cgutils
 
-from .emitter import F32, HALF, I16, I32, I64, LANES, Emitter, constant, vector
+from .emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
 
 _CHAINS = 4  # sums side by side: one would wait for each addition
 
@@ -30,7 +30,7 @@ def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
         return emit.load(address, 0, kind(F32))
     words = emit.load(address, 0, kind(I16))
     if name == "f16":
-        return emit.builder.fpext(emit.builder.bitcast(words, kind(HALF)), kind(F32))
+        return emit.half_to_float(words)
     high = constant(I32, [16] * count) if count else I32(16)
     return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(words, kind(I32)), high), kind(F32))
 

@@ -18,7 +18,7 @@ import numpy as np
 from ......formats.types import TYPES
 from ..activations import RUN
 from .block_steps import Step, Token
-from .emitter import F32, HALF, I1, I16, I32, LANES, Emitter, constant, vector
+from .emitter import F32, I1, I16, I32, LANES, Emitter, constant, vector
 from .gemv_layout import gemv_layout
 
 _MOST = 32767
@@ -77,8 +77,8 @@ class WholeStep(Step):
         factor = emit.load(token.scale, 0, F32)
         if self.layout.d is None:
             return factor
-        stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, HALF)
-        return emit.builder.fmul(emit.builder.fpext(stored, F32), factor)
+        stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, I16)
+        return emit.builder.fmul(emit.half_to_float(stored), factor)
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
         """Adds the products of a step to the tokens' accumulators."""

@@ -29,7 +29,7 @@ class TrellisStep(BookStep):
             state = builder.mul(emit.shuffle(starts, first + np.arange(LANES) // size), powers)
             kept = builder.bitcast(builder.and_(state, constant(I32, [trellis.kept_bits] * LANES)), vector(I8, BYTES))
             parts.append(builder.trunc(emit.dot(none, kept, ones, True), vector(I8, LANES)))
-        value = emit.join(parts)
+        value = emit.concat(parts)
         if not f.magnitudes:
             return value
         middle = constant(I8, [trellis.mean] * BYTES)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,9 +21,8 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, multiply_panels
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
-from ggufmill.simd.compile import intrinsic
-from ggufmill.simd.llvm import I32, I32X16, ByteDots, features, load, store
-from ggufmill.simd.memory import address, aligned_empty, scratch
+from ggufmill.simd.memory import aligned_empty, scratch
+from ggufmill.simd.target import levels_here, target
 from ggufmill.simd.workers import Workers
 
 WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}
@@ -58,38 +56,6 @@ def store_of(name, q, rows, columns, **settings_):
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("has", ["avx512vnni", "avxvnni", "avx512bw", "avx2", ""])
-def test_every_way_of_multiplying_bytes_gives_the_same_integers(has):
-    if has and has not in features():
-        pytest.skip(f"this processor has no {has}")
-    wanted = frozenset({has, "avx512f"} if has.startswith("avx512") else {has})
-
-    @intrinsic
-    def dots(typingctx, weights, tokens, out):
-        def generate(context, builder, signature, args):
-            ways = ByteDots(builder, wanted)
-            weights, tokens = (load(builder, args[i], kind) for i, kind in enumerate((I32X16, I32)))
-            total = ways.add(load(builder, args[2], I32X16), ways.weights(weights), ways.activations(tokens))
-            store(builder, total, args[2])
-            return context.get_dummy_value()
-
-        i = numba.types.int64
-        return numba.types.void(i, i, i), generate
-
-    @numba.njit  # not kept: its parts differ from case to case
-    def run(weights, tokens, out):
-        dots(address(weights), address(tokens), address(out))
-
-    random = np.random.default_rng(0)
-    cases = [(np.full(64, 255, np.uint8), np.full(4, value, np.int8)) for value in (-128, 127)]
-    cases += [(random.integers(0, 256, 64).astype(np.uint8), random.integers(-128, 128, 4).astype(np.int8)) for _ in range(20)]
-    for weights, tokens in cases:
-        out = random.integers(-1000, 1000, 16).astype(np.int32)
-        expected = out + weights.reshape(16, 4).astype(np.int32) @ tokens.astype(np.int32)
-        run(weights, tokens, out)
-        assert np.array_equal(out, expected)
 
 
 def bytes_case(n, rows, columns, group, has_terms, seed):
@@ -141,7 +107,7 @@ def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
     assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()  # beyond 2^24 float32 sums are rounded
 
 
-@pytest.mark.skipif("avx2" not in features(), reason="needs AVX2")
+@pytest.mark.skipif("avx2" not in levels_here(), reason="needs AVX2")
 def test_a_lesser_processor_gives_the_same_bits(tmp_path, monkeypatch):
     """The whole path without AVX-512, in a process of its own, against this process's."""
     (n, rows, columns), name = (7, 36, 256), "iq5_k"
@@ -152,15 +118,12 @@ def test_a_lesser_processor_gives_the_same_bits(tmp_path, monkeypatch):
 import numpy as np
 from ggufmill.formats import TYPES
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.simd import amx
-amx.permitted = lambda: False
 given = np.load({str(tmp_path / "given.npz")!r})
 out = np.zeros(({n}, {rows}), np.float32)
 gemm.multiply(given["q"], TYPES[{name!r}], gemm.Tokens(given["x"]), out)
 print(out.tobytes().hex())
 """
-    lesser = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+ssse3,+sse4.1,+sse4.2,+bmi,+bmi2"}
-    environment = {**os.environ, **lesser, "GGUFMILL_CACHE": str(tmp_path)}
+    environment = {**os.environ, "GGUFMILL_CPU": "avx2", "GGUFMILL_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(amx, "permitted", lambda: False)
@@ -236,7 +199,7 @@ def test_panels_of_rows(rows, columns, name, bf16):
 @pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 32), (5, 40, 96), (33, 70, 1056), (70, 300, 64)])
 @pytest.mark.parametrize("way", ["tiles", "dots", "float32"])
 def test_products_of_floats(way, n, rows, columns):
-    if (way == "tiles" and not amx.permitted()) or (way == "dots" and not {"avx512bf16", "avx512f"} <= features()):
+    if (way == "tiles" and not amx.permitted()) or (way == "dots" and not target().has_bf16_dots):
         pytest.skip(f"this processor has no bf16 {way}")
     random = np.random.default_rng(2)
     x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)

@@ -1,0 +1,223 @@
+"""Compiled kernels on disk: where they are kept, under which key, and what happens when that does not work.
+
+numba's own cache looks only at the file of the kernel itself: an edit to a function it calls in another file, or to a table
+it reads, would go on being served stale. So each module's folder carries a digest of the module, of everything of ours that it
+imports, of the data files beside those, and of the target that code is generated for:
+
+    CACHE_HOME/kernels/MODULE-DIGEST/
+
+Every kernel is kept with a checksum and the key it belongs to. One that is damaged or belongs to another key is compiled again;
+where nothing can be kept, kernels are compiled in every process. Folders that have not been used for 30 days are deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import shutil
+import sys
+import time
+import uuid
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba.core import caching
+from numba.core.serialize import dumps
+
+from .target import target
+
+ROOT = Path(__file__).parent.parent
+DAY = 24 * 3600
+UNUSED_DAYS = 30
+_MODULE_FOLDER = re.compile(r"[\w.]+-[0-9a-f]{16}")
+_CHECKSUM_BYTES = 32
+# `from ..a.b import c, d`, over several lines in brackets. To parse every file would be a tenth of a short command's time.
+_RELATIVE = re.compile(r"^[ \t]*from[ ]+(\.+)([\w.]*)[ ]+import[ ]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+def cache_home() -> Path:
+    """~/.cache/ggufmill; GGUFMILL_CACHE and XDG_CACHE_HOME are honoured."""
+    home = os.environ.get("GGUFMILL_CACHE")
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggufmill"
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def module_folder(source: Path) -> Path:
+    """The folder of a module's kernels."""
+    used = target()
+    digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, used.cpu, sorted(used.features))).encode())
+    for path in sorted(_closure(source)):
+        digest.update(path.read_bytes())
+    name = ".".join(source.relative_to(ROOT).with_suffix("").parts) if source.is_relative_to(ROOT) else source.stem
+    folder = cache_home() / "kernels" / f"{name}-{digest.hexdigest()[:16]}"
+    _mark_used(folder)
+    return folder
+
+
+def _closure(source: Path) -> set[Path]:
+    """The file, all modules of ours that it imports directly or not, and the data files in their folders."""
+    files: set[Path] = set()
+    todo = [source]
+    while todo:
+        path = todo.pop()
+        if path in files:
+            continue
+        files.add(path)
+        files.update(p for p in path.parent.glob("*") if p.suffix in (".npz", ".json"))
+        todo += _imports(path)
+    return files
+
+
+@cache
+def _imports(path: Path) -> list[Path]:
+    """Files of the relative imports of a module (`from ..formats.types import x`, `from . import y`)."""
+    files: list[Path] = []
+    for dots, module, names in _RELATIVE.findall(path.read_text("utf-8")):
+        folder = path.parents[len(dots) - 1].joinpath(*module.split("."))
+        candidates = [
+            folder.with_suffix(".py"),
+            folder / "__init__.py",
+            *(folder / f"{n}.py" for n in re.findall(r"\w+", names)),
+        ]
+        files += [c for c in candidates if c.is_file()]
+    return files
+
+
+def _mark_used(folder: Path) -> None:
+    """A folder's modification time is the day of its last use."""
+    try:
+        if time.time() - folder.stat().st_mtime > DAY:
+            os.utime(folder)
+    except OSError:
+        pass  # not there yet, or not ours to write
+
+
+def delete_unused(home: Path) -> list[Path]:
+    """Deletes the folders of kernels that no process has used for UNUSED_DAYS, of this and of other versions; looks once a day.
+
+    Returns them. Nothing but folders named MODULE-DIGEST in home/kernels is touched; a process that still runs has its kernels
+    in memory, and makes the folder again for new ones.
+    """
+    kernels, now = home / "kernels", time.time()
+    looked = kernels / ".looked"
+    try:
+        if now - looked.stat().st_mtime < DAY:
+            return []
+    except OSError:
+        pass
+    try:
+        looked.touch()
+        folders = [entry for entry in os.scandir(kernels) if entry.is_dir(follow_symlinks=False)]
+        unused = [Path(f) for f in folders if now - f.stat().st_mtime > UNUSED_DAYS * DAY and _MODULE_FOLDER.fullmatch(f.name)]
+    except OSError:
+        return []
+    for folder in unused:
+        shutil.rmtree(folder, ignore_errors=True)
+    return unused
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class _Locator(caching._CacheLocator):
+    """Says to numba where a function's kernels are kept."""
+
+    def __init__(self, function: Any):
+        self._folder, self._line = module_folder(Path(function.__code__.co_filename)), function.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _Locator:
+        return cls(py_func)
+
+    def get_cache_path(self) -> Any:
+        return str(self._folder)
+
+    def ensure_cache_path(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get_source_stamp(self) -> Any:
+        return ""  # the folder's name has the digest of the sources
+
+    def get_disambiguator(self) -> Any:
+        return str(self._line)
+
+
+class _Files:
+    """An index file per kernel, signature -> name of a data file, and the data files. All of them begin with a checksum."""
+
+    def __init__(self, folder: str, name: str):
+        self._folder, self._index, self._name = Path(folder), Path(folder, f"{name}.index"), name
+
+    def save(self, key: Any, data: Any) -> None:
+        name = f"{self._name}.{uuid.uuid4().hex[:16]}.kernel"  # of its own, as other processes may save at the same time
+        self._write(self._folder / name, data)
+        self._write(self._index, self._entries() | {key: name})
+
+    def load(self, key: Any) -> Any:
+        """What was saved under a key; None if nothing was, or if it is damaged."""
+        name = self._entries().get(key)
+        return None if name is None else self._read(self._folder / name)
+
+    def flush(self) -> None:
+        self._write(self._index, {})
+
+    def _entries(self) -> dict[Any, str]:
+        return self._read(self._index) or {}
+
+    @staticmethod
+    def _read(path: Path) -> Any:
+        try:
+            content = path.read_bytes()
+            checksum, data = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+            return pickle.loads(data) if hashlib.sha256(data).digest() == checksum else None
+        except Exception:  # not there, not readable, or pickled by something else, which may raise anything
+            return None
+
+    @staticmethod
+    def _write(path: Path, value: Any) -> None:
+        data = dumps(value)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:16]}.tmp")
+        try:
+            temporary.write_bytes(hashlib.sha256(data).digest() + data)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class _Kernels(caching.CompileResultCacheImpl):
+    _locator_classes = [_Locator]  # noqa: RUF012
+
+
+class KernelCache(caching.FunctionCache):
+    """numba's cache of one function's kernels, over our folders and files."""
+
+    _impl_class = _Kernels
+
+    def __init__(self, function: Any):
+        super().__init__(function)
+        self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _tell_once(f"kernels cannot be kept in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
+
+
+def cache_of(function: Any) -> Any:
+    """What numba is to keep a function's kernels in: nothing if it has no file (typed into an interpreter)."""
+    return KernelCache(function) if Path(function.__code__.co_filename).is_file() else caching.NullCache()
+
+
+@cache
+def _tell_once(text: str) -> None:
+    print(text, file=sys.stderr)

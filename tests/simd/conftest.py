@@ -1,0 +1,66 @@
+"""Pieces of LLVM code as functions on numpy arrays, and as assembly for an ARM processor."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from ggufmill.simd.compile import intrinsic
+from ggufmill.simd.llvm import I64, load, store
+
+
+def _run(generate, result: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+    """Fills `result` with what generate(builder, *vectors) makes of arrays, each of them read as one vector of its dtype."""
+    kinds = [ir.VectorType(_element(array), array.size) for array in arrays]
+
+    @intrinsic
+    def piece(typingctx, out, inputs):
+        def code(context, builder, signature, args):
+            vectors = [load(builder, builder.extract_value(args[1], i), kind) for i, kind in enumerate(kinds)]
+            store(builder, generate(builder, *vectors), args[0])
+            return context.get_dummy_value()
+
+        return numba.types.void(numba.types.int64, inputs), code
+
+    @numba.njit  # not kept: its code differs from case to case
+    def call(out, inputs):
+        piece(out, inputs)
+
+    call(result.ctypes.data, tuple(array.ctypes.data for array in arrays))
+    return result
+
+
+def _element(array: np.ndarray) -> ir.Type:
+    if array.dtype.kind == "f":
+        return {4: ir.FloatType(), 8: ir.DoubleType()}[array.itemsize]
+    return ir.IntType(8 * array.itemsize)
+
+
+def _arm_assembly(generate, features: str, *kinds: ir.Type) -> str:
+    """The aarch64 assembly of a function that stores generate(builder, *vectors), the vectors loaded from memory."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = "aarch64-unknown-linux-gnu"
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (1 + len(kinds))), "piece")
+    builder = ir.IRBuilder(function.append_basic_block())
+    vectors = [load(builder, arg, kind) for arg, kind in zip(function.args[1:], kinds, strict=True)]
+    store(builder, generate(builder, *vectors), function.args[0])
+    builder.ret_void()
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(cpu="generic", features=features, opt=2)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    return machine.emit_assembly(parsed)
+
+
+@pytest.fixture
+def run_piece():
+    return _run
+
+
+@pytest.fixture
+def arm_assembly():
+    return _arm_assembly

@@ -1,0 +1,129 @@
+"""Dot products of small integers: the same numbers from every instruction, and the instruction that is meant."""
+
+import re
+
+import numpy as np
+import pytest
+
+from ggufmill.simd import arm
+from ggufmill.simd.dot_products import ByteDots, add_byte_dots, add_word_pairs, byte_pairs, word_pairs
+from ggufmill.simd.llvm import I8X64, I16X32, I32, I32X16, shuffle, vector
+from ggufmill.simd.target import Target, levels_here, target_at
+
+RANDOM = np.random.default_rng(0)
+NEON = {
+    features: Target("", "aarch64", "generic", frozenset(features.split()))
+    for features in ("neon", "neon dotprod", "neon dotprod i8mm")
+}
+levels = pytest.mark.parametrize("level", levels_here())
+
+
+def byte_cases(largest):
+    """uint8 and int8 [64] and int32 [16] to add to, extremes among them."""
+    for value in (-127, 127):
+        yield np.full(64, largest, np.uint8), np.full(64, value, np.int8), np.zeros(16, np.int32)
+    for _ in range(5):
+        signed = RANDOM.integers(-127, 128, 64).astype(np.int8)
+        yield (
+            RANDOM.integers(0, largest + 1, 64).astype(np.uint8),
+            signed,
+            RANDOM.integers(-(2**20), 2**20, 16).astype(np.int32),
+        )
+
+
+def fours(unsigned, signed):
+    return (unsigned.astype(np.int32) * signed).reshape(16, 4).sum(axis=1, dtype=np.int32)
+
+
+@levels
+@pytest.mark.parametrize("small", [False, True])
+def test_byte_dots(level, small, run_piece):
+    of = target_at(level)
+    for unsigned, signed, total in byte_cases(128 if small else 255):
+        out = run_piece(
+            lambda b, t, u, s: add_byte_dots(b, t, u, s, small, of), np.zeros(16, np.int32), total, unsigned, signed
+        )
+        assert np.array_equal(out, total + fours(unsigned, signed))
+
+
+@levels
+def test_byte_dots_with_a_word_for_all_lanes(level, run_piece):
+    def generate(builder, total, unsigned, signed):
+        dots = ByteDots(builder, target_at(level))
+        word = builder.extract_element(builder.bitcast(signed, I32X16), I32(3))
+        return dots.add(total, dots.unsigned(builder.bitcast(unsigned, I32X16)), dots.signed_word(word))
+
+    for unsigned, signed, total in byte_cases(255):
+        signed[12] = -128
+        out = run_piece(generate, np.zeros(16, np.int32), total, unsigned, signed)
+        assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+
+
+@levels
+def test_pairs_of_bytes(level, run_piece):
+    for unsigned, signed, _ in byte_cases(128):
+        out = run_piece(lambda b, u, s: byte_pairs(b, u, s, target_at(level)), np.zeros(32, np.int16), unsigned, signed)
+        assert np.array_equal(out, (unsigned.astype(np.int32) * signed).reshape(32, 2).sum(axis=1))
+
+
+@levels
+@pytest.mark.parametrize("count", [16, 32])
+def test_pairs_of_words(level, count, run_piece):
+    a, b = (RANDOM.integers(-(2**15) + 1, 2**15, count).astype(np.int16) for _ in range(2))
+    a[:2] = b[:2] = -(2**15) + 1
+    expected = (a.astype(np.int32) * b).reshape(-1, 2).sum(axis=1, dtype=np.int32)
+    out = run_piece(lambda w, x, y: word_pairs(w, x, y, target_at(level)), np.zeros(count // 2, np.int32), a, b)
+    assert np.array_equal(out, expected)
+    if count == 32:
+        total = RANDOM.integers(-1000, 1000, 16).astype(np.int32)
+        out = run_piece(lambda w, t, x, y: add_word_pairs(w, t, x, y, target_at(level)), np.zeros(16, np.int32), total, a, b)
+        assert np.array_equal(out, total + expected)
+
+
+@pytest.fixture
+def arm_instructions(monkeypatch):
+    """The dot products of ARM processors, executed by what stands in for them here."""
+
+    def fours_of(extend):
+        def dots(builder, total, a, b):
+            wide = vector(I32, 16)
+            products = builder.mul(extend(builder)(a, wide), builder.sext(b, wide))
+            for first in range(4):
+                total = builder.add(total, shuffle(builder, products, None, range(first, 16, 4)))
+            return total
+
+        return dots
+
+    monkeypatch.setattr(arm, "sdot", fours_of(lambda builder: builder.sext))
+    monkeypatch.setattr(arm, "usdot", fours_of(lambda builder: builder.zext))
+
+
+@pytest.mark.parametrize("features", ["neon dotprod", "neon dotprod i8mm"])
+def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instructions):
+    def with_word(builder, total, unsigned, signed):
+        dots = ByteDots(builder, NEON[features])
+        word = builder.extract_element(builder.bitcast(signed, I32X16), I32(3))
+        return dots.add(total, dots.unsigned(unsigned), dots.signed_word(word))
+
+    for unsigned, signed, total in byte_cases(255):
+        out = np.zeros(16, np.int32)
+        run_piece(lambda b, t, u, s: add_byte_dots(b, t, u, s, True, NEON[features]), out, total, unsigned, signed)
+        assert np.array_equal(out, total + fours(unsigned, signed))
+        run_piece(with_word, out, total, unsigned, signed)
+        assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+
+
+@pytest.mark.parametrize(
+    ("features", "instruction", "most"),
+    [("neon dotprod i8mm", r"\busdot\b", 4), ("neon dotprod", r"\bsdot\b", 8), ("neon", r"\b(smull2?|smlal2?|mul|mla)\b", 64)],
+)
+def test_arm_takes_its_own_instructions(features, instruction, most, arm_assembly):
+    of = NEON[features]
+    flags = ",".join(f"+{feature}" for feature in features.split())
+    text = arm_assembly(lambda b, t, u, s: add_byte_dots(b, t, u, s, False, of), flags, I32X16, I8X64, I8X64)
+    assert 0 < len(re.findall(instruction, text)) <= most, text
+
+
+def test_arm_multiplies_pairs_of_words_widening(arm_assembly):
+    text = arm_assembly(lambda b, x, y: word_pairs(b, x, y, NEON["neon"]), "+neon", I16X32, I16X32)
+    assert len(re.findall(r"\bsmull2?\b", text)) == 8

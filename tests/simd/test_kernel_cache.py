@@ -1,0 +1,144 @@
+"""Kernels on disk: keys, damage, places that cannot be written to, folders that nobody uses any more."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from ggufmill.simd import kernel_cache
+from ggufmill.simd.kernel_cache import delete_unused
+from ggufmill.simd.target import levels_here
+
+IMPORTS = (
+    "from .callee import FACTOR\n",
+    "from . import os, callee\n",
+    "from .nothing import (\n    x,\n)\nfrom . import (\n    x,  # y\n    callee as c,\n)\n",
+    "def f():\n    from ..package.callee import FACTOR\n",
+)
+
+
+@pytest.mark.parametrize("source", IMPORTS)
+def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, source):
+    """numba's own cache would go on with the old callee: here the folder's key changes with every file that is imported."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "callee.py").write_text("FACTOR = 10\n")
+    (package / "caller.py").write_text(source)
+    monkeypatch.setattr(kernel_cache, "ROOT", package)
+
+    def folder():
+        kernel_cache.module_folder.cache_clear()
+        kernel_cache._imports.cache_clear()
+        return kernel_cache.module_folder(package / "caller.py")
+
+    before = folder()
+    assert folder() == before
+    (package / "callee.py").write_text("FACTOR = 1000\n")
+    edited = folder()
+    assert edited != before
+    (package / "table.npz").write_bytes(b"1")
+    assert folder() not in (before, edited)
+    (package / "stranger.py").write_text("X = 1\n")
+    after_stranger = folder()
+    (package / "stranger.py").write_text("X = 2\n")
+    assert folder() == after_stranger
+
+
+JOB = textwrap.dedent("""
+    import numpy as np
+    from ggufmill.formats.floats import bf16_to_f32
+    print(bf16_to_f32(np.array([0x3F80, 0xC000], np.uint16)).tolist())
+    bf16_to_f32(np.zeros((2, 3), np.uint16))
+""")
+
+
+def run_job(cache, **environment):
+    """The job's stderr; its result is checked."""
+    environment = {"GGUFMILL_CACHE": str(cache), "PATH": "/usr/bin:/bin", **environment}
+    done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "[1.0, -2.0]\n"
+    return done.stderr
+
+
+def test_compiling_is_said_once_and_not_done_twice(tmp_path):
+    assert run_job(tmp_path) == f"compiling kernels (once for this version; kept in {tmp_path})\n"
+    assert run_job(tmp_path) == ""
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbled", "emptied", "index gone", "kernels gone"])
+def test_damaged_kernels_are_compiled_again(tmp_path, damage):
+    run_job(tmp_path)
+    files = [path for path in (tmp_path / "kernels").rglob("*") if path.is_file() and path.parent.name != "kernels"]
+    assert len({path.suffix for path in files}) == 2
+    for path in files:
+        content = bytearray(path.read_bytes())
+        if damage == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        elif damage == "garbled":
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        elif damage == "emptied":
+            path.write_bytes(b"")
+        elif path.suffix == {"index gone": ".index", "kernels gone": ".kernel"}[damage]:
+            path.unlink()
+    assert run_job(tmp_path).count("compiling kernels") == 1
+    assert run_job(tmp_path) == ""
+
+
+def test_where_nothing_can_be_kept_every_process_compiles(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    for _ in range(2):
+        told = run_job(tmp_path / "file").splitlines()
+        assert len(told) == 2
+        assert told[1].startswith(f"kernels cannot be kept in {tmp_path / 'file'} (Not a directory)")
+        assert "GGUFMILL_CACHE" in told[1]
+
+
+def test_levels_do_not_share_kernels(tmp_path):
+    levels = levels_here()[-2:]
+    for level in levels:
+        assert "compiling" in run_job(tmp_path, GGUFMILL_CPU=level)
+        assert run_job(tmp_path, GGUFMILL_CPU=level) == ""
+    folders = [path.name for path in (tmp_path / "kernels").iterdir() if path.is_dir()]
+    assert len(folders) == len(levels)
+
+
+def test_folders_that_nobody_uses_are_deleted(tmp_path):
+    kernels, now = tmp_path / "kernels", time.time()
+    ages = {
+        "formats.floats-0123456789abcdef": 31,
+        "gone.module-fedcba9876543210": 400,
+        "simd.lanes-0123456789abcdef": 29,
+        "simd.lanes-fedcba9876543210": 0,
+        "not ours": 400,
+        "simd.lanes-0123": 400,
+    }
+    for name, days in ages.items():
+        (kernels / name).mkdir(parents=True)
+        (kernels / name / "f.kernel").write_text("x")
+        os.utime(kernels / name, (now, now - days * 86400))
+    elsewhere = tmp_path / "linked-0123456789abcdef"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    os.utime(elsewhere, (now, now - 4e7))
+    (kernels / "linked-0123456789abcdef").symlink_to(elsewhere)
+    deleted = {path.name for path in delete_unused(tmp_path)}
+    assert deleted == {"formats.floats-0123456789abcdef", "gone.module-fedcba9876543210"}
+    left = {path.name for path in kernels.iterdir() if path.is_dir()}
+    assert left == {*ages, "linked-0123456789abcdef"} - deleted
+    assert (elsewhere / "precious").exists()
+    os.utime(kernels / "simd.lanes-0123456789abcdef", (0, 0))
+    assert delete_unused(tmp_path) == []  # it looks once a day
+    assert delete_unused(tmp_path / "nothing here") == []
+
+
+def test_use_makes_a_folder_young(tmp_path):
+    run_job(tmp_path)
+    (folder,) = (path for path in (tmp_path / "kernels").iterdir() if path.is_dir())
+    os.utime(folder, (0, 0))
+    run_job(tmp_path)
+    assert time.time() - folder.stat().st_mtime < 3600

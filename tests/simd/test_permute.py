@@ -1,0 +1,85 @@
+"""Look-ups in small tables, by every instruction that does them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from ggufmill.simd import arm
+from ggufmill.simd.llvm import F32X16, I8, I8X64, I32, I32X16, concat, vector
+from ggufmill.simd.permute import lookup_bytes, lookup_floats, permute_bytes
+from ggufmill.simd.target import Target, levels_here, target_at
+
+RANDOM = np.random.default_rng(1)
+NEON = Target("neon", "aarch64", "generic", frozenset({"neon"}))
+levels = pytest.mark.parametrize("level", levels_here())
+
+
+@levels
+@pytest.mark.parametrize("entries", [3, 16, 17, 32, 50, 64])
+@pytest.mark.parametrize("count", [16, 64])
+def test_constant_tables_of_bytes(level, entries, count, run_piece):
+    table = RANDOM.integers(0, 256, entries)
+    codes = RANDOM.permutation(np.resize(np.arange(entries, dtype=np.uint8), count))
+    codes[:2] = 0, entries - 1
+    out = run_piece(lambda b, c: lookup_bytes(b, table, c, target_at(level)), np.zeros(count, np.uint8), codes)
+    assert np.array_equal(out, table[codes])
+
+
+@levels
+def test_permutation_of_bytes(level, run_piece):
+    table, codes = RANDOM.integers(0, 256, 16).astype(np.uint8), RANDOM.permutation(16).astype(np.uint8)
+    out = run_piece(lambda b, t, c: permute_bytes(b, t, c, target_at(level)), np.zeros(16, np.uint8), table, codes)
+    assert np.array_equal(out, table[codes])
+
+
+@levels
+@pytest.mark.parametrize("tables", [1, 2, 4])
+def test_tables_of_floats(level, tables, run_piece):
+    table = RANDOM.standard_normal((tables, 16)).astype(np.float32)
+    for start in range(0, 16 * tables, 16):
+        indices = (start + RANDOM.permutation(16)).astype(np.int32)
+        given = indices + 48 if tables == 1 else indices  # of a single table the low four bits count
+        out = run_piece(
+            lambda b, i, *t: lookup_floats(b, list(t), i, target_at(level)), np.zeros(16, np.float32), given, *table
+        )
+        assert np.array_equal(out, table.reshape(-1)[indices])
+
+
+def test_the_arithmetic_around_arm_look_ups(run_piece, monkeypatch):
+    def tbl(builder, tables, codes):
+        table, values = concat(builder, tables), codes
+        for lane in range(16):
+            code = builder.zext(builder.extract_element(codes, I32(lane)), I32)
+            values = builder.insert_element(values, builder.extract_element(table, code), I32(lane))
+        return values
+
+    monkeypatch.setattr(arm, "tbl", tbl)
+    table, codes = RANDOM.integers(0, 256, 64), RANDOM.permutation(64).astype(np.uint8)
+    out = run_piece(lambda b, c: lookup_bytes(b, table, c, NEON), np.zeros(64, np.uint8), codes)
+    assert np.array_equal(out, table[codes])
+    floats, indices = RANDOM.standard_normal((4, 16)).astype(np.float32), RANDOM.permutation(64)[:16].astype(np.int32)
+    out = run_piece(lambda b, i, *t: lookup_floats(b, list(t), i, NEON), np.zeros(16, np.float32), indices, *floats)
+    assert np.array_equal(out, floats.reshape(-1)[indices])
+
+
+@pytest.mark.parametrize(("entries", "registers"), [(16, 1), (32, 2), (64, 4)])
+def test_arm_looks_bytes_up_in_registers(entries, registers, arm_assembly):
+    table = list(range(entries))
+    text = arm_assembly(lambda b, c: lookup_bytes(b, table, c, NEON), "+neon", I8X64)
+    found = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
+    assert len(found) == 4
+    assert {_registers(operands) for operands in found} == {registers}
+
+
+def test_arm_looks_floats_up_by_their_bytes(arm_assembly):
+    text = arm_assembly(lambda b, t, i: lookup_floats(b, [t], i, NEON), "+neon", F32X16, I32X16)
+    found = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
+    assert [_registers(operands) for operands in found] == [4] * 4
+    assert re.search(r"\btbl\b", arm_assembly(lambda b, t, c: permute_bytes(b, t, c, NEON), "+neon", *[vector(I8, 16)] * 2))
+
+
+def _registers(operands: str) -> int:
+    """How many registers "v0.16b", "v0.16b, v1.16b" or "v0.16b - v3.16b" are."""
+    numbers = [int(n) for n in re.findall(r"v(\d+)", operands)]
+    return (numbers[-1] - numbers[0]) % 32 + 1
