@@ -64,7 +64,9 @@ def test_floats_are_rounded_to_the_nearest_half(level):
     finite = HALVES.view(np.float16)[np.isfinite(HALVES.view(np.float16))].astype(np.float32)
     with np.errstate(over="ignore"):
         ties = (finite + np.nextafter(finite.astype(np.float16), np.float16(np.inf)).astype(np.float32)) / 2
-    values = np.concatenate([finite, ties, np.float32([np.inf, -np.inf, 3e38, -3e38, 1e-45, -1e-45, 65520, 65519.996])])
+    values = np.concatenate(
+        [finite, ties, np.array([np.inf, -np.inf, 3e38, -3e38, 1e-45, -1e-45, 65520, 65519.996], np.float32)]
+    )
     values = np.concatenate([values, np.nextafter(values, np.float32(np.inf)), np.nextafter(values, np.float32(-np.inf))])
     values = np.resize(values[~np.isnan(values)], -(-len(values) // LANES) * LANES)
     with np.errstate(over="ignore"):
