@@ -5,9 +5,6 @@ import pytest
 
 from ggufmill.formats import FormatError, SourceTensor, TensorSource
 from ggufmill.runtime import load_model
-from ggufmill.runtime.backends.cpu.feedforward import clamped_swish_times
-from ggufmill.runtime.backends.cpu.rope import rope_from
-from ggufmill.runtime.hparams import HParams
 
 N_EMBD, N_FF, EXPERTS, USED, HEADS, WIDTH, LAYERS, WINDOW = 24, 16, 5, 2, 2, 12, 2, 6
 YARN = {"type": "yarn", "factor": 32.0, "original_context_length": 64}
@@ -136,16 +133,6 @@ def test_biases_of_a_stack_have_to_fit():
         load_model(source_of(metadata, tensors | {name: tensors[name][:3]}))
 
 
-def test_the_limited_activation():
-    gate = np.array([-100, -8, -1, 0, 1, 6.9, 7, 8, 1e30, -np.inf], np.float32)
-    up = np.array([3, -9, 9, 2, -0.5, -7, 7.1, -1e30, np.inf, 2], np.float32)
-    limited, clipped = np.minimum(gate, 7).astype(np.float64), np.clip(up, -7, 7).astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = limited / (1 + np.exp(-1.702 * limited)) * (clipped + 1)
-        got = clamped_swish_times(gate, up)
-    assert np.allclose(got[:-1], expected[:-1], rtol=1e-6, atol=1e-30)
-
-
 def test_layers_for_several_tokens_at_once_are_not_run():
     """llama.cpp's converter counts them in block_count and writes their tensors behind the others'."""
     metadata, tensors = gpt_oss()
@@ -155,36 +142,3 @@ def test_layers_for_several_tokens_at_once_are_not_run():
     model = load_model(source_of(metadata, tensors | more))
     assert model.n_layers == LAYERS
     assert np.array_equal(model.logits(TOKENS), before)
-
-
-def test_where_yarns_ramp_begins():
-    """Rounded to whole pairs or not, as the file says."""
-    metadata = {"general.architecture": "gpt-oss", "gpt-oss.context_length": 2048, "gpt-oss.rope.freq_base": 150000.0}
-    metadata |= {f"gpt-oss.rope.scaling.{key}": value for key, value in YARN.items()}
-
-    def frequencies(**more):
-        return rope_from(
-            HParams(metadata | {f"gpt-oss.rope.scaling.{k}": v for k, v in more.items()}, "test"), 64, False
-        ).frequencies
-
-    # The paper's rule, with 32 turns below pair 0: the ramp rises from there to where a pair turns once in 64 tokens.
-    high = 64 * np.log(64 / (2 * np.pi)) / (2 * np.log(150000.0))
-    plain = 150000.0 ** (-np.arange(32) / 32)
-    for end, found in ((high, frequencies(yarn_truncate=False)), (np.ceil(high), frequencies())):
-        ramp = np.clip(np.arange(32) / end, 0, 1)
-        assert np.allclose(found, plain * (1 - ramp) + plain / 32 * ramp, rtol=1e-12)
-    assert not np.allclose(frequencies(yarn_truncate=False), frequencies(), rtol=1e-2)
-
-
-def test_gpt_oss_has_an_unrounded_ramp_unless_the_file_says_otherwise():
-    metadata, tensors = gpt_oss()
-    metadata |= {f"gpt-oss.rope.scaling.{key}": value for key, value in YARN.items()}
-    metadata |= {"gpt-oss.rope.scaling.original_context_length": 1000}  # so that the ramp ends between two of the six pairs
-
-    def logits(**more):
-        return load_model(source_of(metadata | {f"gpt-oss.rope.scaling.{k}": v for k, v in more.items()}, tensors)).logits(
-            TOKENS
-        )
-
-    assert np.array_equal(logits(), logits(yarn_truncate=False))
-    assert np.abs(logits() - logits(yarn_truncate=True)).max() > 1e-3

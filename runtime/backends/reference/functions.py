@@ -193,7 +193,8 @@ def latent_attention(
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
 
 
 def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "squared_relu"]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The reference backend against transformers: one batch, and several sequences side by side; what it tells an observer."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from ggufmill.formats import MillError
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime.backends import reference
+from ggufmill.runtime.backends.reference import functions
 from ggufmill.runtime.graph import Observer, ops
+from ggufmill.runtime.graph.ops import RotaryEmbedding
 from ggufmill.runtime.models import build_graph
 
 _spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "test_checkpoints.py")
@@ -103,3 +106,114 @@ def test_an_observer_is_told_of_inputs_and_outputs(tmp_path):
     seen.outputs.clear()
     logits(model, [(model.new_cache(2), tokens[:2])])
     assert not seen.outputs
+
+
+# --- ops against their formulas ----------------------------------------------------------------------------------------
+
+
+def step(positions):
+    positions, segments = np.asarray(positions), [(functions.Cache(100), slice(0, len(positions)))]
+    return functions.Step(np.zeros(len(positions), np.int64), positions, segments, Observer())
+
+
+def test_pairs_turn_by_position_times_frequency():
+    rope = RotaryEmbedding(np.array([1.0, 0.1]), 1.0, interleaved=True)
+    x = np.array([[[1, 0, 0, 2, 9]]], np.float32)
+    expected = [math.cos(3), math.sin(3), -2 * math.sin(0.3), 2 * math.cos(0.3), 9]
+    assert functions.rope(step([3]), x, rope, 0)[0, 0].tolist() == pytest.approx(expected)
+    moved = functions.rope(step([3]), np.roll(x, 1, axis=2), rope, 1)
+    assert np.roll(moved, -1, axis=2)[0, 0].tolist() == pytest.approx(expected)
+    twice = RotaryEmbedding(rope.frequencies, 2.0, interleaved=True)
+    assert functions.rope(step([3]), x, twice, 0)[0, 0].tolist() == pytest.approx([*(2 * np.array(expected[:4])), 9])
+
+
+def test_the_two_pairings_are_permutations_of_each_other():
+    random = np.random.default_rng(0)
+    x, frequencies = random.standard_normal((5, 2, 8)).astype(np.float32), random.random(4)
+    halves = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+    a = functions.rope(step(range(5)), x, RotaryEmbedding(frequencies, 1.0, True), 0)
+    b = functions.rope(step(range(5)), halves, RotaryEmbedding(frequencies, 1.0, False), 0)
+    assert np.allclose(np.concatenate([a[..., 0::2], a[..., 1::2]], axis=-1), b, atol=1e-6)
+
+
+def test_activations():
+    gate, up = np.linspace(-80, 80, 321, dtype=np.float32), np.full(321, 3, np.float32)
+    exact, none = gate.astype(np.float64), step([])
+    silu, gelu, swish = (functions.gated_activation(none, gate, up, f, 7.0) for f in ("silu", "gelu", "clamped_swish"))
+    assert np.allclose(silu, 3 * exact / (1 + np.exp(-exact)), rtol=1e-5, atol=1e-30)
+    inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
+    assert np.allclose(gelu, 3 * 0.5 * exact * (1 + np.tanh(inner)), rtol=1e-5, atol=1e-5)
+    limited = np.minimum(exact, 7)
+    assert np.allclose(swish, limited / (1 + np.exp(-1.702 * limited)) * (3 + 1), rtol=1e-5, atol=1e-30)
+    large = functions.gated_activation(none, up, 10 * up, "clamped_swish", 7.0)
+    assert np.allclose(large, 3 / (1 + np.exp(-1.702 * 3)) * 8)
+    assert np.array_equal(functions.activation(none, gate, "squared_relu"), np.where(gate > 0, gate * gate, 0))
+
+
+def test_norms():
+    draw = np.random.default_rng(11)
+    x, weight, bias = (draw.standard_normal(shape).astype(np.float32) for shape in ((5, 3, 8), 8, 8))
+    rms = functions.norm(step([]), x, weight, 0.1, None, "rms", "last")
+    assert np.allclose(rms, x / np.sqrt((x**2).mean(2, keepdims=True) + 0.1) * weight, atol=1e-6)
+    centred = (x - x.mean(2, keepdims=True)) / np.sqrt(x.var(2, keepdims=True) + 0.1)
+    assert np.allclose(functions.norm(step([]), x, weight, 0.1, bias, "layer", "last"), centred * weight + bias, atol=1e-6)
+    each = draw.standard_normal((3, 8)).astype(np.float32)
+    assert np.allclose(functions.norm(step([]), x, each, 0.1, None, "layer", "last"), centred * each, atol=1e-6)
+    together = functions.norm(step([]), x, each.reshape(-1), 0.1, None, "rms", "all")
+    assert np.allclose(together, x / np.sqrt((x**2).mean((1, 2), keepdims=True) + 0.1) * each, atol=1e-6)
+
+
+def test_a_window_a_soft_cap_and_a_sink():
+    """One query head over three keys, by hand."""
+    q, k = np.full((3, 1, 1), 2.0, np.float32), np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
+    v = np.array([10, 20, 40], np.float32).reshape(3, 1, 1)
+
+    def last(window=0, softcap=0.0, sinks=None):
+        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks)[2, 0, 0]
+
+    e, values = np.exp(np.array([1.0, 2.0, 3.0])), np.array([10, 20, 40])
+    assert last() == pytest.approx(e @ values / e.sum())
+    assert last(window=2) == pytest.approx(e[1:] @ values[1:] / e[1:].sum())
+    assert last(sinks=np.array([1.5], np.float32)) == pytest.approx(e @ values / (e.sum() + np.exp(1.5)))
+    capped = np.exp(2 * np.tanh(np.array([1, 2, 3]) / 2))
+    assert last(softcap=2.0) == pytest.approx(capped @ values / capped.sum())
+
+
+def test_routing():
+    logits = np.array([[1.0, 3.0, 2.0, 3.0, 0.0, -1.0]], np.float32)
+
+    def route(**options):
+        usual = {"gating": "softmax", "bias": None, "groups": 1, "groups_used": 1, "normalise": False, "scale": 1.0}
+        experts, weights = functions.route(step([0]), logits, 2, **(usual | options))
+        return experts[0].tolist(), weights[0]
+
+    softmax, sigmoid = np.exp(logits[0]) / np.exp(logits).sum(), 1 / (1 + np.exp(-logits[0]))
+    experts, weights = route()
+    assert experts == [1, 3]  # of equals the lower number first
+    assert np.allclose(weights, softmax[experts])
+    experts, weights = route(gating="sigmoid", normalise=True, scale=3.0)
+    assert experts == [1, 3]
+    assert np.allclose(weights, 3 * sigmoid[experts] / sigmoid[experts].sum())
+    experts, weights = route(gating="sigmoid", bias=np.array([0, 0, 0, 0, 0, 9], np.float32))
+    assert experts == [5, 1]
+    assert np.allclose(weights, sigmoid[experts])  # without the bias
+    # Groups (1, 3), (2, 3) and (0, -1): by the best of a group the first comes first, by the sum of two the second.
+    assert route(groups=3, groups_used=1)[0] == [1, 0]
+    assert route(groups=3, groups_used=1, gating="sigmoid")[0] == [3, 2]
+
+
+def test_experts_that_were_dropped_count_nothing():
+    weight = np.arange(12, dtype=np.float32).reshape(3, 2, 2)  # three experts
+    x, routing = np.ones((1, 2), np.float32), (np.array([[2, -1]]), np.array([[0.5, 0.25]], np.float32))
+    out = functions.expert_linear(step([0]), x, routing, weight, np.ones((3, 2), np.float32))
+    assert out.tolist() == [[[18.0, 22.0], [0.0, 0.0]]]
+    assert functions.combine_experts(step([0]), out + 1, routing).tolist() == [[9.5, 11.5]]
+
+
+def test_gates_sums_and_caps():
+    x, y = np.array([[1.0, -2.0]], np.float32), np.array([[3.0, 4.0, 5.0]], np.float32)
+    gate = np.array([0.5, 0.25], np.float32)
+    assert np.allclose(functions.sigmoid_gate(step([0]), x, y, gate), y / 2)
+    assert functions.add(step([0]), y, y, 0.5).tolist() == [[4.5, 6.0, 7.5]]
+    assert functions.scale(step([0]), y, 2.0).tolist() == [[6.0, 8.0, 10.0]]
+    assert np.allclose(functions.softcap(step([0]), y, 4.0), 4 * np.tanh(y / 4))
