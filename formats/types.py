@@ -211,6 +211,12 @@ class TypeTable(Mapping[str, TensorType]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def find(self, name: str) -> TensorType:
+        """The type of this name. Raises PlanError for an unknown one."""
+        if name not in self:
+            raise PlanError(f"unknown tensor type {name!r}")
+        return self[name]
+
     def by_id(self, type_id: int) -> TensorType:
         """The type of an id; an id that is not in the table gives a type 'type-ID' whose `is_known` is False."""
         return self._by_id.get(type_id) or TensorType(f"type-{type_id}", type_id, None, 0, 0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.floats import all_finite
-from ..repack.rows import Produce, moved_rows
+from ..repack.interleave import ReadRows, repacked_rows
 from .codecs.registry import NonFiniteError, encode
 
 
@@ -15,7 +15,7 @@ def row_producer(
     target: TensorType,
     importance: np.ndarray | None,
     nonfinite_counts: list[tuple[str, int]] | None = None,
-) -> Produce:
+) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
     It takes the cheapest lossless path: a copy if the source stores that type, a bit permutation between a type and its
@@ -27,7 +27,7 @@ def row_producer(
     """
     copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
-        copy_rows = moved_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
+        copy_rows = repacked_rows(tensor.raw, tensor.stored, target, tensor.shape[0])
         if copy_rows is not None and not target.is_float:
             return copy_rows
     if target.name == "bf16" and tensor.read_bf16 is not None:

@@ -1,4 +1,4 @@
-"""From a layout, which says where each bit goes, to the programs of word moves that take it there and back."""
+"""From a layout, which says where each bit goes, the `BitPermutation`s that pack and unpack rows of the type."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import groupby
 import numpy as np
 
 from ..formats import TYPES, TensorType
-from ..formats.layouts import twin_of
+from ..formats.layouts import interleaving_of
 from ..formats.layouts.table import plain_parts
-from .bit_permutation import Program
+from .bit_permutation import BitPermutation
 
 _ALL_BITS = 0xFFFFFFFF
 _Sources = list[list[tuple[int, int]]]  # for each destination bit: (row, bit address) of the bits whose XOR it is
 _Term = tuple[int, int, int, int]  # row, offset, rotation to the right, mask
-_Step = tuple[int, int, int]  # see Program.step
+_Step = tuple[int, int, int]  # see BitPermutation.step
 
 
 def block_bytes(packed: TensorType) -> int:
-    """Bytes of one row that a program for this interleaved type moves at a time: a block, for bf16 two elements."""
-    return twin_of(packed.name).blocks * packed.block_bytes
+    """Bytes of one row that the permutations of this interleaved type take at a time: a block, for bf16 two elements."""
+    return interleaving_of(packed.name).blocks * packed.block_bytes
 
 
 @cache
-def programs(name: str) -> tuple[Program, Program]:
-    """(pack, unpack): the programs of the interleaved type of this name. Raises KeyError for a type that is no permutation."""
-    kind, twin = TYPES[name], twin_of(name)
+def permutations(name: str) -> tuple[BitPermutation, BitPermutation]:
+    """(pack, unpack) of the interleaved type of this name. Raises KeyError for a type that is no permutation of another."""
+    kind, interleaving = TYPES[name], interleaving_of(name)
     rows, size = kind.rows, block_bytes(kind)
     pack_sources: _Sources = [[] for _ in range(8 * size * rows)]
     unpack_sources: list[_Sources] = [[[] for _ in range(8 * size)] for _ in range(rows)]
@@ -38,13 +38,13 @@ def programs(name: str) -> tuple[Program, Program]:
         if is_chained:
             chained.add(packed_bit)
             unpack_sources[row][plain_bit].append((0, packed_bit - 1))
-    flips = [twin.flip if at >= twin.flip_from else 0 for at in range(size * rows)]
-    pack_start = [[bool(flips[bit // 8] >> bit % 8 & 1) for bit in range(8 * size * rows)]]
-    unpack_start = [
+    flips = [interleaving.flip if at >= interleaving.flip_from else 0 for at in range(size * rows)]
+    pack_initial = [[bool(flips[bit // 8] >> bit % 8 & 1) for bit in range(8 * size * rows)]]
+    unpack_initial = [
         [sum(flips[p // 8] >> p % 8 & 1 for _, p in sources) % 2 == 1 for sources in block] for block in unpack_sources
     ]
-    pack = _compile([pack_sources], pack_start, chained, size)
-    return pack, _compile(unpack_sources, unpack_start, set(), size * rows)
+    pack = _compile([pack_sources], pack_initial, chained, size)
+    return pack, _compile(unpack_sources, unpack_initial, set(), size * rows)
 
 
 def _bits(kind: TensorType, rows: int, size: int) -> list[tuple[int, int, int, bool]]:
@@ -65,8 +65,8 @@ def _bits(kind: TensorType, rows: int, size: int) -> list[tuple[int, int, int, b
     return bits
 
 
-def _compile(blocks: list[_Sources], start: list[list[bool]], chained: set[int], source_bytes: int) -> Program:
-    """The program that fills in destination blocks, one for each row, all of them cut into words in the same way."""
+def _compile(blocks: list[_Sources], initial: list[list[bool]], chained: set[int], source_bytes: int) -> BitPermutation:
+    """The permutation that writes destination blocks, one for each row, all cut into words in the same way."""
     size = len(blocks[0]) // 8
     words = min(
         (_words(size, first) for first in sorted({0, size % 4})),
@@ -76,14 +76,14 @@ def _compile(blocks: list[_Sources], start: list[list[bool]], chained: set[int],
     runs = [(key, len(list(group))) for key, group in groupby(moves, lambda move: (len(move[2]), len(move[3])))]
     terms = np.array([term for _, _, terms, _ in moves for term in terms], np.int64)
     steps = [step for _, _, _, steps in moves for step in steps]
-    return Program(
+    return BitPermutation(
         word_row=np.array([row for row, _, _, _ in moves]),
-        word_at=np.array([at for _, at, _, _ in moves]),
-        start=np.array([sum(start[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in moves], np.uint32),
-        lengths=np.array([(number, *key) for key, number in runs]),
+        word_offset=np.array([at for _, at, _, _ in moves]),
+        initial=np.array([sum(initial[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in moves], np.uint32),
+        runs=np.array([(number, *key) for key, number in runs]),
         term_row=np.ascontiguousarray(terms[:, 0]),
-        term_at=np.ascontiguousarray(terms[:, 1]),
-        rotate=terms[:, 2].astype(np.uint32),
+        term_offset=np.ascontiguousarray(terms[:, 1]),
+        rotation=terms[:, 2].astype(np.uint32),
         mask=terms[:, 3].astype(np.uint32),
         step=np.array(steps, np.uint32).reshape(-1, 3),
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
-from .bit_permutation import Side, move
-from .compile_layout import block_bytes, programs
+from .bit_permutation import BlockRows, permute
+from .compile_layout import block_bytes, permutations
+
+ReadRows = Callable[[int, int], np.ndarray]  # (first row, row after the last) -> uint8 [rows, row_bytes]
 
 
 def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
-    """Rows of a plain type -> the same weights interleaved (layouts: FORMATS C.2).
+    """Rows of a plain type -> the same weights interleaved (layouts: `docs/formats/interleaved.md`).
 
-    q: uint8 [rows, row_bytes] of the plain type; type: its name, or that of the packed type to make where there are several
-    (q4_0_4x4); n: elements per row. Returns uint8 [rows, row_bytes of the packed type], where the bytes of each group of rows
-    lie side by side, and the packed type's name. Raises PlanError for a type without a repacked form, for rows that are no
-    whole groups, and for a width that is not the type's.
+    q: uint8 [rows, row_bytes] of the plain type; type: its name, or that of the interleaved type to make where there are
+    several (q4_0_4x4); n: elements per row. Returns uint8 [rows, row_bytes of the interleaved type], in which the bytes of each
+    group of rows follow one another, and the interleaved type's name. Raises PlanError for a type without an interleaved form,
+    for a number of rows that is no multiple of the group, and for rows whose bytes do not fit n.
     """
-    packed = type_named(type)
+    packed = TYPES.find(type)
     if packed.base is None:
         if packed.packed is None:
             raise PlanError(f"no repacked form of {packed.name}")
@@ -25,8 +29,9 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     base = TYPES[str(packed.base)]
     q = _checked(q, base, packed, n)
     out = np.empty((q.shape[0], packed.row_bytes(n)), np.uint8)
-    move(programs(packed.name)[0], Side(q, 1, base.row_meta), _packed_side(out, packed), block_bytes(packed))
-    # q8_KV has a second row scale, the sum of its quants, which its packed form does without.
+    source, target = BlockRows(q, 1, base.row_meta), BlockRows(out, packed.rows, packed.row_meta)
+    permute(permutations(packed.name)[0], source, target, block_bytes(packed))
+    # The row meta of q8_KV also holds the sum of the row's codes, which that of q8_KV_r8 leaves out.
     metas = _group_metas(out, packed)
     metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
     return out, packed.name
@@ -35,16 +40,17 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
 def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     """Interleaved rows -> rows of the plain type: the inverse of `pack`.
 
-    q: uint8 [rows, row_bytes] of the packed type `type`, whole groups of rows; n: elements per row. Returns uint8 [rows,
-    row_bytes of the base type] and the base type's name. Raises PlanError as `pack` does.
+    q: uint8 [rows, row_bytes] of the interleaved type `type`, whole groups of rows; n: elements per row. Returns uint8 [rows,
+    row_bytes of the plain type] and the plain type's name. Raises PlanError as `pack` does.
     """
-    packed = type_named(type)
+    packed = TYPES.find(type)
     if packed.base is None:
         raise PlanError(f"no plain form of {packed.name}")
     base = TYPES[packed.base]
     q = _checked(q, packed, packed, n)
     out = np.empty((q.shape[0], base.row_bytes(n)), np.uint8)
-    move(programs(packed.name)[1], _packed_side(q, packed), Side(out, 1, base.row_meta), block_bytes(packed))
+    source, target = BlockRows(q, packed.rows, packed.row_meta), BlockRows(out, 1, base.row_meta)
+    permute(permutations(packed.name)[1], source, target, block_bytes(packed))
     out[:, : packed.row_meta] = _group_metas(q, packed).reshape(q.shape[0], packed.row_meta)
     if base.row_meta > packed.row_meta:
         sums = out[:, base.row_meta :].view(np.int8).sum(axis=1, dtype="<i4")
@@ -52,8 +58,29 @@ def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     return out, base.name
 
 
-def obstacle(packed: TensorType, shape: tuple[int, ...]) -> str:
-    """Why a tensor of this shape (ne order) cannot be packed to this type; '' if it can."""
+def repacked_rows(read: ReadRows, stored: TensorType, target: TensorType, n: int) -> ReadRows | None:
+    """A function that reads rows as bytes of `target`, from `read`, which reads them as bytes of `stored`; n: elements per row.
+
+    A copy if the types are equal, a permutation of bits between a type and the interleaved one of the same bits; None if they
+    are neither and rows have to be decoded and encoded.
+    """
+    if stored is target:
+        return read
+    if target.base == stored.name:
+        return lambda start, stop: pack(read(start, stop), target.name, n)[0]
+    if stored.base != target.name:
+        return None
+
+    def read_plain(start: int, stop: int) -> np.ndarray:
+        # The rows that are asked for may begin or end inside a group: whole groups are read and cut.
+        first, last = start // stored.rows * stored.rows, -(-stop // stored.rows) * stored.rows
+        return unpack(read(first, last), stored.name, n)[0][start - first : stop - first]
+
+    return read_plain
+
+
+def packing_obstacle(packed: TensorType, shape: tuple[int, ...]) -> str:
+    """Why a tensor of this shape (ne order) cannot be stored in this interleaved type; '' if it can."""
     columns, rows = shape[0], shape[1] if len(shape) > 1 else 1
     if rows % packed.rows:
         return f"{packed.name} interleaves {packed.rows} rows; {rows} rows are no multiple of it"
@@ -62,29 +89,18 @@ def obstacle(packed: TensorType, shape: tuple[int, ...]) -> str:
     return ""
 
 
-def _packed_side(rows: np.ndarray, packed: TensorType) -> Side:
-    return Side(rows, packed.rows, packed.row_meta)
-
-
 def _group_metas(rows: np.ndarray, packed: TensorType) -> np.ndarray:
-    """View [groups, rows of a group * row_meta] of the row scales, which lie at the head of each group."""
+    """View uint8 [groups, rows of a group * row_meta] of the row metas, which lie at the beginning of each group."""
     groups = rows.reshape(rows.shape[0] // packed.rows, packed.rows * rows.shape[1])
     return groups[:, : packed.rows * packed.row_meta]
 
 
-def type_named(name: str) -> TensorType:
-    """Raises PlanError for a name that no type has."""
-    if name not in TYPES:
-        raise PlanError(f"unknown tensor type {name!r}")
-    return TYPES[name]
-
-
-def _checked(q: np.ndarray, kind: TensorType, packed: TensorType, n: int) -> np.ndarray:
-    """q, C-contiguous, if it is whole groups of rows of `kind`; raises PlanError otherwise."""
-    row_bytes = kind.row_bytes(n)
+def _checked(q: np.ndarray, stored: TensorType, packed: TensorType, n: int) -> np.ndarray:
+    """q, C-contiguous, if it holds rows of `stored` that make whole groups of `packed`; raises PlanError otherwise."""
+    row_bytes = stored.row_bytes(n)
     if q.dtype != np.uint8 or q.ndim != 2 or q.shape[1] != row_bytes:
-        raise PlanError(f"{kind.name} rows of {n} elements take {row_bytes} bytes each, not an array of {q.dtype} {q.shape}")
-    reason = obstacle(packed, (n, q.shape[0]))
-    if reason:
-        raise PlanError(reason)
+        raise PlanError(f"{stored.name} rows of {n} elements take {row_bytes} bytes each, not an array of {q.dtype} {q.shape}")
+    obstacle = packing_obstacle(packed, (n, q.shape[0]))
+    if obstacle:
+        raise PlanError(obstacle)
     return np.ascontiguousarray(q)

@@ -1,4 +1,4 @@
-"""Repacking a whole GGUF file: the plan of `ggufmill repack`, interleaving tensors or taking it back."""
+"""Repacking a GGUF file: the plan of `ggufmill repack`, which interleaves the rows of tensors or undoes it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
 from ..jobs.plan import Output, Plan, make_plan
-from .interleave import obstacle
-from .rows import moved_rows
+from .interleave import packing_obstacle, repacked_rows
 
 FILE_TYPE = "general.file_type"
 
-# Looked up row by row: the runtime takes single rows out of them.
-_STAY_PLAIN = ("token_embd.weight", "per_layer_token_embd.weight")
+# The runtime reads single rows of these.
+_NEVER_PACKED = ("token_embd.weight", "per_layer_token_embd.weight")
 
-# general.file_type of the K-quant mixes that are no type's own number in the type table (FORMATS E.7): S, and L of Q3_K
+# general.file_type of the k-quant mixes that is no type's own number in the table of types (`docs/formats/mixes.md`): S, and L
+# of Q3_K
 _MIXES = {11: "q3_K", 13: "q3_K", 14: "q4_K", 16: "q5_K"}
-_MXFP4 = 38  # llama-quantize leaves this one as it is
+_MXFP4 = 38  # llama-quantize does not change this one
 
-Chosen = tuple[TensorType, str, str]  # target type, rule, note
+_Choice = tuple[TensorType, str, str]  # target type, rule, note
 
 
 def plan_repack(
@@ -34,30 +34,31 @@ def plan_repack(
     undo: bool = False,
     keep_split: bool = False,
 ) -> Plan:
-    """The plan of a copy of a GGUF model with interleaved tensors, or with plain ones (undo). A split one becomes one file,
-    or stays in as many (keep_split).
+    """The plan of a copy of a GGUF model with interleaved tensors or, with `undo`, with plain ones. A split model becomes one
+    file, or keeps its split (keep_split).
 
-    By default every tensor with a packed twin is repacked, except the token embeddings, bf16 tensors (bf16_r16 serves only
-    processors with bf16 instructions), and tensors whose rows are no whole groups, which the output's note tells. pattern: one
-    or several regular expressions; only tensors in whose name one of them is found change, bf16 included. Rules of the outputs:
-    'repack', 'undo', 'kept'. Raises PlanError when there is nothing to do or a pattern is no regular expression, FormatError as
-    `open_gguf`. Source: FORMATS C.5, E.7.
+    By default every tensor of a type that has a repacked form is repacked, except token embeddings, bf16 tensors (bf16_r16
+    serves only processors with bf16 instructions), and tensors whose number of rows is no multiple of the group, of which the
+    output's note tells. pattern: one or several regular expressions; only tensors in whose name one of them is found are
+    changed, bf16 included. Rules of the outputs: 'repack', 'undo', 'kept'. Raises PlanError when there is nothing to do or a
+    pattern is no regular expression, FormatError as `open_gguf`. The rules are those of llama-quantize
+    (`docs/formats/interleaved.md`, `docs/formats/mixes.md`).
     """
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
-    searches = _compiled(pattern)
-    choose = _to_plain if undo else _to_packed
+    patterns = _compiled(pattern)
+    choose = _choose_plain if undo else _choose_packed
     outputs = []
     for info in file.tensors.values():
         if not info.type.is_known:
             raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
-        wanted = None if searches is None else any(s.search(info.name) for s in searches)
-        target, rule, note = choose(info, wanted)
-        produce = moved_rows(info.read, info.type, target, info.shape[0])
+        matches = None if patterns is None else any(p.search(info.name) for p in patterns)
+        target, rule, note = choose(info, matches)
+        produce = repacked_rows(info.read, info.type, target, info.shape[0])
         assert produce is not None
         outputs.append(Output(info.name, info.shape, info.type.name, target, rule, produce, note))
     changed = {o.source_type for o in outputs if o.rule != "kept"}
     if not changed:
-        raise PlanError(f"{file.path}: nothing to do: {_why_nothing(outputs, searches, undo)}")
+        raise PlanError(f"{file.path}: nothing to do: {_why_nothing(outputs, patterns, undo)}")
     numbers = {path: number for number, path in enumerate(file.paths)}
     if keep_split and len(numbers) < 2:
         raise PlanError(f"{file.path} is one file, so there is no split to keep")
@@ -66,63 +67,63 @@ def plan_repack(
 
 
 def _compiled(pattern: str | Sequence[str] | None) -> list[re.Pattern[str]] | None:
-    searches = []
+    patterns = []
     for text in [pattern] if isinstance(pattern, str) else pattern or ():
         try:
-            searches.append(re.compile(text))
+            patterns.append(re.compile(text))
         except re.error as error:
             raise PlanError(f"{text!r} is no regular expression: {error}") from None
-    return searches or None
+    return patterns or None
 
 
-def _to_packed(info: TensorInfo, wanted: bool | None) -> Chosen:
-    """wanted: whether a pattern asks for this tensor; None without patterns."""
-    kind = info.type
-    if wanted is False or kind.rows > 1:
-        return kind, "kept", ""
-    if kind.packed is None:
-        # Worth saying where someone expects a change: of quantised weights, and of f16, for which bf16_r16 would lose digits.
-        quiet = len(info.shape) < 2 or (kind.block == 1 and not (wanted and kind.name == "f16"))
-        return kind, "kept", "" if quiet else f"no repacked form of {kind.name}"
-    if kind.is_float and not wanted:
-        return kind, "kept", ""
-    if info.name in _STAY_PLAIN:
-        return kind, "kept", "token embeddings stay plain"
-    packed = TYPES[kind.packed]
-    reason = obstacle(packed, info.shape)
-    return (kind, "kept", reason) if reason else (packed, "repack", "")
+def _choose_packed(info: TensorInfo, matches: bool | None) -> _Choice:
+    """matches: whether a pattern is found in the tensor's name; None without patterns."""
+    stored = info.type
+    if matches is False or stored.rows > 1:
+        return stored, "kept", ""
+    if stored.packed is None:
+        # A note where a change may be expected: for quantised weights, and for f16, of which bf16_r16 would lose digits.
+        silent = len(info.shape) < 2 or (stored.block == 1 and not (matches and stored.name == "f16"))
+        return stored, "kept", "" if silent else f"no repacked form of {stored.name}"
+    if stored.is_float and not matches:
+        return stored, "kept", ""
+    if info.name in _NEVER_PACKED:
+        return stored, "kept", "token embeddings stay plain"
+    packed = TYPES[stored.packed]
+    obstacle = packing_obstacle(packed, info.shape)
+    return (stored, "kept", obstacle) if obstacle else (packed, "repack", "")
 
 
-def _to_plain(info: TensorInfo, wanted: bool | None) -> Chosen:
-    kind = info.type
-    if wanted is False or kind.rows == 1:
-        return kind, "kept", ""
-    if kind.base is None:
-        return kind, "kept", f"no plain form of {kind.name}"
-    return TYPES[kind.base], "undo", ""
+def _choose_plain(info: TensorInfo, matches: bool | None) -> _Choice:
+    stored = info.type
+    if matches is False or stored.rows == 1:
+        return stored, "kept", ""
+    if stored.base is None:
+        return stored, "kept", f"no plain form of {stored.name}"
+    return TYPES[stored.base], "undo", ""
 
 
 def _metadata(metadata: dict[str, Any], changed: set[str], undo: bool) -> dict[str, Any]:
-    """The metadata with general.file_type following the tensors, if tensors of that very type changed."""
+    """The metadata with a new general.file_type if tensors of the type that it names have changed."""
     if FILE_TYPE not in metadata:
         return metadata
     number = int(metadata[FILE_TYPE])
     main = next((t for t in TYPES.values() if t.ftype == number), None) or TYPES.get(_MIXES.get(number, ""))
-    twin = main and (main.base if undo else main.packed)
-    if main is None or twin is None or main.name not in changed or number == _MXFP4:
+    target = main and (main.base if undo else main.packed)
+    if main is None or target is None or main.name not in changed or number == _MXFP4:
         return metadata
-    return {**metadata, FILE_TYPE: np.uint32(TYPES[twin].ftype or number)}
+    return {**metadata, FILE_TYPE: np.uint32(TYPES[target].ftype or number)}
 
 
-def _why_nothing(outputs: list[Output], searches: list[re.Pattern[str]] | None, undo: bool) -> str:
-    if searches is not None and not any(s.search(o.name) for s in searches for o in outputs):
-        return "no tensor's name matches " + " or ".join(repr(s.pattern) for s in searches)
+def _why_nothing(outputs: list[Output], patterns: list[re.Pattern[str]] | None, undo: bool) -> str:
+    if patterns is not None and not any(p.search(o.name) for p in patterns for o in outputs):
+        return "no tensor's name matches " + " or ".join(repr(p.pattern) for p in patterns)
     notes = [o.note for o in outputs if o.note]
     if notes:
-        return f"no tensor can be {'turned back' if undo else 'repacked'} ({notes[0]})"
+        return f"no tensor can be {'unpacked' if undo else 'repacked'} ({notes[0]})"
     if undo:
         return "no tensor is interleaved"
-    if searches is None and any(o.type.name == "bf16" for o in outputs):
+    if patterns is None and any(o.type.name == "bf16" for o in outputs):
         return (
             "bf16 is only repacked when asked for (--pattern), since bf16_r16 serves only processors with bf16 instructions, "
             "and no other tensor has a repacked form"

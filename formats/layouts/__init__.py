@@ -7,6 +7,6 @@ kernels of the runtime derive from or are checked against.
 
 from .decode import decode
 from .description import BlockLayout
-from .table import layout_of, twin_of
+from .table import interleaving_of, layout_of
 
-__all__ = ["BlockLayout", "decode", "layout_of", "twin_of"]
+__all__ = ["BlockLayout", "decode", "interleaving_of", "layout_of"]

@@ -1,9 +1,9 @@
-"""Where each bit of a plain block goes in its interleaved twin (types _R4, _R8, _R16), as data.
+"""Where each bit of a plain block goes in the interleaved types (_R4, _R8, _R16), as data.
 
 A group of R rows is stored as one: the rows' scales side by side, then interleaved blocks, each made of one block of every row.
-`TWINS` lists for each interleaved type the parts of the plain block and their places; every bit is placed exactly once. k is
-the row within the group; number j of row k is number R * j + k of all rows. Of 32 weights, weight e is 16 h + 4 q + i, and q
-is 2 q1 + q0.
+`INTERLEAVINGS` lists for each interleaved type the parts of the plain block and their places; every bit is placed exactly once.
+k is the row within the group; number j of row k is number R * j + k of all rows. Of 32 weights, weight e is 16 h + 4 q + i, and
+q is 2 q1 + q0.
 
 Source: ik_llama.cpp; written out in `docs/formats/interleaved.md`.
 """
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Interleaving:
     """parts cover a plain block. flip: XORed to each interleaved byte from `flip_from` on; blocks: how many plain blocks count
     as one (of bf16 a single one would be too small for moves of 32 bits)."""
 
@@ -132,26 +132,26 @@ _IQ3_S_ORDER = np.concatenate([c * 8 + np.array([0, 4, 1, 5, 2, 6, 3, 7]) for c 
 _Q4_0_ORDER = np.arange(32).reshape(2, 16).T.reshape(-1)  # as the nibbles follow each other
 
 
-def _older_q4_0(rows: int, run: int) -> Twin:
+def _older_q4_0(rows: int, run: int) -> Interleaving:
     """The bytes of q4_0 in runs, both nibbles with their highest bit flipped."""
     parts = _D, Part("codes", runs(2 * rows, run), order=_Q4_0_ORDER, width=8)
-    return Twin(parts, flip=0x88, flip_from=2 * rows)
+    return Interleaving(parts, flip=0x88, flip_from=2 * rows)
 
 
-TWINS: dict[str, Twin] = {
-    "q4_0_r8": Twin((_D, Part("codes", T4_PLAIN.at(16)))),
+INTERLEAVINGS: dict[str, Interleaving] = {
+    "q4_0_r8": Interleaving((_D, Part("codes", T4_PLAIN.at(16)))),
     "q4_0_4x4": _older_q4_0(4, 4),
     "q4_0_4x8": _older_q4_0(4, 8),
     "q4_0_8x8": _older_q4_0(8, 8),
-    "mxfp4_r8": Twin((Part("d", runs(0)), Part("codes", T4_PLAIN.at(8)))),
-    "q8_0_r8": Twin((_D, Part("codes", runs(16, 4)))),
-    "q8_KV_r8": Twin((Part("codes", runs(0, 4)),)),
-    "bf16_r16": Twin((Part("codes", runs(0, 2, unit=2)),), blocks=2),
-    "q5_0_r4": Twin((_D, Part("codes", T1D.at(8), _HIGH), Part("codes", T4.at(24), _LOW))),
-    "q6_0_r4": Twin((_D, Part("codes", T2.at(8), _HIGH), Part("codes", T4.at(40), _LOW))),
-    "iq4_nl_r4": Twin((_D, Part("codes", T4.at(8)))),
-    "q2_k_r4": Twin((_D, Part("dmin", runs(8, unit=2)), Part("scales minima", runs(16)), Part("codes", T2.at(80)))),
-    "q3_k_r4": Twin(
+    "mxfp4_r8": Interleaving((Part("d", runs(0)), Part("codes", T4_PLAIN.at(8)))),
+    "q8_0_r8": Interleaving((_D, Part("codes", runs(16, 4)))),
+    "q8_KV_r8": Interleaving((Part("codes", runs(0, 4)),)),
+    "bf16_r16": Interleaving((Part("codes", runs(0, 2, unit=2)),), blocks=2),
+    "q5_0_r4": Interleaving((_D, Part("codes", T1D.at(8), _HIGH), Part("codes", T4.at(24), _LOW))),
+    "q6_0_r4": Interleaving((_D, Part("codes", T2.at(8), _HIGH), Part("codes", T4.at(40), _LOW))),
+    "iq4_nl_r4": Interleaving((_D, Part("codes", T4.at(8)))),
+    "q2_k_r4": Interleaving((_D, Part("dmin", runs(8, unit=2)), Part("scales minima", runs(16)), Part("codes", T2.at(80)))),
+    "q3_k_r4": Interleaving(
         (
             _D,
             Part("scales", slots(8, 16), _HIGH),
@@ -160,11 +160,11 @@ TWINS: dict[str, Twin] = {
             Part("codes", T2.at(184), slice(0, 2)),
         )
     ),
-    "q4_k_r4": Twin((*_SIX_BIT_MINIMA, Part("codes", T4.at(64)))),
-    "q5_k_r4": Twin((*_SIX_BIT_MINIMA, Part("codes", T1B.at(64), _HIGH), Part("codes", T4.at(192), _LOW))),
-    "q6_k_r4": Twin((_D, Part("scales", runs(8)), Part("codes", T2S.at(72), _HIGH), Part("codes", T4.at(328), _LOW))),
-    "iq2_k_r4": Twin((_D, _FLAGS, Part("scales", slots(16, 32)), Part("codes", T2.at(48)))),
-    "iq3_k_r4": Twin(
+    "q4_k_r4": Interleaving((*_SIX_BIT_MINIMA, Part("codes", T4.at(64)))),
+    "q5_k_r4": Interleaving((*_SIX_BIT_MINIMA, Part("codes", T1B.at(64), _HIGH), Part("codes", T4.at(192), _LOW))),
+    "q6_k_r4": Interleaving((_D, Part("scales", runs(8)), Part("codes", T2S.at(72), _HIGH), Part("codes", T4.at(328), _LOW))),
+    "iq2_k_r4": Interleaving((_D, _FLAGS, Part("scales", slots(16, 32)), Part("codes", T2.at(48)))),
+    "iq3_k_r4": Interleaving(
         (
             _D,
             _FLAGS,
@@ -174,16 +174,18 @@ TWINS: dict[str, Twin] = {
             Part("codes", T1A.at(312), _ABOVE_2),
         )
     ),
-    "iq4_k_r4": Twin((*_SIX_BIT_SCALES, Part("codes", T4.at(64)))),
-    "iq5_k_r4": Twin((*_SIX_BIT_SCALES, Part("codes", T4.at(64), _LOW), Part("codes", T1C.at(576), _HIGH))),
-    "iq4_ks_r4": Twin((Part("flags scales", runs(0)), Part("codes", T4.at(32)))),
-    "iq5_ks_r4": Twin((Part("flags scales", runs(0)), Part("codes", T4.at(32), _LOW), Part("codes", T1C.at(544), _HIGH))),
-    "iq4_xs_r8": Twin(
+    "iq4_k_r4": Interleaving((*_SIX_BIT_SCALES, Part("codes", T4.at(64)))),
+    "iq5_k_r4": Interleaving((*_SIX_BIT_SCALES, Part("codes", T4.at(64), _LOW), Part("codes", T1C.at(576), _HIGH))),
+    "iq4_ks_r4": Interleaving((Part("flags scales", runs(0)), Part("codes", T4.at(32)))),
+    "iq5_ks_r4": Interleaving(
+        (Part("flags scales", runs(0)), Part("codes", T4.at(32), _LOW), Part("codes", T1C.at(544), _HIGH))
+    ),
+    "iq4_xs_r8": Interleaving(
         (_D, Part("scales", slots(16, 16), _HIGH), Part("scales", slots(32, 32), _LOW), Part("codes", T4_XS.at(64)))
     ),
-    "iq2_xxs_r4": Twin((_D, *_SIGNS_AND_SCALES, Part("codes", runs(136, 4)))),
-    "iq3_xxs_r4": Twin((_D, *_SIGNS_AND_SCALES, Part("codes", runs(136, 8)))),
-    "iq2_xs_r4": Twin(
+    "iq2_xxs_r4": Interleaving((_D, *_SIGNS_AND_SCALES, Part("codes", runs(136, 4)))),
+    "iq3_xxs_r4": Interleaving((_D, *_SIGNS_AND_SCALES, Part("codes", runs(136, 8)))),
+    "iq2_xs_r4": Interleaving(
         (
             _D,
             Part("codes", runs(8, 4, unit=2)),
@@ -191,7 +193,7 @@ TWINS: dict[str, Twin] = {
             Part("scales", runs(264), width=8),
         )
     ),
-    "iq2_s_r4": Twin(
+    "iq2_s_r4": Interleaving(
         (
             _D,
             Part("codes", runs(8, 4), slice(0, 8)),
@@ -200,7 +202,7 @@ TWINS: dict[str, Twin] = {
             Part("scales", runs(296), width=8),
         )
     ),
-    "iq3_s_r4": Twin(
+    "iq3_s_r4": Interleaving(
         (
             _D,
             Part("codes", runs(8), slice(0, 8), order=_IQ3_S_ORDER),
@@ -209,5 +211,5 @@ TWINS: dict[str, Twin] = {
             Part("scales", slots(424, 16)),
         )
     ),
-    "iq2_bn_r4": Twin((Part("codes", T2.at(0)),)),
+    "iq2_bn_r4": Interleaving((Part("codes", T2.at(0)),)),
 }

@@ -10,10 +10,10 @@ import numpy as np
 from ..types import TYPES, TensorType
 from . import iqk, iquants, kquants, legacy
 from .description import BlockLayout
-from .interleaved import TWINS, Part, Twin
+from .interleaved import INTERLEAVINGS, Interleaving, Part
 
 _WRITTEN = {name.lower(): layout for family in (legacy, kquants, iquants, iqk) for name, layout in family.LAYOUTS.items()}
-_TWINS = {name.lower(): twin for name, twin in TWINS.items()}
+_INTERLEAVINGS = {name.lower(): interleaving for name, interleaving in INTERLEAVINGS.items()}
 
 
 @cache
@@ -27,16 +27,16 @@ def layout_of(type_name: str) -> BlockLayout:
     return written if written.codes.ndim == 3 else written.moved(lambda bits: bits[None])
 
 
-def twin_of(type_name: str) -> Twin:
+def interleaving_of(type_name: str) -> Interleaving:
     """Where the bits of the plain type go in this interleaved one. Raises KeyError for a type that is no permutation."""
-    return _TWINS[TYPES[type_name].name.lower()]
+    return _INTERLEAVINGS[TYPES[type_name].name.lower()]
 
 
 def plain_parts(type_name: str) -> list[tuple[Part, np.ndarray]]:
     """The parts of an interleaved type, each with its bit addresses in the plain block, int64 [numbers, width]."""
-    kind, twin = TYPES[type_name], twin_of(type_name)
-    plain = _joined(_WRITTEN[str(kind.base).lower()], twin.blocks, kind.block_bytes)
-    return [(part, part.plain_bits(plain)) for part in twin.parts]
+    kind, interleaving = TYPES[type_name], interleaving_of(type_name)
+    plain = _joined(_WRITTEN[str(kind.base).lower()], interleaving.blocks, kind.block_bytes)
+    return [(part, part.plain_bits(plain)) for part in interleaving.parts]
 
 
 def _joined(plain: BlockLayout, blocks: int, block_bytes: int) -> BlockLayout:
@@ -49,13 +49,13 @@ def _joined(plain: BlockLayout, blocks: int, block_bytes: int) -> BlockLayout:
 
 
 def _interleaved(kind: TensorType) -> BlockLayout:
-    twin = twin_of(kind.name)
-    to = np.full((kind.rows, 8 * kind.block_bytes * twin.blocks), -1)  # where each bit of a plain block goes, by row
+    interleaving = interleaving_of(kind.name)
+    to = np.full((kind.rows, 8 * kind.block_bytes * interleaving.blocks), -1)  # where each bit of a plain block goes, by row
     for part, bits in plain_parts(kind.name):
         to[:, bits] = part.place(kind.rows, *bits.shape)
-    layout = _joined(_WRITTEN[str(kind.base).lower()], twin.blocks, kind.block_bytes).moved(lambda bits: to[:, bits])
-    if twin.flip:
+    layout = _joined(_WRITTEN[str(kind.base).lower()], interleaving.blocks, kind.block_bytes).moved(lambda bits: to[:, bits])
+    if interleaving.flip:
         assert layout.table is not None
-        flip = twin.flip & (len(layout.table) - 1)
+        flip = interleaving.flip & (len(layout.table) - 1)
         layout = replace(layout, table=layout.table[np.arange(len(layout.table)) ^ flip])
-    return replace(layout, scrambled=any(part.scrambled for part in twin.parts))
+    return replace(layout, scrambled=any(part.scrambled for part in interleaving.parts))

@@ -13,7 +13,6 @@ import numpy as np
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...repack import pack, unpack
-from ...repack.interleave import type_named
 from .importance import guarded
 
 _LINE = 64  # bytes
@@ -97,7 +96,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     row length or row count that it cannot hold, or importance of another width or that is no weight (negative, not finite);
     NonFiniteError for NaN or infinity in x.
     """
-    kind = type_named(type)
+    kind = TYPES.find(type)
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
@@ -125,7 +124,7 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     """uint8 [rows, row_bytes] -> float32 [rows, n]; for a repacked type rows have to be whole groups. Raises PlanError."""
-    kind = type_named(type)
+    kind = TYPES.find(type)
     if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or q.shape[0] % kind.rows:
         raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
     if q.size == 0:

@@ -1,4 +1,4 @@
-"""pack and unpack against packed bytes of the reference implementation, and as inverses of each other for any bytes.
+"""pack and unpack against packed bytes of the reference implementation, and as inverses of each other for random bytes.
 
 data/golden_repack.npz: TYPE/base and TYPE/packed, the reference quantiser's output for the same float rows in the plain and in
 the interleaved type: one group of rows, 512 columns (q8_KV, whose row scale depends on all columns: 1024).
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, PlanError
-from ggufmill.formats.layouts.interleaved import TWINS
+from ggufmill.formats.layouts.interleaved import INTERLEAVINGS
 from ggufmill.repack import pack, unpack
 
 GOLDEN = np.load(Path(__file__).parent.parent / "data" / "golden_repack.npz")
@@ -31,7 +31,7 @@ def random_rows(name: str, groups: int, blocks: int, seed: int) -> tuple[np.ndar
 
 
 def test_every_type_with_a_base_has_a_layout():
-    assert set(PACKED) == set(TWINS)
+    assert set(PACKED) == set(INTERLEAVINGS)
     # No reference bytes exist for these four; the tests below build them from the written definition.
     assert set(PACKED) - set(WITH_GOLDEN) == {"q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "bf16_r16"}
 
@@ -65,8 +65,8 @@ def test_unpack_inverts_pack(name, groups, blocks, seed):
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_groups_and_blocks_stand_alone(name):
-    """A group packs the same alone; without row scales so does a run of blocks."""
+def test_groups_and_blocks_are_packed_independently(name):
+    """A group of rows alone gives the same bytes as among others; so does a run of blocks, without row scales."""
     q, n = random_rows(name, 2, 6, 7)
     kind, base = TYPES[name], TYPES[str(TYPES[name].base)]
     whole, _ = pack(q, name, n)
@@ -89,7 +89,7 @@ def test_bf16_r16_from_its_definition():
 
 
 @pytest.mark.parametrize(("name", "rows", "run"), [("q4_0_4x4", 4, 4), ("q4_0_4x8", 4, 8), ("q4_0_8x8", 8, 8)])
-def test_q4_0_of_older_files_from_its_definition(name, rows, run):
+def test_q4_0_types_of_older_files_from_their_definition(name, rows, run):
     q, n = random_rows(name, 1, 3, 2)
     blocks = q.reshape(rows, 3, 18)
     want = []
@@ -101,10 +101,10 @@ def test_q4_0_of_older_files_from_its_definition(name, rows, run):
     np.testing.assert_array_equal(pack(q, name, n)[0].ravel(), want)
 
 
-def test_q8_kv_gets_its_sums_back():
+def test_unpack_recomputes_the_row_sums_of_q8_kv():
     q, n = random_rows("q8_KV_r8", 1, 4, 3)
     broken = q.copy()
-    broken[:, 4:8] = 0  # a wrong sum is neither kept nor copied
+    broken[:, 4:8] = 0  # a wrong sum is not copied
     np.testing.assert_array_equal(unpack(pack(broken, "q8_KV", n)[0], "q8_KV_r8", n)[0], q)
 
 
@@ -119,7 +119,7 @@ def test_input_may_be_a_read_only_or_strided_view():
     np.testing.assert_array_equal(wide[:, 3:-2], q)
 
 
-def test_no_rows():
+def test_zero_rows():
     packed, _ = pack(np.empty((0, 18), np.uint8), "q4_0", 32)
     assert packed.shape == (0, 18)
     assert unpack(packed, "q4_0_r8", 32)[0].shape == (0, 18)
@@ -148,6 +148,6 @@ def test_refusals(action, shape, name, n, message):
         action(np.zeros(shape, np.uint8), name, n)
 
 
-def test_refuses_other_than_bytes():
+def test_arrays_of_another_dtype_are_refused():
     with pytest.raises(PlanError, match="int8"):
         pack(np.zeros((4, 144), np.int8), "q4_K", 256)

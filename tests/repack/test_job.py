@@ -1,4 +1,4 @@
-"""Whole files: repack, then undo, small GGUFs of random bytes."""
+"""Repacking GGUF files of random bytes, and undoing it."""
 
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def test_groups_do_not_straddle_experts(tmp_path):
     assert "6 rows" in plan.outputs[0].note
 
 
-def test_undo_of_runs_that_are_no_whole_groups(tmp_path, monkeypatch):
+def test_undo_of_row_ranges_that_cut_groups(tmp_path, monkeypatch):
     source = write(tmp_path / "in.gguf", [("output.weight", "q8_0", (64, 24)), ("blk.0.x_exps.weight", "iq4_ks", (256, 12, 2))])
     run(source, tmp_path / "packed.gguf")
     monkeypatch.setattr(execute_module, "CHUNK_ELEMENTS", 5 * 64)  # five rows, and one row
@@ -106,7 +106,7 @@ def test_undo_of_runs_that_are_no_whole_groups(tmp_path, monkeypatch):
     assert_same(plain, open_gguf(source))
 
 
-def test_patterns_choose_and_reach_bf16(tmp_path):
+def test_patterns_select_tensors_bf16_included(tmp_path):
     source = write(tmp_path / "in.gguf")
     packed, outputs = run(source, tmp_path / "a.gguf", pattern=["gate", r"blk\.0\.ffn_down"])
     changed = {name: o.type.name for name, o in outputs.items() if o.rule == "repack"}
@@ -141,12 +141,12 @@ def test_patterns_choose_and_reach_bf16(tmp_path):
         ("iq3_s", 27, 27),
     ],
 )
-def test_file_type_follows(tmp_path, kind, before, after):
+def test_file_type_is_that_of_the_repacked_tensors(tmp_path, kind, before, after):
     source = write(tmp_path / "in.gguf", [("output.weight", kind, (256, 8))], {"general.file_type": np.uint32(before)})
     assert plan_repack(source, tmp_path / "out.gguf").metadata == {"general.file_type": after}
 
 
-def test_file_type_is_not_invented(tmp_path):
+def test_no_file_type_is_added(tmp_path):
     source = write(tmp_path / "in.gguf", [("output.weight", "q8_0", (32, 8))], {})
     assert plan_repack(source, tmp_path / "out.gguf").metadata == {}
 
@@ -160,7 +160,7 @@ def test_split_model_becomes_one_file(tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 
-def test_fingerprint_tells_sources_apart(tmp_path):
+def test_fingerprints_of_different_sources_differ(tmp_path):
     a = write(tmp_path / "a.gguf", [("output.weight", "q8_0", (32, 8))], {})
     b = write(tmp_path / "b.gguf", [("output.weight", "q8_0", (32, 8))], {})
     plans = [plan_repack(p, tmp_path / "out.gguf") for p in (a, a, b)]
@@ -183,7 +183,7 @@ def test_nothing_to_do_and_bad_patterns(tmp_path, options, message):
         plan_repack(source, tmp_path / "out.gguf", **options)
 
 
-def test_bf16_is_said_to_wait_for_a_pattern(tmp_path):
+def test_bf16_alone_needs_a_pattern(tmp_path):
     source = write(tmp_path / "in.gguf", [("a.weight", "bf16", (32, 16)), ("b.weight", "f32", (32,))], {})
     with pytest.raises(PlanError, match=r"nothing to do: bf16 is only repacked when asked for \(--pattern\)"):
         plan_repack(source, tmp_path / "out.gguf")

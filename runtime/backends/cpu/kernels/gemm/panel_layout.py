@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from ......formats.layouts import layout_of, twin_of
+from ......formats.layouts import interleaving_of, layout_of
 from ......formats.layouts.description import SIGNED_BYTES
 from ......formats.types import TYPES
 
@@ -60,7 +60,7 @@ def panel_layout(type_name: str) -> PanelLayout | None:
     kind, layout = TYPES[type_name], layout_of(type_name)
     if not kind.has_codec or (kind.rows > 1 and kind.base is None) or layout.table is None or layout.size > 1:
         return None
-    if layout.digits is not None or layout.gray_words or (kind.base and twin_of(type_name).flip):
+    if layout.digits is not None or layout.gray_words or (kind.base and interleaving_of(type_name).flip):
         return None
     values = layout.values[:, 0]
     signed_bytes = np.array_equal(values, SIGNED_BYTES)
