@@ -1,7 +1,8 @@
-"""Sixteen blocks of a float32 matrix brought side by side as lanes, and the weights of their errors.
+"""Sixteen blocks of a float32 matrix transposed to lanes, so that a kernel works on sixteen blocks at a time.
 
-A matrix [rows, n] is taken as one run of blocks of `size` elements, counted through all rows. What lies beyond the last
-block is zeros: encoders work them out with the rest and drop them.
+A matrix [rows, n] is a sequence of blocks of `size` elements, counted through all rows. In an array of lanes, float32
+[16 * size], element i of the sixteen blocks lies at [16 * i ... 16 * i + 15], one lane per block. Lanes beyond the last block
+hold zeros; encoders compute them along with the others and drop them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from ...simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 
 
 @kernel
-def take_blocks(x, first, size, out):
-    """Blocks first ... first + 15 of the matrix x as an array of lanes [LANES * size]."""
+def transpose_blocks(x, first, size, out):
+    """Blocks first ... first + 15 of the matrix x as an array of lanes `out`."""
     flat = x.reshape(-1)
     count = min(LANES, flat.size // size - first)
     if count < LANES:
@@ -26,23 +27,23 @@ def take_blocks(x, first, size, out):
 
 
 @kernel
-def take_importance(importance, x, first, size, out):
-    """The importance ([1, n] or [rows, n]) of blocks first ... first + 15 of x as an array of lanes."""
+def transpose_importance(importance, x, first, size, out):
+    """The importance ([1, n] or [rows, n]) of blocks first ... first + 15 of x as an array of lanes `out`."""
     n = x.shape[1]
     count = min(LANES, x.size // size - first)
     if count < LANES:
         out[: LANES * size] = 0
     for lane in range(count):
         start = (first + lane) * size
-        v = importance[(start // n) % importance.shape[0]]
+        qw = importance[(start // n) % importance.shape[0]]
         column = start % n
         for i in range(size):
-            out[LANES * i + lane] = v[column + i]
+            out[LANES * i + lane] = qw[column + i]
 
 
 @kernel
 def sum_of_squares(x, at, n):
-    """Sums of the squares of n elements, in order, as lanes."""
+    """Sums of squares of n elements of arrays of lanes, in element order, as lanes."""
     total = splat(0)
     for i in range(n):
         v = load(x, at + LANES * i)
@@ -51,16 +52,16 @@ def sum_of_squares(x, at, n):
 
 
 @kernel
-def weigh_lanes(x, v, at, n, sigma2, w):
-    """w = v * sqrt(sigma2 + x^2) for n elements (spec D.0)."""
+def importance_weights(x, qw, at, n, sigma2, w):
+    """w = qw * sqrt(sigma2 + x^2) for n elements of arrays of lanes: llama.cpp's weights with importance qw (quant_weights)."""
     for i in range(at, at + LANES * n, LANES):
         xi = load(x, i)
-        store(w, i, load(v, i) * sqrt_lanes(fma_lanes(xi, xi, sigma2)))
+        store(w, i, load(qw, i) * sqrt_lanes(fma_lanes(xi, xi, sigma2)))
 
 
 @kernel
-def weigh_by_square(x, at, n, w):
-    """w = x^2 for n elements: the usual weight where there is no importance."""
+def square_weights(x, at, n, w):
+    """w = x^2 for n elements of arrays of lanes: the usual weights without importance."""
     for i in range(at, at + LANES * n, LANES):
         xi = load(x, i)
         store(w, i, xi * xi)
@@ -68,10 +69,10 @@ def weigh_by_square(x, at, n, w):
 
 @kernel
 def row_mean_squares(x, out):
-    """Mean of the squares of each row of x, float32 [rows], summed in order; sixteen rows at a time to hide the latency."""
+    """Mean square of each row of x into out, float32 [rows], summed in element order, sixteen rows at a time."""
     rows, n = x.shape
     totals = np.empty(LANES, np.float32)
-    part = np.zeros(LANES * 32, np.float32)
+    tile = np.zeros(LANES * 32, np.float32)
     for first in range(0, rows, LANES):
         count = min(LANES, rows - first)
         total = splat(0)
@@ -79,9 +80,9 @@ def row_mean_squares(x, out):
             width = min(32, n - start)
             for lane in range(count):
                 for i in range(width):
-                    part[LANES * i + lane] = x[first + lane, start + i]
+                    tile[LANES * i + lane] = x[first + lane, start + i]
             for i in range(width):
-                v = load(part, LANES * i)
+                v = load(tile, LANES * i)
                 total = fma_lanes(v, v, total)
         store(totals, 0, total)
         for lane in range(count):

@@ -1,35 +1,55 @@
-"""Keeping numbers of any size within what encoders can square: scaling by powers of two, and float16 without infinity."""
+"""Keeping encoders within the range of their float formats: scaling by powers of two, and float16 scales.
+
+Encoders square weights and importance in float32. Rows whose magnitudes are extreme are scaled by a power of two beforehand,
+which changes nothing else, and their scales by its inverse afterwards.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .iqk.fit import peaks
-from .iqk.scale_search import DEAD
+from ...simd.compile import kernel
+from ...simd.lanes import LANES, load, max_lanes, reduce_max
 
-_LARGEST_HALF = np.float32(65504)
-_ORDINARY = (-10, 2)  # binary exponents of weights and ...
-_TAME = 20  # ... of importance that need no care
+_LARGEST_F16 = np.float32(65504)
+_MAX_IMPORTANCE_EXPONENT = 20  # binary exponents up to this magnitude need no scaling
 
 
-def normalised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [units, n] divided by 2 ** exponents, int32 [units]): units of extreme weights only, to keep squares in range.
+@kernel
+def _row_amax(x, out):
+    """Largest magnitude of each row of float32 x [rows, a multiple of 16] into out [rows]."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        amax = abs(load(row, 0))
+        for j in range(LANES, row.size, LANES):
+            amax = max_lanes(amax, abs(load(row, j)))
+        out[r] = reduce_max(amax)
 
-    Powers of two change nothing else.
+
+def normalise_rows(x: np.ndarray, exponents: tuple[int, int], min_amax: float = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scales rows of extreme magnitude: float32 [rows, n] -> (float32 [rows, n] = x / 2^shifts, int32 shifts [rows]).
+
+    exponents: rows whose amax has a binary exponent (of frexp) above the first and up to the second stay as they are, and so
+    do rows with an amax below min_amax; their shift is 0.
     """
-    tops = np.empty(len(x), np.float32)
-    peaks(x, tops)
-    exponents = np.frexp(tops)[1]
-    exponents[(tops < DEAD) | ((exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1]))] = 0
-    return (np.ldexp(x, -exponents[:, None]) if exponents.any() else x), exponents
+    amax = np.empty(len(x), np.float32)
+    _row_amax(x, amax)
+    shifts = np.frexp(amax)[1]
+    shifts[(amax < min_amax) | ((shifts > exponents[0]) & (shifts <= exponents[1]))] = 0
+    return (np.ldexp(x, -shifts[:, None]) if shifts.any() else x), shifts
 
 
-def tamed(importance: np.ndarray) -> np.ndarray:
-    """Importance times a power of two, if it is very large or very small."""
+def normalise_importance(importance: np.ndarray) -> np.ndarray:
+    """Importance times a power of two that brings its maximum to 0.5 ... 1, if that is very large or very small."""
     exponent = np.frexp(importance.max(initial=0))[1]
-    return np.ldexp(importance, -exponent) if abs(exponent) > _TAME else importance
+    return np.ldexp(importance, -exponent) if abs(exponent) > _MAX_IMPORTANCE_EXPONENT else importance
 
 
-def as_half(d: np.ndarray) -> np.ndarray:
-    """float32 -> float16, the largest number in place of infinity."""
-    return np.clip(d, -_LARGEST_HALF, _LARGEST_HALF).astype("<f2")
+def to_f16(d: np.ndarray) -> np.ndarray:
+    """float32 -> float16 (little-endian), the largest finite number in place of infinity."""
+    return np.clip(d, -_LARGEST_F16, _LARGEST_F16).astype("<f2")
+
+
+def f16_scales(blocks: np.ndarray, at: int = 0) -> np.ndarray:
+    """The float16 at byte `at` of each block: uint8 [blocks, bytes] -> float32 [blocks]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)[:, 0].astype(np.float32)

@@ -1,4 +1,4 @@
-"""f32, f16 and bf16 as tensor types: conversions, with no choice to make."""
+"""f32, f16 and bf16 as tensor types: conversions without parameters to search."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from .registry import Codec
 
 
 @kernel
-def _to_half(x, out):
-    """float32 [n] -> uint16 [n], n a multiple of 16."""
+def _to_f16(x, out):
+    """float32 [n] -> float16 as uint16 [n], n a multiple of 16."""
     for i in range(0, x.size, LANES):
         store_half(out, i, load(x, i))
 
 
 @kernel
-def _from_half(words, out):
+def _from_f16(words, out):
+    """float16 as uint16 [n] -> float32 [n], n a multiple of 16."""
     for i in range(0, words.size, LANES):
         store(out, i, load_half(words, i))
 
 
-def _whole(flat: np.ndarray) -> np.ndarray:
-    """A vector of any length, made up with zeros to a multiple of 16."""
+def _padded(flat: np.ndarray) -> np.ndarray:
+    """A vector padded with zeros to a multiple of 16 elements."""
     return np.pad(flat, (0, -flat.size % LANES))
 
 
@@ -37,12 +38,12 @@ def _decode_f32(q: np.ndarray, n: int) -> np.ndarray:
 
 
 def _encode_f16(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """Nearest, ties to even; what float16 cannot hold becomes its largest finite number, for encoders give finite output."""
+    """Nearest, ties to even. What overflows float16 becomes its largest finite number: encoders always give finite output."""
     flat = x.reshape(-1)
     if flat.size % LANES:
-        flat = _whole(flat)
+        flat = _padded(flat)
     out = np.empty(flat.size, np.uint16)
-    _to_half(flat, out)
+    _to_f16(flat, out)
     return out[: x.size].reshape(x.shape).view(np.uint8)
 
 
@@ -50,9 +51,9 @@ def _decode_f16(q: np.ndarray, n: int) -> np.ndarray:
     words = q.view(np.uint16).reshape(-1)
     size = words.size
     if size % LANES:
-        words = _whole(words)
+        words = _padded(words)
     out = np.empty(words.size, np.float32)
-    _from_half(words, out)
+    _from_f16(words, out)
     return out[:size].reshape(-1, n)
 
 

@@ -1,8 +1,8 @@
-"""mxfp4: blocks of 32 four-bit floats (E2M1) with a power of two as their scale (OCP Microscaling Formats; spec B, D.1).
+"""mxfp4: blocks of 32 four-bit floats (E2M1) with a power of two as scale (OCP Microscaling Formats specification, 2023).
 
-The usual rule takes the exponent of the largest element, less 2; it cuts off what lies above 6/8 of the next power of two. Here
-the next larger exponent is tried as well, and the one with the smaller (importance-weighted) squared error is kept. Rows that
-came from mxfp4 are reproduced exactly.
+The exponent that the specification and llama.cpp take, that of the largest element less 2, clips magnitudes above 6/8 of the
+next power of two. Here the next larger exponent is tried as well, and the one of smaller squared error, weighted by importance,
+is taken. Rows that were decoded from mxfp4 are reproduced exactly. See docs/formats/encoders.md (legacy types).
 """
 
 from __future__ import annotations
@@ -26,87 +26,93 @@ from ...simd.lanes import (
     splat,
     store,
 )
-from .importance import as_rows
-from .registry import Codec, decoder
+from .importance import importance_rows
+from .registry import Codec, kernel_decoder
 
 BLOCK = 32
 _BYTES = TYPES["mxfp4"].block_bytes
 
 _VALUE_BYTES = E2M1_DOUBLED.astype(np.int8)
 
-# Half of 2^(E - 127) for each exponent byte E: the unit of E2M1_DOUBLED.
-_UNITS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
-# The inverse of the units below this one is infinite. Blocks of magnitudes below 2^-122 lose precision by it.
-_LEAST = 3
-_INVERSES = np.concatenate([np.zeros(_LEAST), np.ldexp(1.0, 128 - np.arange(_LEAST, 256))]).astype(np.float32)
+# Half of 2^(E - 127) for each exponent byte E: the scale of E2M1_DOUBLED.
+_SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
+# The inverses of smaller scales are infinite. Blocks with magnitudes below 2^-122 lose precision by this limit.
+_MIN_EXPONENT = 3
+_INVERSES = np.concatenate([np.zeros(_MIN_EXPONENT), np.ldexp(1.0, 128 - np.arange(_MIN_EXPONENT, 256))]).astype(np.float32)
 
-_TIES_DOWN = np.float32(1 - 2**-23)  # halfway between two values the smaller magnitude is taken
+_TIE_DOWN = np.float32(1 - 2**-23)  # ties go to the smaller magnitude
 
 
 @kernel
-def _round(x, inverse):
-    """The magnitude, in units, of the value nearest to x."""
-    y = abs(x) * inverse * _TIES_DOWN
+def _nearest_magnitude(x, inverse):
+    """The magnitude of the E2M1 value nearest to x, in units of half the scale."""
+    y = abs(x) * inverse * _TIE_DOWN
     step = select(y < 4, splat(1), select(y < 8, splat(2), splat(4)))
-    over = select(y < 4, splat(1), select(y < 8, splat(0.5), splat(0.25)))
-    return round_product_lanes(min_lanes(y, splat(12)), over) * step
+    inverse_step = select(y < 4, splat(1), select(y < 8, splat(0.5), splat(0.25)))
+    return round_product_lanes(min_lanes(y, splat(12)), inverse_step) * step
 
 
 @kernel
 def _code(x, inverse):
-    v = _round(x, inverse)
+    """The four-bit code of the E2M1 value nearest to x."""
+    v = _nearest_magnitude(x, inverse)
     code = select(v < 4, v, select(v < 8, v * 0.5 + 2, v * 0.25 + 4))
     return select((x < 0) & (v > 0), code + 8, code)
 
 
 @kernel
-def _miss(x, unit, inverse):
-    return abs(x) - _round(x, inverse) * unit
+def _rounding_error(x, scale, inverse):
+    """|x| less the magnitude of the E2M1 value nearest to it."""
+    return abs(x) - _nearest_magnitude(x, inverse) * scale
 
 
 @kernel
-def _encode(x, importance, units, inverses, out):
-    """out: uint8 [rows, row_bytes]. Here the lanes are elements of one block."""
+def _encode(x, importance, scales, inverses, out):
+    """x float32 [rows, n] -> out uint8 [rows, row_bytes]. Lanes are elements of one block here."""
     rows, n = x.shape
-    top = np.empty(1, np.float32)
-    bits = top.view(np.uint32)
+    amax = np.empty(1, np.float32)
+    amax_bits = amax.view(np.uint32)
     for r in range(rows):
-        row, to = x[r], out[r]
-        v = importance[r % importance.shape[0]] if importance.shape[0] > 0 else row
+        row, out_row = x[r], out[r]
+        qw = importance[r % importance.shape[0]] if importance.shape[0] > 0 else row
         for b in range(n // BLOCK):
             a, c = load(row, BLOCK * b), load(row, BLOCK * b + LANES)
-            top[0] = reduce_max(max_lanes(abs(a), abs(c)))
-            e = max(np.int64(bits[0] >> np.uint32(23)) - 2, _LEAST)
-            miss_a, miss_c = _miss(a, units[e], inverses[e]), _miss(c, units[e], inverses[e])
-            more_a, more_c = _miss(a, units[e + 1], inverses[e + 1]), _miss(c, units[e + 1], inverses[e + 1])
-            # In units, so that squares of tiny and of huge weights stay in range.
-            unit = inverses[e]
-            miss_a, miss_c, more_a, more_c = miss_a * unit, miss_c * unit, more_a * unit, more_c * unit
-            gain_a, gain_c = fma_lanes(miss_a, miss_a, -(more_a * more_a)), fma_lanes(miss_c, miss_c, -(more_c * more_c))
+            amax[0] = reduce_max(max_lanes(abs(a), abs(c)))
+            e = max(np.int64(amax_bits[0] >> np.uint32(23)) - 2, _MIN_EXPONENT)
+            error_a = _rounding_error(a, scales[e], inverses[e])
+            error_c = _rounding_error(c, scales[e], inverses[e])
+            next_error_a = _rounding_error(a, scales[e + 1], inverses[e + 1])
+            next_error_c = _rounding_error(c, scales[e + 1], inverses[e + 1])
+            # In multiples of the scale, so that squares of tiny and of huge weights stay in range.
+            inverse = inverses[e]
+            error_a, error_c = error_a * inverse, error_c * inverse
+            next_error_a, next_error_c = next_error_a * inverse, next_error_c * inverse
+            gain_a = fma_lanes(error_a, error_a, -(next_error_a * next_error_a))
+            gain_c = fma_lanes(error_c, error_c, -(next_error_c * next_error_c))
             if importance.shape[0] > 0:
-                gain_a, gain_c = gain_a * load(v, BLOCK * b), gain_c * load(v, BLOCK * b + LANES)
+                gain_a, gain_c = gain_a * load(qw, BLOCK * b), gain_c * load(qw, BLOCK * b + LANES)
             if reduce_sum(gain_a + gain_c) > 0:
                 e += 1
-            to[_BYTES * b] = e if top[0] > 0 else 0
-            store(to, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), splat(16), _code(a, inverses[e])))
+            out_row[_BYTES * b] = e if amax[0] > 0 else 0
+            store(out_row, _BYTES * b + 1, fma_lanes(_code(c, inverses[e]), splat(16), _code(a, inverses[e])))
 
 
 @kernel
-def _decode(q, units, out):
-    """q: uint8 [bytes]; out: float32 [elements]."""
+def _decode(q, scales, out):
+    """q uint8 [bytes] -> out float32 [elements]."""
     table = load_bytes(_VALUE_BYTES, 0)
     for b in range(out.size // BLOCK):
-        unit, nibbles = units[q[_BYTES * b]], load_bytes(q, _BYTES * b + 1)
-        store(out, BLOCK * b, i8_to_float(lookup_bytes(table, nibbles & 15)) * unit)
-        store(out, BLOCK * b + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * unit)
+        scale, nibbles = scales[q[_BYTES * b]], load_bytes(q, _BYTES * b + 1)
+        store(out, BLOCK * b, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
+        store(out, BLOCK * b + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """float32 [rows, n], n a multiple of 32, and importance float32 [n] or None -> uint8 [rows, n / 32 * 17] (spec part B)."""
+    """mxfp4: float32 [rows, n], n a multiple of 32, importance float32 [n] or None -> uint8 [rows, n / 32 * 17]."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["mxfp4"].row_bytes(n)), np.uint8)
-    _encode(x, as_rows(importance), _UNITS, _INVERSES, out)
+    _encode(x, importance_rows(importance), _SCALES, _INVERSES, out)
     return out
 
 
-CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, decoder(_decode, _UNITS))}
+CODECS: dict[str, Codec] = {"mxfp4": Codec(encode, kernel_decoder(_decode, _SCALES))}

@@ -1,4 +1,4 @@
-"""Encoding and decoding rows of any type: the registry of codec modules, one per family."""
+"""Encoding and decoding rows of any tensor type: the registry of codecs, one module per family of types."""
 
 from __future__ import annotations
 
@@ -13,66 +13,74 @@ import numpy as np
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...repack import pack, unpack
-from .importance import guarded
+from .importance import guard_importance
 
-_LINE = 64  # bytes
+_CACHE_LINE = 64  # bytes
 
 
 @dataclass(frozen=True)
 class Codec:
-    """encode: (float32 [rows, n], importance) -> uint8 [rows, row_bytes]; decode: (that, n) -> float32 [rows, n].
+    """The encoder and decoder of one tensor type.
 
-    Importance is None, float32 [n] for all rows alike, or [rows, n]. Both take and give C-contiguous arrays; encode sees finite
-    values and at least one row. An interleaved type with a base needs no codec: `pack` makes it from its base. One without
-    (q8_k_r8), or for which that would take longer than encoding (q8_KV_r8), has its own, which is given whole groups of rows.
+    encode         (x float32 [rows, n], importance) -> uint8 [rows, row_bytes]. importance: None, float32 [n] for all rows or
+                   [rows, n]. x has at least one row and, unless `checks_finite`, only finite values.
+    decode         (q uint8 [rows, row_bytes], n) -> float32 [rows, n]
+    checks_finite  `encode` itself raises NonFiniteError for NaN and infinity, so that x need not be scanned before
+
+    All arrays are C-contiguous. A repacked type needs no codec: `pack` makes it from its base type. An interleaved type without
+    a base (q8_k_r8), or whose repacking would take longer than encoding (q8_KV_r8), has a codec that is given whole groups of
+    rows.
     """
 
     encode: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
-    looks: bool = False  # encode may be given what is not finite and calls `refuse_nonfinite` itself: it looks at x once less
+    checks_finite: bool = False
 
 
-def new_rows(rows: int, n: int) -> np.ndarray:
-    """float32 [rows, n] with any contents, from the start of a cache line on: vector stores across two lines are slow."""
-    whole = np.empty(rows * n + _LINE // 4, np.float32)
-    start = -whole.ctypes.data % _LINE // 4
-    return whole[start : start + rows * n].reshape(rows, n)
+def empty_rows(rows: int, n: int) -> np.ndarray:
+    """Uninitialised float32 [rows, n] aligned to a cache line: vector stores that cross two lines are slow."""
+    buffer = np.empty(rows * n + _CACHE_LINE // 4, np.float32)
+    start = -buffer.ctypes.data % _CACHE_LINE // 4
+    return buffer[start : start + rows * n].reshape(rows, n)
 
 
-def decoder(run: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
-    """`decode` of a codec whose kernel takes all bytes of the rows and fills in all elements: run(q, *arguments, out), with q
-    uint8 [bytes], read-only so that the kernel has a single signature, and out float32 [elements]."""
+def kernel_decoder(decode_kernel: Callable[..., None], *arguments: Any) -> Callable[[np.ndarray, int], np.ndarray]:
+    """`Codec.decode` for a kernel that takes the bytes of all rows and fills all elements.
+
+    The kernel is called as decode_kernel(q, *arguments, out): q uint8 [bytes], read-only, so that it is compiled for a single
+    signature; out float32 [elements].
+    """
 
     def decode(q: np.ndarray, n: int) -> np.ndarray:
-        bytes_ = q.reshape(-1).view()
-        bytes_.flags.writeable = False
-        out = new_rows(len(q), n)
-        run(bytes_, *arguments, out.reshape(-1))
+        flat = q.reshape(-1).view()
+        flat.flags.writeable = False
+        out = empty_rows(len(q), n)
+        decode_kernel(flat, *arguments, out.reshape(-1))
         return out
 
     return decode
 
 
-# Packed types whose encoder makes up importance for blocks of this many elements that have none (spec D.0), though
-# the encoder of their base type does not: so their bytes are not always those of the packed base type.
-_GUARDED = {
+# Block size -> repacked types whose encoders guard importance (docs/formats/encoders.md, imatrix sanitising) while those of
+# their base types do not: their bytes are not always those of the repacked base type.
+_GUARDED_PACKED_TYPES = {
     32: ("iq4_nl_r4", "q4_0_r8", "q6_0_r4", "iq4_xs_r8", "q4_k_r4", "q5_k_r4", "iq2_xxs_r4", "iq3_xxs_r4"),
     16: ("q2_k_r4", "q3_k_r4", "q6_k_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_s_r4"),
 }
-_GUARD_OF = {name: block for block, names in _GUARDED.items() for name in names}
+_GUARD_BLOCK_OF = {name: block for block, names in _GUARDED_PACKED_TYPES.items() for name in names}
 
 
 class NonFiniteError(MillError):
-    """A weight is NaN or infinite; row and column say where in the array that was to be encoded."""
+    """A weight is NaN or infinite. row, column: its place in the array that was to be encoded; value: the weight."""
 
     def __init__(self, row: int, column: int, value: float):
         super().__init__(f"the weight at row {row}, column {column} is {value}")
         self.row, self.column, self.value = row, column, value
 
 
-def can_encode(kind: TensorType) -> bool:
-    """Whether `encode` and `decode` know this type."""
-    return kind.has_codec
+def can_encode(tensor_type: TensorType) -> bool:
+    """Whether `encode` and `decode` support this type."""
+    return tensor_type.has_codec
 
 
 @cache
@@ -83,59 +91,69 @@ def _codec(name: str) -> Codec:
     return import_module(f".{module}", __package__).CODECS[name.lower()]
 
 
-def refuse_nonfinite(x: np.ndarray) -> NoReturn:
-    """Raises NonFiniteError for the first number of [rows, columns] that is NaN or infinite; there has to be one."""
+def raise_nonfinite(x: np.ndarray) -> NoReturn:
+    """Raises NonFiniteError for the first NaN or infinite value of [rows, columns]; there must be one."""
     row, column = map(int, np.argwhere(~np.isfinite(x))[0])
     raise NonFiniteError(row, column, float(x[row, column]))
 
 
 def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
-    """float32 [rows, n] -> uint8 [rows, row_bytes] of the named type, repacked types included.
+    """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
-    importance: float32 [n], the weight of each column's squared error; None for none. Raises PlanError for an unknown type, a
-    row length or row count that it cannot hold, or importance of another width or that is no weight (negative, not finite);
-    NonFiniteError for NaN or infinity in x.
+    x           float32 (other dtypes are converted), C-contiguous or not
+    type        name of any type with a codec, in any letter case, repacked types included
+    importance  float32 [n], weight of each column's squared error (mean squared activations of an imatrix); None for none
+
+    Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
+    type), and for importance of another width or with negative or non-finite entries; NonFiniteError for NaN or infinity in x.
+    The layouts are those of docs/formats/layouts.md, the searches those of docs/formats/encoders.md.
     """
-    kind = TYPES.find(type)
+    tensor_type = TYPES.find(type)
     x = np.ascontiguousarray(x, np.float32)
     if x.ndim != 2:
         raise PlanError(f"encode takes an array of [rows, columns], not of {x.ndim} dimensions")
     rows, n = x.shape
-    kind.row_bytes(n)
-    if rows % kind.rows:
-        raise PlanError(f"{kind.name} interleaves {kind.rows} rows; {rows} rows are no multiple of it")
+    tensor_type.row_bytes(n)
+    if rows % tensor_type.rows:
+        raise PlanError(f"{tensor_type.name} interleaves {tensor_type.rows} rows; {rows} rows are no multiple of it")
     if importance is not None:
         importance = np.ascontiguousarray(importance, np.float32)
         if importance.shape != (n,):
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
         if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
-    base = _with_codec(kind)
-    codec = _codec(base.name)
-    if not codec.looks and not all_finite(x, "f32"):
-        refuse_nonfinite(x)
+    codec_type = _codec_type(tensor_type)
+    codec = _codec(codec_type.name)
+    if not codec.checks_finite and not all_finite(x, "f32"):
+        raise_nonfinite(x)
     if x.size == 0:
-        return np.empty((rows, kind.row_bytes(n)), np.uint8)
-    if importance is not None and kind.name.lower() in _GUARD_OF:
-        importance = guarded(x, importance, _GUARD_OF[kind.name.lower()])
+        return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
+    if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
+        importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
     q = codec.encode(x, importance)
-    return q if base is kind else pack(q, kind.name, n)[0]
+    return q if codec_type is tensor_type else pack(q, tensor_type.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
-    """uint8 [rows, row_bytes] -> float32 [rows, n]; for a repacked type rows have to be whole groups. Raises PlanError."""
-    kind = TYPES.find(type)
-    if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or q.shape[0] % kind.rows:
-        raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
+    """Dequantises rows of a tensor type: uint8 [rows, row_bytes] -> float32 [rows, n].
+
+    n: elements per row. Rows of an interleaved type have to be whole groups. Raises PlanError for an unknown type and for an
+    array of another shape.
+    """
+    tensor_type = TYPES.find(type)
+    if q.ndim != 2 or q.shape[1] != tensor_type.row_bytes(n) or q.shape[0] % tensor_type.rows:
+        raise PlanError(
+            f"{tensor_type.name} rows of {n} elements take {tensor_type.row_bytes(n)} bytes each, not an array of {q.shape}"
+        )
     if q.size == 0:
         return np.empty((len(q), n), np.float32)
     q = np.ascontiguousarray(q)
-    base = _with_codec(kind)
-    if base is not kind:
-        q, _ = unpack(q, kind.name, n)
-    return _codec(base.name).decode(q, n)
+    codec_type = _codec_type(tensor_type)
+    if codec_type is not tensor_type:
+        q, _ = unpack(q, tensor_type.name, n)
+    return _codec(codec_type.name).decode(q, n)
 
 
-def _with_codec(kind: TensorType) -> TensorType:
-    """The type itself if it has a codec or is plain, else the plain type whose bits it permutes."""
-    return kind if kind.base is None or kind.codec is not None else TYPES[kind.base]
+def _codec_type(tensor_type: TensorType) -> TensorType:
+    """The type whose codec is used: the type itself if it has one, else the plain type whose bits it permutes."""
+    return tensor_type if tensor_type.codec is not None else TYPES.plain(tensor_type)

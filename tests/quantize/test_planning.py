@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -262,7 +264,8 @@ def test_error_for_a_nonfinite_weight_names_tensor_row_and_column(tmp_path):
 
 def test_metadata_record_recipe_imatrix_and_version(tmp_path):
     importance = Importance({}, {"quantize.imatrix.file": "x.imatrix", "quantize.imatrix.entries_count": np.int32(5)})
-    options = {"rules": parse_rules(".*=q8_0"), "recipe_text": ".*=q8_0", "version": "9.9", "importance": importance}
+    options: dict[str, Any] = {"rules": parse_rules(".*=q8_0"), "recipe_text": ".*=q8_0", "version": "9.9"}
+    options["importance"] = importance
     metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options).metadata
     assert metadata["ggufmill.recipe"] == ".*=q8_0"
     assert metadata["ggufmill.version"] == "9.9"

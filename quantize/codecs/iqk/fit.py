@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....simd.compile import kernel
-from ....simd.lanes import LANES, fma_lanes, load, max_lanes, reduce_max, splat, sqrt_lanes, store
+from ....simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
 from .scale_search import largest_element, search_of_three, search_of_two
@@ -26,17 +26,6 @@ _SUPERBLOCK = 256
 _TOGETHER = 4
 
 _GROUP = 4096  # weights to work on at a time
-
-
-@kernel
-def peaks(x, out):
-    """The largest magnitude of each row of float32 x [rows, a multiple of LANES] into out [rows]."""
-    for r in range(x.shape[0]):
-        row = x[r]
-        top = abs(load(row, 0))
-        for j in range(LANES, row.size, LANES):
-            top = max_lanes(top, abs(load(row, j)))
-        out[r] = reduce_max(top)
 
 
 @kernel

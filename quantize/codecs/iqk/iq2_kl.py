@@ -12,12 +12,12 @@ from ....formats.layouts import layout_of
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import round_product
-from ..float_range import as_half, normalised, tamed
-from ..importance import guarded
+from ..float_range import normalise_importance, normalise_rows, to_f16
+from ..importance import guard_importance
 from ..registry import Codec
 from .fit import weigh_units
 from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, score_pairs, search_pairs, take_lines
-from .scale_search import largest_element
+from .scale_search import DEAD, ORDINARY_EXPONENTS, largest_element
 
 _KIND = TYPES["iq2_kl"]
 _SUPERBLOCK = 256
@@ -122,8 +122,8 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     The layout is that of the spec (part B), the search our own for its weights and error (D.6).
     """
     rows, n = x.shape
-    v = tamed(guarded(x, importance, BLOCK))
-    x, exponents = normalised(x)
+    v = normalise_importance(guard_importance(x, importance, BLOCK))
+    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, DEAD)
     codes, levels = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
     _fit(x, v, codes, levels, d)
@@ -133,7 +133,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     blocks = blocks.reshape(rows, -1)
     blocks[d == 0] = 0
     d = np.where(d == 0, np.float32(0), d)  # not -0
-    return np.concatenate([as_half(np.ldexp(d, exponents))[:, None].view(np.uint8), blocks], axis=1)
+    return np.concatenate([to_f16(np.ldexp(d, exponents))[:, None].view(np.uint8), blocks], axis=1)
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:

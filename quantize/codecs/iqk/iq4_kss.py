@@ -14,12 +14,12 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store
 from ....simd.scalar import round_product
 from ....simd.table_lookup import lookup16
-from ..float_range import normalised, tamed
-from ..importance import guarded
+from ..float_range import normalise_importance, normalise_rows
+from ..importance import guard_importance
 from ..registry import Codec
 from .fit import weigh_units
 from .iq4_kss_search import BLOCK, SIZE, put_quads, search_quads, take_quads, try_quads
-from .scale_search import largest_element
+from .scale_search import DEAD, ORDINARY_EXPONENTS, largest_element
 from .value_tables import V4
 
 _KIND = TYPES["iq4_kss"]
@@ -142,8 +142,8 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     The layout is that of the spec (part B), the search our own for its weights and error (D.6).
     """
     rows, n = x.shape
-    v = tamed(guarded(x, importance, BLOCK))
-    x, exponents = normalised(x)
+    v = normalise_importance(guard_importance(x, importance, BLOCK))
+    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, DEAD)
     entries = np.empty(x.shape, np.float32)
     flags, levels = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)

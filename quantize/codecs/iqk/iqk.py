@@ -12,13 +12,13 @@ import numpy as np
 
 from ....formats import TYPES
 from ....formats.layouts import BlockLayout, layout_of
-from ..float_range import as_half, normalised, tamed
-from ..importance import guarded
-from ..registry import Codec, new_rows
+from ..float_range import normalise_importance, normalise_rows, to_f16
+from ..importance import guard_importance
+from ..registry import Codec, empty_rows
 from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
 from .headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
-from .scale_search import trial_steps
+from .scale_search import DEAD, ORDINARY_EXPONENTS, trial_steps
 from .segment_search import sorting_network
 from .value_tables import choices, midpoints, needs_three, value_table
 
@@ -106,9 +106,9 @@ class _Type:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        v = tamed(guarded(x, importance, self.block))
+        v = normalise_importance(guard_importance(x, importance, self.block))
         unit = n if self.by_row else _SUPERBLOCK
-        x, exponents = normalised(x.reshape(-1, unit))
+        x, exponents = normalise_rows(x.reshape(-1, unit), ORDINARY_EXPONENTS, DEAD)
         codes = np.empty(x.shape, np.uint8)
         levels = np.empty((len(x), unit // self.block), np.float32)
         flags = np.empty(levels.shape, np.uint8)
@@ -131,9 +131,9 @@ class _Type:
         if not self.by_row:
             if self.blank:
                 d = np.where(d == 0, np.float32(0), d)  # not -0
-            blocks[:, :2] = as_half(d)[:, None].view(np.uint8)
+            blocks[:, :2] = to_f16(d)[:, None].view(np.uint8)
             return blocks.reshape(rows, -1)
-        scale = (d.astype("<f4") if kind.row_meta == 4 else as_half(d))[:, None].view(np.uint8)
+        scale = (d.astype("<f4") if kind.row_meta == 4 else to_f16(d))[:, None].view(np.uint8)
         return np.concatenate([scale, blocks.reshape(rows, -1)], axis=1)
 
     @cached_property
@@ -148,7 +148,7 @@ class _Type:
         return kind.row_meta, *places, smooth.shape[1], table, smooth.reshape(-1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
-        out = new_rows(len(q), n)
+        out = empty_rows(len(q), n)
         decode_rows(q, *self._layout, out)
         return out
 

@@ -19,6 +19,7 @@ from .value_tables import CENTRE, CHOICE
 
 # Below this largest magnitude a block counts as zero.
 DEAD = np.float32(1e-16)
+ORDINARY_EXPONENTS = (-10, 2)  # binary exponents of weights that are not scaled; see normalise_rows
 
 # Trials whose score is within this of the best one race in the reference's order and arithmetic; any other has lost.
 _CLOSE = np.float32(1 - 1e-5)

@@ -16,8 +16,8 @@ import numpy as np
 from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, store_half
-from ..importance import as_rows
-from ..registry import Codec, new_rows
+from ..importance import importance_rows
+from ..registry import Codec, empty_rows
 from .codebooks import codebook
 from .grid_search import SUPER, patterns, values_of_eights
 from .grid_weights import NOTHING, inverse_of_greatest, peak_of, take_weights
@@ -218,7 +218,7 @@ def _by_parts(read: Callable[[np.ndarray, int], _Parts], base: int, step: int) -
     def decode(q: np.ndarray, n: int) -> np.ndarray:
         parts = read(q, n)
         scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (base + step * parts.scales.astype(np.float32))
-        out = new_rows(len(q), n)
+        out = empty_rows(len(q), n)
         _decode_units(parts.points, np.ascontiguousarray(parts.signs), scales, *level_tables(), out)
         return out
 
@@ -260,7 +260,7 @@ class _Type:
         highest = self.base + self.step * self.top
         tries = (highest * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
         self.encode_units(
-            x, as_rows(importance), unit, self.span, np.float32(self.factor), np.float32(self.share), _STEPS, tries,
+            x, importance_rows(importance), unit, self.span, np.float32(self.factor), np.float32(self.share), _STEPS, tries,
             np.float32(self.base), np.float32(self.step), np.float32(self.top), book.ranks, book.index, book.near,
             patterns(book, float(SHIFT)), patterns(book, -float(SHIFT)), points, signs, scales, d,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from ....simd.byte_lanes import f16_to_f32, load_f16, load_u16, load_u32, load_u64
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store
-from ..registry import decoder
+from ..registry import kernel_decoder
 from .codebooks import codebook
 from .grid_lanes import values_of_pairs
 from .grid_search import SUPER, patterns
@@ -62,9 +62,9 @@ def level_tables() -> tuple[np.ndarray, np.ndarray]:
 
 def decode_iq1_s(q: np.ndarray, n: int) -> np.ndarray:
     """uint8 [rows, n / 256 * 50] -> float32 [rows, n] (layout: the gguf package's IQ1_S)."""
-    return decoder(_decode_s, *level_tables())(q, n)
+    return kernel_decoder(_decode_s, *level_tables())(q, n)
 
 
 def decode_iq1_m(q: np.ndarray, n: int) -> np.ndarray:
     """uint8 [rows, n / 256 * 56] -> float32 [rows, n] (layout: the gguf package's IQ1_M)."""
-    return decoder(_decode_m, *level_tables())(q, n)
+    return kernel_decoder(_decode_m, *level_tables())(q, n)

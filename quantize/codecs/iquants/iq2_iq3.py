@@ -15,9 +15,9 @@ import numpy as np
 from ....formats import TYPES
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, reduce_min, select, splat, store, store_half
-from ..importance import as_rows
+from ..float_range import f16_scales
+from ..importance import importance_rows
 from ..iqk.scale_search import mask_bits
-from ..legacy.symmetric import half_scales
 from ..registry import Codec
 from .codebooks import codebook
 from .grid_search import PAIRS, SUPER, make_search, patterns, values_of_eights, values_of_fours
@@ -273,7 +273,7 @@ class _Type:
         d = np.empty(supers + -supers % LANES, np.uint16)
         bounds = ((book.levels[1:] + book.levels[:-1]) / 2)[[0, 1, -1]]
         _ENCODERS[book.size, self.block](
-            x, as_rows(importance), np.float32(self.factor), self.even, np.float32(self.share), _STEPS[book.size],
+            x, importance_rows(importance), np.float32(self.factor), self.even, np.float32(self.share), _STEPS[book.size],
             _TRIALS[book.size], _TRIES, book.ranks, book.index, book.near, patterns(book), bounds, points, signs, scales, d,
         )  # fmt: skip
         out = np.empty((supers, kind.block_bytes), np.uint8)
@@ -285,7 +285,7 @@ class _Type:
         """The decoders' (0.5 + code) * d, a power of two and 8 * level, in exact powers of two: (2 * code + 1) * d * level."""
         blocks = q.reshape(-1, TYPES[self.name].block_bytes)
         parts, book = self.read(blocks), codebook(self.book)
-        scales = half_scales(blocks)[:, None] * (2 * parts.scales.astype(np.float32) + 1)
+        scales = f16_scales(blocks)[:, None] * (2 * parts.scales.astype(np.float32) + 1)
         out = np.empty((len(blocks), SUPER), np.float32)
         signs = np.ascontiguousarray(parts.signs)
         _DECODERS[book.size](parts.points, signs, scales, book.points, patterns(book), out)

@@ -21,10 +21,10 @@ from ....simd.byte_lanes import (
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, any_lane, clamp, fma_lanes, load, round_product_lanes, select, splat, store, store_half
 from ....simd.table_lookup import lookup_lanes
-from ..block_lanes import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
-from ..importance import as_rows
-from ..registry import Codec, decoder
-from ..scale_search import largest, move_codes
+from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import add_to_codes, largest_magnitude
 
 BLOCK, SUPER = 32, 256
 ENTRIES = 16
@@ -75,7 +75,7 @@ def _table_scale(x, w, at, codes):
 
     The blocks lie at x[at], w[at]; `codes` is scratch for one block of each lane.
     """
-    extreme, magnitude = largest(x, at, BLOCK)
+    extreme, magnitude = largest_magnitude(x, at, BLOCK)
     dead = magnitude < 1e-15
     extreme = select(dead, splat(1), extreme)
     inverse = -_LOWEST / extreme
@@ -129,7 +129,7 @@ def _ascend(x, w, at, codes, scale, sxq, sqq, best):
         active = active & (where >= 0) & (tqq > 0) & (txq * txq > best * tqq)
         if not any_lane(active):
             break
-        move_codes(codes, 0, BLOCK, active, where, move)
+        add_to_codes(codes, 0, BLOCK, active, where, move)
         sxq, sqq = select(active, txq, sxq), select(active, tqq, sqq)
         scale = select(active, sxq / sqq, scale)
         best = select(active, scale * sxq, best)
@@ -152,12 +152,12 @@ def _encode(x, importance, out):
     X, W, C = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     codes, halves = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        take_blocks(x, first, BLOCK, X)
+        transpose_blocks(x, first, BLOCK, X)
         if importance.shape[0] == 0:
-            weigh_by_square(X, 0, BLOCK, W)
+            square_weights(X, 0, BLOCK, W)
         else:
-            take_importance(importance, x, first, BLOCK, W)
-            weigh_lanes(X, W, 0, BLOCK, 2 * sum_of_squares(X, 0, BLOCK) / BLOCK, W)
+            transpose_importance(importance, x, first, BLOCK, W)
+            importance_weights(X, W, 0, BLOCK, 2 * sum_of_squares(X, 0, BLOCK) / BLOCK, W)
         scale = _table_scale(X, W, 0, C)
         store_half(halves, 0, scale)
         _find_codes(X, 0, scale, codes)
@@ -191,15 +191,15 @@ def _encode_xs(x, importance, out):
     scales, packed = np.empty(LANES * 8, np.float32), np.empty(LANES * 8, np.uint8)
     codes, halves = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        take_blocks(x, first, SUPER, X)
+        transpose_blocks(x, first, SUPER, X)
         if importance.shape[0] == 0:
-            weigh_by_square(X, 0, SUPER, W)
+            square_weights(X, 0, SUPER, W)
         else:
-            take_importance(importance, x, first, SUPER, W)
-            weigh_lanes(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
+            transpose_importance(importance, x, first, SUPER, W)
+            importance_weights(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
         for c in range(8):
             store(scales, LANES * c, _table_scale(X, W, LANES * BLOCK * c, C))
-        extreme, _ = largest(scales, 0, 8)
+        extreme, _ = largest_magnitude(scales, 0, 8)
         d = -extreme / 32
         store_half(halves, 0, d)
         live = abs(d) > np.float32(3e-39)
@@ -244,10 +244,10 @@ def _codec(name: str, run, undo) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, kind.row_bytes(n)), np.uint8)
-        run(x, as_rows(importance), out.reshape(-1, kind.block_bytes))
+        run(x, importance_rows(importance), out.reshape(-1, kind.block_bytes))
         return out
 
-    return Codec(encode, decoder(undo))
+    return Codec(encode, kernel_decoder(undo))
 
 
 CODECS: dict[str, Codec] = {

@@ -30,10 +30,10 @@ from ....simd.lanes import (
     store,
     store_half,
 )
-from ..block_lanes import sum_of_squares, take_blocks, take_importance, weigh_lanes
-from ..importance import as_rows
-from ..registry import Codec, decoder
-from ..scale_search import largest, offset_scale, offset_scale_weighted, unsigned_scale
+from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
 
 SUPER = 256
 _TILE = LANES * SUPER
@@ -74,29 +74,29 @@ def _encode(x, importance, search, out):
     w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
     codes, packed, halves = np.empty(_TILE, np.uint8), np.empty(2 * _LOWS, np.uint8), np.empty(2 * LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        take_blocks(x, first, SUPER, X)
+        transpose_blocks(x, first, SUPER, X)
         if importance.shape[0] == 0:
             for b in range(blocks):
                 at = LANES * n * b
                 rms = splat(0) if coarse else sqrt_lanes(sum_of_squares(X, at, n) / n)
                 for i in range(at, at + LANES * n, LANES):
                     store(W, i, rms + abs(load(X, i)))
-                scale, low = offset_scale(X, W, at, n, nmax, search.first, 0.1, search.steps, coarse, C)
+                scale, low = scale_and_min(X, W, at, n, nmax, search.first, 0.1, search.steps, coarse, C)
                 store(scales, LANES * b, scale)
                 store(lows, LANES * b, low)
             d = _round_scales(scales, blocks, top, scale_codes)
             dmin = _round_scales(lows, blocks, top, low_codes)
         else:
-            take_importance(importance, x, first, SUPER, W)
+            transpose_importance(importance, x, first, SUPER, W)
             sigma2 = np.float32(search.sigma) * sum_of_squares(X, 0, SUPER) / SUPER
-            weigh_lanes(X, W, 0, SUPER, sigma2, W)
+            importance_weights(X, W, 0, SUPER, sigma2, W)
             for b in range(blocks):
                 at = LANES * n * b
                 total = splat(0)
                 for i in range(at, at + LANES * n, LANES):
                     total = total + load(W, i)
                 store(sums, LANES * b, total)
-                scale, low = offset_scale_weighted(X, W, at, n, nmax, -0.9, 0.05, 36, w64, wx64, C)
+                scale, low = scale_and_min_f64(X, W, at, n, nmax, -0.9, 0.05, 36, w64, wx64, C)
                 store(scales, LANES * b, scale)
                 store(lows, LANES * b, low)
             d = unsigned_scale(scales, sums, 0, blocks, top, scale_codes)
@@ -158,7 +158,7 @@ def _error_q2_K(X, W, codes, packed, d, dmin):
 @kernel
 def _prefer_ternary(X, W, codes, packed, halves):
     """Super-blocks of which -m, 0 and m, with m the largest magnitude, are closer than what was found become that."""
-    _, top = largest(X, 0, SUPER)
+    _, top = largest_magnitude(X, 0, SUPER)
     half, m = top * 0.5, round_to_half(top)
     error = _error_q2_K(X, W, codes, packed, load_half(halves, 0), load_half(halves, LANES))
     for i in range(0, _TILE, LANES):
@@ -308,14 +308,14 @@ def _codec(name: str, decode) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        _encode(x, as_rows(importance), _SEARCHES[name], out.reshape(-1, size))
+        _encode(x, importance_rows(importance), _SEARCHES[name], out.reshape(-1, size))
         return out
 
     return Codec(encode, decode)
 
 
 CODECS: dict[str, Codec] = {
-    "q2_k": _codec("q2_K", decoder(_decode_q2_K)),
-    "q4_k": _codec("q4_K", decoder(_decode_packed, 15)),
-    "q5_k": _codec("q5_K", decoder(_decode_packed, 31)),
+    "q2_k": _codec("q2_K", kernel_decoder(_decode_q2_K)),
+    "q4_k": _codec("q4_K", kernel_decoder(_decode_packed, 15)),
+    "q5_k": _codec("q5_K", kernel_decoder(_decode_packed, 31)),
 }

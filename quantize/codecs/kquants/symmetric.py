@@ -8,10 +8,10 @@ from ....formats import TYPES
 from ....simd.byte_lanes import bytes_from_words, i8_to_float, load_bytes, load_f16, load_u32, load_u64, u8_to_float
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, load, min_lanes, round_product_lanes, round_to_half, select, splat, store, store_half
-from ..block_lanes import sum_of_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
-from ..importance import as_rows
-from ..registry import Codec, decoder
-from ..scale_search import largest, signed_scale, swept_scale
+from ..block_lanes import importance_weights, square_weights, sum_of_squares, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import largest_magnitude, symmetric_scale, symmetric_scale_by_sweeps
 
 SUPER = 256
 _TILE = LANES * SUPER
@@ -26,14 +26,14 @@ def _encode_q6_K(x, importance, out):
     codes, scale_codes = np.empty(_TILE, np.uint8), np.empty(LANES * _BLOCKS, np.uint8)
     halves = np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        take_blocks(x, first, SUPER, X)
+        transpose_blocks(x, first, SUPER, X)
         if importance.shape[0] == 0:
-            weigh_by_square(X, 0, SUPER, W)
+            square_weights(X, 0, SUPER, W)
         else:  # the one k-quant that takes importance as it is
-            take_importance(importance, x, first, SUPER, W)
+            transpose_importance(importance, x, first, SUPER, W)
         for b in range(_BLOCKS):
-            store(S, LANES * b, signed_scale(X, W, LANES * 16 * b, 16, 32, C))
-        extreme, magnitude = largest(S, 0, _BLOCKS)
+            store(S, LANES * b, symmetric_scale(X, W, LANES * 16 * b, 16, 32, C))
+        extreme, magnitude = largest_magnitude(S, 0, _BLOCKS)
         store(tops, 0, magnitude)
         dead = magnitude < 1e-15
         inverse = -128 / select(dead, splat(1), extreme)
@@ -103,22 +103,22 @@ def _encode_q3_K(x, importance, out):
     S, sums, scale_codes = np.empty(small, np.float32), np.empty(small, np.float32), np.empty(small, np.float32)
     codes, packed, halves = np.empty(_TILE, np.uint8), np.empty(small, np.uint8), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        take_blocks(x, first, SUPER, X)
+        transpose_blocks(x, first, SUPER, X)
         if importance.shape[0] == 0:
             for b in range(_BLOCKS):
-                store(S, LANES * b, swept_scale(X, LANES * 16 * b, 16, 4, C))
+                store(S, LANES * b, symmetric_scale_by_sweeps(X, LANES * 16 * b, 16, 4, C))
             d = _round_scales(S, scale_codes)
         else:
-            take_importance(importance, x, first, SUPER, W)
-            weigh_lanes(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
+            transpose_importance(importance, x, first, SUPER, W)
+            importance_weights(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
             for b in range(_BLOCKS):
                 at = LANES * 16 * b
                 total = splat(0)
                 for i in range(at, at + LANES * 16, LANES):
                     total = total + load(W, i)
                 store(sums, LANES * b, total)
-                store(S, LANES * b, signed_scale(X, W, at, 16, 4, C))
-            d = signed_scale(S, sums, 0, _BLOCKS, 32, scale_codes)
+                store(S, LANES * b, symmetric_scale(X, W, at, 16, 4, C))
+            d = symmetric_scale(S, sums, 0, _BLOCKS, 32, scale_codes)
         store_half(halves, 0, d)
         d = round_to_half(d)
         for b in range(_BLOCKS):
@@ -132,7 +132,7 @@ def _encode_q3_K(x, importance, out):
 @kernel
 def _round_scales(S, codes):
     """Sixteen scales to codes -32 ... 31 by the one of largest magnitude; writes the codes, returns the scale of scales."""
-    extreme, magnitude = largest(S, 0, _BLOCKS)
+    extreme, magnitude = largest_magnitude(S, 0, _BLOCKS)
     # Below that the inverse is infinite.
     live = magnitude > np.float32(1e-37)
     inverse = select(live, -32 / select(live, extreme, splat(1)), splat(0))
@@ -187,10 +187,10 @@ def _codec(name: str, run, undo) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        run(x, as_rows(importance), out.reshape(-1, size))
+        run(x, importance_rows(importance), out.reshape(-1, size))
         return out
 
-    return Codec(encode, decoder(undo))
+    return Codec(encode, kernel_decoder(undo))
 
 
 CODECS: dict[str, Codec] = {

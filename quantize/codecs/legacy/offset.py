@@ -8,10 +8,10 @@ from ....formats import TYPES
 from ....simd.byte_lanes import load_bytes, load_f16, load_u32, u8_to_float, unpack_1bit
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, store, store_half
-from ..block_lanes import row_mean_squares, take_blocks, take_importance, weigh_lanes
-from ..importance import as_rows
-from ..registry import Codec, decoder
-from ..scale_search import offset_scale_weighted
+from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import scale_and_min_f64
 from .rounded import encode_rounded
 
 BLOCK = 32
@@ -27,12 +27,12 @@ def _encode(x, importance, mean_squares, nmax, out):
     codes, halves = np.empty(size, np.uint8), np.empty(2 * LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
-        take_blocks(x, first, BLOCK, X)
-        take_importance(importance, x, first, BLOCK, W)
+        transpose_blocks(x, first, BLOCK, X)
+        transpose_importance(importance, x, first, BLOCK, W)
         for lane in range(count):
             sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-        weigh_lanes(X, W, 0, BLOCK, load(sigma2, 0), W)
-        scale, low = offset_scale_weighted(X, W, 0, BLOCK, nmax, -0.9, 0.05, 36, w64, wx64, C)
+        importance_weights(X, W, 0, BLOCK, load(sigma2, 0), W)
+        scale, low = scale_and_min_f64(X, W, 0, BLOCK, nmax, -0.9, 0.05, 36, w64, wx64, C)
         for i in range(0, size, LANES):
             store(codes, i, load(C, i))
         store_half(halves, 0, scale)
@@ -82,10 +82,10 @@ def _codec(name: str, nmax: int) -> Codec:
             return out
         mean_squares = np.empty(rows, np.float32)
         row_mean_squares(x, mean_squares)
-        _encode(x, as_rows(importance), mean_squares, nmax, out.reshape(-1, kind.block_bytes))
+        _encode(x, importance_rows(importance), mean_squares, nmax, out.reshape(-1, kind.block_bytes))
         return out
 
-    return Codec(encode, decoder(_decode, nmax))
+    return Codec(encode, kernel_decoder(_decode, nmax))
 
 
 CODECS: dict[str, Codec] = {"q4_1": _codec("q4_1", 15), "q5_1": _codec("q5_1", 31)}

@@ -17,10 +17,10 @@ from ....simd.byte_lanes import (
 )
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, max_lanes, reduce_max, select, splat, store, store_half
-from ..block_lanes import row_mean_squares, take_blocks, take_importance, weigh_by_square, weigh_lanes
-from ..importance import as_rows
-from ..registry import Codec, decoder
-from ..scale_search import signed_scale
+from ..block_lanes import importance_weights, row_mean_squares, square_weights, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import symmetric_scale
 from .rounded import encode_rounded
 
 BLOCK = 32
@@ -36,15 +36,15 @@ def _encode_searched(x, importance, mean_squares, nmax, out):
     sigma2, halves = np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
-        take_blocks(x, first, BLOCK, X)
+        transpose_blocks(x, first, BLOCK, X)
         if importance.shape[0] == 0:
-            weigh_by_square(X, 0, BLOCK, W)
+            square_weights(X, 0, BLOCK, W)
         else:
-            take_importance(importance, x, first, BLOCK, V)
+            transpose_importance(importance, x, first, BLOCK, V)
             for lane in range(count):
                 sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-            weigh_lanes(X, V, 0, BLOCK, load(sigma2, 0), W)
-        store_half(halves, 0, signed_scale(X, W, 0, BLOCK, nmax, codes))
+            importance_weights(X, V, 0, BLOCK, load(sigma2, 0), W)
+        store_half(halves, 0, symmetric_scale(X, W, 0, BLOCK, nmax, codes))
         for i in range(0, size, LANES):
             store(bytes_, i, load(codes, i) + nmax)
         for lane in range(count):
@@ -132,11 +132,6 @@ def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
     return q.reshape(-1, TYPES[type_name].block_bytes)
 
 
-def half_scales(blocks: np.ndarray, at: int = 0) -> np.ndarray:
-    """The float16 at byte `at` of each block, uint8 [blocks, bytes] -> float32 [blocks]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)[:, 0].astype(np.float32)
-
-
 def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     """float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34] (spec D.1), without regard to importance."""
     rows, n = x.shape
@@ -157,14 +152,14 @@ def _searched(name: str, nmax: int) -> Codec:
         mean_squares = np.empty(rows, np.float32)
         if importance is not None:
             row_mean_squares(x, mean_squares)
-        _encode_searched(x, as_rows(importance), mean_squares, nmax, _blocks(out, name))
+        _encode_searched(x, importance_rows(importance), mean_squares, nmax, _blocks(out, name))
         return out
 
-    return Codec(encode, decoder(_decode_searched, nmax))
+    return Codec(encode, kernel_decoder(_decode_searched, nmax))
 
 
 CODECS: dict[str, Codec] = {
-    "q8_0": Codec(encode_q8_0, decoder(_decode_q8_0)),
+    "q8_0": Codec(encode_q8_0, kernel_decoder(_decode_q8_0)),
     "q6_0": _searched("q6_0", 32),
     "q5_0": _searched("q5_0", 16),
     "q4_0": _searched("q4_0", 8),

@@ -15,14 +15,14 @@ import numpy as np
 from ....formats import TYPES
 from ....formats.layouts.tables import IQ4_VALUES, Trellis
 from ....simd.compile import kernel
-from ..importance import as_rows
+from ..float_range import normalise_importance, normalise_rows
+from ..importance import importance_rows
 from ..registry import Codec
 from .codebook import Book, book
 from .fit import SUPERBLOCK, fit_rows
 
 _BLOCKS = 8  # of 32 weights in a superblock
 _ORDINARY = (-12, 8)  # binary exponents of rows that are taken as they are
-_TAME = 20  # the same of importance
 _FIRST = Trellis.first  # the start state of code 0
 _SECOND = _FIRST + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses
 
@@ -190,16 +190,11 @@ class _Type:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        exponents = np.frexp(np.maximum(x.max(axis=1), -x.min(axis=1)))[1]
-        exponents[(exponents > _ORDINARY[0]) & (exponents <= _ORDINARY[1])] = 0
-        tame = np.ldexp(x, -exponents[:, None]) if exponents.any() else x
-        v = as_rows(importance)
-        exponent = np.frexp(v.max(initial=0))[1]
-        if abs(exponent) > _TAME:
-            v = np.ldexp(v, -exponent)
+        scaled, shifts = normalise_rows(x, _ORDINARY)
+        qw = normalise_importance(importance_rows(importance))
         sides, picks = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
         indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
-        fit_rows(np.abs(tame) if self.absolute else tame, v, *self.search, sides, picks, indices, d)
+        fit_rows(np.abs(scaled) if self.absolute else scaled, qw, *self.search, sides, picks, indices, d)
         kind = TYPES[self.name]
         q = np.zeros((rows * n // SUPERBLOCK, kind.block_bytes), np.uint8)
         none = sides == 255
@@ -212,7 +207,7 @@ class _Type:
             signs = (x < 0).reshape(-1, _BLOCKS, 32)
             q[:, 68:100] = np.packbits(signs, axis=1, bitorder="little")[:, 0]
         q.reshape(rows, -1)[d == 0] = 0
-        d = np.ldexp(d * np.float32(self.boost), exponents).astype("<f4")
+        d = np.ldexp(d * np.float32(self.boost), shifts).astype("<f4")
         return np.concatenate([d[:, None].view(np.uint8), q.reshape(rows, -1)], axis=1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:

@@ -11,7 +11,7 @@ SPECIAL = np.float32([0, -0.0, 1, -1, 65504, -65504, 6e-8, 2e-8, 1e-40, 2049, 20
 
 
 @pytest.mark.parametrize("n", [1, 14, 16, 33])
-def test_f32_comes_back_as_it_was(n):
+def test_f32_round_trip(n):
     x = RNG.standard_normal((3, n)).astype(np.float32)
     q = encode(x, "f32")
     assert q.shape == (3, 4 * n)
@@ -20,7 +20,7 @@ def test_f32_comes_back_as_it_was(n):
 
 
 @pytest.mark.parametrize("n", [1, 14, 16, 33])
-def test_f16_is_the_nearest(n):
+def test_f16_rounds_to_nearest(n):
     x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
     q = encode(x, "f16")
     want = x.astype(np.float16)
@@ -34,13 +34,13 @@ def test_f16_decodes_every_number():
     np.testing.assert_array_equal(decode(words.view(np.uint8), "f16", 65536), want)
 
 
-def test_f16_stays_finite():
+def test_f16_overflow_becomes_the_largest_finite_number():
     x = np.float32([[1e30, -1e30, 65520, -7e4]])
     assert decode(encode(x, "f16"), "f16", 4).tolist() == [[65504, -65504, 65504, -65504]]
 
 
 @pytest.mark.parametrize("n", [1, 14, 33])
-def test_bf16_is_the_nearest(n):
+def test_bf16_rounds_to_nearest(n):
     x = np.resize(np.concatenate([SPECIAL, RNG.standard_normal(50).astype(np.float32)]), (5, n))
     q = encode(x, "bf16")
     want = x.astype(ml_dtypes.bfloat16)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
-from ggufmill.quantize.codecs.importance import guarded
+from ggufmill.quantize.codecs.importance import guard_importance
 from ggufmill.quantize.codecs.iqk import value_tables as tables
 from ggufmill.quantize.codecs.iqk.headers import read_header
 from ggufmill.quantize.codecs.iqk.iqk import _TYPES, CODECS
@@ -253,7 +253,7 @@ def test_rows_are_independent_and_repeatable(name, pattern, weights):
 def test_dead_importance_counts_as_even():
     """Where all importance is 0 the guard makes it even, so an even importance gives the same codes."""
     x = normal(2, 512)
-    assert np.ptp(guarded(x, np.zeros(512, np.float32), 16)) == 0
+    assert np.ptp(guard_importance(x, np.zeros(512, np.float32), 16)) == 0
     for name in NAMES:
         even = CODECS[name].encode(x, np.full(512, 2.0**-30, np.float32))
         assert np.array_equal(CODECS[name].encode(x, np.zeros(512, np.float32)), even)

@@ -1,4 +1,4 @@
-"""q8_KV, q8_KV_r8 and q8_k_r8 against bytes of the reference encoder and against their descriptions."""
+"""q8_KV, q8_KV_r8 and q8_k_r8 against bytes of the reference encoder and against their layouts."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ NAMES = ("q8_KV", "q8_KV_r8", "q8_k_r8")
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes(name, weighted):
+def test_encode_matches_the_reference_byte_for_byte(name, weighted):
     assert np.array_equal(encode(X, name, IMATRIX if weighted else None), GOLDEN[f"{name}/im"])
 
 
@@ -29,7 +29,7 @@ def test_decode_is_bit_exact():
     assert np.array_equal(decode(GOLDEN["q8_KV/im"][:1], "q8_KV", 1024).view(np.uint32), want.view(np.uint32))
 
 
-def test_the_second_row_scale_is_the_sum_of_the_codes():
+def test_row_meta_holds_the_sum_of_the_codes():
     q = encode(X, "q8_KV")
     assert np.array_equal(q[:, 4:8].copy().view(np.int32)[:, 0], q[:, 8:].view(np.int8).sum(axis=1, dtype=np.int32))
     assert np.array_equal(unpack(encode(X, "q8_KV_r8"), "q8_KV_r8", 1024)[0], q)
@@ -44,11 +44,11 @@ def test_q8_kv_r8_is_q8_kv_interleaved(n):
     assert np.array_equal(decode(packed, "q8_KV_r8", n), decode(plain, "q8_KV", n))
 
 
-def test_decode_q8_k_r8_by_its_description():
-    """Block by block: eight float16, then runs of four elements of each row in turn."""
+def test_decode_q8_k_r8_follows_the_layout():
+    """Each block: eight float16 scales, then four codes of each of the eight rows in turn."""
     rng = np.random.default_rng(2)
     q = rng.integers(0, 256, (16, TYPES["q8_k_r8"].row_bytes(512)), np.uint8)
-    blocks = q.reshape(2, 2, 2064)  # groups, columns of blocks
+    blocks = q.reshape(2, 2, 2064)  # groups, blocks of a row
     scales = rng.standard_normal((2, 2, 8)).astype(np.float16)
     blocks[..., :16] = scales.view(np.uint8)
     got = decode(q, "q8_k_r8", 512)
@@ -58,16 +58,16 @@ def test_decode_q8_k_r8_by_its_description():
 
 
 @pytest.mark.parametrize(("name", "limit"), [("q8_KV", 0.03), ("q8_k_r8", 0.015)])
-def test_every_element_is_within_half_a_step(name, limit):
+def test_every_element_is_within_half_a_quantisation_step(name, limit):
     x = np.random.default_rng(9).standard_t(5, (8, 512)).astype(np.float32)
     y = decode(encode(x, name), name, 512)
-    tops = np.abs(x.reshape(8, -1, 512 if name == "q8_KV" else 256)).max(axis=-1, keepdims=True)
-    steps = np.broadcast_to(tops / 127, (8, tops.shape[1], 512 // tops.shape[1])).reshape(8, 512)
+    amax = np.abs(x.reshape(8, -1, 512 if name == "q8_KV" else 256)).max(axis=-1, keepdims=True)
+    steps = np.broadcast_to(amax / 127, (8, amax.shape[1], 512 // amax.shape[1])).reshape(8, 512)
     assert np.all(np.abs(y - x) <= steps * 0.502 + 127 * steps * 2**-11 * (name == "q8_k_r8"))
     assert np.sqrt(((y - x) ** 2).sum() / (x**2).sum()) < limit
 
 
-def test_q8_k_r8_wants_whole_groups_and_has_no_plain_form():
+def test_q8_k_r8_needs_whole_groups_and_has_no_plain_form():
     assert can_encode(TYPES["q8_k_r8"])
     with pytest.raises(PlanError, match="interleaves 8"):
         encode(X[:4], "q8_k_r8")
@@ -80,7 +80,7 @@ def test_q8_k_r8_wants_whole_groups_and_has_no_plain_form():
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(magnitudes=st.lists(st.sampled_from([0, 1e-41, 1e-38, 1e-16, 1e-3, 1, 1e30, 3e38]), min_size=16, max_size=16))
-def test_odd_rows_give_finite_rows_that_do_not_depend_on_each_other(name, magnitudes):
+def test_extreme_rows_give_finite_and_independent_rows(name, magnitudes):
     x = np.random.default_rng(1).uniform(-1, 1, (16, 256)) * np.array(magnitudes)[:, None]
     x = x.astype(np.float32)
     q = encode(x, name)
@@ -88,18 +88,18 @@ def test_odd_rows_give_finite_rows_that_do_not_depend_on_each_other(name, magnit
     assert np.isfinite(y).all()
     assert not y[[m == 0 for m in magnitudes]].any()
     assert np.array_equal(encode(x[8:], name), q[8:])
-    ordinary = [1e-3 <= m <= 1e5 for m in magnitudes]
-    assert np.abs(y - x)[ordinary].max(initial=0) < 0.005
+    moderate = [1e-3 <= m <= 1e5 for m in magnitudes]
+    assert np.abs(y - x)[moderate].max(initial=0) < 0.005
 
 
-@pytest.mark.parametrize("kind", ["q8_KV", "q8_KV_r8", "q8_k_r8"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0, 0), (3, 17), (7, 255), (5, 256), (15, 511)])
-def test_what_is_not_finite_is_found_on_the_way(kind, value, place):
+def test_nonfinite_weights_are_located(name, value, place):
     x = np.random.default_rng(2).standard_normal((16, 512)).astype(np.float32)
     x[place] = value
-    with pytest.raises(NonFiniteError) as found:
-        encode(x, kind)
-    assert (found.value.row, found.value.column) == place
+    with pytest.raises(NonFiniteError) as error:
+        encode(x, name)
+    assert (error.value.row, error.value.column) == place
     x[place] = np.finfo(np.float32).max
-    assert np.isfinite(decode(encode(x, kind), kind, 512)).all()
+    assert np.isfinite(decode(encode(x, name), name, 512)).all()

@@ -1,4 +1,4 @@
-"""encode and decode as the public sees them: errors, packed types, and what every codec must stand."""
+"""encode and decode: errors, repacked types, and properties that every codec has to have."""
 
 from importlib import import_module
 from pathlib import Path
@@ -20,45 +20,45 @@ STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_
 GUARDED = ("iq4_nl_r4", "q4_k_r4", "q6_k_r4")
 
 
-def test_unknown_type_is_named():
+def test_unknown_type():
     with pytest.raises(PlanError, match="'q9_z'"):
         encode(X, "q9_z")
     with pytest.raises(PlanError, match="'q9_z'"):
         decode(np.zeros((1, 34), np.uint8), "q9_z", 32)
 
 
-def test_a_type_without_codec_is_refused():
+def test_type_without_codec():
     assert not can_encode(TYPES["tq1_0"])
     with pytest.raises(PlanError, match="tq1_0 cannot be encoded"):
         encode(X, "tq1_0")
 
 
 def test_the_table_of_types_names_the_module_of_every_codec():
-    modules = {kind.codec for kind in TYPES.values() if kind.codec is not None}
+    modules = {t.codec for t in TYPES.values() if t.codec is not None}
     for module in modules:
         codecs = import_module(f"ggufmill.quantize.codecs.{module}").CODECS
-        assert codecs.keys() == {kind.name.lower() for kind in TYPES.values() if kind.codec == module}
+        assert codecs.keys() == {t.name.lower() for t in TYPES.values() if t.codec == module}
 
 
-def test_letter_case_of_types_is_ignored():
+def test_letter_case_of_type_names_is_ignored():
     assert np.array_equal(encode(X[:1], "Q6_k"), encode(X[:1], "q6_K"))
 
 
 @pytest.mark.parametrize(
-    ("shape", "name", "words"), [((1, 48), "q8_0", "multiple of 32"), ((2, 64), "q8_0_r8", "interleaves 8")]
+    ("shape", "name", "message"), [((1, 48), "q8_0", "multiple of 32"), ((2, 64), "q8_0_r8", "interleaves 8")]
 )
-def test_rows_that_do_not_fit_are_refused(shape, name, words):
-    with pytest.raises(PlanError, match=words):
+def test_rows_that_the_type_cannot_hold(shape, name, message):
+    with pytest.raises(PlanError, match=message):
         encode(np.zeros(shape, np.float32), name)
 
 
-def test_only_matrices_are_taken():
+def test_arrays_of_other_dimensions():
     with pytest.raises(PlanError, match="3 dimensions"):
         encode(np.zeros((1, 2, 32), np.float32), "q8_0")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_weights_are_located(value):
+def test_nonfinite_weights_are_located(value):
     x = X.copy()
     x[2, 77] = value
     with pytest.raises(NonFiniteError, match="row 2, column 77") as error:
@@ -71,7 +71,7 @@ def test_the_largest_float_is_finite():
     assert np.array_equal(decode(encode(x, "f32"), "f32", 32), x)
 
 
-def test_importance_must_fit_and_be_a_weight():
+def test_importance_is_checked():
     with pytest.raises(PlanError, match=r"\(3,\) does not fit rows of 1024"):
         encode(X, "q8_0", np.ones(3, np.float32))
     for bad in (-1, np.nan, np.inf):
@@ -81,27 +81,27 @@ def test_importance_must_fit_and_be_a_weight():
             encode(X, "q5_0", importance)
 
 
-def test_bytes_of_another_size_are_refused():
+def test_arrays_of_another_size_cannot_be_decoded():
     with pytest.raises(PlanError, match="take 34 bytes each"):
         decode(np.zeros((2, 33), np.uint8), "q8_0", 32)
     with pytest.raises(PlanError):
         decode(np.zeros((3, 34), np.uint8), "q8_0_r8", 32)
 
 
-def test_no_rows_are_no_rows():
+def test_no_rows():
     for name in ("q8_0", "q4_K", "q4_k_r4"):
         q = encode(np.zeros((0, 256), np.float32), name, np.ones(256, np.float32))
         assert q.shape == (0, TYPES[name].row_bytes(256))
         assert decode(q, name, 256).shape == (0, 256)
 
 
-def test_float64_and_strided_input_are_taken():
+def test_float64_and_strided_input():
     x = np.asfortranarray(X.astype(np.float64))
     assert np.array_equal(encode(x, "q6_0"), encode(X, "q6_0"))
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_packed_types_give_the_references_bytes(name):
+def test_packed_types_match_the_reference_byte_for_byte(name):
     assert np.array_equal(encode(X, name, IMATRIX), GOLDEN[f"{name}/im"])
 
 
@@ -117,14 +117,14 @@ def test_packed_types_decode_as_their_base(name):
 
 
 def test_packed_types_guard_blocks_without_importance():
-    """Half a block of q6_K has no importance: the packed type gives it 1e-9, which is as good as the importance being 1e-9."""
+    """A block of q6_K without importance: q6_k_r4 gives it 1e-9, with the bytes that q6_K has for an importance of 1e-9."""
     importance = IMATRIX.copy()
     importance[32:48] = 0
-    instead = importance.copy()
-    instead[32:48] = 1e-9
+    replaced = importance.copy()
+    replaced[32:48] = 1e-9
     packed = encode(X, "q6_k_r4", importance)
-    assert np.array_equal(packed, pack(encode(X, "q6_K", instead), "q6_K", 1024)[0])
-    # x of a block may be zero in one row only: then that row alone is guarded, and nothing else changes
+    assert np.array_equal(packed, pack(encode(X, "q6_K", replaced), "q6_K", 1024)[0])
+    # Where a block of x is zero in one row only, that row alone is guarded, which changes nothing else.
     x = X.copy()
     x[3, 64:96] = 0
     rows = unpack(encode(x, "iq4_nl_r4", IMATRIX), "iq4_nl_r4", 1024)[0]
@@ -134,9 +134,9 @@ def test_packed_types_guard_blocks_without_importance():
 BLOCKS = st.sampled_from(["zero", "one", "same", "spike", "denormal", "tiny", "small", "huge", "normal", "negative"])
 
 
-def _block(kind, rng):
+def _block(name, rng):
     noise = rng.standard_normal(32)
-    made = {
+    blocks = {
         "zero": lambda: np.zeros(32),
         "one": lambda: np.eye(1, 32, 7)[0],
         "same": lambda: np.full(32, 0.25),
@@ -148,15 +148,15 @@ def _block(kind, rng):
         "normal": lambda: noise,
         "negative": lambda: -abs(noise),
     }
-    return made[kind]().astype(np.float32)
+    return blocks[name]().astype(np.float32)
 
 
 @pytest.mark.parametrize("name", [*STANDARD, "iq1_bn", "iq2_bn", "q1_0_g128", "iq4_kss", "iq2_kl"])
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(kinds=st.lists(BLOCKS, min_size=16, max_size=16), weights=st.sampled_from(["none", "zero", "half", "random"]))
-def test_odd_blocks_give_finite_rows_that_do_not_depend_on_each_other(name, kinds, weights):
-    rng = np.random.default_rng(len(set(kinds)))
-    x = np.concatenate([_block(k, rng) for k in kinds]).reshape(2, 256)
+@given(blocks=st.lists(BLOCKS, min_size=16, max_size=16), weights=st.sampled_from(["none", "zero", "half", "random"]))
+def test_extreme_blocks_give_finite_and_independent_rows(name, blocks, weights):
+    rng = np.random.default_rng(len(set(blocks)))
+    x = np.concatenate([_block(block, rng) for block in blocks]).reshape(2, 256)
     importance = {
         "none": None,
         "zero": np.zeros(256, np.float32),
@@ -178,7 +178,7 @@ def test_zeros_stay_zeros(name):
 
 
 @pytest.mark.parametrize(("name", "limit"), [("f16", 3e-4), ("q8_0", 0.008), ("q6_0", 0.03), ("q5_0", 0.06), ("q6_K", 0.03)])
-def test_relative_error_is_what_the_bits_allow_at_any_magnitude(name, limit):
+def test_relative_error_at_any_magnitude(name, limit):
     rng = np.random.default_rng(9)
     x = rng.standard_normal((4, 256)).astype(np.float32)
     for magnitude in (1e-2, 1, 1e3):

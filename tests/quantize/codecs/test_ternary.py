@@ -1,4 +1,4 @@
-"""iq1_bn, iq2_bn and iq2_bn_r4 against bytes of the reference encoder and against what was encoded."""
+"""iq1_bn, iq2_bn and iq2_bn_r4 against bytes of the reference encoder and against the ternary input."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ NAMES = ("iq1_bn", "iq2_bn", "iq2_bn_r4")
 
 
 @pytest.mark.parametrize("name", ["iq1_bn", "iq2_bn"])
-def test_encode_gives_the_references_bytes(name):
+def test_encode_matches_the_reference_byte_for_byte(name):
     assert np.array_equal(encode(X, name), GOLDEN[f"{name}/im"])
     assert np.array_equal(encode(X, name, np.ones(1024, np.float32)), GOLDEN[f"{name}/im"])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ternary_rows_come_back(name):
+def test_ternary_rows_are_reproduced(name):
     y = decode(encode(X, name), name, 1024)
     if name == "iq1_bn":  # its scale is a float16
         assert np.array_equal(np.sign(y), np.sign(X))
@@ -30,7 +30,7 @@ def test_ternary_rows_come_back(name):
         assert np.array_equal(y, X)
 
 
-def test_decode_iq1_bn_by_its_description():
+def test_decode_iq1_bn_follows_the_layout():
     q = np.random.default_rng(3).integers(0, 256, (40, TYPES["iq1_bn"].row_bytes(64)), np.uint8)
     scales = np.linspace(-2, 2, 40).astype(np.float16)
     q[:, :2] = scales[:, None].view(np.uint8)
@@ -49,7 +49,7 @@ def test_decode_iq1_bn_by_its_description():
     assert np.array_equal(decode(q, "iq1_bn", 64), want * scales.astype(np.float32)[:, None])
 
 
-def test_decode_iq2_bn_by_its_description():
+def test_decode_iq2_bn_follows_the_layout():
     q = np.random.default_rng(3).integers(0, 256, (9, TYPES["iq2_bn"].row_bytes(128)), np.uint8)
     scales = np.linspace(-2, 2, 9).astype(np.float32)
     q[:, :4] = scales[:, None].view(np.uint8)
@@ -61,14 +61,14 @@ def test_decode_iq2_bn_by_its_description():
 
 
 @pytest.mark.parametrize("name", ["iq1_bn", "iq2_bn"])
-def test_what_is_below_half_the_largest_becomes_zero(name):
+def test_weights_below_half_of_amax_become_zero(name):
     x = np.zeros((1, 64), np.float32)
     x[0, :6] = [2, -2, 1, -1, 0.99, -0.99]
     assert decode(encode(x, name), name, 64)[0, :7].tolist() == [2, -2, 2, -2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_odd_rows_are_finite_and_rows_do_not_depend_on_each_other(name):
+def test_extreme_rows_give_finite_and_independent_rows(name):
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((8, 64)) * np.array([0, 1e-45, 1e-41, 1e-20, 1, 1e5, 1e30, 3e37])[:, None]).astype(np.float32)
     y = decode(encode(x, name), name, 64)
