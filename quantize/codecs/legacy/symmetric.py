@@ -1,4 +1,4 @@
-"""Blocks of 32 with one float16 scale: q8_0, q6_0, q5_0, q4_0 (spec B, C.0, D.1)."""
+"""q8_0, q6_0, q5_0, q4_0: blocks of 32 with one float16 scale (docs/formats/layouts.md; encoders.md, legacy types)."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ from ..block_lanes import importance_weights, row_mean_squares, square_weights, 
 from ..importance import importance_rows
 from ..registry import Codec, kernel_decoder
 from ..scale_search import symmetric_scale
-from .rounded import encode_rounded
+from .round_to_nearest import round_to_nearest
 
 BLOCK = 32
 
 
 @kernel
 def _encode_searched(x, importance, mean_squares, nmax, out):
-    """q4_0 (nmax 8), q5_0 (16) or q6_0 (32). mean_squares: of each row, float32 [rows]; out: uint8 [blocks, bytes]."""
+    """q4_0 (nmax 8), q5_0 (16) or q6_0 (32) with a scale search: x float32 [rows, n] -> out uint8 [blocks, bytes].
+
+    mean_squares: float32 [rows], mean of x^2 of each row, used with importance.
+    """
     n = x.shape[1]
     size = LANES * BLOCK
-    X, W, V = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
-    codes, bytes_ = np.empty(size, np.float32), np.empty(size, np.uint8)
-    sigma2, halves = np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
+    x_lanes, w_lanes, qw_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    code_lanes, stored_codes = np.empty(size, np.float32), np.empty(size, np.uint8)
+    sigma2, half_words = np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
-        transpose_blocks(x, first, BLOCK, X)
+        transpose_blocks(x, first, BLOCK, x_lanes)
         if importance.shape[0] == 0:
-            square_weights(X, 0, BLOCK, W)
+            square_weights(x_lanes, 0, BLOCK, w_lanes)
         else:
-            transpose_importance(importance, x, first, BLOCK, V)
+            transpose_importance(importance, x, first, BLOCK, qw_lanes)
             for lane in range(count):
                 sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-            importance_weights(X, V, 0, BLOCK, load(sigma2, 0), W)
-        store_half(halves, 0, symmetric_scale(X, W, 0, BLOCK, nmax, codes))
+            importance_weights(x_lanes, qw_lanes, 0, BLOCK, load(sigma2, 0), w_lanes)
+        store_half(half_words, 0, symmetric_scale(x_lanes, w_lanes, 0, BLOCK, nmax, code_lanes))
         for i in range(0, size, LANES):
-            store(bytes_, i, load(codes, i) + nmax)
+            store(stored_codes, i, load(code_lanes, i) + nmax)
         for lane in range(count):
-            _pack(halves[lane], bytes_, lane, nmax, out[first + lane])
+            _pack(half_words[lane], stored_codes, lane, nmax, out[first + lane])
 
 
 @kernel
-def _pack(half, codes, lane, nmax, out):
-    out[0], out[1] = half & 255, half >> 8
+def _pack(half_word, codes, lane, nmax, out):
+    """Writes the block of one lane; codes: array of lanes."""
+    out[0], out[1] = half_word & 255, half_word >> 8
     nibbles = out.size - 16
     for j in range(16):
         a, b = codes[LANES * j + lane], codes[LANES * (j + 16) + lane]
@@ -75,57 +79,57 @@ def _pack(half, codes, lane, nmax, out):
 
 @kernel
 def _decode_searched(q, nmax, out):
-    """q: uint8 [bytes]; out: float32 [elements]."""
-    size = 18 if nmax == 8 else 22 if nmax == 16 else 26
+    """q uint8 [bytes] -> out float32 [elements]."""
+    block_bytes = 18 if nmax == 8 else 22 if nmax == 16 else 26
     for b in range(out.size // BLOCK):
-        at, to = size * b, BLOCK * b
-        d, nibbles = load_f16(q, at), load_bytes(q, at + size - 16)
+        at, out_at = block_bytes * b, BLOCK * b
+        d, nibbles = load_f16(q, at), load_bytes(q, at + block_bytes - 16)
         first, second = nibbles & 15, nibbles >> 4
         if nmax == 16:
             bits = load_u32(q, at + 2)
             first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
-        elif nmax == 32:  # pairs of elements 0 to 7, of 16 to 23, of 8 to 15, of 24 to 31 in each byte
-            pairs = load_u64(q, at + 2)
-            pairs = bytes_from_words(pairs, pairs >> 4)
-            first, second = first | (pairs & 3) << 4, second | (pairs & 12) << 2
-        store(out, to, (u8_to_float(first) - nmax) * d)
-        store(out, to + LANES, (u8_to_float(second) - nmax) * d)
+        elif nmax == 32:  # two bits each of elements k, k + 16, k + 8, k + 24 in byte k
+            upper_bits = load_u64(q, at + 2)
+            upper_bits = bytes_from_words(upper_bits, upper_bits >> 4)
+            first, second = first | (upper_bits & 3) << 4, second | (upper_bits & 12) << 2
+        store(out, out_at, (u8_to_float(first) - nmax) * d)
+        store(out, out_at + LANES, (u8_to_float(second) - nmax) * d)
 
 
 @kernel
 def _encode_q8_0(x, out):
-    """x: float32 [elements]; out: uint8 [bytes]. Here the lanes are elements of one block; only scales are those of sixteen."""
-    tops, inverses, halves = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
+    """x float32 [elements] -> out uint8 [bytes]. Lanes are elements of one block, except for the scales: sixteen blocks."""
+    amax, inverses, half_words = np.zeros(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
     blocks = x.size // BLOCK
     for first in range(0, blocks, LANES):
         count = min(LANES, blocks - first)
         for lane in range(count):
             start = (first + lane) * BLOCK
-            tops[lane] = reduce_max(max_lanes(abs(load(x, start)), abs(load(x, start + LANES))))
-        scale = load(tops, 0) / 127
-        live = scale > np.float32(3e-39)  # the inverse of less is infinite
-        store(inverses, 0, select(live, 1 / scale, splat(0)))
-        store_half(halves, 0, scale)
+            amax[lane] = reduce_max(max_lanes(abs(load(x, start)), abs(load(x, start + LANES))))
+        scale = load(amax, 0) / 127
+        nonzero = scale > np.float32(3e-39)  # the inverse of a smaller scale is infinite
+        store(inverses, 0, select(nonzero, 1 / scale, splat(0)))
+        store_half(half_words, 0, scale)
         for lane in range(count):
-            start, to = (first + lane) * BLOCK, (first + lane) * (BLOCK + 2)
-            out[to], out[to + 1] = halves[lane] & 255, halves[lane] >> 8
-            store(out, to + 2, _half_away(load(x, start) * inverses[lane]))
-            store(out, to + 2 + LANES, _half_away(load(x, start + LANES) * inverses[lane]))
+            start, out_at = (first + lane) * BLOCK, (first + lane) * (BLOCK + 2)
+            out[out_at], out[out_at + 1] = half_words[lane] & 255, half_words[lane] >> 8
+            store(out, out_at + 2, _round_half_away(load(x, start) * inverses[lane]))
+            store(out, out_at + 2 + LANES, _round_half_away(load(x, start + LANES) * inverses[lane]))
 
 
 @kernel
-def _half_away(y):
-    """What, cut to a whole number, is y rounded, halves away from zero. The constant is the largest float32 below a half."""
+def _round_half_away(y):
+    """The value that, truncated, is y rounded with ties away from zero. The constant is the largest float32 below 0.5."""
     return y + select(y < 0, splat(-0.49999997), splat(0.49999997))
 
 
 @kernel
 def _decode_q8_0(q, out):
     for b in range(out.size // BLOCK):
-        at, to = (BLOCK + 2) * b, BLOCK * b
+        at, out_at = (BLOCK + 2) * b, BLOCK * b
         d = load_f16(q, at)
-        store(out, to, i8_to_float(load_bytes(q, at + 2)) * d)
-        store(out, to + LANES, i8_to_float(load_bytes(q, at + 2 + LANES)) * d)
+        store(out, out_at, i8_to_float(load_bytes(q, at + 2)) * d)
+        store(out, out_at + LANES, i8_to_float(load_bytes(q, at + 2 + LANES)) * d)
 
 
 def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
@@ -133,21 +137,21 @@ def _blocks(q: np.ndarray, type_name: str) -> np.ndarray:
 
 
 def encode_q8_0(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34] (spec D.1), without regard to importance."""
+    """q8_0: float32 [rows, n], n a multiple of 32 -> uint8 [rows, n / 32 * 34]; importance is not used."""
     rows, n = x.shape
     out = np.empty((rows, TYPES["q8_0"].row_bytes(n)), np.uint8)
     _encode_q8_0(x.reshape(-1), out.reshape(-1))
     return out
 
 
-def _searched(name: str, nmax: int) -> Codec:
-    """A type of codes 0 ... 2 nmax - 1, offset by nmax."""
+def _searched_codec(name: str, nmax: int) -> Codec:
+    """The codec of a type with stored codes 0 ... 2 * nmax - 1 that stand for -nmax ... nmax - 1."""
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
         if importance is None and nmax < 32:
-            encode_rounded(x.reshape(-1), 2 * nmax - 1, False, out.reshape(-1))
+            round_to_nearest(x.reshape(-1), 2 * nmax - 1, False, out.reshape(-1))
             return out
         mean_squares = np.empty(rows, np.float32)
         if importance is not None:
@@ -160,7 +164,7 @@ def _searched(name: str, nmax: int) -> Codec:
 
 CODECS: dict[str, Codec] = {
     "q8_0": Codec(encode_q8_0, kernel_decoder(_decode_q8_0)),
-    "q6_0": _searched("q6_0", 32),
-    "q5_0": _searched("q5_0", 16),
-    "q4_0": _searched("q4_0", 8),
+    "q6_0": _searched_codec("q6_0", 32),
+    "q5_0": _searched_codec("q5_0", 16),
+    "q4_0": _searched_codec("q4_0", 8),
 }

@@ -1,4 +1,4 @@
-"""q2_K to q6_K against bytes and errors of the reference encoder and against gguf's decoder."""
+"""q2_K to q6_K against bytes and errors of the reference encoder and against the gguf package's decoder."""
 
 from pathlib import Path
 
@@ -31,23 +31,23 @@ def test_decode_is_bit_exact(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decode_of_any_bits_equals_ggufs(name):
+def test_decode_of_random_bytes_matches_gguf(name):
     rng = np.random.default_rng(5)
     q = rng.integers(0, 256, (6, TYPES[name].row_bytes(512)), np.uint8)
     blocks = q.reshape(-1, TYPES[name].block_bytes)
     place = SCALES_AT[name]
-    halves = (place.stop - place.start) // 2
-    blocks[:, place] = rng.standard_normal((len(blocks), halves)).astype(np.float16).view(np.uint8)
+    scales = (place.stop - place.start) // 2
+    blocks[:, place] = rng.standard_normal((len(blocks), scales)).astype(np.float16).view(np.uint8)
     want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
     assert np.array_equal(decode(q, name, 512).view(np.uint32), want.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["q3_K", "q4_K", "q5_K", "q6_K"])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes(name, weighted):
+def test_encode_matches_the_reference_byte_for_byte(name, weighted):
     got, want = encode(X, name, IMATRIX if weighted else None), GOLDEN[f"{name}/im" if weighted else f"{name}/no"]
     same = (got == want).reshape(-1, TYPES[name].block_bytes).all(axis=1)
-    if name == "q3_K" and weighted:  # blocks whose signs may all be turned round at no loss: there rounding decides
+    if name == "q3_K" and weighted:  # where codes and scale with opposite signs fit equally well, rounding decides
         assert same.mean() > 0.9
     else:
         assert same.all()
@@ -55,16 +55,16 @@ def test_encode_gives_the_references_bytes(name, weighted):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_error_is_no_larger_than_the_references(name, weighted):
-    """For q2_K with importance, where the scales are fitted once more at the end, it is smaller."""
+def test_error_is_no_larger_than_that_of_the_reference(name, weighted):
+    """For q2_K with importance, where d and dmin are refitted at the end, it is smaller."""
     want, got = GOLDEN[f"{name}/im" if weighted else f"{name}/no"], encode(X, name, IMATRIX if weighted else None)
     weight = IMATRIX if weighted else 1
     errors = [(weight * (decode(q, name, 1024).astype(np.float64) - X) ** 2).sum() for q in (got, want)]
     assert errors[0] <= (0.99 if name == "q2_K" and weighted else 1.000001) * errors[1]
 
 
-def test_an_outlier_does_not_make_the_scales_of_other_q2_K_blocks_coarse():
-    """Its block needs two levels only, whose codes may be 2 or 3 apart: with 3 the scale, the largest of all, is smaller."""
+def test_an_outlier_does_not_coarsen_the_scales_of_other_q2_K_blocks():
+    """Its block needs two codes only, 0 and 2 or 0 and 3: with 3 its scale, the largest of all, is smaller."""
     rng = np.random.default_rng(4)
     x = rng.standard_normal((1, 256)).astype(np.float32) * np.float32(0.01)
     x[0, :16] = 0
@@ -74,7 +74,7 @@ def test_an_outlier_does_not_make_the_scales_of_other_q2_K_blocks_coarse():
     assert q[0, 80:82].view(np.float16)[0] < 0.5 / 2 / 15 * 0.7
 
 
-def test_q2_K_keeps_ternary_rows():
+def test_q2_K_reproduces_ternary_rows():
     rng = np.random.default_rng(8)
     x = rng.integers(-1, 2, (4, 512)).astype(np.float32) * np.float32(0.37)
     for importance in (None, np.ones(512, np.float32)):
@@ -82,8 +82,8 @@ def test_q2_K_keeps_ternary_rows():
 
 
 @pytest.mark.parametrize(("name", "limit"), [("q2_K", 0.35), ("q3_K", 0.21), ("q4_K", 0.08), ("q5_K", 0.04), ("q6_K", 0.02)])
-def test_error_stays_small_whatever_the_offset_of_a_block(name, limit):
-    """Blocks that are all positive, all negative, or around zero: the relative error is that of the number of bits."""
+def test_error_of_blocks_with_an_offset(name, limit):
+    """The relative error of rows around 0, 3 and -3 is within what the number of bits allows."""
     rng = np.random.default_rng(6)
     x = rng.standard_normal((3, 256)).astype(np.float32) + np.float32([[0], [3], [-3]])
     error = decode(encode(x, name), name, 256) - x
@@ -91,13 +91,13 @@ def test_error_stays_small_whatever_the_offset_of_a_block(name, limit):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_super_blocks_without_importance_keep_their_weights(name):
+def test_superblocks_without_importance_are_still_encoded_well(name):
     rng = np.random.default_rng(12)
     x = rng.standard_normal((2, 768)).astype(np.float32)
     importance = np.repeat(np.float32([0, 1, 0]), 256)
-    missed = decode(encode(x, name, importance), name, 768) - x
-    assert np.abs(missed).max() < {"q2_K": 2, "q3_K": 1}.get(name, 0.5)
+    error = decode(encode(x, name, importance), name, 768) - x
+    assert np.abs(error).max() < {"q2_K": 2, "q3_K": 1}.get(name, 0.5)
 
 
-def test_a_zero_q6_K_super_block_is_zero_bytes():
+def test_a_zero_q6_K_superblock_is_zero_bytes():
     assert not encode(np.zeros((1, 256), np.float32), "q6_K").any()

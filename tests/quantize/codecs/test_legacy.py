@@ -1,4 +1,4 @@
-"""Blocks of 32 with a float16 scale, some with a minimum, against bytes of the reference encoder and gguf's decoder."""
+"""The legacy types against bytes of the reference encoder and against the gguf package's decoder."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ def test_decode_is_bit_exact(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "q6_0"])
-def test_decode_of_any_bits_equals_ggufs(name):
+def test_decode_of_random_bytes_matches_gguf(name):
     rng = np.random.default_rng(5)
     q = rng.integers(0, 256, (7, TYPES[name].row_bytes(160)), np.uint8)
-    halves = 2 if name in WITH_MINIMUM else 1
-    q.reshape(-1, TYPES[name].block_bytes)[:, : 2 * halves] = (
-        rng.standard_normal((35, halves)).astype(np.float16).view(np.uint8)
+    scales = 2 if name in WITH_MINIMUM else 1
+    q.reshape(-1, TYPES[name].block_bytes)[:, : 2 * scales] = (
+        rng.standard_normal((35, scales)).astype(np.float16).view(np.uint8)
     )
     want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
     assert np.array_equal(decode(q, name, 160).view(np.uint32), want.view(np.uint32))
@@ -39,15 +39,15 @@ def test_decode_of_any_bits_equals_ggufs(name):
 
 @pytest.mark.parametrize("name", ["q8_0", "q5_0", "q5_1", "q4_1"])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes(name, weighted):
-    # q8_0 takes no notice of importance
+def test_encode_matches_the_reference_byte_for_byte(name, weighted):
+    # q8_0 does not use importance
     want = GOLDEN[f"{name}/im" if weighted or name == "q8_0" else f"{name}/no"]
     assert np.array_equal(encode(X, name, IMATRIX if weighted else None), want)
 
 
 @pytest.mark.parametrize("name", ["q6_0", "q4_0"])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes_but_for_near_ties(name, weighted):
+def test_encode_matches_the_reference_but_for_near_ties(name, weighted):
     want, got = GOLDEN[f"{name}/im" if weighted else f"{name}/no"], encode(X, name, IMATRIX if weighted else None)
     differ = (got != want).reshape(-1, TYPES[name].block_bytes).any(axis=1)
     assert differ.mean() < 0.01
@@ -56,7 +56,7 @@ def test_encode_gives_the_references_bytes_but_for_near_ties(name, weighted):
     assert errors[0] < 1.00001 * errors[1]
 
 
-def test_q8_0_rounds_halves_away_from_zero():
+def test_q8_0_rounds_ties_away_from_zero():
     x = np.zeros((1, 32), np.float32)
     x[0, :7] = [127, 0.5, -0.5, 1.5, -2.5, 0.49999997, -0.49999997]
     codes = encode(x, "q8_0")[0, 2:].view(np.int8)
@@ -65,8 +65,8 @@ def test_q8_0_rounds_halves_away_from_zero():
 
 @pytest.mark.parametrize("name", WITH_MINIMUM)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_minimum_takes_up_what_lies_to_one_side(name, weighted):
-    """Elements between -2 and -1.5 cost no more than others between -0.5 and 0."""
+def test_minimum_absorbs_an_offset(name, weighted):
+    """The error of elements between -2 and -1.5 is about that of elements between -0.5 and 0."""
     rng = np.random.default_rng(13)
     x = -rng.random((4, 64), np.float32) / 2
     importance = np.ones(64, np.float32) if weighted else None
@@ -75,7 +75,7 @@ def test_a_minimum_takes_up_what_lies_to_one_side(name, weighted):
 
 
 @pytest.mark.parametrize("name", ["q6_0", "q5_0", "q4_0"])
-def test_importance_moves_the_error_to_where_it_does_not_matter(name):
+def test_importance_lowers_the_weighted_error(name):
     rng = np.random.default_rng(11)
     x = rng.standard_t(4, (8, 256)).astype(np.float32)
     importance = np.where(np.arange(256) % 4 == 0, 100, 0.01).astype(np.float32)
@@ -84,19 +84,19 @@ def test_importance_moves_the_error_to_where_it_does_not_matter(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_without_importance_keep_their_weights(name):
+def test_blocks_without_importance_are_still_encoded_well(name):
     rng = np.random.default_rng(12)
     x = rng.standard_normal((2, 96)).astype(np.float32)
     importance = np.repeat(np.float32([0, 1, 0]), 32)
-    missed = decode(encode(x, name, importance), name, 96) - x
-    assert np.abs(missed).max() < (0.35 if name in ("q4_0", "q4_1") else 0.15)
+    error = decode(encode(x, name, importance), name, 96) - x
+    assert np.abs(error).max() < (0.35 if name in ("q4_0", "q4_1") else 0.15)
 
 
-@pytest.mark.parametrize(("name", "middle"), [("q4_0", 8), ("q5_0", 16)])
+@pytest.mark.parametrize(("name", "nmax"), [("q4_0", 8), ("q5_0", 16)])
 @pytest.mark.parametrize("first", [1, -1])
-def test_of_two_largest_magnitudes_the_first_is_exact(name, middle, first):
-    """It gets code 0, the other one falls outside of the codes by one."""
+def test_first_of_two_largest_magnitudes_is_exact(name, nmax, first):
+    """It gets code 0; the other one is clipped by one step."""
     x = np.zeros((1, 32), np.float32)
-    x[0, 5], x[0, 20] = first * middle, -first * middle
+    x[0, 5], x[0, 20] = first * nmax, -first * nmax
     y = decode(encode(x, name), name, 32)[0]
-    assert (y[5], y[20]) == (first * middle, -first * (middle - 1))
+    assert (y[5], y[20]) == (first * nmax, -first * (nmax - 1))

@@ -1,4 +1,4 @@
-"""Blocks of 32 with a float16 scale and a float16 minimum: q4_1, q5_1 (spec C.0, D.1)."""
+"""q4_1 and q5_1: blocks of 32 with a float16 scale and minimum (docs/formats/layouts.md; encoders.md, legacy types)."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from ..block_lanes import importance_weights, row_mean_squares, transpose_blocks
 from ..importance import importance_rows
 from ..registry import Codec, kernel_decoder
 from ..scale_search import scale_and_min_f64
-from .rounded import encode_rounded
+from .round_to_nearest import round_to_nearest
 
 BLOCK = 32
 
 
 @kernel
 def _encode(x, importance, mean_squares, nmax, out):
-    """q4_1 (nmax 15) or q5_1 (31). mean_squares: of each row, float32 [rows]; out: uint8 [blocks, bytes]."""
+    """q4_1 (nmax 15) or q5_1 (31) with importance: x float32 [rows, n] -> out uint8 [blocks, bytes].
+
+    mean_squares: float32 [rows], mean of x^2 of each row.
+    """
     n = x.shape[1]
     size = LANES * BLOCK
-    X, W, C = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     w64, wx64, sigma2 = np.empty(size, np.float64), np.empty(size, np.float64), np.empty(LANES, np.float32)
-    codes, halves = np.empty(size, np.uint8), np.empty(2 * LANES, np.uint16)
+    codes, half_words = np.empty(size, np.uint8), np.empty(2 * LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
         count = min(LANES, out.shape[0] - first)
-        transpose_blocks(x, first, BLOCK, X)
-        transpose_importance(importance, x, first, BLOCK, W)
+        transpose_blocks(x, first, BLOCK, x_lanes)
+        transpose_importance(importance, x, first, BLOCK, w_lanes)
         for lane in range(count):
             sigma2[lane] = mean_squares[(first + lane) * BLOCK // n]
-        importance_weights(X, W, 0, BLOCK, load(sigma2, 0), W)
-        scale, low = scale_and_min_f64(X, W, 0, BLOCK, nmax, -0.9, 0.05, 36, w64, wx64, C)
+        importance_weights(x_lanes, w_lanes, 0, BLOCK, load(sigma2, 0), w_lanes)
+        scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, 0, BLOCK, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
         for i in range(0, size, LANES):
-            store(codes, i, load(C, i))
-        store_half(halves, 0, scale)
-        store_half(halves, LANES, -low)
+            store(codes, i, load(code_lanes, i))
+        store_half(half_words, 0, scale)
+        store_half(half_words, LANES, -neg_min)
         for lane in range(count):
-            _pack(halves, codes, lane, nmax, out[first + lane])
+            _pack(half_words, codes, lane, nmax, out[first + lane])
 
 
 @kernel
-def _pack(halves, codes, lane, nmax, out):
+def _pack(half_words, codes, lane, nmax, out):
+    """Writes the block of one lane: half_words holds the scales, then the minima; codes is an array of lanes."""
     for k in range(2):
-        out[2 * k], out[2 * k + 1] = halves[LANES * k + lane] & 255, halves[LANES * k + lane] >> 8
+        out[2 * k], out[2 * k + 1] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
     nibbles = out.size - 16
     for j in range(16):
         out[nibbles + j] = (codes[LANES * j + lane] & 15) | (codes[LANES * (j + 16) + lane] & 15) << 4
@@ -58,31 +62,31 @@ def _pack(halves, codes, lane, nmax, out):
 
 @kernel
 def _decode(q, nmax, out):
-    """q: uint8 [bytes]; out: float32 [elements]."""
-    size = 20 if nmax == 15 else 24
+    """q uint8 [bytes] -> out float32 [elements]."""
+    block_bytes = 20 if nmax == 15 else 24
     for b in range(out.size // BLOCK):
-        at, to = size * b, BLOCK * b
-        d, low, nibbles = load_f16(q, at), load_f16(q, at + 2), load_bytes(q, at + size - 16)
+        at, out_at = block_bytes * b, BLOCK * b
+        d, min_, nibbles = load_f16(q, at), load_f16(q, at + 2), load_bytes(q, at + block_bytes - 16)
         first, second = nibbles & 15, nibbles >> 4
         if nmax == 31:
             bits = load_u32(q, at + 4)
             first, second = first | unpack_1bit(bits) << 4, second | unpack_1bit(bits >> 16) << 4
-        store(out, to, u8_to_float(first) * d + low)
-        store(out, to + LANES, u8_to_float(second) * d + low)
+        store(out, out_at, u8_to_float(first) * d + min_)
+        store(out, out_at + LANES, u8_to_float(second) * d + min_)
 
 
 def _codec(name: str, nmax: int) -> Codec:
-    kind = TYPES[name]
+    tensor_type = TYPES[name]
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        out = np.empty((rows, kind.row_bytes(n)), np.uint8)
+        out = np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
         if importance is None:
-            encode_rounded(x.reshape(-1), nmax, True, out.reshape(-1))
+            round_to_nearest(x.reshape(-1), nmax, True, out.reshape(-1))
             return out
         mean_squares = np.empty(rows, np.float32)
         row_mean_squares(x, mean_squares)
-        _encode(x, importance_rows(importance), mean_squares, nmax, out.reshape(-1, kind.block_bytes))
+        _encode(x, importance_rows(importance), mean_squares, nmax, out.reshape(-1, tensor_type.block_bytes))
         return out
 
     return Codec(encode, kernel_decoder(_decode, nmax))

@@ -1,0 +1,340 @@
+"""q2_K, q4_K, q5_K: superblocks of 256 whose blocks have a quantised scale and a quantised minimum.
+
+Searches: docs/formats/encoders.md (k-quants). q4_K and q5_K are encoded as in llama.cpp. q2_K is encoded with a lower error in
+two ways: with importance, d and dmin of a superblock are refitted to the codes at the end. And a superblock becomes ternary
+where that has the smaller squared error, while llama.cpp, without importance, makes rows ternary that nearly are, by a rule
+that depends on how many rows it is given at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ....formats import TYPES
+from ....simd.byte_lanes import bytes_from_words, load_bytes, load_f16, load_u32, u8_to_float
+from ....simd.compile import kernel
+from ....simd.lanes import (
+    LANES,
+    any_lane,
+    clamp,
+    fma_lanes,
+    load,
+    load_half,
+    round_product_lanes,
+    round_to_half,
+    select,
+    splat,
+    sqrt_lanes,
+    store,
+    store_half,
+)
+from ..block_lanes import importance_weights, sum_of_squares, transpose_blocks, transpose_importance
+from ..importance import importance_rows
+from ..registry import Codec, kernel_decoder
+from ..scale_search import largest_magnitude, scale_and_min, scale_and_min_f64, unsigned_scale
+
+SUPERBLOCK = 256
+_TILE = LANES * SUPERBLOCK
+_MIN_CODES = LANES * 16  # start of the minima's codes, behind those of at most 16 scales
+
+
+class _SearchOptions(NamedTuple):
+    """The search of one type.
+
+    block           elements per scale
+    nmax            largest code
+    max_scale_code  largest code of a scale or minimum
+    sigma2_factor   of the mean square in the weights, with importance
+    first, steps    start scales of scale_and_min, without importance
+    is_q2_K         without importance, weights are |x| and errors absolute; with importance, codes are found with d and dmin
+                    before these are rounded to float16, and both are refitted; ternary superblocks
+    """
+
+    block: int
+    nmax: int
+    max_scale_code: int
+    sigma2_factor: float
+    first: float
+    steps: int
+    is_q2_K: bool
+
+
+_SEARCH_OPTIONS = {
+    "q2_K": _SearchOptions(16, 3, 15, 0.75, -0.5, 15, True),
+    "q4_K": _SearchOptions(32, 15, 63, 2, -1.0, 20, False),
+    "q5_K": _SearchOptions(32, 31, 63, 2, -0.5, 15, False),
+}
+
+
+@kernel
+def _encode(x, importance, options, out):
+    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a _SearchOptions."""
+    block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K
+    blocks = SUPERBLOCK // block
+    x_lanes = np.empty(_TILE, np.float32)
+    w_lanes = np.empty(_TILE, np.float32)
+    code_lanes = np.empty(_TILE, np.float32)
+    scales = np.empty(_MIN_CODES, np.float32)
+    neg_mins = np.empty(_MIN_CODES, np.float32)
+    sum_w = np.empty(_MIN_CODES, np.float32)
+    scale_codes, min_codes = np.empty(_MIN_CODES, np.float32), np.empty(_MIN_CODES, np.float32)
+    w64, wx64 = np.empty(LANES * 32, np.float64), np.empty(LANES * 32, np.float64)
+    codes = np.empty(_TILE, np.uint8)
+    block_codes = np.empty(2 * _MIN_CODES, np.uint8)
+    half_words = np.empty(2 * LANES, np.uint16)
+    for first in range(0, out.shape[0], LANES):
+        transpose_blocks(x, first, SUPERBLOCK, x_lanes)
+        if importance.shape[0] == 0:
+            for b in range(blocks):
+                at = LANES * block * b
+                rms = splat(0) if is_q2_K else sqrt_lanes(sum_of_squares(x_lanes, at, block) / block)
+                for i in range(at, at + LANES * block, LANES):
+                    store(w_lanes, i, rms + abs(load(x_lanes, i)))
+                scale, neg_min = scale_and_min(
+                    x_lanes, w_lanes, at, block, nmax, options.first, 0.1, options.steps, is_q2_K, code_lanes
+                )
+                store(scales, LANES * b, scale)
+                store(neg_mins, LANES * b, neg_min)
+            d = _quantise_scales(scales, blocks, max_scale_code, scale_codes)
+            dmin = _quantise_scales(neg_mins, blocks, max_scale_code, min_codes)
+        else:
+            transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
+            sigma2 = np.float32(options.sigma2_factor) * sum_of_squares(x_lanes, 0, SUPERBLOCK) / SUPERBLOCK
+            importance_weights(x_lanes, w_lanes, 0, SUPERBLOCK, sigma2, w_lanes)
+            for b in range(blocks):
+                at = LANES * block * b
+                sum_ = splat(0)
+                for i in range(at, at + LANES * block, LANES):
+                    sum_ = sum_ + load(w_lanes, i)
+                store(sum_w, LANES * b, sum_)
+                scale, neg_min = scale_and_min_f64(x_lanes, w_lanes, at, block, nmax, -0.9, 0.05, 36, w64, wx64, code_lanes)
+                store(scales, LANES * b, scale)
+                store(neg_mins, LANES * b, neg_min)
+            d = unsigned_scale(scales, sum_w, 0, blocks, max_scale_code, scale_codes)
+            dmin = unsigned_scale(neg_mins, sum_w, 0, blocks, max_scale_code, min_codes)
+        store_half(half_words, 0, d)
+        store_half(half_words, LANES, dmin)
+        if not is_q2_K or importance.shape[0] == 0:
+            d, dmin = round_to_half(d), round_to_half(dmin)
+        for b in range(blocks):
+            scale_code, min_code = load(scale_codes, LANES * b), load(min_codes, LANES * b)
+            store(block_codes, LANES * b, scale_code)
+            store(block_codes, _MIN_CODES + LANES * b, min_code)
+            scale, neg_min = d * scale_code, dmin * min_code
+            nonzero = abs(scale) > 0
+            scale = select(nonzero, scale, splat(1))
+            for i in range(LANES * block * b, LANES * block * (b + 1), LANES):
+                q = clamp(round_product_lanes((load(x_lanes, i) + neg_min) / scale, splat(1)), 0, nmax)
+                store(codes, i, select(nonzero, q, load(code_lanes, i)))
+        if is_q2_K:
+            if importance.shape[0] == 0:
+                w_lanes[:] = 1
+            else:
+                _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words)
+            _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words)
+        for lane in range(min(LANES, out.shape[0] - first)):
+            if is_q2_K:
+                _pack_q2_K(half_words, block_codes, codes, lane, out[first + lane])
+            else:
+                _pack_scales(half_words, block_codes, lane, out[first + lane])
+                _pack_codes(codes, lane, nmax, out[first + lane])
+
+
+@kernel
+def _quantise_scales(scales, blocks, max_code, codes):
+    """Scales (or minima) to codes 0 ... max_code by their maximum; writes the codes, returns d (or dmin)."""
+    max_scale = splat(0)
+    for b in range(blocks):
+        v = load(scales, LANES * b)
+        max_scale = select(v > max_scale, v, max_scale)
+    nonzero = max_scale > 0
+    inverse = select(nonzero, max_code / select(nonzero, max_scale, splat(1)), splat(0))
+    for b in range(blocks):
+        store(codes, LANES * b, clamp(round_product_lanes(inverse, load(scales, LANES * b)), 0, max_code))
+    return max_scale / max_code
+
+
+@kernel
+def _error_q2_K(x_lanes, w_lanes, codes, block_codes, d, dmin):
+    """Weighted squared error of sixteen q2_K superblocks as decoded with these codes, d and dmin."""
+    error = splat(0)
+    for b in range(16):
+        scale, neg_min = d * load(block_codes, LANES * b), dmin * load(block_codes, _MIN_CODES + LANES * b)
+        for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
+            diff = scale * load(codes, i) - neg_min - load(x_lanes, i)
+            error = fma_lanes(load(w_lanes, i) * diff, diff, error)
+    return error
+
+
+@kernel
+def _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words):
+    """Replaces superblocks by -amax, 0 and amax where that is closer than what the search found."""
+    _, amax = largest_magnitude(x_lanes, 0, SUPERBLOCK)
+    threshold, scale = amax * 0.5, round_to_half(amax)
+    error = _error_q2_K(x_lanes, w_lanes, codes, block_codes, load_half(half_words, 0), load_half(half_words, LANES))
+    for i in range(0, _TILE, LANES):
+        xi = load(x_lanes, i)
+        diff = xi - select(xi >= threshold, scale, select(xi <= -threshold, -scale, splat(0)))
+        error = fma_lanes(-(load(w_lanes, i) * diff), diff, error)
+    better = (error > 0) & (amax > 0)
+    if any_lane(better):
+        for i in range(0, _TILE, LANES):
+            xi = load(x_lanes, i)
+            digit = select(xi >= threshold, splat(2), select(xi <= -threshold, splat(0), splat(1)))
+            store(codes, i, select(better, digit, load(codes, i)))
+        for i in range(0, 2 * _MIN_CODES, LANES):
+            store(block_codes, i, select(better, splat(1), load(block_codes, i)))
+        for i in range(0, 2 * LANES, LANES):
+            store_half(half_words, i, select(better, scale, load_half(half_words, i)))
+
+
+@kernel
+def _refit_q2_K(x_lanes, w_lanes, codes, block_codes, half_words):
+    """Refits d and dmin to the codes by weighted least squares, finds the codes again, and takes what is closer."""
+    sum_ss, sum_sm, sum_mm, sum_xs, sum_xm = splat(0), splat(0), splat(0), splat(0), splat(0)
+    for b in range(16):
+        scale_code, min_code = load(block_codes, LANES * b), load(block_codes, _MIN_CODES + LANES * b)
+        sum_wq, sum_wqq, sum_w, sum_wxq, sum_wx = splat(0), splat(0), splat(0), splat(0), splat(0)
+        for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
+            q, xi, wi = load(codes, i), load(x_lanes, i), load(w_lanes, i)
+            wq = wi * q
+            sum_w, sum_wq, sum_wqq = sum_w + wi, sum_wq + wq, fma_lanes(wq, q, sum_wqq)
+            sum_wx, sum_wxq = fma_lanes(wi, xi, sum_wx), fma_lanes(wq, xi, sum_wxq)
+        sum_ss = fma_lanes(scale_code * scale_code, sum_wqq, sum_ss)
+        sum_sm = fma_lanes(scale_code * min_code, sum_wq, sum_sm)
+        sum_mm = fma_lanes(min_code * min_code, sum_w, sum_mm)
+        sum_xs, sum_xm = fma_lanes(scale_code, sum_wxq, sum_xs), fma_lanes(min_code, sum_wx, sum_xm)
+    determinant = sum_ss * sum_mm - sum_sm * sum_sm
+    solvable = determinant > 1e-6 * sum_ss * sum_mm
+    divisor = select(solvable, determinant, splat(1))
+    d = (sum_mm * sum_xs - sum_sm * sum_xm) / divisor
+    dmin = (sum_sm * sum_xs - sum_ss * sum_xm) / divisor
+    solvable = solvable & (d > 0) & (dmin >= 0)
+    d_old, dmin_old = load_half(half_words, 0), load_half(half_words, LANES)
+    d, dmin = select(solvable, round_to_half(d), d_old), select(solvable, round_to_half(dmin), dmin_old)
+    new_codes = np.empty(_TILE, np.uint8)
+    for b in range(16):
+        scale, neg_min = d * load(block_codes, LANES * b), dmin * load(block_codes, _MIN_CODES + LANES * b)
+        nonzero = abs(scale) > 0
+        scale = select(nonzero, scale, splat(1))
+        for i in range(LANES * 16 * b, LANES * 16 * (b + 1), LANES):
+            q = clamp(round_product_lanes((load(x_lanes, i) + neg_min) / scale, splat(1)), 0, 3)
+            store(new_codes, i, select(nonzero, q, load(codes, i)))
+    new_error = _error_q2_K(x_lanes, w_lanes, new_codes, block_codes, d, dmin)
+    better = new_error < _error_q2_K(x_lanes, w_lanes, codes, block_codes, d_old, dmin_old)
+    if any_lane(better):
+        for i in range(0, _TILE, LANES):
+            store(codes, i, select(better, load(new_codes, i), load(codes, i)))
+        store_half(half_words, 0, select(better, d, d_old))
+        store_half(half_words, LANES, select(better, dmin, dmin_old))
+
+
+@kernel
+def _pack_q2_K(half_words, block_codes, codes, lane, out):
+    """Writes the superblock of one lane."""
+    for b in range(16):
+        out[b] = block_codes[LANES * b + lane] | block_codes[_MIN_CODES + LANES * b + lane] << 4
+    for h in range(2):
+        for j in range(32):
+            byte = 0
+            for k in range(4):
+                byte |= codes[LANES * (128 * h + 32 * k + j) + lane] << (2 * k)
+            out[16 + 32 * h + j] = byte
+    for k in range(2):
+        out[80 + 2 * k], out[81 + 2 * k] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
+
+
+@kernel
+def _pack_scales(half_words, block_codes, lane, out):
+    """Writes d, dmin and the six-bit scales and minima of a q4_K or q5_K superblock."""
+    for k in range(2):
+        out[2 * k], out[2 * k + 1] = half_words[LANES * k + lane] & 255, half_words[LANES * k + lane] >> 8
+    for c in range(4):
+        scale, min_ = block_codes[LANES * c + lane], block_codes[_MIN_CODES + LANES * c + lane]
+        scale4, min4 = block_codes[LANES * (c + 4) + lane], block_codes[_MIN_CODES + LANES * (c + 4) + lane]
+        out[4 + c] = scale | (scale4 >> 4) << 6
+        out[8 + c] = min_ | (min4 >> 4) << 6
+        out[12 + c] = (scale4 & 15) | (min4 & 15) << 4
+
+
+@kernel
+def _pack_codes(codes, lane, nmax, out):
+    """Writes the codes: of q4_K nibbles behind the scales; of q5_K the fifth bits, then the nibbles."""
+    nibbles = 16
+    if nmax == 31:
+        nibbles = 48
+        for j in range(32):
+            byte = 0
+            for c in range(8):
+                byte |= (codes[LANES * (32 * c + j) + lane] >> 4) << c
+            out[16 + j] = byte
+    for g in range(4):
+        for j in range(32):
+            at = 64 * g + j
+            out[nibbles + 32 * g + j] = (codes[LANES * at + lane] & 15) | (codes[LANES * (at + 32) + lane] & 15) << 4
+
+
+@kernel
+def _decode_q2_K(q, out):
+    """q uint8 [bytes] -> out float32 [elements]."""
+    scales, mins = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPERBLOCK):
+        at = 84 * s
+        codes = load_bytes(q, at)
+        store(scales, 0, u8_to_float(codes & 15) * load_f16(q, at + 80))
+        store(mins, 0, u8_to_float(codes >> 4) * load_f16(q, at + 82))
+        for h in range(2):
+            for b in range(2):
+                packed = load_bytes(q, at + 16 + 32 * h + 16 * b)
+                for k in range(4):
+                    c = 8 * h + 2 * k + b
+                    store(out, SUPERBLOCK * s + LANES * c, u8_to_float(packed & 3) * scales[c] - mins[c])
+                    packed = packed >> 2
+
+
+@kernel
+def _decode_q4_q5_K(q, nmax, out):
+    """q4_K (nmax 15) and q5_K (31): q uint8 [bytes] -> out float32 [elements]."""
+    head_bytes, block_bytes = (16, 144) if nmax == 15 else (48, 176)
+    scales, mins = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPERBLOCK):
+        at = block_bytes * s
+        # Six bits each: the first four scales in a, the first four minima in b; of the others the low four bits in c, the high two
+        # on top of the bytes of a and b.
+        a, b, c = load_u32(q, at + 4), load_u32(q, at + 8), load_u32(q, at + 12)
+        first = (a & 0x3F3F3F3F) | ((c & 0x0F0F0F0F) | (a >> 2 & 0x30303030)) << 32
+        second = (b & 0x3F3F3F3F) | ((c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030)) << 32
+        codes = u8_to_float(bytes_from_words(first, second))
+        store(scales, 0, codes * load_f16(q, at))
+        store(mins, 0, codes * load_f16(q, at + 2))
+        for h in range(2):
+            fifth_bits = load_bytes(q, at + 16 + 16 * h)
+            for k in range(4):
+                nibbles, out_at = load_bytes(q, at + head_bytes + 32 * k + 16 * h), SUPERBLOCK * s + 64 * k + 16 * h
+                low, high = nibbles & 15, nibbles >> 4
+                if nmax == 31:
+                    low, high = low | (fifth_bits & 1) << 4, high | (fifth_bits & 2) << 3
+                    fifth_bits = fifth_bits >> 2
+                store(out, out_at, u8_to_float(low) * scales[2 * k] - mins[8 + 2 * k])
+                store(out, out_at + 32, u8_to_float(high) * scales[2 * k + 1] - mins[9 + 2 * k])
+
+
+def _codec(name: str, decode) -> Codec:
+    block_bytes = TYPES[name].block_bytes
+
+    def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
+        rows, n = x.shape
+        out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
+        _encode(x, importance_rows(importance), _SEARCH_OPTIONS[name], out.reshape(-1, block_bytes))
+        return out
+
+    return Codec(encode, decode)
+
+
+CODECS: dict[str, Codec] = {
+    "q2_k": _codec("q2_K", kernel_decoder(_decode_q2_K)),
+    "q4_k": _codec("q4_K", kernel_decoder(_decode_q4_q5_K, 15)),
+    "q5_k": _codec("q5_K", kernel_decoder(_decode_q4_q5_K, 31)),
+}
