@@ -301,8 +301,8 @@ def _decode_q4_q5_K(q, nmax, out):
     scales, mins = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for s in range(out.size // SUPERBLOCK):
         at = block_bytes * s
-        # Six bits each: the first four scales in a, the first four minima in b; of the others the low four bits in c, the high two
-        # on top of the bytes of a and b.
+        # Six bits each: the first four scales in a, the first four minima in b; of the others the low four bits in c, the high
+        # two on top of the bytes of a and b.
         a, b, c = load_u32(q, at + 4), load_u32(q, at + 8), load_u32(q, at + 12)
         first = (a & 0x3F3F3F3F) | ((c & 0x0F0F0F0F) | (a >> 2 & 0x30303030)) << 32
         second = (b & 0x3F3F3F3F) | ((c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030)) << 32
