@@ -1,1 +1,1 @@
-"""The i-quants: weights from codebooks of the iq1, iq2 and iq3 types, and the non-uniform table of iq4."""
+"""The i-quants: codebooks (iq1, iq2, iq3) and the non-uniform table of iq4_nl and iq4_xs."""

@@ -1,7 +1,7 @@
-"""Operations on packed level codes: what the search for grid points does with sixteen candidates or sixteen elements at a time.
+"""LLVM operations on packed levels, for sixteen candidates or sixteen elements at a time.
 
-The levels of one grid point are packed into 16 bits: eight levels of two bits (iq1, iq2) or four of four bits (iq3), the first
-element lowest. A *pick table* is sixteen floats that belong to one nibble of such a code.
+The levels of a grid point are packed into 16 bits: eight levels of two bits (iq1, iq2) or four of four bits (iq3), the first
+element lowest. A nibble table is sixteen floats, one for each value of one nibble of such a code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _HALF = LANES // 2
 
 
 @intrinsic
-def pick_sum(typingctx, codes, index, t0, t1, t2, t3):
-    """Lane l: t0[nibble 0] + t1[nibble 1] + t2[nibble 2] + t3[nibble 3] of codes[index + l], codes being a row of uint16."""
+def lookup_sum(typingctx, codes, index, t0, t1, t2, t3):
+    """Lane l: t0[nibble 0] + t1[nibble 1] + t2[nibble 2] + t3[nibble 3] of codes[index + l].
+
+    codes: uint16 row; t0 ...: nibble tables, as lanes.
+    """
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -34,7 +37,7 @@ def pick_sum(typingctx, codes, index, t0, t1, t2, t3):
     return F32(codes, types.intp, F32, F32, F32, F32), generate
 
 
-def _unpacker(bits: int):
+def _make_unpack(bits: int):
     """The operation that takes eight levels of `bits` bits from each of two words to sixteen values of a table."""
 
     @intrinsic
@@ -54,4 +57,4 @@ def _unpacker(bits: int):
     return values
 
 
-values_of_pairs, values_of_nibbles = _unpacker(2), _unpacker(4)
+unpack_2bit_levels, unpack_4bit_levels = _make_unpack(2), _make_unpack(4)

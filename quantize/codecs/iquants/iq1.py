@@ -1,8 +1,8 @@
-"""The iq1 types: levels -1, 0, 1 by eights from one codebook, moved by an eighth up or down, and scales of three or four bits.
+"""The iq1 types: levels -1, 0, 1 by eights from one grid, shifted by 1/8 up or down, and block scales of three or four bits.
 
-iq1_s and iq1_m have a float16 over 256 weights; iq1_s_r4 and iq1_m_r4 are encodings of their own, of four interleaved rows
-with a float16 each. Layouts: spec C.2 and, for the standard types, the decoders of the gguf package. The search is that of
-iq1_search.py; weights as in grid_weights.py, with factors and spans of spec D.3.
+iq1_s and iq1_m have a float16 scale per superblock of 256; iq1_s_r4 and iq1_m_r4 are encodings of their own, of four
+interleaved rows with a float16 scale each (docs/formats/layouts.md and interleaved.md). The search is that of iq1_search.py,
+with the weights of grid_weights.py; their factors and spans are those of docs/formats/encoders.md (codebook i-quants).
 """
 
 from __future__ import annotations
@@ -19,97 +19,116 @@ from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, st
 from ..importance import importance_rows
 from ..registry import Codec, empty_rows
 from .codebooks import codebook
-from .grid_search import SUPER, patterns, values_of_eights
-from .grid_weights import NOTHING, inverse_of_greatest, peak_of, take_weights
-from .iq1_decode import BOOK, decode_iq1_m, decode_iq1_s, level_tables
-from .iq1_search import SHIFT, ZERO, make_search
+from .grid_search import SUPERBLOCK, nibble_tables, values_of_2bit_levels
+from .grid_weights import ZERO_AMAX, amax_of, error_weights, inverse_max_importance
+from .iq1_decode import CODEBOOK, decode_iq1_m, decode_iq1_s, decoder_tables
+from .iq1_search import SHIFT, ZERO_LEVELS, make_iq1_search
 
-_ROWS = 4  # of a group of the interleaved types
+_GROUP_ROWS = 4  # of the interleaved types
 
 
-def _make_encoder(block: int, shared: int) -> Any:
-    search_levels = make_search(block, shared)
+def _make_encoder(block: int, shift_block: int) -> Any:
+    search_superblock = make_iq1_search(block, shift_block)
 
     @kernel
-    def encode_units(
-        x, importance, unit, span, factor, share, steps, tries, base, step, top, ranks, index, near, plus, minus,
-        points, signs, scales, d,
+    def encode_superblocks(
+        x, importance, superblock, sigma2_span, sigma2_factor, norm_share, trial_scales, trial_divisors, base, step, max_code,
+        ranks, grid_index, neighbours, tables_plus, tables_minus, grid_indices, signs, scales, d,
     ):  # fmt: skip
-        """Encodes units of `unit` elements of x, float32 [rows, n]: points uint16 [units, unit / 8], signs uint8 [units, unit /
-        8], scale codes uint8 [units, unit / block], d as float16 in uint16 [units made up to a multiple of 16]. The mean square
-        in the weights is over `span` elements; the rest as in search_levels."""
+        """Encodes superblocks of `superblock` elements of x, float32 [rows, n].
+
+        sigma2_span  elements over which the mean square in the weights is taken
+        grid_indices uint16 [superblocks, superblock / 8], out
+        signs        uint8 [superblocks, superblock / 8], out: 1 for a negative shift
+        scales       uint8 [superblocks, superblock / block], out: scale codes
+        d            uint16 [superblocks rounded up to a multiple of 16], out: float16 scales
+
+        The other arguments are those of search_superblock in iq1_search.py.
+        """
         flat = x.reshape(-1)
         n = x.shape[1]
-        w, near_one = np.empty(unit, np.float32), np.empty(unit, np.float32)
-        found = np.zeros(d.size, np.float32)
-        for u in range(flat.size // unit):
-            start = u * unit
-            peak = peak_of(flat[start : start + unit])
-            if peak < NOTHING:
-                points[u, :] = index[np.intp(ranks[0, ZERO & 255]) + np.intp(ranks[1, ZERO >> 8])]
-                signs[u, :], scales[u, :] = 0, 0
+        w, normalised = np.empty(superblock, np.float32), np.empty(superblock, np.float32)
+        fitted_scales = np.zeros(d.size, np.float32)
+        for s in range(flat.size // superblock):
+            start = s * superblock
+            amax = amax_of(flat[start : start + superblock])
+            if amax < ZERO_AMAX:
+                grid_indices[s, :] = grid_index[np.intp(ranks[0, ZERO_LEVELS & 255]) + np.intp(ranks[1, ZERO_LEVELS >> 8])]
+                signs[s, :], scales[s, :] = 0, 0
                 continue
-            over = np.float32(1) / peak
-            inverse = inverse_of_greatest(importance, start, n, unit)
-            for j in range(0, unit, span):
-                take_weights(flat, over, importance, inverse, start + j, n, span, factor, w[j : j + span])
-            for j in range(0, unit, LANES):
-                store(near_one, j, load(flat, start + j) * over)
-            fitted = search_levels(
-                near_one, w, share, steps, tries, base, step, top, ranks, near, plus, minus, points[u], signs[u], scales[u]
-            )
-            found[u] = fitted * peak
-            for g in range(points.shape[1]):
-                code = points[u, g]
-                points[u, g] = index[np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])]
-        for u in range(0, d.size, LANES):
-            store_half(d, u, load(found, u))
+            inverse_amax = np.float32(1) / amax
+            inverse_importance = inverse_max_importance(importance, start, n, superblock)
+            for j in range(0, superblock, sigma2_span):
+                error_weights(
+                    flat, inverse_amax, importance, inverse_importance, start + j, n, sigma2_span, sigma2_factor,
+                    w[j : j + sigma2_span],
+                )  # fmt: skip
+            for j in range(0, superblock, LANES):
+                store(normalised, j, load(flat, start + j) * inverse_amax)
+            scale = search_superblock(
+                normalised, w, norm_share, trial_scales, trial_divisors, base, step, max_code, ranks, neighbours, tables_plus,
+                tables_minus, grid_indices[s], signs[s], scales[s],
+            )  # fmt: skip
+            fitted_scales[s] = scale * amax
+            for g in range(grid_indices.shape[1]):
+                code = grid_indices[s, g]
+                grid_indices[s, g] = grid_index[np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])]
+        for s in range(0, d.size, LANES):
+            store_half(d, s, load(fitted_scales, s))
 
-    return encode_units
+    return encode_superblocks
 
 
-_encode_s, _encode_m = _make_encoder(32, 32), _make_encoder(16, 8)
+_encode_iq1_s, _encode_iq1_m = _make_encoder(32, 32), _make_encoder(16, 8)
 
 
-# A kernel with variables of an enclosing function is not kept on disk: hence these, which are.
+# Kernels with variables of an enclosing function are not cached on disk; these, which call them, are.
 @kernel
-def _shift_of_32(*arguments):
-    _encode_s(*arguments)
+def _encode_iq1_s_kernel(*arguments):
+    _encode_iq1_s(*arguments)
 
 
 @kernel
-def _shift_of_8(*arguments):
-    _encode_m(*arguments)
+def _encode_iq1_m_kernel(*arguments):
+    _encode_iq1_m(*arguments)
 
 
 @kernel
-def _decode_units(points, signs, scales, packed, table, out):
-    """points: uint16 [units, groups], their numbers; signs: uint8 [units, groups], not 0 where the shift is negative; scales:
-    float32 [units, blocks]; packed: the packed levels of all points; table: patterns(...); out: float32 [units, n]."""
+def _decode_fields(grid_indices, signs, scales, points, tables, out):
+    """Values of superblocks from their fields -> out float32 [superblocks, n].
+
+    grid_indices: uint16 [superblocks, groups]; signs: uint8 [superblocks, groups], not 0 for a negative shift; scales: float32
+    [superblocks, blocks]; points: packed levels of all grid points; tables: nibble_tables(...).
+    """
     codes = np.empty(2, np.uint16)
     block = out.shape[1] // scales.shape[1]
-    low = mask_from_bits(255)
-    for u in range(points.shape[0]):
-        row = out[u]
+    lower_lanes = mask_from_bits(255)
+    for s in range(grid_indices.shape[0]):
+        row = out[s]
         for h in range(row.size // LANES):
-            codes[0], codes[1] = packed[points[u, 2 * h]], packed[points[u, 2 * h + 1]]
-            shift1, shift2 = -SHIFT if signs[u, 2 * h] else SHIFT, -SHIFT if signs[u, 2 * h + 1] else SHIFT
-            shift = select(low, splat(shift1), splat(shift2))
-            store(row, LANES * h, scales[u, LANES * h // block] * (values_of_eights(codes, 0, table) + shift))
+            codes[0], codes[1] = points[grid_indices[s, 2 * h]], points[grid_indices[s, 2 * h + 1]]
+            shift1, shift2 = -SHIFT if signs[s, 2 * h] else SHIFT, -SHIFT if signs[s, 2 * h + 1] else SHIFT
+            shift = select(lower_lanes, splat(shift1), splat(shift2))
+            store(row, LANES * h, scales[s, LANES * h // block] * (values_of_2bit_levels(codes, 0, tables) + shift))
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Of units (super-blocks or rows): numbers of points uint16 [units, n / 8], signs of shifts uint8 [units, n / 8] (1:
-    negative), scale codes uint8 [units, n / block], float16 scales as uint16 [units]."""
+class _Fields:
+    """What superblocks (of interleaved types: rows) consist of.
 
-    points: np.ndarray
+    grid_indices  uint16 [superblocks, n / 8]
+    signs         uint8 [superblocks, n / 8], 1 for a negative shift
+    scales        uint8 [superblocks, n / block], scale codes
+    d             uint16 [superblocks], float16 scales
+    """
+
+    grid_indices: np.ndarray
     signs: np.ndarray
     scales: np.ndarray
     d: np.ndarray
 
 
-def _words(bytes_: np.ndarray) -> np.ndarray:
+def _as_words(bytes_: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(bytes_).view("<u2")
 
 
@@ -117,162 +136,177 @@ def _as_bytes(words: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(words).astype("<u2").view(np.uint8)
 
 
-_TRIPLES, _FOURS = np.array([0, 3, 6, 9], np.uint16), np.array([0, 4, 8, 12], np.uint16)
+_SHIFTS_3BIT, _SHIFTS_4BIT = np.array([0, 3, 6, 9], np.uint16), np.array([0, 4, 8, 12], np.uint16)
 
 
-def _shift_words(parts: _Parts) -> np.ndarray:
-    """For each 32 weights the high bits of four points, the scale code and the sign of the shift, as uint16 [units, n / 32]."""
-    high = ((parts.points >> 8).reshape(len(parts.points), -1, 4) << _TRIPLES).sum(axis=2, dtype=np.uint16)
-    return high | parts.scales.astype(np.uint16) << 12 | parts.signs[:, ::4].astype(np.uint16) << 15
+def _qh_words(fields: _Fields) -> np.ndarray:
+    """uint16 [superblocks, n / 32]: the high bits of four grid indices, the scale code and the sign of the shift."""
+    high = ((fields.grid_indices >> 8).reshape(len(fields.grid_indices), -1, 4) << _SHIFTS_3BIT).sum(axis=2, dtype=np.uint16)
+    return high | fields.scales.astype(np.uint16) << 12 | fields.signs[:, ::4].astype(np.uint16) << 15
 
 
-def _from_shift_words(low: np.ndarray, words: np.ndarray, d: np.ndarray) -> _Parts:
-    high = (words[..., None] >> _TRIPLES & 7).reshape(len(words), -1)
+def _from_qh_words(low: np.ndarray, words: np.ndarray, d: np.ndarray) -> _Fields:
+    high = (words[..., None] >> _SHIFTS_3BIT & 7).reshape(len(words), -1)
     points, scales = low | high << 8, (words >> 12 & 7).astype(np.uint8)
-    return _Parts(points.astype(np.uint16), np.repeat((words >> 15).astype(np.uint8), 4, axis=1), scales, d)
+    return _Fields(points.astype(np.uint16), np.repeat((words >> 15).astype(np.uint8), 4, axis=1), scales, d)
 
 
-def _as_nibbles(parts: _Parts) -> np.ndarray:
-    """High bits of a point and sign of its shift, uint8 [units, n / 8]."""
-    return (parts.points >> 8).astype(np.uint8) | parts.signs << 3
+def _qh_nibbles(fields: _Fields) -> np.ndarray:
+    """uint8 [superblocks, n / 8]: the high bits of the grid index and the sign of the shift of each group."""
+    return (fields.grid_indices >> 8).astype(np.uint8) | fields.signs << 3
 
 
-def _from_nibbles(low: np.ndarray, nibbles: np.ndarray, scales: np.ndarray, d: np.ndarray) -> _Parts:
-    return _Parts(low | (nibbles & 7).astype(np.uint16) << 8, nibbles >> 3, scales, d)
+def _from_qh_nibbles(low: np.ndarray, nibbles: np.ndarray, scales: np.ndarray, d: np.ndarray) -> _Fields:
+    return _Fields(low | (nibbles & 7).astype(np.uint16) << 8, nibbles >> 3, scales, d)
 
 
 def _halves(bytes_: np.ndarray) -> np.ndarray:
-    """[..., k] -> [..., 2 k]: low nibbles before high ones."""
+    """Low and high nibbles of bytes: [..., k] -> [..., 2 k], the low one first."""
     return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)
 
 
-def _write_iq1_s(parts: _Parts) -> np.ndarray:
+def _write_iq1_s(fields: _Fields) -> np.ndarray:
     return np.concatenate(
-        [_as_bytes(parts.d[:, None]), (parts.points & 255).astype(np.uint8), _as_bytes(_shift_words(parts))], axis=1
+        [_as_bytes(fields.d[:, None]), (fields.grid_indices & 255).astype(np.uint8), _as_bytes(_qh_words(fields))], axis=1
     )
 
 
-def _write_iq1_m(parts: _Parts) -> np.ndarray:
-    nibbles = _as_nibbles(parts)
-    scales = (parts.scales.reshape(-1, 4, 4).astype(np.uint16) << _TRIPLES).sum(axis=2, dtype=np.uint16)
-    scales |= (parts.d[:, None] >> _FOURS & 15) << 12
-    low = (parts.points & 255).astype(np.uint8)
+def _write_iq1_m(fields: _Fields) -> np.ndarray:
+    nibbles = _qh_nibbles(fields)
+    scales = (fields.scales.reshape(-1, 4, 4).astype(np.uint16) << _SHIFTS_3BIT).sum(axis=2, dtype=np.uint16)
+    scales |= (fields.d[:, None] >> _SHIFTS_4BIT & 15) << 12
+    low = (fields.grid_indices & 255).astype(np.uint8)
     return np.concatenate([low, nibbles[:, 0::2] | nibbles[:, 1::2] << 4, _as_bytes(scales)], axis=1)
 
 
-def _interleaved(a: np.ndarray, each: int) -> np.ndarray:
-    """Rows of some array of so many entries per 32 weights: [rows, ...] -> [groups, n / 32, each, 4], rows innermost."""
-    return a.reshape(-1, _ROWS, a.shape[1] // each, each).transpose(0, 2, 3, 1)
+def _interleave(a: np.ndarray, each: int) -> np.ndarray:
+    """A field of `each` entries per 32 weights: [rows, ...] -> [groups, n / 32, each, 4], rows innermost."""
+    return a.reshape(-1, _GROUP_ROWS, a.shape[1] // each, each).transpose(0, 2, 3, 1)
 
 
-def _rows(a: np.ndarray) -> np.ndarray:
-    """The inverse of _interleaved."""
-    return a.transpose(0, 3, 1, 2).reshape(len(a) * _ROWS, -1)
+def _deinterleave(a: np.ndarray) -> np.ndarray:
+    """The inverse of _interleave."""
+    return a.transpose(0, 3, 1, 2).reshape(len(a) * _GROUP_ROWS, -1)
 
 
-def _with_scales(d: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Groups of four rows as bytes, [rows, row_bytes]: their scales, then blocks uint8 [groups, n / 32, bytes]."""
+def _join_groups(d: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """Groups of four rows as bytes [rows, row_bytes]: their scales, then blocks uint8 [groups, n / 32, bytes]."""
     groups = len(blocks)
-    whole = np.concatenate([_as_bytes(d.reshape(groups, _ROWS)), blocks.reshape(groups, -1)], axis=1)
-    return whole.reshape(groups * _ROWS, -1)
+    rows = np.concatenate([_as_bytes(d.reshape(groups, _GROUP_ROWS)), blocks.reshape(groups, -1)], axis=1)
+    return rows.reshape(groups * _GROUP_ROWS, -1)
 
 
-def _of_groups(q: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    whole = q.reshape(len(q) // _ROWS, -1)
-    return _words(whole[:, : 2 * _ROWS]).reshape(-1), whole[:, 2 * _ROWS :].reshape(len(whole), n // 32, -1)
+def _split_groups(q: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of _join_groups: (scales uint16 [rows], blocks)."""
+    groups, d_bytes = q.reshape(len(q) // _GROUP_ROWS, -1), 2 * _GROUP_ROWS
+    return _as_words(groups[:, :d_bytes]).reshape(-1), groups[:, d_bytes:].reshape(len(groups), n // 32, -1)
 
 
-def _write_iq1_s_r4(parts: _Parts) -> np.ndarray:
-    low = _interleaved((parts.points & 255).astype(np.uint8), 4)
-    words = _as_bytes(_interleaved(_shift_words(parts), 1)[:, :, 0])
-    return _with_scales(parts.d, np.concatenate([low.reshape(*low.shape[:2], -1), words], axis=2))
+def _write_iq1_s_r4(fields: _Fields) -> np.ndarray:
+    low = _interleave((fields.grid_indices & 255).astype(np.uint8), 4)
+    words = _as_bytes(_interleave(_qh_words(fields), 1)[:, :, 0])
+    return _join_groups(fields.d, np.concatenate([low.reshape(*low.shape[:2], -1), words], axis=2))
 
 
-def _read_iq1_s_r4(q: np.ndarray, n: int) -> _Parts:
-    d, blocks = _of_groups(q, n)
-    low = _rows(blocks[..., :16].reshape(*blocks.shape[:2], 4, _ROWS))
-    return _from_shift_words(low, _rows(_words(blocks[..., 16:])[:, :, None]), d)
+def _read_iq1_s_r4(q: np.ndarray, n: int) -> _Fields:
+    d, blocks = _split_groups(q, n)
+    low = _deinterleave(blocks[..., :16].reshape(*blocks.shape[:2], 4, _GROUP_ROWS))
+    return _from_qh_words(low, _deinterleave(_as_words(blocks[..., 16:])[:, :, None]), d)
 
 
-def _write_iq1_m_r4(parts: _Parts) -> np.ndarray:
-    low = _interleaved((parts.points & 255).astype(np.uint8), 4)
-    nibbles, scales = _interleaved(_as_nibbles(parts), 4), _interleaved(parts.scales, 2)
+def _write_iq1_m_r4(fields: _Fields) -> np.ndarray:
+    low = _interleave((fields.grid_indices & 255).astype(np.uint8), 4)
+    nibbles, scales = _interleave(_qh_nibbles(fields), 4), _interleave(fields.scales, 2)
     high = (nibbles[:, :, 0::2] | nibbles[:, :, 1::2] << 4).reshape(*low.shape[:2], -1)
-    return _with_scales(
-        parts.d, np.concatenate([low.reshape(*low.shape[:2], -1), high, scales[:, :, 0] | scales[:, :, 1] << 4], axis=2)
+    return _join_groups(
+        fields.d, np.concatenate([low.reshape(*low.shape[:2], -1), high, scales[:, :, 0] | scales[:, :, 1] << 4], axis=2)
     )
 
 
-def _read_iq1_m_r4(q: np.ndarray, n: int) -> _Parts:
-    d, blocks = _of_groups(q, n)
+def _read_iq1_m_r4(q: np.ndarray, n: int) -> _Fields:
+    d, blocks = _split_groups(q, n)
     shape = blocks.shape[:2]
-    low, packed = blocks[..., :16].reshape(*shape, 4, _ROWS), blocks[..., 16:24].reshape(*shape, 2, _ROWS)
-    nibbles = np.stack([packed & 15, packed >> 4], axis=3).reshape(*shape, 4, _ROWS)
+    low, packed = blocks[..., :16].reshape(*shape, 4, _GROUP_ROWS), blocks[..., 16:24].reshape(*shape, 2, _GROUP_ROWS)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=3).reshape(*shape, 4, _GROUP_ROWS)
     scales = np.stack([blocks[..., 24:] & 15, blocks[..., 24:] >> 4], axis=2)
-    return _from_nibbles(_rows(low), _rows(nibbles), _rows(scales), d)
+    return _from_qh_nibbles(_deinterleave(low), _deinterleave(nibbles), _deinterleave(scales), d)
 
 
-def _by_parts(read: Callable[[np.ndarray, int], _Parts], base: int, step: int) -> Callable[[np.ndarray, int], np.ndarray]:
-    """The decoder of rows with scales d * (base + step * code)."""
+def _fields_decoder(
+    read: Callable[[np.ndarray, int], _Fields], base: int, step: int
+) -> Callable[[np.ndarray, int], np.ndarray]:
+    """`Codec.decode` for a type whose block scales are d * (base + step * code)."""
 
     def decode(q: np.ndarray, n: int) -> np.ndarray:
-        parts = read(q, n)
-        scales = parts.d.view(np.float16).astype(np.float32)[:, None] * (base + step * parts.scales.astype(np.float32))
+        fields = read(q, n)
+        scales = fields.d.view(np.float16).astype(np.float32)[:, None] * (base + step * fields.scales.astype(np.float32))
         out = empty_rows(len(q), n)
-        _decode_units(parts.points, np.ascontiguousarray(parts.signs), scales, *level_tables(), out)
+        _decode_fields(fields.grid_indices, np.ascontiguousarray(fields.signs), scales, *decoder_tables(), out)
         return out
 
     return decode
 
 
-# Trial scales of a block whose largest magnitude is 1.
-_STEPS = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
+# Trial scales of a block with an amax of 1.
+_TRIAL_SCALES = (1 / (0.7 * 1.16 ** np.arange(LANES))).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class _Type:
-    """block: elements with a scale code; encode_units: the kernel for those; factor, span: of the weights; share: as in
-    unshrunk; base, step, top: scales are d * (base + step * code), code 0 ... top; write: from parts to rows of bytes;
-    decode: as of a codec."""
+class _Iq1Type:
+    """An iq1 type and its encoder.
+
+    block           elements per scale code
+    encode_kernel   kernel for that block size
+    sigma2_factor, sigma2_span  of the weights
+    norm_share      see grid_search.norm_corrected_scale
+    base, step, max_code  block scales are d * (base + step * code), code 0 ... max_code
+    write           _Fields -> uint8 [rows, row_bytes]
+    decode          as Codec.decode
+    """
 
     name: str
     block: int
-    encode_units: Callable[..., None]
-    factor: float
-    span: int
-    share: float
+    encode_kernel: Callable[..., None]
+    sigma2_factor: float
+    sigma2_span: int
+    norm_share: float
     base: int
     step: int
-    top: int
-    write: Callable[[_Parts], np.ndarray]
+    max_code: int
+    write: Callable[[_Fields], np.ndarray]
     decode: Callable[[np.ndarray, int], np.ndarray]
 
     @property
-    def by_row(self) -> bool:
+    def has_row_scale(self) -> bool:
         return TYPES[self.name].row_meta > 0
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-        book = codebook(BOOK)
-        unit = x.shape[1] if self.by_row else SUPER
-        units = x.size // unit
-        points, signs = np.empty((units, unit // 8), np.uint16), np.empty((units, unit // 8), np.uint8)
-        scales, d = np.empty((units, unit // self.block), np.uint8), np.empty(units + -units % LANES, np.uint16)
-        highest = self.base + self.step * self.top
-        tries = (highest * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
-        self.encode_units(
-            x, importance_rows(importance), unit, self.span, np.float32(self.factor), np.float32(self.share), _STEPS, tries,
-            np.float32(self.base), np.float32(self.step), np.float32(self.top), book.ranks, book.index, book.near,
-            patterns(book, float(SHIFT)), patterns(book, -float(SHIFT)), points, signs, scales, d,
+        book = codebook(CODEBOOK)
+        superblock = x.shape[1] if self.has_row_scale else SUPERBLOCK
+        superblocks = x.size // superblock
+        grid_indices, signs = (
+            np.empty((superblocks, superblock // 8), np.uint16),
+            np.empty((superblocks, superblock // 8), np.uint8),
+        )
+        scales = np.empty((superblocks, superblock // self.block), np.uint8)
+        d = np.empty(superblocks + -superblocks % LANES, np.uint16)
+        max_scale = self.base + self.step * self.max_code
+        trial_divisors = (max_scale * 0.85 * 1.06 ** np.arange(LANES)).astype(np.float32)
+        self.encode_kernel(
+            x, importance_rows(importance), superblock, self.sigma2_span, np.float32(self.sigma2_factor),
+            np.float32(self.norm_share), _TRIAL_SCALES, trial_divisors, np.float32(self.base), np.float32(self.step),
+            np.float32(self.max_code), book.ranks, book.grid_index, book.neighbours,
+            nibble_tables(book, float(SHIFT)), nibble_tables(book, -float(SHIFT)), grid_indices, signs, scales, d,
         )  # fmt: skip
-        return self.write(_Parts(points, signs, scales, d[:units])).reshape(len(x), -1)
+        return self.write(_Fields(grid_indices, signs, scales, d[:superblocks])).reshape(len(x), -1)
 
 
-_ALL = (
-    _Type("iq1_s", 32, _shift_of_32, 2.0, 256, 1.0, 1, 2, 7, _write_iq1_s, decode_iq1_s),
-    _Type("iq1_m", 16, _shift_of_8, 1.5, 32, 1.0, 1, 2, 7, _write_iq1_m, decode_iq1_m),
-    _Type("iq1_s_r4", 32, _shift_of_32, 1.5, 32, 0.8, 1, 2, 7, _write_iq1_s_r4,
-          _by_parts(_read_iq1_s_r4, 1, 2)),
-    _Type("iq1_m_r4", 16, _shift_of_8, 1.5, 32, 0.7, 0, 1, 15, _write_iq1_m_r4,
-          _by_parts(_read_iq1_m_r4, 0, 1)),
+_TYPES = (
+    _Iq1Type("iq1_s", 32, _encode_iq1_s_kernel, 2.0, 256, 1.0, 1, 2, 7, _write_iq1_s, decode_iq1_s),
+    _Iq1Type("iq1_m", 16, _encode_iq1_m_kernel, 1.5, 32, 1.0, 1, 2, 7, _write_iq1_m, decode_iq1_m),
+    _Iq1Type("iq1_s_r4", 32, _encode_iq1_s_kernel, 1.5, 32, 0.8, 1, 2, 7, _write_iq1_s_r4,
+             _fields_decoder(_read_iq1_s_r4, 1, 2)),
+    _Iq1Type("iq1_m_r4", 16, _encode_iq1_m_kernel, 1.5, 32, 0.7, 0, 1, 15, _write_iq1_m_r4,
+             _fields_decoder(_read_iq1_m_r4, 0, 1)),
 )  # fmt: skip
-CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _ALL}
+CODECS: dict[str, Codec] = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

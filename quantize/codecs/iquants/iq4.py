@@ -1,5 +1,8 @@
-"""Codes of a non-uniform table of 16 values: iq4_nl, blocks of 32 with a float16 scale each, and iq4_xs, super-blocks of 256
-with a float16 scale and a six-bit scale for each 32 elements (spec C.0, D.3)."""
+"""iq4_nl and iq4_xs: codes of a non-uniform table of 16 values.
+
+iq4_nl has blocks of 32 with a float16 scale; iq4_xs superblocks of 256 with a float16 scale and a six-bit scale for each 32
+elements. See docs/formats/layouts.md, and encoders.md (codebook i-quants).
+"""
 
 from __future__ import annotations
 
@@ -26,201 +29,209 @@ from ..importance import importance_rows
 from ..registry import Codec, kernel_decoder
 from ..scale_search import add_to_codes, largest_magnitude
 
-BLOCK, SUPER = 32, 256
-ENTRIES = 16
+BLOCK, SUPERBLOCK = 32, 256
+TABLE_SIZE = 16
 VALUES = IQ4_VALUES.astype(np.float32)
-_BYTES = VALUES.astype(np.int8)
+_VALUE_BYTES = VALUES.astype(np.int8)
 _LOWEST, _HIGHEST = VALUES[0], VALUES[-1]
 
-# The line from -128 to 128 is cut into 32 bins of 8, of which none holds more than one midpoint between entries. Per bin: that
-# midpoint, and the index below it. (Entries lie 12 or more apart but for 11 between -10 and 1.)
-_BINS, _BIN = 32, 8
+# The interval from -128 to 128 is cut into 32 bins of width 8, none of which holds more than one midpoint between table values
+# (these are at least 11 apart). For each bin: its midpoint, and the code and value below it and the value above it.
+_BINS, _BIN_WIDTH = 32, 8
 
 
 def _bins() -> tuple[np.ndarray, np.ndarray]:
-    middles = (VALUES[1:] + VALUES[:-1]) / 2
-    edges = np.arange(_BINS) * _BIN - 128
-    below = np.searchsorted(middles, edges, side="left")
-    return np.append(middles, np.inf)[below].astype(np.float32), below.astype(np.float32)
+    midpoints = (VALUES[1:] + VALUES[:-1]) / 2
+    edges = np.arange(_BINS) * _BIN_WIDTH - 128
+    below = np.searchsorted(midpoints, edges, side="left")
+    return np.append(midpoints, np.inf)[below].astype(np.float32), below.astype(np.float32)
 
 
-_MIDDLE, _BELOW = _bins()
-_VALUE_BELOW = VALUES[_BELOW.astype(int)]
-_VALUE_ABOVE = VALUES[np.minimum(_BELOW.astype(int) + 1, ENTRIES - 1)]
-_PADDED = np.concatenate([VALUES, np.full(_BINS - ENTRIES, VALUES[-1])])  # look_up wants 32 entries
+_MIDPOINT, _CODE_BELOW = _bins()
+_VALUE_BELOW = VALUES[_CODE_BELOW.astype(int)]
+_VALUE_ABOVE = VALUES[np.minimum(_CODE_BELOW.astype(int) + 1, TABLE_SIZE - 1)]
+_PADDED_VALUES = np.concatenate([VALUES, np.full(_BINS - TABLE_SIZE, VALUES[-1])])  # lookup_lanes takes tables of 32 entries
 
 
 @kernel
 def _bin_of(y):
-    return clamp((y + 128) * (1 / _BIN), 0, _BINS - 1)
+    return clamp((y + 128) * (1 / _BIN_WIDTH), 0, _BINS - 1)
 
 
 @kernel
 def _nearest_value(y):
-    """The table's entry nearest to y, of two equally near the larger."""
-    where = _bin_of(y)
-    return select(y >= lookup_lanes(_MIDDLE, where), lookup_lanes(_VALUE_ABOVE, where), lookup_lanes(_VALUE_BELOW, where))
+    """The table value nearest to y, the larger one on ties."""
+    bin_ = _bin_of(y)
+    return select(y >= lookup_lanes(_MIDPOINT, bin_), lookup_lanes(_VALUE_ABOVE, bin_), lookup_lanes(_VALUE_BELOW, bin_))
 
 
 @kernel
-def _nearest_index(y):
-    where = _bin_of(y)
-    below = lookup_lanes(_BELOW, where)
-    return select(y >= lookup_lanes(_MIDDLE, where), below + 1, below)
+def _nearest_code(y):
+    """The code of the table value nearest to y, the larger one on ties."""
+    bin_ = _bin_of(y)
+    below = lookup_lanes(_CODE_BELOW, bin_)
+    return select(y >= lookup_lanes(_MIDPOINT, bin_), below + 1, below)
 
 
 @kernel
 def _table_scale(x, w, at, codes):
-    """Scale of sixteen blocks: a grid of start scales from both ends of the table, then ascent.
+    """Scales of sixteen blocks at x[at], w[at]: candidates from both ends of the table, then coordinate ascent.
 
-    The blocks lie at x[at], w[at]; `codes` is scratch for one block of each lane.
+    codes: scratch for one block of each lane.
     """
-    extreme, magnitude = largest_magnitude(x, at, BLOCK)
-    dead = magnitude < 1e-15
-    extreme = select(dead, splat(1), extreme)
-    inverse = -_LOWEST / extreme
+    signed_max, amax = largest_magnitude(x, at, BLOCK)
+    all_zero = amax < 1e-15
+    signed_max = select(all_zero, splat(1), signed_max)
+    inverse = -_LOWEST / signed_max
     scale, best = splat(0), splat(0)
     sxq, sqq = splat(0), splat(0)
     for k in range(31):
-        trial = inverse
+        trial_inverse = inverse
         if k > 0:
-            trial = ((k - 1) // 2 - 7 + (_LOWEST if k % 2 else _HIGHEST)) / extreme
-        txq, tqq = splat(0), splat(0)
+            trial_inverse = ((k - 1) // 2 - 7 + (_LOWEST if k % 2 else _HIGHEST)) / signed_max
+        new_sxq, new_sqq = splat(0), splat(0)
         for i in range(at, at + LANES * BLOCK, LANES):
             xi, wi = load(x, i), load(w, i)
-            q = _nearest_value(trial * xi)
+            q = _nearest_value(trial_inverse * xi)
             wq = wi * q
-            txq = fma_lanes(wq, xi, txq)
-            tqq = fma_lanes(wq, q, tqq)
-        better = (tqq > 0) & (txq * txq > best * tqq)
-        scale = select(better, txq / tqq, scale)
-        best = select(better, scale * txq, best)
-        inverse = select(better, trial, inverse)
-        sxq, sqq = select(better, txq, sxq), select(better, tqq, sqq)
+            new_sxq = fma_lanes(wq, xi, new_sxq)
+            new_sqq = fma_lanes(wq, q, new_sqq)
+        better = (new_sqq > 0) & (new_sxq * new_sxq > best * new_sqq)
+        scale = select(better, new_sxq / new_sqq, scale)
+        best = select(better, scale * new_sxq, best)
+        inverse = select(better, trial_inverse, inverse)
+        sxq, sqq = select(better, new_sxq, sxq), select(better, new_sqq, sqq)
     for i in range(0, LANES * BLOCK, LANES):
-        store(codes, i, _nearest_index(inverse * load(x, at + i)))
-    # Where sums of weights vanish or overflow, the scale that fits the largest element has to do.
-    lost = ~dead & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
-    scale = _ascend(x, w, at, codes, select(dead | lost, splat(0), scale), sxq, sqq, best)
-    return select(lost, extreme / _LOWEST, scale)
+        store(codes, i, _nearest_code(inverse * load(x, at + i)))
+    # Where the sums of weights underflow or overflow, the scale is that which fits the largest element.
+    degenerate = ~all_zero & ~((abs(scale) > 0) & (abs(scale) < np.float32(3e38)))
+    scale = _coordinate_ascent(x, w, at, codes, select(all_zero | degenerate, splat(0), scale), sxq, sqq, best)
+    return select(degenerate, signed_max / _LOWEST, scale)
 
 
 @kernel
-def _ascend(x, w, at, codes, scale, sxq, sqq, best):
+def _coordinate_ascent(x, w, at, codes, scale, sxq, sqq, best):
+    """Moves one code at a time to the neighbouring table value, as long as the score improves. Returns the scale.
+
+    The code moved is that whose neighbouring value is nearest in steps of its gradient.
+    """
     active = abs(scale) > 0
-    for _ in range(BLOCK * ENTRIES):
-        soonest, where, move = splat(np.inf), splat(-1), splat(0)
-        wm, xm, vm, um = splat(0), splat(0), splat(0), splat(0)
+    for _ in range(BLOCK * TABLE_SIZE):
+        least_step, best_index, move = splat(np.inf), splat(-1), splat(0)
+        w_best, x_best, value_best, neighbour_best = splat(0), splat(0), splat(0), splat(0)
         for i in range(BLOCK):
             xi, wi, q = load(x, at + LANES * i), load(w, at + LANES * i), load(codes, LANES * i)
-            value = lookup_lanes(_PADDED, q)
+            value = lookup_lanes(_PADDED_VALUES, q)
             slope = scale * wi * fma_lanes(-scale, value, xi)
-            up, down = (slope > 0) & (q < ENTRIES - 1), (slope < 0) & (q > 0)
+            up, down = (slope > 0) & (q < TABLE_SIZE - 1), (slope < 0) & (q > 0)
             step = select(up, splat(1), splat(-1))
-            neighbour = lookup_lanes(_PADDED, clamp(q + step, 0, ENTRIES - 1))
-            wait = (neighbour - value) / slope
-            take = (up | down) & (wait < soonest)
-            soonest, where = select(take, wait, soonest), select(take, splat(i), where)
-            move = select(take, step, move)
-            wm, xm = select(take, wi, wm), select(take, xi, xm)
-            vm, um = select(take, value, vm), select(take, neighbour, um)
-        txq = fma_lanes(wm * xm, um - vm, sxq)
-        tqq = fma_lanes(wm, um * um - vm * vm, sqq)
-        active = active & (where >= 0) & (tqq > 0) & (txq * txq > best * tqq)
+            neighbour = lookup_lanes(_PADDED_VALUES, clamp(q + step, 0, TABLE_SIZE - 1))
+            step_size = (neighbour - value) / slope
+            smaller = (up | down) & (step_size < least_step)
+            least_step, best_index = select(smaller, step_size, least_step), select(smaller, splat(i), best_index)
+            move = select(smaller, step, move)
+            w_best, x_best = select(smaller, wi, w_best), select(smaller, xi, x_best)
+            value_best, neighbour_best = select(smaller, value, value_best), select(smaller, neighbour, neighbour_best)
+        new_sxq = fma_lanes(w_best * x_best, neighbour_best - value_best, sxq)
+        new_sqq = fma_lanes(w_best, neighbour_best * neighbour_best - value_best * value_best, sqq)
+        active = active & (best_index >= 0) & (new_sqq > 0) & (new_sxq * new_sxq > best * new_sqq)
         if not any_lane(active):
             break
-        add_to_codes(codes, 0, BLOCK, active, where, move)
-        sxq, sqq = select(active, txq, sxq), select(active, tqq, sqq)
+        add_to_codes(codes, 0, BLOCK, active, best_index, move)
+        sxq, sqq = select(active, new_sxq, sxq), select(active, new_sqq, sqq)
         scale = select(active, sxq / sqq, scale)
         best = select(active, scale * sxq, best)
     return scale
 
 
 @kernel
-def _find_codes(x, at, scale, codes):
-    """The codes of a block with a scale that is not yet rounded to float16, as in the reference."""
-    live = abs(scale) > np.float32(3e-39)
-    inverse = select(live, 1 / select(live, scale, splat(1)), splat(0))
+def _assign_codes(x, at, scale, codes):
+    """The codes of a block at a scale that is not yet rounded to float16, as in llama.cpp."""
+    nonzero = abs(scale) > np.float32(3e-39)
+    inverse = select(nonzero, 1 / select(nonzero, scale, splat(1)), splat(0))
     for i in range(at, at + LANES * BLOCK, LANES):
-        store(codes, i, _nearest_index(inverse * load(x, i)))
+        store(codes, i, _nearest_code(inverse * load(x, i)))
 
 
 @kernel
-def _encode(x, importance, out):
-    """out: uint8 [blocks, 18]."""
+def _encode_iq4_nl(x, importance, out):
+    """x float32 [rows, n] -> out uint8 [blocks, 18]."""
     size = LANES * BLOCK
-    X, W, C = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
-    codes, halves = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
+    x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    codes, half_words = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        transpose_blocks(x, first, BLOCK, X)
+        transpose_blocks(x, first, BLOCK, x_lanes)
         if importance.shape[0] == 0:
-            square_weights(X, 0, BLOCK, W)
+            square_weights(x_lanes, 0, BLOCK, w_lanes)
         else:
-            transpose_importance(importance, x, first, BLOCK, W)
-            importance_weights(X, W, 0, BLOCK, 2 * sum_of_squares(X, 0, BLOCK) / BLOCK, W)
-        scale = _table_scale(X, W, 0, C)
-        store_half(halves, 0, scale)
-        _find_codes(X, 0, scale, codes)
+            transpose_importance(importance, x, first, BLOCK, w_lanes)
+            importance_weights(x_lanes, w_lanes, 0, BLOCK, 2 * sum_of_squares(x_lanes, 0, BLOCK) / BLOCK, w_lanes)
+        scale = _table_scale(x_lanes, w_lanes, 0, code_lanes)
+        store_half(half_words, 0, scale)
+        _assign_codes(x_lanes, 0, scale, codes)
         for lane in range(min(LANES, out.shape[0] - first)):
             block = out[first + lane]
-            block[0], block[1] = halves[lane] & 255, halves[lane] >> 8
+            block[0], block[1] = half_words[lane] & 255, half_words[lane] >> 8
             for j in range(16):
                 block[2 + j] = codes[LANES * j + lane] | codes[LANES * (j + 16) + lane] << 4
 
 
 @kernel
-def _decode(q, out):
-    """q: uint8 [bytes]; out: float32 [elements]."""
-    table = load_bytes(_BYTES, 0)
+def _decode_iq4_nl(q, out):
+    """q uint8 [bytes] -> out float32 [elements]."""
+    table = load_bytes(_VALUE_BYTES, 0)
     for b in range(out.size // BLOCK):
-        _look_up_block(q, 18 * b + 2, table, load_f16(q, 18 * b), out, BLOCK * b)
+        _decode_block(q, 18 * b + 2, table, load_f16(q, 18 * b), out, BLOCK * b)
 
 
 @kernel
-def _look_up_block(q, at, table, scale, out, to):
+def _decode_block(q, at, table, scale, out, out_at):
     nibbles = load_bytes(q, at)
-    store(out, to, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
-    store(out, to + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
+    store(out, out_at, i8_to_float(lookup_bytes(table, nibbles & 15)) * scale)
+    store(out, out_at + LANES, i8_to_float(lookup_bytes(table, nibbles >> 4)) * scale)
 
 
 @kernel
-def _encode_xs(x, importance, out):
-    """out: uint8 [super-blocks, 136]."""
-    size = LANES * SUPER
-    X, W, C = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(LANES * BLOCK, np.float32)
-    scales, packed = np.empty(LANES * 8, np.float32), np.empty(LANES * 8, np.uint8)
-    codes, halves = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
+def _encode_iq4_xs(x, importance, out):
+    """x float32 [rows, n] -> out uint8 [superblocks, 136]."""
+    size = LANES * SUPERBLOCK
+    x_lanes, w_lanes, code_lanes = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(LANES * BLOCK, np.float32)
+    scales, scale_codes = np.empty(LANES * 8, np.float32), np.empty(LANES * 8, np.uint8)
+    codes, half_words = np.empty(size, np.uint8), np.empty(LANES, np.uint16)
     for first in range(0, out.shape[0], LANES):
-        transpose_blocks(x, first, SUPER, X)
+        transpose_blocks(x, first, SUPERBLOCK, x_lanes)
         if importance.shape[0] == 0:
-            square_weights(X, 0, SUPER, W)
+            square_weights(x_lanes, 0, SUPERBLOCK, w_lanes)
         else:
-            transpose_importance(importance, x, first, SUPER, W)
-            importance_weights(X, W, 0, SUPER, 2 * sum_of_squares(X, 0, SUPER) / SUPER, W)
+            transpose_importance(importance, x, first, SUPERBLOCK, w_lanes)
+            importance_weights(
+                x_lanes, w_lanes, 0, SUPERBLOCK, 2 * sum_of_squares(x_lanes, 0, SUPERBLOCK) / SUPERBLOCK, w_lanes
+            )
         for c in range(8):
-            store(scales, LANES * c, _table_scale(X, W, LANES * BLOCK * c, C))
-        extreme, _ = largest_magnitude(scales, 0, 8)
-        d = -extreme / 32
-        store_half(halves, 0, d)
-        live = abs(d) > np.float32(3e-39)
-        inverse = select(live, 1 / select(live, d, splat(1)), splat(0))
+            store(scales, LANES * c, _table_scale(x_lanes, w_lanes, LANES * BLOCK * c, code_lanes))
+        signed_max, _ = largest_magnitude(scales, 0, 8)
+        d = -signed_max / 32
+        store_half(half_words, 0, d)
+        nonzero = abs(d) > np.float32(3e-39)
+        inverse = select(nonzero, 1 / select(nonzero, d, splat(1)), splat(0))
         for c in range(8):
-            level = clamp(round_product_lanes(inverse, load(scales, LANES * c)), -32, 31)
-            store(packed, LANES * c, level + 32)
-            _find_codes(X, LANES * BLOCK * c, d * level, codes)
+            scale_code = clamp(round_product_lanes(inverse, load(scales, LANES * c)), -32, 31)
+            store(scale_codes, LANES * c, scale_code + 32)
+            _assign_codes(x_lanes, LANES * BLOCK * c, d * scale_code, codes)
         for lane in range(min(LANES, out.shape[0] - first)):
-            _pack_xs(halves[lane], packed, codes, lane, out[first + lane])
+            _pack_iq4_xs(half_words[lane], scale_codes, codes, lane, out[first + lane])
 
 
 @kernel
-def _pack_xs(half, packed, codes, lane, out):
-    out[0], out[1] = half & 255, half >> 8
+def _pack_iq4_xs(half_word, scale_codes, codes, lane, out):
+    """Writes the superblock of one lane."""
+    out[0], out[1] = half_word & 255, half_word >> 8
     high = 0
     for c in range(8):
-        high |= (packed[LANES * c + lane] >> 4) << (2 * c)
+        high |= (scale_codes[LANES * c + lane] >> 4) << (2 * c)
     out[2], out[3] = high & 255, high >> 8
     for k in range(4):
-        out[4 + k] = (packed[LANES * 2 * k + lane] & 15) | (packed[LANES * (2 * k + 1) + lane] & 15) << 4
+        out[4 + k] = (scale_codes[LANES * 2 * k + lane] & 15) | (scale_codes[LANES * (2 * k + 1) + lane] & 15) << 4
     for c in range(8):
         for j in range(16):
             at = LANES * (BLOCK * c + j) + lane
@@ -228,29 +239,30 @@ def _pack_xs(half, packed, codes, lane, out):
 
 
 @kernel
-def _decode_xs(q, out):
-    table, scales = load_bytes(_BYTES, 0), np.empty(LANES, np.float32)
-    for s in range(out.size // SUPER):
+def _decode_iq4_xs(q, out):
+    """q uint8 [bytes] -> out float32 [elements]."""
+    table, scales = load_bytes(_VALUE_BYTES, 0), np.empty(LANES, np.float32)
+    for s in range(out.size // SUPERBLOCK):
         at = 136 * s
         codes = unpack_4bit(load_u32(q, at + 4)) | unpack_2bit(load_u16(q, at + 2)) << 4
         store(scales, 0, (u8_to_float(codes) - 32) * load_f16(q, at))
         for c in range(8):
-            _look_up_block(q, at + 8 + 16 * c, table, scales[c], out, SUPER * s + BLOCK * c)
+            _decode_block(q, at + 8 + 16 * c, table, scales[c], out, SUPERBLOCK * s + BLOCK * c)
 
 
-def _codec(name: str, run, undo) -> Codec:
-    kind = TYPES[name]
+def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
+    tensor_type = TYPES[name]
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        out = np.empty((rows, kind.row_bytes(n)), np.uint8)
-        run(x, importance_rows(importance), out.reshape(-1, kind.block_bytes))
+        out = np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
+        encode_kernel(x, importance_rows(importance), out.reshape(-1, tensor_type.block_bytes))
         return out
 
-    return Codec(encode, kernel_decoder(undo))
+    return Codec(encode, kernel_decoder(decode_kernel))
 
 
 CODECS: dict[str, Codec] = {
-    "iq4_nl": _codec("iq4_nl", _encode, _decode),
-    "iq4_xs": _codec("iq4_xs", _encode_xs, _decode_xs),
+    "iq4_nl": _codec("iq4_nl", _encode_iq4_nl, _decode_iq4_nl),
+    "iq4_xs": _codec("iq4_xs", _encode_iq4_xs, _decode_iq4_xs),
 }

@@ -1,4 +1,4 @@
-"""iq4_nl and iq4_xs against bytes of the reference encoder, gguf's decoder, and an exhaustive nearest-entry search."""
+"""iq4_nl and iq4_xs against bytes of the reference encoder, the gguf package's decoder, and the nearest table values."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_decode_is_bit_exact(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decode_of_any_bits_equals_ggufs(name):
+def test_decode_of_random_bytes_matches_gguf(name):
     rng = np.random.default_rng(5)
     q = rng.integers(0, 256, (7, TYPES[name].row_bytes(512)), np.uint8)
     blocks = q.reshape(-1, TYPES[name].block_bytes)
@@ -38,12 +38,12 @@ def test_decode_of_any_bits_equals_ggufs(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weighted", [True, False])
-def test_encode_gives_the_references_bytes(name, weighted):
+def test_encode_matches_the_reference_byte_for_byte(name, weighted):
     got = encode(X, name, IMATRIX if weighted else None)
     assert np.array_equal(got, GOLDEN[f"{name}/im" if weighted else f"{name}/no"])
 
 
-def test_codes_are_of_the_nearest_entries():
+def test_codes_are_those_of_the_nearest_values():
     rng = np.random.default_rng(3)
     x = rng.standard_normal((40, 32)).astype(np.float32)
     q = encode(x, "iq4_nl")
@@ -64,9 +64,9 @@ def test_a_zero_iq4_xs_block_among_others_stays_zero():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_without_importance_keep_their_weights(name):
+def test_superblocks_without_importance_are_still_encoded_well(name):
     rng = np.random.default_rng(12)
     x = rng.standard_normal((2, 768)).astype(np.float32)
     importance = np.repeat(np.float32([0, 1, 0]), 256)
-    missed = decode(encode(x, name, importance), name, 768) - x
-    assert np.abs(missed).max() < 0.5
+    error = decode(encode(x, name, importance), name, 768) - x
+    assert np.abs(error).max() < 0.5

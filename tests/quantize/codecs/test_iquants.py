@@ -1,4 +1,4 @@
-"""The iq1, iq2 and iq3 types: decoders against reference bytes, gguf's and the layouts; errors against the reference's."""
+"""The iq1, iq2 and iq3 types: decoders against reference bytes, the gguf package and the layouts; errors of encoders."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.quantize.codecs.iquants.codebooks import NEAREST, codebook
+from ggufmill.quantize.codecs.iquants.codebooks import NEIGHBOURS, codebook
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "golden_iquants.npz"))
@@ -20,7 +20,7 @@ STANDARD = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 INTERLEAVED = ("iq1_s_r4", "iq1_m_r4")
 PACKED = ("iq2_xxs_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_xxs_r4", "iq3_s_r4")
 ALL = STANDARD + INTERLEAVED
-BOOKS = ("iq1s", "iq2xxs", "iq2xs", "iq2s", "iq3xxs", "iq3s")
+GRIDS = ("iq1s", "iq2xxs", "iq2xs", "iq2s", "iq3xxs", "iq3s")
 
 
 def bits(y):
@@ -33,19 +33,19 @@ def error(x, y, importance=None):
     return ((y.astype(float) - x) ** 2 * w).sum() / (x.astype(float) ** 2 * w).sum()
 
 
-def any_bits(name, n, rows, seed=5):
-    """Random bytes of a type with sensible float16 scales."""
+def random_bytes(name, n, rows, seed=5):
+    """Random bytes of a type with normally distributed float16 scales."""
     rng = np.random.default_rng(seed)
     q = rng.integers(0, 256, (rows, TYPES[name].row_bytes(n)), np.uint8)
-    halves = rng.standard_normal(rows * n).astype(np.float16).view(np.uint8)
+    scales = rng.standard_normal(rows * n).astype(np.float16).view(np.uint8)
     if name in INTERLEAVED:
         groups = q.reshape(rows // 4, -1)
-        groups[:, :8] = halves[: groups[:, :8].size].reshape(-1, 8)
-    elif name == "iq1_m":  # the top nibbles of four words; that of the last one holds sign and exponent
+        groups[:, :8] = scales[: groups[:, :8].size].reshape(-1, 8)
+    elif name == "iq1_m":  # d is in the top nibbles of four words, its sign and exponent in the last one
         q.reshape(-1, 56)[:, 55] &= 0x3F
     else:
         blocks = q.reshape(-1, TYPES[name].block_bytes)
-        blocks[:, :2] = halves[: 2 * len(blocks)].reshape(-1, 2)
+        blocks[:, :2] = scales[: 2 * len(blocks)].reshape(-1, 2)
     return q
 
 
@@ -56,22 +56,22 @@ def test_decode_is_bit_exact(name):
 
 
 @pytest.mark.parametrize("name", STANDARD)
-def test_decode_of_any_bits_equals_ggufs(name):
-    q = any_bits(name, 1024, 8)
+def test_decode_of_random_bytes_matches_gguf(name):
+    q = random_bytes(name, 1024, 8)
     want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
     assert np.array_equal(bits(decode(q, name, 1024)), bits(want))
 
 
 def decode_interleaved(name, q, n):
-    """Spec C.2, element by element."""
+    """By docs/formats/interleaved.md, element by element."""
     levels = (codebook("iq1s").points[:, None] >> (2 * np.arange(8)) & 3).astype(np.float32) - 1
     out = np.empty((len(q), n), np.float32)
     size = 24 if name == "iq1_s_r4" else 28
     for group in range(len(q) // 4):
-        whole = q[4 * group : 4 * group + 4].reshape(-1)
-        d = whole[:8].view(np.float16).astype(np.float32)
+        group_bytes = q[4 * group : 4 * group + 4].reshape(-1)
+        d = group_bytes[:8].view(np.float16).astype(np.float32)
         for c in range(n // 32):
-            block = whole[8 + size * c : 8 + size * (c + 1)]
+            block = group_bytes[8 + size * c : 8 + size * (c + 1)]
             for k in range(4):
                 for g in range(4):
                     if name == "iq1_s_r4":
@@ -87,22 +87,22 @@ def decode_interleaved(name, q, n):
 
 
 @pytest.mark.parametrize("name", INTERLEAVED)
-def test_interleaved_types_decode_as_their_layout_says(name):
-    for q, n in ((any_bits(name, 96, 8), 96), (np.ascontiguousarray(GOLDEN[f"{name}/im"][:4]), 1024)):
+def test_decode_of_interleaved_types_follows_the_layout(name):
+    for q, n in ((random_bytes(name, 96, 8), 96), (np.ascontiguousarray(GOLDEN[f"{name}/im"][:4]), 1024)):
         assert np.array_equal(bits(decode(q, name, n)), bits(decode_interleaved(name, q, n)))
 
 
 # The reference does not encode all of them without importance.
 @pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name in ALL for kind in ("im", "no") if f"{name}/{kind}" in GOLDEN]
+    ("name", "case"), [(name, case) for name in ALL for case in ("im", "no") if f"{name}/{case}" in GOLDEN]
 )
-def test_error_is_well_below_the_references(name, kind):
-    importance = IMATRIX if kind == "im" else None
-    reference = error(X, decode(GOLDEN[f"{name}/{kind}"], name, 1024), importance)
+def test_error_is_well_below_that_of_the_reference(name, case):
+    importance = IMATRIX if case == "im" else None
+    reference = error(X, decode(GOLDEN[f"{name}/{case}"], name, 1024), importance)
     assert error(X, decode(encode(X, name, importance), name, 1024), importance) < 0.9 * reference
 
 
-# Relative squared error of normally distributed weights. 2^(-2 * bits per weight) is what no code can do better than.
+# Relative squared error of normally distributed weights; 2^(-2 * bits per weight) is the rate-distortion bound.
 @pytest.mark.parametrize(
     ("name", "limit"),
     [
@@ -119,36 +119,36 @@ def test_error_is_well_below_the_references(name, kind):
 )
 def test_error_of_normal_weights_at_any_magnitude(name, limit):
     x = np.random.default_rng(6).standard_normal((8, 512)).astype(np.float32)
-    lowest = 2.0 ** (-2 * 8 * TYPES[name].row_bytes(512) / 512)
+    bound = 2.0 ** (-2 * 8 * TYPES[name].row_bytes(512) / 512)
     for magnitude in (0.02, 1, 1000):
         scaled = x * np.float32(magnitude)
-        assert lowest < error(scaled, decode(encode(scaled, name), name, 512)) < limit
+        assert bound < error(scaled, decode(encode(scaled, name), name, 512)) < limit
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_encoding_what_was_decoded_changes_little(name):
+def test_encoding_decoded_rows_again_changes_little(name):
     y = decode(encode(X, name), name, 1024)
     assert error(y, decode(encode(y, name), name, 1024)) < 0.35 * error(X, y)
 
 
 @pytest.mark.parametrize("name", ["iq1_s", "iq1_m", "iq1_s_r4", "iq1_m_r4"])
-def test_one_bit_weights_keep_their_norm(name):
-    """Least squares alone would leave 0.93 to 0.96 of it."""
+def test_iq1_types_preserve_the_norm(name):
+    """With least squares alone it would be 0.93 to 0.96 of the original."""
     x = np.random.default_rng(6).standard_normal((8, 512)).astype(np.float32)
     assert 0.98 < np.linalg.norm(decode(encode(x, name), name, 512)) / np.linalg.norm(x) < 1.06
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_importance_moves_the_error_where_it_matters_less(name):
+def test_important_columns_have_lower_errors(name):
     rng = np.random.default_rng(7)
     x = rng.standard_normal((8, 256)).astype(np.float32)
     importance = np.where(np.arange(256) % 2 == 0, 100, 1).astype(np.float32)
-    missed = (decode(encode(x, name, importance), name, 256) - x) ** 2
-    assert missed[:, ::2].mean() < 0.7 * missed[:, 1::2].mean()
+    squares = (decode(encode(x, name, importance), name, 256) - x) ** 2
+    assert squares[:, ::2].mean() < 0.7 * squares[:, 1::2].mean()
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_importance_counts_only_relatively(name):
+def test_a_factor_on_the_importance_changes_nothing(name):
     want = encode(X[:4], name, IMATRIX)
     for factor in (2.0**-20, 2.0**30):
         assert np.array_equal(encode(X[:4], name, IMATRIX * np.float32(factor)), want)
@@ -161,9 +161,9 @@ def test_importance_counts_only_relatively(name):
 BLOCKS = st.sampled_from(["zero", "one", "same", "spike", "denormal", "tiny", "huge", "normal", "negative", "minus zero"])
 
 
-def made_block(kind, rng):
+def make_block(name, rng):
     noise = rng.standard_normal(32)
-    made = {
+    blocks = {
         "zero": np.zeros(32),
         "one": np.eye(1, 32, 7)[0],
         "same": np.full(32, 0.25),
@@ -175,15 +175,17 @@ def made_block(kind, rng):
         "negative": -abs(noise),
         "minus zero": np.full(32, -0.0),
     }
-    return made[kind].astype(np.float32)
+    return blocks[name].astype(np.float32)
 
 
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(kinds=st.lists(BLOCKS, min_size=32, max_size=32), weights=st.sampled_from(["none", "zero", "half", "random", "extreme"]))
-def test_odd_blocks_give_finite_rows_that_do_not_depend_on_each_other(name, kinds, weights):
-    rng = np.random.default_rng(len(set(kinds)))
-    x = np.concatenate([made_block(k, rng) for k in kinds]).reshape(4, 256)
+@given(
+    blocks=st.lists(BLOCKS, min_size=32, max_size=32), weights=st.sampled_from(["none", "zero", "half", "random", "extreme"])
+)
+def test_extreme_blocks_give_finite_and_independent_rows(name, blocks, weights):
+    rng = np.random.default_rng(len(set(blocks)))
+    x = np.concatenate([make_block(block, rng) for block in blocks]).reshape(4, 256)
     importance = {
         "none": None,
         "zero": np.zeros(256, np.float32),
@@ -206,12 +208,12 @@ def test_zeros_stay_zeros(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_elements_without_importance_keep_their_size(name):
+def test_superblocks_without_importance_are_still_encoded_well(name):
     x = np.random.default_rng(8).standard_normal((4, 768)).astype(np.float32)
     importance = np.repeat(np.float32([0, 1, 0]), 256)
     y = decode(encode(x, name, importance), name, 768)
-    for part in (slice(0, 256), slice(256, 512), slice(512, 768)):
-        assert error(x[:, part], y[:, part]) < 0.3
+    for columns in (slice(0, 256), slice(256, 512), slice(512, 768)):
+        assert error(x[:, columns], y[:, columns]) < 0.3
 
 
 @pytest.mark.parametrize("name", INTERLEAVED)
@@ -223,31 +225,31 @@ def test_interleaved_rows_of_any_multiple_of_32(name):
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_types_are_their_base_types_with_guarded_importance(name):
+def test_packed_types_equal_their_base_types(name):
     assert can_encode(TYPES[name])
     y = decode(encode(X[:4], name, IMATRIX), name, 1024)
     assert np.array_equal(y, decode(encode(X[:4], TYPES[name].base, IMATRIX), TYPES[name].base, 1024))
 
 
-def test_packed_bytes_of_the_reference_decode():
+def test_decode_of_packed_bytes_of_the_reference():
     y = decode(GOLDEN["iq2_xs_r4/im"], "iq2_xs_r4", 1024)
     assert np.array_equal(y, decode(GOLDEN["iq2_xs/im"][:4], "iq2_xs", 1024))
 
 
-@pytest.mark.parametrize("name", BOOKS)
-def test_near_points_are_the_nearest_ones(name):
+@pytest.mark.parametrize("name", GRIDS)
+def test_neighbours_are_the_nearest_grid_points(name):
     book = codebook(name)
     shifts, mask = book.bits * np.arange(book.size), (1 << book.bits) - 1
     points = book.levels[book.points[:, None] >> shifts & mask]
-    near = book.levels[book.near.reshape(-1, NEAREST)[:, :, None] >> shifts & mask]
+    neighbours = book.levels[book.neighbours.reshape(-1, NEIGHBOURS)[:, :, None] >> shifts & mask]
     count = len(book.levels)
-    for rank in np.random.default_rng(4).integers(0, len(book.index), 50):
+    for rank in np.random.default_rng(4).integers(0, len(book.grid_index), 50):
         level = rank // count ** np.arange(book.size) % count
         code = int((level << shifts).sum())
         assert book.ranks[0, code & 255] + book.ranks[1, code >> 8] == rank
         distances = ((points - book.levels[level]) ** 2).sum(axis=1)
-        found = ((near[rank] - book.levels[level]) ** 2).sum(axis=1)
-        assert np.array_equal(found, np.sort(distances)[:NEAREST])
-        assert (book.index[rank] >= 0) == (distances.min() == 0)
-        if book.index[rank] >= 0:
-            assert book.points[book.index[rank]] == code
+        neighbour_distances = ((neighbours[rank] - book.levels[level]) ** 2).sum(axis=1)
+        assert np.array_equal(neighbour_distances, np.sort(distances)[:NEIGHBOURS])
+        assert (book.grid_index[rank] >= 0) == (distances.min() == 0)
+        if book.grid_index[rank] >= 0:
+            assert book.points[book.grid_index[rank]] == code
