@@ -1,3 +1,94 @@
-"""ggufmill: from a Hugging Face checkpoint to a validated, recipe-quantised, repacked GGUF."""
+"""ggufmill: from a Hugging Face checkpoint to a validated, recipe-quantised, repacked GGUF.
+
+Every verb of the command line is a function here, whose keyword arguments are the verb's flags; `progress=` takes a callback,
+and the result is a dataclass with what `--json` prints (`as_json`). What makes a command exit with 1 raises `MillError`.
+
+    import ggufmill
+
+    ggufmill.quantize_model("Qwen3-8B/", "qwen3.gguf", "iq4_k", custom_q="ffn_down=iq5_k")
+    ggufmill.perplexity("qwen3.gguf", "wiki.test.raw").perplexity
+
+Beneath them: `ggufmill.formats.open_gguf`, `ggufmill.quantize.encode` and `decode`, `ggufmill.repack.pack` and `unpack`,
+`ggufmill.imatrix.load`, `ggufmill.runtime.load_model`.
+"""
+# ruff: noqa: F401
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # the functions of VERBS, for type checkers
+    from .errors import CheckFailed, FormatError, MillError, PlanError, UsageError
+    from .pipeline.bench import benchmark
+    from .pipeline.chat import start_chat
+    from .pipeline.compare import compare_models
+    from .pipeline.convert import convert_model
+    from .pipeline.generate import generate_text
+    from .pipeline.hash import hash_model
+    from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
+    from .pipeline.inspect import inspect_model
+    from .pipeline.merge import merge_model
+    from .pipeline.perplexity import perplexity
+    from .pipeline.plan import plan_memory
+    from .pipeline.quantize import quantize_model
+    from .pipeline.recipes import explain_recipe, lint_recipe, list_recipes, read_recipe
+    from .pipeline.repack import repack_model
+    from .pipeline.run import run_recipe
+    from .pipeline.search import search_recipe
+    from .pipeline.serve import serve_model
+    from .pipeline.split import split_model
+    from .pipeline.sweep_bench import sweep_benchmark
 
 __version__ = "0.1.0"
+
+
+class Verb(NamedTuple):
+    """A verb of the command line. summary: its line in `ggufmill --help`; functions: those of the library that it calls."""
+
+    summary: str
+    functions: tuple[str, ...]
+
+
+# A verb's functions are in the module of its name in pipeline/, its command is in the one in cli/ (with _ for -).
+VERBS = {
+    "convert": Verb("Hugging Face checkpoint to GGUF", ("convert_model",)),
+    "imatrix": Verb(
+        "Compute, show and merge importance matrices", ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix")
+    ),
+    "quantize": Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
+    "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
+    "plan": Verb("What goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
+    "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",)),
+    "perplexity": Verb("Perplexity and KL divergence on a text", ("perplexity",)),
+    "compare": Verb("Errors of layers and weights between two models", ("compare_models",)),
+    "bench": Verb("Speed of prompts and of generation", ("benchmark",)),
+    "sweep-bench": Verb("Speed over the depth of the context", ("sweep_benchmark",)),
+    "generate": Verb("Continue a prompt", ("generate_text",)),
+    "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
+    "serve": Verb("OpenAI-compatible server and a page to chat", ("serve_model",)),
+    "inspect": Verb("Show what a model file holds", ("inspect_model",)),
+    "split": Verb("Cut a GGUF into several files", ("split_model",)),
+    "merge": Verb("Make one GGUF of several files", ("merge_model",)),
+    "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),
+    "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
+    "run": Verb("Every stage a recipe names, ending in a report", ("run_recipe",)),
+}
+
+_ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")
+_MODULES = dict.fromkeys(_ERRORS, ".errors") | {
+    function: f".pipeline.{verb.replace('-', '_')}" for verb, entry in VERBS.items() for function in entry.functions
+}
+__all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a function when it is first asked for: the program's `--help` needs none of them."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

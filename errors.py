@@ -1,5 +1,9 @@
 """Errors that a user may see: one line each, saying what is wrong, where, and what to do."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class MillError(Exception):
     """An error that the user can act on. The command line prints its text as one line and exits with code 1.
@@ -17,3 +21,18 @@ class FormatError(MillError):
 
 class PlanError(MillError):
     """A job cannot be done as requested. Raised before anything is written."""
+
+
+class UsageError(PlanError):
+    """Arguments contradict each other, or one of them would do nothing as given. The command line exits with 2."""
+
+
+class CheckFailed(MillError):
+    """The work is done, and a check that belongs to it failed: damaged tensors, other checksums, limits that are exceeded.
+
+    result: what the function would have returned, with everything that was found.
+    """
+
+    def __init__(self, text: str, result: Any):
+        super().__init__(text)
+        self.result = result

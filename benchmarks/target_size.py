@@ -18,13 +18,13 @@ from typing import Any
 
 import click
 
+from ggufmill.cli.display.console import table
 from ggufmill.convert import open_source
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.jobs.plan import Plan
-from ggufmill.pipeline.console import table
-from ggufmill.pipeline.search_options import Target, Wishes, parse_types
-from ggufmill.pipeline.searching import SearchJob
+from ggufmill.pipeline.recipe_search.options import SearchOptions, Target, parse_types
+from ggufmill.pipeline.recipe_search.search_job import SearchJob
 from ggufmill.quantize import can_encode
 from ggufmill.quantize.gguf_source import simulate_quantization
 from ggufmill.quantize.planning import Importance, plan_quantize
@@ -77,10 +77,10 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
     mixes = stock(source, importance, reference)
     weights = sum(t.n_elements for t in source.tensors.values())
     jobs = {
-        "found": Wishes(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
-        "no text": Wishes(parse_types(None)),
+        "found": SearchOptions(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
+        "no text": SearchOptions(parse_types(None)),
     }
-    searches = {label: SearchJob(source, importance, wishes) for label, wishes in jobs.items()}
+    searches = {label: SearchJob(source, importance, options) for label, options in jobs.items()}
     points, rows = [], []
     for near in NEAR:
         aim = min(mixes, key=lambda m: abs(m["bits"] - near))

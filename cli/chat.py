@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.console import speeds
+from .command import Verb
+from .display.console import speeds_text
 from .options.sampling import sampling_options, template_option
-from .options.settings import load_to_generate, run_options
+from .options.settings import run_options
+from .options.types import MODEL
 
 if TYPE_CHECKING:
     from ..runtime.text.chat import Conversation
@@ -25,8 +27,8 @@ _HELP = """\
 A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 
 
-@click.command(short_help="Talk with a model in the terminal")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL)
 @click.option("--system", metavar="TEXT", help="System message: what the model is told before everything else.")
 @template_option
 @click.option(
@@ -35,15 +37,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 @click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
 @sampling_options
 @run_options()
-def command(
-    model: Path,
-    system: str | None,
-    template: str | None,
-    n_predict: int,
-    timings: bool,
-    sampling: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
     Messages are written by the model's own chat template. What has been read once is kept: a new message only costs its own
@@ -56,14 +50,13 @@ def command(
       ggufmill chat model.gguf --system "Answer in French." --temp 0
       echo "What is the capital of Peru?" | ggufmill chat base-model.gguf --template chatml
     """
-    from ..convert import open_source
-    from ..runtime.text.chat import Conversation, find_template
+    from ..pipeline.chat import start_chat
 
-    loaded = load_to_generate(open_source(model), settings)
-    conversation = Conversation(loaded, find_template(loaded.metadata, template), system, n_predict, **sampling)
+    conversation = start_chat(model, **options, **settings)
     if sys.stdin.isatty():
-        click.echo(f"{loaded.metadata.get('general.name') or model.name}. /help shows the commands.", err=True)
-    with _termination_ends():
+        name = conversation.model.metadata.get("general.name") or model.name
+        click.echo(f"{name}. /help shows the commands.", err=True)
+    with _exit_on_termination():
         for text in _messages():
             if text in ("/exit", "/quit"):
                 break
@@ -77,7 +70,7 @@ def command(
 
 
 def _messages() -> Iterator[str]:
-    """What the user types, without blank lines, until the input ends. Ctrl-C drops the line."""
+    """The messages that the user types, without blank lines, until the input ends. Ctrl-C drops the line."""
     prompt = ""
     if sys.stdin.isatty():
         prompt = "> "
@@ -115,7 +108,7 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
             for piece in conversation.answer(text):
                 click.echo(printable(piece), nl=False)
     except MillError as error:
-        if not sys.stdin.isatty():  # nobody is there to say it differently
+        if not sys.stdin.isatty():  # nobody is there to put it differently
             raise
         click.echo(f"ggufmill: {error}", err=True)
         return
@@ -127,11 +120,11 @@ def _answer(conversation: Conversation, text: str, timings: bool) -> None:
         why = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}[running.reason]
         click.echo(f"({why})", err=True)
     if running is not None and timings:
-        click.echo(f"({speeds(running.timings)})", err=True)
+        click.echo(f"({speeds_text(running.timings)})", err=True)
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a terminal would obey: a model may have learned any."""
+    """The text without control characters, which a terminal would obey: a model may have learned any."""
     return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
 
 
@@ -153,7 +146,7 @@ def _interrupt_cancels(conversation: Conversation) -> Iterator[None]:
 
 
 @contextmanager
-def _termination_ends() -> Iterator[None]:
+def _exit_on_termination() -> Iterator[None]:
     """SIGTERM is not Ctrl-C here: it ends the program."""
 
     def end(number: int, frame: Any) -> None:

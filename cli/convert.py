@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import __version__
-from ..formats import TYPES
-from ..pipeline.job_options import Job
-from ..pipeline.write_model import finish, finished_before
+from .command import Verb
+from .display.console import call
+from .display.plans import written_text
 from .options import flags
-from .options.job import job_options
+from .options.types import OUT, Source
 
-OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # as in quantize.recipes.recipe, which takes long to import
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipes.recipe, which takes long to import
 
 
-@click.command(short_help="Hugging Face checkpoint to GGUF")
-@click.argument("model", type=flags.SourceName(file_okay=False))
-@click.argument("out", type=flags.OUT)
+@click.command(cls=Verb)
+@click.argument("model", type=Source(file_okay=False))
+@click.argument("out", type=OUT)
 @click.option(
     "--outtype",
     type=click.Choice(OUTTYPES),
@@ -36,22 +34,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # as in quantize.rec
 @flags.split_max_tensors
 @flags.tensor_first_split
 @flags.partial_requant
-@job_options
-def command(
-    model: Path | str,
-    out: Path,
-    outtype: str,
-    mla_layout: str | None,
-    allow_nonfinite: bool,
-    remote: bool,
-    override_kv: dict[str, Any],
-    split_max_size: int | None,
-    split_max_tensors: int | None,
-    tensor_first_split: bool,
-    delete_source_shards: bool,
-    partial_requant: bool,
-    job: Job,
-) -> None:
+@flags.writing
+def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 
     fp8 is decoded on the fly, mxfp4 is kept or decoded. Norms, routers and biases are written as f32. A repository is
@@ -65,36 +49,6 @@ def command(
       ggufmill convert gpt-oss-20b/ gpt-oss.gguf --outtype mxfp4
       ggufmill convert hf:Qwen/Qwen3-8B@main qwen3.gguf --remote
     """
-    from ..convert import open_source
-    from ..convert.outtype import out_type
-    from ..quantize.planning import plan_quantize
+    from ..pipeline.convert import convert_model
 
-    named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
-    if delete_source_shards and finished_before(model, out, mla_layout, job, named, ""):
-        return
-    is_remote = remote or (job.dry_run and isinstance(model, str))
-    source = open_source(model, mla_layout=mla_layout, remote=is_remote)
-    weights, rules = out_type(source, outtype)
-    replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
-    plan = plan_quantize(
-        source,
-        out,
-        type=weights,
-        rules=rules,
-        allow_requantize=True,
-        override_kv=override_kv,
-        split_max_size=split_max_size,
-        split_max_tensors=split_max_tensors,
-        tensor_first_split=tensor_first_split,
-        nonfinite_counts=replaced,
-        version=__version__,
-    )
-    finish(
-        plan,
-        "convert",
-        source,
-        job,
-        replaced=replaced,
-        delete_source_shards=delete_source_shards,
-        partial_requant=partial_requant,
-    )
+    call(convert_model, model, out, show=written_text, as_json=as_json, **options)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.console import speeds
+from .command import Verb
+from .display.console import speeds_text
 from .options import flags
 from .options.sampling import sampling_options
-from .options.settings import load_to_generate, run_options
+from .options.settings import run_options
+from .options.types import MODEL
+
+if TYPE_CHECKING:
+    from ..pipeline.common.progress import Progress
 
 
-@click.command(short_help="Continue a prompt")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL)
 @click.option("-p", "--prompt", required=True, help="Text to continue.")
 @click.option(
     "-n",
@@ -28,46 +33,24 @@ from .options.settings import load_to_generate, run_options
 @run_options()
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @flags.as_json
-def command(
-    model: Path,
-    prompt: str,
-    n_predict: int,
-    ignore_eos: bool,
-    as_json: bool,
-    sampling: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
     Example: ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1
     """
-    import json
+    from ..pipeline.generate import generate_text
 
-    from ..convert import open_source
-    from ..runtime.generation.generate import generate, warm_up
+    def show_prompt(progress: Progress) -> None:
+        if progress.done == 0 and not as_json:
+            click.echo(prompt.encode("utf-8", "surrogateescape"), nl=False)  # its bytes as they were given
 
-    loaded = load_to_generate(open_source(model), settings)
-    warm_up(loaded)
-    running = generate(loaded, prompt, n_predict=n_predict, ignore_eos=ignore_eos, **sampling)
-    pieces = []
-    if not as_json:
-        click.echo(prompt.encode("utf-8", "surrogateescape"), nl=False)  # its bytes as they were given
-    for piece in running:
-        pieces.append(piece)
+    def show_text(piece: str) -> None:
         if not as_json:
             click.echo(piece, nl=False)
-    timings = running.timings
+
+    result = generate_text(model, prompt, on_text=show_text, progress=show_prompt, **options, **settings)
     if as_json:
-        summary = {
-            "prompt": prompt,
-            "text": "".join(pieces),
-            "tokens": running.tokens,
-            "reason": running.reason,
-            "prompt_tokens": timings.prompt_tokens,
-            "prompt_per_second": timings.prompt_per_second,
-            "generated_per_second": timings.generated_per_second,
-        }
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(result.as_json()))
         return
     click.echo()
-    click.echo(f"\n{speeds(timings)}; ended by {running.reason}", err=True)
+    click.echo(f"\n{speeds_text(result.timings)}; ended by {result.reason}", err=True)

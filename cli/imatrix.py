@@ -1,29 +1,26 @@
-"""`ggufmill imatrix` collects an importance matrix, and groups what is done with such files."""
+"""`ggufmill imatrix` computes importance matrices, and shows, compares, merges and converts them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.console import chunk_progress, emit, warn
-from ..pipeline.write_model import check_folder, protect
-from .imatrix_show import convert, merge, show
+from ..errors import UsageError
+from .command import Verbs
+from .display.console import call
+from .display.imatrices import computed_text, merged_text, statistics_text
 from .options import flags
-from .options.settings import load, run_options
-from .unused_options import refuse_idle
+from .options.settings import run_options
+from .options.types import FILE, MODEL, OUT_FILE
 
 if TYPE_CHECKING:
-    from ..imatrix import Imatrix
+    from ..pipeline.imatrix import ImatrixStatistics
 
-_ROWS = "a .jsonl or .parquet file (-f)"
-_TEXT = "a text (-f) to compute from"
-_OF_JOINING = {"in_files", "out", "force", "as_json"}  # what `--in-file` alone takes
-_NEEDS = {"column": _ROWS, "template": _ROWS}
+_OF_MERGING = {"in_file", "out", "force", "as_json"}  # what `--in-file` alone takes
 
 
-class _ComputeByDefault(click.Group):
+class _ComputeByDefault(Verbs):
     """`imatrix MODEL -f TEXT -o OUT` computes; `imatrix show FILE` shows."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -32,7 +29,7 @@ class _ComputeByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_ComputeByDefault, short_help="Compute, show, compare, merge and convert importance matrices")
+@click.group(cls=_ComputeByDefault)
 def command() -> None:
     """Importance matrices. `ggufmill imatrix MODEL ...` is short for `ggufmill imatrix compute MODEL ...`.
 
@@ -45,72 +42,41 @@ def command() -> None:
     """
 
 
-for verb in (show, merge, convert):
-    command.add_command(verb)
-
-
 @command.command(short_help="Run texts through a model")
-@click.argument("model", type=click.Path(exists=True, path_type=Path), required=False)
+@click.argument("model", type=MODEL, required=False)
 @click.option(
     "-f",
     "--file",
-    "texts",
+    "text",
     metavar="PATH[:WEIGHT]",
     multiple=True,
     help="Text, .jsonl or .parquet; may be given several times. A token of a:3 counts three times.",
 )
-@click.option("-o", "--output", "out", type=flags.OUT_FILE, required=True, help=".dat: legacy format.")
+@click.option("-o", "--output", "out", type=OUT_FILE, required=True, help=".dat: legacy format.")
 @click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")
 @click.option("--template", metavar="NAME|FILE", help="Chat template for conversations. [default: the model's own]")
-@click.option(
-    "--in-file",
-    "in_files",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Add what this imatrix holds; without -f that is all that is done.",
-)
+@click.option("--in-file", multiple=True, type=FILE, help="Add what this imatrix holds; without -f that is all that is done.")
 @run_options(n_ctx=512)
 @flags.chunks
-@click.option("--from-chunk", "--chunk", type=click.IntRange(0), default=0, help="Leave out so many windows at the beginning.")
+@click.option("--from-chunk", "--chunk", type=click.IntRange(0), help="Leave out so many windows at the beginning.")
 @click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")
 @click.option("--process-embedding", is_flag=True, help="Data for token_embd.weight: its rows, as often as the text uses them.")
 @click.option(
     "-ofreq",
     "--output-frequency",
     type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    help="Windows between saves of what --resume needs, to OUT.state; 0: never.",
+    help="Windows between saves of what --resume needs, to OUT.state; 0: never. [default: 10]",
 )
 @click.option(
     "--save-frequency",
     type=click.IntRange(0),
-    default=0,
     help="Also write OUT.at_N every so many windows, after the pass they end in.",
 )
 @flags.plot("the coverage")
 @flags.resume
 @flags.force
 @flags.as_json
-def compute(
-    model: Path | None,
-    texts: tuple[str, ...],
-    out: Path,
-    column: str | None,
-    template: str | None,
-    in_files: tuple[Path, ...],
-    chunks: int | None,
-    from_chunk: int,
-    process_output: bool,
-    process_embedding: bool,
-    output_frequency: int,
-    save_frequency: int,
-    plot: Path | None,
-    resume: bool,
-    force: bool,
-    as_json: bool,
-    settings: dict[str, Any],
-) -> None:
+def compute(model: Any, text: Any, out: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Run calibration texts through MODEL (a GGUF or a Hugging Face folder) and write what its weights see.
 
     Killed? The same command with --resume goes on, and ends in the same bytes. Parts that were computed with --from-chunk
@@ -122,102 +88,84 @@ def compute(
       ggufmill imatrix model.gguf -f prose.txt -f chats.jsonl:3 --process-output -o model.imatrix --plot coverage.png
       ggufmill imatrix --in-file a.imatrix --in-file b.imatrix -o both.imatrix
     """
-    from ..convert import open_source
-    from ..formats import PlanError
-    from ..imatrix import load as load_imatrix
-    from ..imatrix.calibration import cut
-    from ..imatrix.checkpoint import load_state
-    from ..imatrix.collect import Extent, collect
-    from ..imatrix.texts import ROWS, check_texts, parse_text, stretches
-    from ..pipeline.reports.imatrix_coverage import coverage_json, coverage_text
+    from ..pipeline.imatrix import compute_imatrix, merge_imatrix
 
-    if not texts:
-        if not in_files:
-            raise click.UsageError("nothing to do: give a MODEL and -f TEXT, or --in-file")
-        names = {option.name or "" for option in click.get_current_context().command.params} - _OF_JOINING
-        refuse_idle(dict.fromkeys(names, _TEXT), {_TEXT: False})
-        _join(list(map(load_imatrix, in_files)), out, in_files, force, as_json)
+    if text and model is None:
+        raise UsageError("a text (-f) needs a MODEL to run through")
+    if text:
+        call(compute_imatrix, model, text, out, show=computed_text, as_json=as_json, **options, **settings)
         return
-    if model is None:
-        raise click.UsageError("a text (-f) needs a MODEL to run through")
-    given = [parse_text(text) for text in texts]
-    check_texts(given)
-    refuse_idle(_NEEDS, {_ROWS: any(text.path.suffix in ROWS for text in given)})
-    state_path = out.with_name(out.name + ".state")
-    source = open_source(model)
-    protect([out, state_path, *([plot] if plot else [])], [*source.files, *(text.path for text in given), *in_files])
-    state = load_state(state_path) if resume and state_path.exists() else None
-    if state is None and out.exists() and not force:
-        how = "there is nothing to resume; " if resume else ""
-        raise PlanError(f"{out} exists; {how}use --force to replace it")
-    if state_path.exists() and not (resume or force):
-        raise PlanError(f"{state_path} is left from an interrupted run; --resume goes on with it, --force starts afresh")
-    check_folder(out)
-    before = [load_imatrix(path).fit(source, str(path)) for path in in_files]
-    extent = Extent(process_output, process_embedding)
-    loaded = load(source, settings)
-    extent.check(loaded)
-    if not as_json:
-        click.echo(f"reading {', '.join(str(text.path) for text in given)}", err=True)
-    if template is not None and Path(template).is_file():
-        template = Path(template).read_text("utf-8", "replace")
-    n_ctx = settings["n_ctx"]
-    # Of several weights a whole window each may be left over.
-    enough = None if chunks is None else (from_chunk + chunks + len({text.weight for text in given})) * n_ctx
-    job = cut(
-        loaded,
-        stretches(loaded, given, column=column, template=template, enough=enough),
-        n_ctx,
-        chunks=chunks,
-        from_chunk=from_chunk,
-    )
-    warn([f"nothing of {t.path.name} is in the windows that are read" for t in given if t.path.name not in job.datasets])
-    try:
-        with chunk_progress("imatrix") as progress:
-            imatrix, result = collect(
-                loaded,
-                job,
-                extent=extent,
-                save_frequency=save_frequency,
-                on_save=lambda partial: partial.save(out.with_name(f"{out.stem}.at_{partial.chunk_count}{out.suffix}")),
-                state_frequency=output_frequency,
-                on_state=lambda now: now.save(state_path),
-                resume=state,
-                on_chunk=progress,
-            )
-    except KeyboardInterrupt:
-        if not state_path.exists():
-            raise
-        done = load_state(state_path).done
-        raise KeyboardInterrupt(f"{done} windows are kept in {state_path}; the same command with --resume goes on") from None
-    whole = imatrix.merge(*before)
-    whole.save(out)
-    state_path.unlink(missing_ok=True)
-    warn([*result.notes, *(f"{out} does not keep {lost}" for lost in whole.losses(out.suffix))])
-    found = coverage_json(whole, source)
-    if plot is not None:
-        from ..pipeline.reports.imatrix_plots import plot_coverage
+    _refuse_without_text(bool(options["in_file"]))
+    merging = {"force": options["force"], "show": merged_text, "as_json": as_json, "bars": False}
+    call(merge_imatrix, options["in_file"], out, **merging)
 
-        plot_coverage(whole, source, out.name, plot)
-    summary = {
-        "path": str(out),
-        "entries": len(whole.entries),
-        "chunks": whole.chunk_count,
-        "plot": str(plot) if plot else None,
+
+def _refuse_without_text(has_input: bool) -> None:
+    """Raises UsageError for options of computing, and for no input at all."""
+    from ..pipeline.common.arguments import refuse_unused
+
+    if not has_input:
+        raise UsageError("nothing to do: give a MODEL and -f TEXT, or --in-file")
+    context = click.get_current_context()
+    given = {
+        option.human_readable_name if isinstance(option, click.Argument) else max(option.opts, key=len): value
+        for option in context.command.params
+        if option.name is not None and option.name not in _OF_MERGING and (value := context.params[option.name]) is not None
     }
-    summary |= {**found, **result.as_json(), "chunks": whole.chunk_count}
-    emit(
-        summary,
-        as_json,
-        lambda: (
-            f"{coverage_text(whole, source)}\n\n"
-            f"{out}: {len(whole.entries)} entries, {whole.chunk_count} chunks, perplexity {result.perplexity:.4f}"
-        ),
-    )
-    warn(found["remarks"])
+    refuse_unused(given, "a text (-f) to compute from")
 
 
-def _join(parts: list[Imatrix], out: Path, inputs: tuple[Path, ...], force: bool, as_json: bool) -> None:
-    from .imatrix_show import write_merged
+@command.command(short_help="Statistics of a matrix, or how two differ")
+@click.argument("file", type=FILE)
+@click.argument("other", type=FILE, required=False)
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True, help="Columns named of each tensor.")
+@click.option("--layer-similarity", "-lsim", is_flag=True, help="Cosine of each tensor with the same one of the layer before.")
+@flags.plot("a heat map, layers by tensors,")
+@flags.as_json
+def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
+    """Statistics of an imatrix FILE; with OTHER, how the two differ.
 
-    write_merged(parts, out, inputs, force, as_json)
+    sum is that of the columns' mean squares, active the share of columns above 1e-5, even the entropy of the distribution over
+    the columns as a share of its maximum.
+
+    \b
+    Examples:
+      ggufmill imatrix show model.imatrix --plot model.png
+      ggufmill imatrix show mine.imatrix theirs.dat
+    """
+    from ..pipeline.imatrix import show_imatrix
+
+    def text(result: ImatrixStatistics) -> str:
+        return statistics_text(result, file)
+
+    call(show_imatrix, file, other, show=text, as_json=as_json, bars=False, **options)
+
+
+@command.command(short_help="Add several matrices up")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.option("-o", "--output", "out", type=OUT_FILE, required=True, help=".dat: legacy format.")
+@flags.force
+@flags.as_json
+def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
+    """Add up the sums and counts of several imatrix files of one model; formats may be mixed.
+
+    Example: ggufmill imatrix merge part1.imatrix part2.imatrix -o whole.imatrix
+    """
+    from ..pipeline.imatrix import merge_imatrix
+
+    call(merge_imatrix, files, out, show=merged_text, as_json=as_json, bars=False, force=force)
+
+
+@command.command(short_help="Write a matrix in the other format")
+@click.argument("file", type=FILE)
+@click.argument("out", type=OUT_FILE)
+@flags.force
+@flags.as_json
+def convert(file: Any, out: Any, force: bool, as_json: bool) -> None:
+    """Write FILE in the other format, GGUF or legacy (OUT ends in .dat); says what OUT does not keep.
+
+    Example: ggufmill imatrix convert model.dat model.imatrix
+    """
+    from ..pipeline.imatrix import convert_imatrix
+
+    call(convert_imatrix, file, out, show=merged_text, as_json=as_json, bars=False, force=force)

@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.console import emit, table, warn
-from ..pipeline.reports.result_comparison import comparison_text, origin, origin_lines, read_result, setting_text
+from ..pipeline.common.formatting import duration
+from .command import Verb
+from .display.console import emit, progress_bars, table
+from .display.origins import comparison_text, origin_rows, settings_text
 from .options import flags
-from .options.settings import load, run_options
+from .options.settings import run_options
+from .options.types import FILE, MODEL
 
 if TYPE_CHECKING:
+    from ..pipeline.common.progress import Progress
+    from ..pipeline.perplexity import PerplexityResult
     from ..runtime.evaluate.perplexity import Perplexity
 
 
-@click.command(short_help="Perplexity and KL divergence on a text")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("-f", "--file", "text", type=flags.FILE, required=True, help="Text to read.")
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL)
+@click.option("-f", "--file", "text", type=FILE, required=True, help="Text to read.")
 @run_options(n_ctx=512)
 @flags.chunks
 @click.option(
     "--kl-divergence",
-    "baseline",
     metavar="MODEL",
-    type=click.Path(exists=True, path_type=Path),
+    type=MODEL,
     help="Compare with this model, usually the bf16 one: KL divergence and agreement on the top token.",
 )
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
 @click.option(
     "--compare-with",
-    "earlier",
     metavar="RESULT",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     help="What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
 )
 @flags.as_json
-def command(
-    model: Path,
-    text: Path,
-    chunks: int | None,
-    baseline: Path | None,
-    full_hash: bool,
-    earlier: Path | None,
-    as_json: bool,
-    settings: dict[str, Any],
-) -> None:
+def command(model: Any, text: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.
 
     The text is cut into windows of the context size, and the second half of each is scored. Compare figures only
@@ -58,85 +51,62 @@ def command(
       ggufmill perplexity model-iq4_k.gguf -f wiki.test.raw
       ggufmill perplexity model-iq4_k.gguf -f wiki.test.raw --kl-divergence model-bf16.gguf --chunks 40
     """
-    from ..convert import open_source
-    from ..imatrix.texts import decoded
-    from ..runtime.evaluate.perplexity import perplexity
-    from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
+    from ..pipeline.perplexity import N_CTX, perplexity
+    from ..runtime import Settings
 
-    before = read_result(earlier) if earlier is not None else None
-    data = text.read_bytes()
-    words = decoded(data, text)
-    loaded = load(open_source(model), settings)
-    base = load(open_source(baseline), settings) if baseline is not None else None
-    running = _Running(as_json, base is not None, max(1, loaded.settings.batch // settings["n_ctx"]))
-    try:
-        result = perplexity(loaded, words, n_ctx=settings["n_ctx"], chunks=chunks, on_chunk=running, baseline=base)
-    finally:
-        running.end()
-    warn(result.notes)
-    about = {"about": origin(loaded, full_hash), "baseline_about": None}
-    if base is not None:
-        about["baseline_about"] = origin(base, full_hash)
-    summary = {
-        "model": str(model),
-        "text": str(text),
-        "baseline": str(baseline) if baseline else None,
-        **result.as_json(),
-        **about,
-        "settings": describe_settings(loaded),
-        "text_digest": describe_text(data, text.name),
-        "program": describe_program(),
-    }
-    verdict = compare_results(summary, before) if before is not None else None
-    if verdict is not None:
-        summary["compared_with"] = {"path": str(earlier), **verdict}
+    together = max(1, settings.get("batch", Settings().batch) // settings.get("n_ctx", N_CTX))
+    running = _RunningValues(as_json, options["kl_divergence"] is not None, together)
+    with progress_bars() as bars:
 
-    def for_people() -> str:
-        parts = [_report(result), table(("origin", ""), _origin(summary))]
-        if before is not None and verdict is not None:
-            parts.append(comparison_text(summary, before, verdict))
-        return "\n\n".join(parts)
+        def progress(report: Progress) -> None:
+            (running if report.stage == "perplexity" else bars)(report)
 
-    emit(summary, as_json, for_people)
+        try:
+            result = perplexity(model, text, progress=progress, **options, **settings)
+        finally:
+            running.end()
+    emit(result.as_json(), as_json, lambda: _text(result))
 
 
-_RUNNING = ("perplexity", "ln(ratio)", "KL divergence", "     Δp RMS     ", " same top token")
+_COLUMNS = ("perplexity", "ln(ratio)", "KL divergence", "     Δp RMS     ", " same top token")
 
 
-class _Running:
-    """Running values as llama-perplexity prints them (on stderr beside JSON), and after the first pass how long it will take.
+class _RunningValues:
+    """Prints running values as llama-perplexity does (on stderr beside JSON), and after the first pass how long all will take.
 
-    together: windows of one pass.
+    compared: there is a baseline. together: windows of one pass.
     """
 
     def __init__(self, as_json: bool, compared: bool, together: int):
         self.err, self.compared, self.together = as_json, compared, together
-        self.began, self.open = time.monotonic(), False
+        self.start, self.line_is_open = time.monotonic(), False
 
-    def __call__(self, so_far: Perplexity, total: int) -> None:
-        done = so_far.chunks
+    def __call__(self, report: Progress) -> None:
+        so_far: Perplexity | None = report.partial
+        if so_far is None or report.total is None:
+            self.start = time.monotonic()
+            return
+        done, total = report.done, report.total
         if done == 1:
             self._estimate(total)
         if not self.compared:
             self._say(f"[{done}]{so_far.perplexity:.4f},", newline=done == total)
-            self.open = done < total
+            self.line_is_open = done < total
             return
         if done == 1:
-            self._say("chunk  " + "  ".join(f"{name:^19}" for name in _RUNNING[:3]) + "  " + "  ".join(_RUNNING[3:]))
-        scale = (
+            self._say("chunk  " + "  ".join(f"{name:^19}" for name in _COLUMNS[:3]) + "  " + "  ".join(_COLUMNS[3:]))
+        columns = (
             (so_far.perplexity, so_far.error, 9, 4, ""),
             (so_far.log_ratio, so_far.log_ratio_error, 9, 5, ""),
             (so_far.kld_mean, so_far.kld_error, 9, 5, ""),
             (so_far.delta_p_rms, so_far.delta_p_rms_error, 6, 3, " %"),
             (so_far.top1_agreement, so_far.top1_error, 6, 3, " %"),
         )
-        cells = [f"{v:{w}.{d}f} ± {e or 0:{w - 2}.{d}f}{unit}" for v, e, w, d, unit in scale if v is not None]
+        cells = [f"{v:{w}.{d}f} ± {e or 0:{w - 2}.{d}f}{unit}" for v, e, w, d, unit in columns if v is not None]
         self._say(f"{done:5d}  " + "  ".join(cells))
 
     def _estimate(self, total: int) -> None:
-        seconds, together = time.monotonic() - self.began, min(self.together, total)
-        from ..pipeline.forecast import duration
-
+        seconds, together = time.monotonic() - self.start, min(self.together, total)
         left = duration(seconds * total / together)
         click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)
 
@@ -144,11 +114,19 @@ class _Running:
         click.echo(text, nl=newline, err=self.err)
 
     def end(self) -> None:
-        if self.open:
+        """Ends a line of values that an error interrupted."""
+        if self.line_is_open:
             self._say("")
 
 
-def _report(r: Perplexity) -> str:
+def _text(result: PerplexityResult) -> str:
+    parts = [_figures(result), table(("origin", ""), _origin(result))]
+    if result.earlier is not None and result.compared_with is not None:
+        parts.append(comparison_text(result.as_json(), result.earlier, result.compared_with))
+    return "\n\n".join(parts)
+
+
+def _figures(r: Perplexity) -> str:
     lines = [f"Final estimate: PPL = {_with_error(r.perplexity, r.error, 4)}"]
     lines.append(
         f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
@@ -185,14 +163,14 @@ def _with_error(value: float | None, error: float | None, digits: int = 6, unit:
     return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "") + unit
 
 
-def _origin(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    text, program = summary["text_digest"], summary["program"]
-    rows = origin_lines(summary["about"], "model")
-    if summary["baseline_about"] is not None:
-        rows += origin_lines(summary["baseline_about"], "baseline")
+def _origin(result: PerplexityResult) -> list[tuple[str, str]]:
+    text, program = result.text_digest, result.program
+    rows = origin_rows(result.about, "model")
+    if result.baseline_about is not None:
+        rows += origin_rows(result.baseline_about, "baseline")
     return [
         *rows,
-        ("text", f"{text['name']}, {text['nbytes']:,} bytes, xxh3 {text['xxh3']}; tokens {summary['tokens_xxh3']}"),
-        ("settings", setting_text(summary["settings"])),
+        ("text", f"{text['name']}, {text['nbytes']:,} bytes, xxh3 {text['xxh3']}; tokens {result.tokens_xxh3}"),
+        ("settings", settings_text(result.settings)),
         ("program", f"ggufmill {program['ggufmill']}, numba {program['numba']}, {program['cpu']}"),
     ]

@@ -18,8 +18,7 @@ from typing import NoReturn
 
 import click
 
-from .. import __version__
-from . import VERBS
+from .. import VERBS, __version__
 
 _MOMENT = 0.05  # seconds
 
@@ -44,7 +43,7 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):  # from the table: --help need not import every verb
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.console import speeds
+from .command import Verb
+from .display.console import speeds_text
 from .options.sampling import sampling_options, template_option
-from .options.settings import load_to_generate, run_options
+from .options.settings import run_options
+from .options.types import MODEL
+
+if TYPE_CHECKING:
+    from ..runtime.serve.engine import End
 
 
-@click.command(short_help="OpenAI-compatible server and a page to chat")
-@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.command(cls=Verb)
+@click.argument("model", type=MODEL)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 lets other machines in (use --api-key)."
 )
@@ -38,20 +43,7 @@ from .options.settings import load_to_generate, run_options
 @click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
 @sampling_options
 @run_options(parallel=True)
-def command(
-    model: Path,
-    host: str,
-    port: int,
-    api_key: str | None,
-    alias: str | None,
-    template: str | None,
-    n_predict: int,
-    max_queue: int,
-    max_body: int,
-    no_warmup: bool,
-    sampling: dict[str, Any],
-    settings: dict[str, Any],
-) -> None:
+def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
     """Serve MODEL (a GGUF or a Hugging Face folder) to OpenAI's clients, with a page to chat at the same address.
 
     /v1/chat/completions, /v1/completions (both also as streams), /v1/models, /health, /props, /tokenize, /detokenize and
@@ -71,41 +63,18 @@ def command(
       ggufmill serve model.gguf --port 9000 -c 16384 --parallel 2 --alias my-model
       GGUFMILL_API_KEY=... ggufmill serve model.gguf --host 0.0.0.0
     """
-    try:
-        from ..runtime.serve import serve
-    except ImportError as error:
-        raise click.UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
-    from ..convert import open_source
-    from ..runtime.serve.engine import End
-    from ..runtime.serve.security_middleware import is_loopback
+    from ..pipeline.serve import serve_model
 
-    loaded = load_to_generate(open_source(model), settings)
-    if not is_loopback(host) and not api_key:
-        click.echo(f"warning: {host} lets every machine of the network use the model; --api-key asks for a key", err=True)
-
-    def ready(address: str) -> None:
+    def show_address(address: str) -> None:
         click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
 
-    def ended(end: End) -> None:
+    def show_end(end: End) -> None:
         if end.error is not None:
             click.echo(f"a request failed: {end.error}", err=True)
         elif end.timings.prompt_tokens:
-            click.echo(f"{speeds(end.timings)}; ended by {end.reason}", err=True)
+            click.echo(f"{speeds_text(end.timings)}; ended by {end.reason}", err=True)
 
     try:
-        serve(
-            loaded,
-            host,
-            port,
-            waiting=max_queue,
-            warm_up=not no_warmup,
-            on_ready=ready,
-            on_end=ended,
-            template=template,
-            alias=alias,
-            api_key=api_key,
-            max_body=max_body << 20,
-            options={"n_predict": n_predict, **sampling},
-        )
+        serve_model(model, on_ready=show_address, on_end=show_end, **options, **settings)
     except KeyboardInterrupt:
         click.echo("ended", err=True)

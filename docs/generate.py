@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from ggufmill.cli import VERBS
+from ggufmill import VERBS
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of, tables
 
@@ -27,7 +27,7 @@ def command_line() -> str:
     """The help of every verb, as a page."""
     lines = ["# Command line", "", "Generated from the commands themselves: `ggufmill VERB --help` says the same.", ""]
     lines += ["| verb | what it does |", "|---|---|"]
-    lines += [f"| [`{verb}`](#{verb}) | {text} |" for verb, text in VERBS.items()]
+    lines += [f"| [`{verb}`](#{verb}) | {entry.summary} |" for verb, entry in VERBS.items()]
     for verb in VERBS:
         command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
         for path, text in _help(command, verb):

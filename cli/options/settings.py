@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ...pipeline.console import warn
 from . import flags
-
-if TYPE_CHECKING:
-    from ...formats import TensorSource
-    from ...runtime import Model
+from .types import ExpertReduction
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
+CACHE_TYPE = click.Choice(CACHE_TYPES, case_sensitive=False)
 N_CTX = click.IntRange(4, 2**31 - 1)
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 
 
-class Reduction(click.ParamType):
-    """`N,T`: at least N experts per token, of the others those that weigh at least T times the strongest."""
-
-    name = "N,T"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        count, _, share = value.partition(",")
-        try:
-            return int(count), float(share)
-        except ValueError:
-            self.fail(f"{value!r} is not N,T: a number of experts and a share of the strongest, like 6,0.4", param, ctx)
+def _switch(ctx: click.Context, param: click.Parameter, value: str | None) -> bool | None:
+    return None if value is None else _SWITCH[value]
 
 
-def _switch(ctx: click.Context, param: click.Parameter, value: str) -> bool:
-    return _SWITCH[value]
-
-
-def _alone(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+def _one_sequence(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
     """Refuses more than the one sequence that all verbs but `serve` work on."""
     if value is not None and value > 1:
         raise click.BadParameter("several sequences at once are for `serve`; this works on one")
 
 
-# The keyword that click gives the command -> the field of Settings, and how its value gets there.
+# The keyword that click gives the command -> the field of Settings, and the conversion of its value.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "n_ctx": ("n_ctx", int),
     "threads": ("threads", int),
@@ -61,27 +43,23 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def _options(n_ctx: int | None, parallel: bool) -> list[Callable[[Callable], Callable]]:
-    cache = click.Choice(CACHE_TYPES, case_sensitive=False)
-    switch = click.Choice(tuple(_SWITCH), case_sensitive=False)
-    window = "Context in tokens." if n_ctx else "Context in tokens. [default: the model's]"
+def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
+    switch, window = click.Choice(tuple(_SWITCH), case_sensitive=False), n_ctx or "the model's"
     return [
-        click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, default=n_ctx, show_default=bool(n_ctx), help=window),
+        click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help=f"Context in tokens. [default: {window}]"),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
         click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens taken on together. [default: 2048]"),
         click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
-        click.option("-ctk", "--cache-type-k", type=cache, help="Type of the cached keys. [default: f16]"),
-        click.option("-ctv", "--cache-type-v", type=cache, help="Type of the cached values. [default: f16]"),
+        click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys. [default: f16]"),
+        click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values. [default: f16]"),
         click.option(
             "-fa",
             "--flash-attn",
             type=switch,
-            default="on",
-            show_default=True,
             is_flag=False,
             flag_value="on",
             callback=_switch,
-            help="Attention whose scores are never stored.",
+            help="Attention whose scores are never stored. [default: on]",
         ),
         click.option(
             "-mla",
@@ -96,7 +74,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[Callable[[Callable], Cal
         click.option(
             "-ser",
             "--smart-expert-reduction",
-            type=Reduction(),
+            type=ExpertReduction(),
             help="Use N experts per token and more only if they weigh T times the strongest.",
         ),
         click.option(
@@ -104,40 +82,22 @@ def _options(n_ctx: int | None, parallel: bool) -> list[Callable[[Callable], Cal
             "--parallel",
             type=click.IntRange(1),
             hidden=not parallel,  # else -np would be read as -n p
-            callback=None if parallel else _alone,
+            callback=None if parallel else _one_sequence,
             help="Sequences served at once. [default: 1]",
         ),
     ]
 
 
-def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> Callable[[Callable], Callable]:
-    """Adds all options to a command, which gets them as one keyword argument, `settings`: a dict for load_model.
+def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.Decorator:
+    """Adds all options to a command, which gets them as one keyword argument, `settings`: those that were given, by the names
+    that the library has for them.
 
-    n_ctx: the command's default; with None, settings["n_ctx"] is only there if it was given. Options that were not given are
-    left out, so that the defaults are those of `Settings`. parallel: the command works on several sequences, -np says how many.
+    n_ctx: the library's default for this verb, for the help; None: the model's own. parallel: the command works on several
+    sequences at once, and -np says how many.
     """
 
-    def chosen(values: dict[str, Any]) -> dict[str, Any]:
+    def given(values: dict[str, Any]) -> dict[str, Any]:
+        values["run_time_repack"] = values["run_time_repack"] or None
         return {_FIELDS[key][0]: _FIELDS[key][1](value) for key, value in values.items() if value is not None}
 
-    return flags.gathered(_options(n_ctx, parallel), list(_FIELDS), "settings", chosen)
-
-
-def load(source: TensorSource, settings: dict[str, Any]) -> Model:
-    """load_model; what was copied into memory is said on stderr."""
-    from ...runtime import load_model
-
-    model = load_model(source, **settings)
-    if model.packed_bytes:
-        click.echo(f"{source.path}: {model.packed_bytes / 2**20:.1f} MiB of weights interleaved in memory", err=True)
-    return model
-
-
-def load_to_generate(source: TensorSource, settings: dict[str, Any]) -> Model:
-    """As `load`; a context in which the model was not trained is said, too: what is written there may make no sense."""
-    model = load(source, settings)
-    if "n_ctx" in settings:
-        from ...runtime.evaluate.perplexity import context_notes
-
-        warn(context_notes(model, None, model.n_ctx))
-    return model
+    return flags.gathered(_options(n_ctx, parallel), list(_FIELDS), "settings", given)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..console import gib
+from ..common.formatting import gib
 from .markdown import (
     COMPARISON,
     ERRORS,

@@ -1,4 +1,4 @@
-"""The report of a run for people: as Markdown, and short for the terminal."""
+"""The report of a run as Markdown, and the rows of the tables that all reports share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..console import gib, table
+from ..common.formatting import gib
 
 COMPARISON = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
 
@@ -40,27 +40,6 @@ def measured(v: dict[str, Any]) -> str:
         f"Perplexity ratio {ratio(v)}; "
         f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}."
     )
-
-
-def short_text(found: dict[str, Any]) -> str:
-    """What a person reads in the terminal when the run is over."""
-    parts = []
-    v = found["validation"]
-    if v is not None:
-        parts.append(table(COMPARISON, comparison(found)))
-        seen = f"perplexity over {v['chunks']} windows of {v['n_ctx']} tokens"
-        parts.append(f"{seen}, ratio {ratio(v)}")
-        parts += [f"note: {note}" for note in v.get("notes", [])]
-        parts += [f"{label}: {text!r}" for label, text in v.get("texts", {}).items()]
-    else:
-        parts.append(f"{gib(found['total_bytes'])}, {found['bits_per_weight']:.3f} bits per weight")
-    if found["search"] is not None:
-        parts.append(table(SEARCH, search_rows(found)))
-    places = [("model", f) for f in found["files"]] + [("imatrix", found["imatrix"])] * bool(found["imatrix"])
-    places += [("recipe", found["search"]["path"])] if found["search"] is not None else []
-    parts.append("\n".join(f"{what:8} {where}" for what, where in [*places, ("report", found["report"])]))
-    parts.append(", ".join(f"{stage} {s:.1f} s" for stage, s in found["seconds"].items()))
-    return "\n\n".join(parts)
 
 
 def type_rows(found: dict[str, Any]) -> list[tuple[object, ...]]:

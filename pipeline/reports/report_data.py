@@ -1,4 +1,4 @@
-"""All that a run found out, as one JSON object: what its reports are drawn from."""
+"""All figures of a run as one JSON object, which its reports are drawn from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tensor_roles import role, sizes
 if TYPE_CHECKING:
     from ...imatrix import Imatrix
     from ...quantize.verify import Verification
-    from ..stages import Run
+    from ..stages.run import Run
 
 # general.* keys that a card repeats, by their names there
 _CARD_KEYS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
@@ -40,7 +40,7 @@ def report_json(
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "source": run.settings(),
+        "source": run.source_line,
         "source_name": Path(run.source.path).resolve().name,
         "architecture": plan.metadata.get("general.architecture", ""),
         "files": [str(f.path.resolve()) for f in plan.files],
@@ -75,11 +75,11 @@ def report_json(
         ],
         "warnings": before.warnings,
         "validation": validation,
-        "failures": run.judge(validation),
+        "failures": run.failures(validation),
         "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
-        "seconds": run.memory.seconds,
+        "seconds": run.cache.seconds,
         "rules": run.recipe.text,
-        "search": search and {**search, "path": str(run.folder.found.resolve()), "recipe": run.decided.text},
+        "search": search and {**search, "path": str(run.folder.recipe.resolve()), "recipe": run.final_recipe.text},
         "card": _card(run, plan),
     }
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from ggufmill.cli import VERBS
+from ggufmill import VERBS
 from ggufmill.formats import open_gguf
 from ggufmill.imatrix import Imatrix
 from ggufmill.recipes import FOLDER
@@ -144,7 +144,7 @@ def test_a_fault_of_the_program_is_one_line_too(mill, checkpoint, monkeypatch, t
     def broken(*_, **__):
         raise KeyError("oops")
 
-    monkeypatch.setattr("ggufmill.convert.open_source", broken)
+    monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
     code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
     assert code == 1
     assert re.fullmatch(r"ggufmill: a fault of the program: KeyError: 'oops' \(.*--debug.*\)\n", err)
@@ -259,12 +259,12 @@ def interrupted_by(number):
 def test_an_interrupted_job_says_what_its_verb_offers(mill, checkpoint, tmp_path, monkeypatch, number):
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.pipeline.write_model.execute", interrupted_by(number))
+        patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
     assert code == 1
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume goes on with it"
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.runtime.load_model", interrupted_by(number))
+        patch.setattr("ggufmill.pipeline.common.models.load_model", interrupted_by(number))
         code, _, err = mill("generate", DEMO, "-p", "x")
     assert code == 1
     assert err.splitlines()[-1] == "ggufmill: interrupted"
@@ -281,7 +281,7 @@ def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch):
         time.sleep(10)
 
     hook = sys.unraisablehook
-    monkeypatch.setattr("ggufmill.runtime.load_model", load)
+    monkeypatch.setattr("ggufmill.pipeline.common.models.load_model", load)
     assert mill("generate", DEMO, "-p", "x") == (1, "", "\nggufmill: interrupted\n")
     assert sys.unraisablehook == hook
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ggufmill.cli import main
+from ggufmill.cli.display.console import emit
 from ggufmill.formats import TYPES
 from ggufmill.formats.gguf_header import header_bytes
-from ggufmill.pipeline.console import emit
 
 METADATA = {
     "general.architecture": "llama",

@@ -89,7 +89,9 @@ def test_nan_in_a_quantised_file_ends_with_the_tensor_named(mill, files, tmp_pat
 
     broken = spoiled(files[1], "blk.1.attn_output.weight", tmp_path)
     if exact:
-        monkeypatch.setattr("ggufmill.runtime.load_model", lambda source, **s: load_model(source, **s, exact=True))
+        monkeypatch.setattr(
+            "ggufmill.pipeline.common.models.load_model", lambda source, **s: load_model(source, **s, exact=True)
+        )
     for arguments in (
         ("perplexity", broken),
         ("perplexity", files[1], "--kl-divergence", broken),

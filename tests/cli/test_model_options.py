@@ -35,9 +35,7 @@ def run():
 
 
 def test_what_is_not_given_is_left_to_the_library(run):
-    assert run() == {"flash": True, "repack": False}
-    assert run(n_ctx=512) == {"n_ctx": 512, "flash": True, "repack": False}
-    assert {"flash": Settings().flash, "repack": Settings().repack} == run()
+    assert run() == run(n_ctx=512) == {}
 
 
 def test_every_option_becomes_a_setting(run):

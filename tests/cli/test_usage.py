@@ -10,7 +10,7 @@ import sys
 import click
 import pytest
 
-from ggufmill.cli import VERBS
+from ggufmill import VERBS
 from ggufmill.cli.program import group
 from ggufmill.formats.hashes import Hash, read_manifest
 from ggufmill.recipes import FOLDER

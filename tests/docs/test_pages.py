@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ggufmill.cli import VERBS
+from ggufmill import VERBS
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {".venv", ".git", "build", "out", "node_modules", ".pytest_cache"}

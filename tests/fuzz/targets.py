@@ -20,6 +20,7 @@ import mutations
 import numpy as np
 import seeds
 
+from ggufmill.cli.display.origins import comparison_text
 from ggufmill.convert import open_source
 from ggufmill.convert.config import Config, read_config
 from ggufmill.convert.model_card import card_metadata, file_metadata
@@ -35,9 +36,9 @@ from ggufmill.imatrix.texts import Text, stretches
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.plan import Output, make_plan
-from ggufmill.pipeline.measurements import Measured
-from ggufmill.pipeline.reports.result_comparison import comparison_text, read_result
-from ggufmill.pipeline.stage_cache import Memory
+from ggufmill.pipeline.perplexity import read_result
+from ggufmill.pipeline.recipe_search.measurements import Measurements
+from ggufmill.pipeline.stages.cache import StageCache
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.quantize.recipes.rules import parse_rules, rules_from_shell
 from ggufmill.recipes import FOLDER
@@ -220,13 +221,13 @@ def memory(data: bytes) -> None:
     """The file in which `run` remembers what it has done."""
     path = written("memory/state.json", data)
     with redirect_stderr(io.StringIO()):
-        Memory(path, fresh=False).stage("imatrix", "key", [written("memory/made", b"x")], lambda: {"chunks": 1})
+        StageCache(path, fresh=False).stage("imatrix", "key", [written("memory/made", b"x")], lambda: {"chunks": 1})
 
 
 def measured(data: bytes) -> None:
     """What `search` keeps of its measurements."""
     path = written("measured.json", data)
-    found = Measured(path, "key")
+    found = Measurements(path, "key")
     sum(error for types in found.errors.values() for error in types.values())
     sum(sum(figures) for types in found.divergences.values() for figures in types.values())
 
@@ -347,9 +348,17 @@ TARGETS = {
     "texts": Target(texts, "lines", ("imatrix.texts",), lambda: [seeds.CHATS]),
     "manifest": Target(manifest, "", ("formats.hashes",), lambda: [seeds.MANIFEST]),
     "journal": Target(journal, "lines", ("jobs.journal",), lambda: [journal_seed()]),
-    "memory": Target(memory, "json", ("pipeline.stage_cache",), lambda: [seeds.MEMORY]),
-    "measured": Target(measured, "json", ("pipeline.measurements",), lambda: [seeds.MEASURED]),
-    "result": Target(result, "json", ("pipeline.reports.result_comparison",), lambda: [seeds.RESULT]),
+    "memory": Target(memory, "json", ("pipeline.stages.cache",), lambda: [seeds.MEMORY]),
+    "measured": Target(measured, "json", ("pipeline.recipe_search.measurements",), lambda: [seeds.MEASURED]),
+    "result": Target(
+        result,
+        "json",
+        (
+            "pipeline.perplexity",
+            "cli.display.origins",
+        ),
+        lambda: [seeds.RESULT],
+    ),
     "request": Target(request, "json", ("runtime.serve.requests",), lambda: seeds.REQUESTS),
 }
 

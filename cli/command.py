@@ -1,0 +1,56 @@
+"""The classes of commands: what happens around the call of every verb."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ..errors import UsageError
+
+
+class Verb(click.Command):
+    """A verb: messages of the library go to stderr while it runs, and its UsageError is one of the command line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _messages_on_stderr(details=not ctx.params.get("as_json")):
+            try:
+                return super().invoke(ctx)
+            except UsageError as error:
+                raise click.UsageError(str(error), ctx) from error
+
+
+class Verbs(click.Group):
+    """A verb with verbs of its own."""
+
+    command_class = Verb
+
+
+class _Handler(logging.Handler):
+    """Prints the library's messages, see pipeline/common/messages.py. details: those of its logger of that name too."""
+
+    def __init__(self, details: bool):
+        super().__init__()
+        self._details = details
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._details or record.name != "ggufmill.details":
+            click.echo("warning: " * (record.levelno >= logging.WARNING) + record.getMessage(), err=True)
+
+
+@contextmanager
+def _messages_on_stderr(details: bool) -> Iterator[None]:
+    logger, handler = logging.getLogger("ggufmill"), _Handler(details)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

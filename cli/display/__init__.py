@@ -1,0 +1,1 @@
+"""What people see: progress bars on stderr, tables and JSON on stdout."""

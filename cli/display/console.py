@@ -1,0 +1,102 @@
+"""Tables and JSON on stdout, progress bars on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import click
+
+from ...errors import CheckFailed
+from ...pipeline.common.formatting import json_text
+from ...pipeline.common.progress import Bars
+
+if TYPE_CHECKING:
+    from ...runtime.generation.generate import Timings
+
+_SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
+_GIB = 1 << 30
+_HIDDEN = {"checksums": _GIB, "checksum": _GIB, "verify": _GIB, "compare": 1 << 28}  # bytes below which a stage has no bar
+
+
+class _Result(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=_Result)
+
+
+def call(
+    function: Callable[..., R],
+    *arguments: Any,
+    show: Callable[[R], str],
+    as_json: bool,
+    bars: bool = True,
+    **keywords: Any,
+) -> R:
+    """Calls a function of the library, and prints its result: as JSON, or as the text that `show` makes of it.
+
+    bars: its progress is drawn; False for a function without. The result of a check that failed is printed too, before its
+    CheckFailed goes on.
+    """
+    try:
+        with progress_bars() if bars else nullcontext() as progress:
+            result = function(*arguments, **keywords, **({"progress": progress} if bars else {}))
+    except CheckFailed as error:
+        failed = error.result
+        emit(failed.as_json(), as_json, lambda: show(failed))
+        raise
+    emit(result.as_json(), as_json, lambda: show(result))
+    return result
+
+
+@contextmanager
+def progress_bars() -> Iterator[Bars]:
+    """Bars with rate and remaining time, as wide as the terminal."""
+    from tqdm import tqdm
+
+    interval = _SECONDS[not sys.stderr.isatty()]
+    bars = Bars(lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, **options), _HIDDEN)
+    try:
+        yield bars
+    finally:
+        bars.close()
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned: numbers (and headings over them) to the right, text to the left."""
+    cells = [[_text(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(headings)]
+    right = [all(isinstance(row[i], int | float) or row[i] is None for row in rows) for i in range(len(headings))]
+
+    def line(values: Sequence[str]) -> str:
+        return "  ".join(v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)).rstrip()
+
+    return "\n".join([line(headings), line(["-" * w for w in widths]), *(line(r) for r in cells)])
+
+
+def _text(cell: object) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.4f}"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def emit(value: dict[str, Any], as_json: bool, text: Callable[[], str]) -> None:
+    """Prints one JSON object, with null for what is not finite, or the text for people."""
+    if as_json:
+        click.echo(json_text(value))
+    else:
+        encoding = sys.stdout.encoding or "utf-8"
+        click.echo(text().encode(encoding, "backslashreplace").decode(encoding))
+
+
+def speeds_text(t: Timings) -> str:
+    """Tokens read and generated, and how fast; no rate of what took no pass through the model."""
+    parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} known)" if t.cached_tokens else "")]
+    parts += [f"{t.generated_tokens} generated"]
+    rates = t.prompt_per_second, t.generated_per_second
+    return "; ".join(part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True))

@@ -1,0 +1,98 @@
+"""Importance matrices as tables: coverage, statistics, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .console import table
+
+if TYPE_CHECKING:
+    from ...imatrix.coverage import LayerCoverage
+    from ...imatrix.statistics import Comparison
+    from ...pipeline.imatrix import ImatrixResult, ImatrixStatistics, MergedImatrix
+
+_LISTED = 6  # names in a line of text
+
+
+def computed_text(result: ImatrixResult) -> str:
+    """The coverage, and a line of what was written."""
+    entries, chunks = len(result.imatrix.entries), result.imatrix.chunk_count
+    line = f"{result.path}: {entries} entries, {chunks} chunks, perplexity {result.figures.perplexity:.4f}"
+    return f"{coverage_text(result.layers)}\n\n{line}"
+
+
+def coverage_text(layers: Sequence[LayerCoverage]) -> str:
+    """A row per layer."""
+    import numpy as np
+
+    from ...imatrix.entries import FEW
+
+    rows = [
+        (
+            "-" if row.layer is None else row.layer,
+            row.tensors,
+            ", ".join(row.without) or "-",
+            row.experts or None,
+            len(row.none) if row.experts else None,
+            len(row.few) if row.experts else None,
+            int(row.tokens.min()) if row.experts else None,
+            int(np.median(row.tokens)) if row.experts else None,
+        )
+        for row in layers
+    ]
+    headings = ("layer", "tensors", "without data", "experts", "no token", f"under {FEW}", "fewest", "median")
+    if not any(row[3] for row in rows):
+        headings, rows = headings[:3], [row[:3] for row in rows]
+    return table(headings, rows)
+
+
+def merged_text(result: MergedImatrix) -> str:
+    return f"{result.path}: {len(result.imatrix.entries)} entries, {result.imatrix.chunk_count} chunks"
+
+
+def statistics_text(result: ImatrixStatistics, file: Path) -> str:
+    """A row per entry, or how the other matrix differs."""
+    if result.comparison is not None and result.other is not None:
+        return _comparison_text(result.comparison, file, result.other)
+    rows = [
+        (e.name, e.columns, e.matrices, e.fewest, e.most, f"{e.sum:.4g}", f"{e.active:.1%}", e.entropy, f"{e.evenness:.1%}",
+         f"{e.top_share:.1%}", " ".join(f"{column}:{share:.1%}" for column, share in e.top))
+        for e in result.entries
+    ]  # fmt: skip
+    headings = ("name", "columns", "matrices", "fewest", "most", "sum", "active", "entropy", "even", "top ten", "top columns")
+    parts = [table(headings, rows)]
+    if result.similarity:
+        ordered = sorted(result.similarity, key=lambda s: -1.0 if s.cosine is None else s.cosine)
+        parts.append(table(("tensor", "layer", "cosine with the layer before"), [(s.kind, s.layer, s.cosine) for s in ordered]))
+    imatrix = result.imatrix
+    texts = ", ".join(imatrix.datasets) or "not recorded"
+    counts = f"{len(result.entries)} entries, {imatrix.chunk_count} chunks of {imatrix.chunk_size} tokens"
+    return "\n\n".join([*parts, f"{counts}, text: {texts}"])
+
+
+def _comparison_text(comparison: Comparison, file: Path, other: Path) -> str:
+    rows = [
+        (d.name, _or_dash(d.cosine, ".6f"), _or_dash(d.ratio, ".4g"), _or_dash(d.relative, ".2e"))
+        for d in comparison.differences
+    ]
+    parts = [table(("name", "cosine", "second / first", "relative difference"), rows)] if rows else []
+    unmatched = {
+        f"only in {file}": comparison.only_first,
+        f"only in {other}": comparison.only_second,
+        "of other widths": comparison.unlike,
+    }
+    parts += [f"{label}: {_listed(names)}" for label, names in unmatched.items() if names]
+    cosines = [d.cosine for d in comparison.differences if d.cosine is not None]
+    least = f"; cosine at least {min(cosines):.6f}, on average {sum(cosines) / len(cosines):.6f}" if cosines else ""
+    return "\n\n".join([*parts, f"{len(comparison.differences)} entries in both{least}"])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more (--json has all)" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

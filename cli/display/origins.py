@@ -1,0 +1,55 @@
+"""Where figures come from, as rows of a table; a result beside an earlier one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...pipeline.common.formatting import gib
+from .console import table
+
+
+def origin_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
+    """A model's path, size, types, digest, recipe and imatrix, under a label."""
+    digests = [f["digest"] for f in about["files"] if not f["name"].endswith(".json")]
+    shown = digests[0] if len(digests) == 1 else f"{len(digests)} files, the first {digests[0]}" if digests else "none"
+    types = ", ".join(f"{name} {size / about['nbytes']:.0%}" for name, size in list(about["types"].items())[:3])
+    rows = [
+        (label, f"{about['path']}"),
+        ("", f"{gib(about['nbytes'])}, {about['bits_per_weight']:.3f} bits per weight: {types}"),
+        ("", f"digest {shown}"),
+    ]
+    recipe = [line for line in (about["recipe"] or "").splitlines() if line.strip()]
+    if recipe:
+        rows.append(("", f"recipe: {recipe[0]}" + (f" and {len(recipe) - 1} more lines" if len(recipe) > 1 else "")))
+    if about["imatrix"]:
+        rows.append(("", "imatrix: " + ", ".join(f"{key} {value}" for key, value in about["imatrix"].items())))
+    return rows
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """'threads 2, batch 2048, ...'."""
+    keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact")
+    return ", ".join(f"{key} {_setting(settings[key])}" for key in keys if settings.get(key) is not None)
+
+
+def _setting(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def comparison_text(ours: dict[str, Any], other: dict[str, Any], verdict: dict[str, Any]) -> str:
+    """Whether the two can be compared, the ratio if so, and what else differs."""
+    if not verdict["comparable"]:
+        return "not comparable with the earlier result: " + "; ".join(verdict["obstacles"])
+    lines = [f"earlier result: perplexity {other['perplexity']:.4f}, this one {ours['perplexity']:.4f}: the same predictions"]
+    if "ratio" in verdict:
+        error = verdict["ratio_error"]
+        lines[0] += f", ratio {verdict['ratio']:.6f}" + (f" ± {error:.6f}" if error is not None else "")
+    differences = {name: pair for name, pair in verdict["differences"].items() if not name.startswith("about.recipe")}
+    rows = [(name, _brief(a), _brief(b)) for name, (a, b) in differences.items()]
+    return "\n".join([*lines, "", table(("differs", "here", "there"), rows)] if rows else [*lines, "nothing else differs"])
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return text if len(text) <= 50 else text[:47] + "..."

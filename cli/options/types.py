@@ -1,0 +1,183 @@
+"""The kinds of values that options take, and how their text is read: what is wrong with it is said as wrong usage."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...errors import MillError, PlanError
+from ...formats import TensorType
+from ...jobs.plan import parse_size
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+MODEL = click.Path(exists=True, path_type=Path)
+
+
+class Size(click.ParamType):
+    """A number of bytes: 180G, 20GiB, 300000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except PlanError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = Size()
+
+
+class Listed(click.ParamType):
+    """Values separated by commas. item: makes one of its text; raises ValueError, KeyError or MillError. name: of one value."""
+
+    def __init__(self, item: Callable[[str], Any], name: str):
+        self.item, self.name = item, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(self.item(part.strip()) for part in value.split(","))
+        except (ValueError, KeyError, MillError):
+            self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
+
+
+SIZES = Listed(parse_size, "a size such as 24GiB")
+
+
+class Regex(click.ParamType):
+    """A regular expression, compiled."""
+
+    name = "regex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[str]:
+        try:
+            return re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
+            self.fail(f"{value!r} is not a regular expression ({error})", param, ctx)
+
+
+REGEX = Regex()
+
+
+class Output(click.Path):
+    """A file to write, in a folder that exists: a typing error in a path makes no folders."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.name:
+            self.fail(f"{os.fsdecode(value)!r} is no file's name", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {path.parent}; make it first", param, ctx)
+        return path
+
+
+OUT = Output(path_type=Path)
+OUT_FILE = Output(dir_okay=False, path_type=Path)
+
+
+class Source(click.ParamType):
+    """A path that exists, or hf:OWNER/NAME[@REVISION]. path: options of click.Path."""
+
+    name = "source"
+
+    def __init__(self, **path: Any):
+        self.path = click.Path(exists=True, path_type=Path, **path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
+        if str(value).startswith("hf:") and not Path(value).exists():
+            return str(value)
+        if not self.path.file_okay and Path(value).is_file():
+            self.fail(f"{value} is a file; give a folder, or hf:OWNER/NAME (`quantize` takes GGUFs)", param, ctx)
+        return self.path.convert(value, param, ctx)  # type: ignore[return-value]
+
+
+class Type(click.ParamType):
+    """A tensor type in any letter case."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType:
+        from ...quantize.recipes.rules import RecipeError, parse_type
+
+        if isinstance(value, TensorType):
+            return value
+        try:
+            return parse_type(value, "")
+        except RecipeError as error:
+            self.fail(str(error).removeprefix(": "), param, ctx)
+
+
+TYPE = Type()
+
+
+class FileType(click.ParamType):
+    """A file type or a tensor type in any letter case (see `parse_default`), or the number of a file type."""
+
+    name = "type"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TensorType | str:
+        from ...quantize.recipes.mixes import file_type_id, file_types
+        from ...quantize.recipes.rules import RecipeError, parse_default
+
+        if value.upper() == "COPY":
+            self.fail("COPY is no type; where TYPE is left out, tensors that no rule takes keep theirs", param, ctx)
+        if value.isdecimal():
+            number, value = value, next((name for name in file_types() if str(file_type_id(name)) == value), None)
+            if value is None:
+                self.fail(f"there is no file type {number}; give one by its name (threads are given by -t)", param, ctx)
+            click.echo(f"note: file type {number} is {value}", err=True)
+        try:
+            return parse_default(value, "")
+        except RecipeError as error:
+            self.fail(str(error).removeprefix(": "), param, ctx)
+
+
+FILE_TYPE = FileType()
+
+
+class Override(click.ParamType):
+    """KEY=TYPE:VALUE, TYPE one of int, float, bool, str, as llama-quantize has it."""
+
+    name = "override"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        import numpy as np
+
+        if isinstance(value, tuple):
+            return value
+        key, _, rest = value.partition("=")
+        dtype, _, text = rest.partition(":")
+        parsers: dict[str, Callable[[str], Any]] = {
+            "int": lambda v: np.int32(int(v)),
+            "float": lambda v: np.float32(float(v)),
+            "bool": lambda v: {"true": True, "false": False}[v],
+            "str": str,
+        }
+        try:
+            return key, parsers[dtype](text)
+        except (KeyError, ValueError, OverflowError):
+            self.fail(f"{value!r} is not KEY=TYPE:VALUE with TYPE int, float, bool or str", param, ctx)
+
+
+class ExpertReduction(click.ParamType):
+    """`N,T`: at least N experts per token, of the others those that weigh at least T times the strongest."""
+
+    name = "N,T"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        count, _, share = value.partition(",")
+        try:
+            return int(count), float(share)
+        except ValueError:
+            self.fail(f"{value!r} is not N,T: a number of experts and a share of the strongest, like 6,0.4", param, ctx)

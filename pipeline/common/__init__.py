@@ -1,0 +1,1 @@
+"""What every verb needs: progress, messages, arguments, opening models, and the figures that texts repeat."""

@@ -1,0 +1,81 @@
+"""Arguments as people write them, brought to what the rooms below take; arguments without effect are refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import PlanError, UsageError
+from ...formats import TensorType
+from ...jobs.plan import parse_size
+
+Size = int | str  # bytes: a number, or '180G', '20GiB'
+TypeName = TensorType | str  # a tensor type, or its name in any case
+FileType = TensorType | str  # the same, or the name of a file type such as 'Q4_K_M'
+Pattern = str | re.Pattern[str]
+
+
+def as_bytes(size: Size | None) -> int | None:
+    """A size in bytes. Raises PlanError for a text that is none."""
+    return parse_size(size) if isinstance(size, str) else size
+
+
+def as_type(name: TypeName | None, where: str = "") -> TensorType | None:
+    """A tensor type. Raises RecipeError, beginning with `where`, for a name that there is not."""
+    from ...quantize.recipes.rules import parse_type
+
+    return parse_type(name, where) if isinstance(name, str) else name
+
+
+def as_file_type(name: FileType | None, where: str = "") -> TensorType | str | None:
+    """A tensor type, or the name of a file type as llama-quantize spells it. Raises RecipeError as `as_type`."""
+    from ...quantize.recipes.rules import parse_default
+
+    return parse_default(name, where) if isinstance(name, str) else name
+
+
+def as_pattern(pattern: Pattern | None, where: str) -> re.Pattern[str] | None:
+    """A compiled regular expression. Raises PlanError, beginning with `where`, for a text that is none."""
+    if not isinstance(pattern, str):
+        return pattern
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise PlanError(f"{where}: {pattern!r} is not a regular expression ({error})") from None
+
+
+def as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """One path or several, as a list."""
+    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+
+
+def refuse_unused(arguments: Mapping[str, Any], without: str) -> None:
+    """Raises UsageError for the first argument that was given: it has nothing to act on.
+
+    arguments: as the command line spells them -> value; None, False and () count as not given. without: what is missing.
+    """
+    for name, value in arguments.items():
+        if value is not None and value is not False and value != ():
+            raise UsageError(f"{name} does nothing without {without}")
+
+
+def read_template(template: str | Path | None) -> str | None:
+    """A chat template as text: the content of a file, or what was given (a name, or a template itself).
+
+    Raises UsageError for a file that is no text.
+    """
+    if template is None or not _is_file(template):
+        return str(template) if template is not None else None
+    try:
+        return Path(template).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{template} cannot be read as a text: {error}") from None
+
+
+def _is_file(path: str | Path) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # a template is longer than a file's name can be
+        return False

@@ -1,0 +1,86 @@
+"""Loading an importance matrix for a model, with notes on what it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...formats import PlanError, TensorSource
+from ...imatrix import Imatrix, load
+from ...imatrix.coverage import place
+from ...imatrix.entries import FEW
+from ...quantize.planning import IMPORTANCE_SUBSTITUTES, Importance
+from ...quantize.recipes.type_selection import is_quantizable
+from .messages import note
+
+
+def load_importance(
+    path: Path, source: TensorSource, *, include: Sequence[str] = (), exclude: Sequence[str] = (), quiet: bool = False
+) -> Importance:
+    """Reads an importance matrix and fits it to the source; notes how many of its tensors have data, and which have none.
+
+    include, exclude: only entries with, or without, one of these texts in their name. quiet: no notes. Raises FormatError and
+    MillError as `load` and `Imatrix.fit`, PlanError when no entry is left.
+    """
+    imatrix = load(path)
+    if include or exclude:
+        entries = {
+            name: entry
+            for name, entry in imatrix.entries.items()
+            if (not include or any(part in name for part in include)) and not any(part in name for part in exclude)
+        }
+        if not entries:
+            raise PlanError(f"{path}: no entry is left after --include-weights/--exclude-weights")
+        imatrix = replace(imatrix, entries=entries)
+    imatrix = imatrix.fit(source, str(path))
+    importance = Importance(imatrix.means(), imatrix.metadata(path.name))
+    for line in () if quiet else _coverage_lines(imatrix, importance, source, path.name):
+        note(line, detail=True)
+    return importance
+
+
+def _coverage_lines(imatrix: Imatrix, importance: Importance, source: TensorSource, name: str) -> list[str]:
+    """Which weight tensors have data and which have none, substitutes counted (docs/formats/mixes.md, substitutes)."""
+    wanted = [tensor for tensor in source.tensors.values() if is_quantizable(tensor)]
+    own = {tensor.name for tensor in wanted if tensor.name in importance.means}
+    without = [tensor.name for tensor in wanted if importance.for_tensor(tensor) is None]
+    borrowed = len(wanted) - len(without) - len(own - set(without))
+    lines = [
+        f"imatrix {name}: data for {len(wanted) - len(without)} of {len(wanted)} weight tensors"
+        + (f", {borrowed} of them from a tensor with the same input" if borrowed else "")
+    ]
+    if without:
+        roles: dict[str, list[int]] = {}
+        for layer, role in map(place, without):
+            roles.setdefault(role, []).extend([layer] if layer is not None else [])
+        lines.append(f"imatrix {name}: none for {', '.join(f'{role}{_layers(layers)}' for role, layers in roles.items())}")
+    unknown = [entry for entry in imatrix.entries if entry not in source.tensors and entry not in _used_as_substitute(source)]
+    if unknown:
+        lines.append(f"imatrix {name}: {len(unknown)} entries name no tensor of this model (first {unknown[0]}): not used")
+    none, few = imatrix.starved(), imatrix.sparse()
+    if none or few:
+        first, experts = next(iter((none or few).items()))
+        lines.append(
+            f"imatrix {name}: {sum(map(len, none.values()))} experts saw no token, {sum(map(len, few.values()))} fewer than "
+            f"{FEW} (first {first} #{experts[0]}); they are filled up with the mean of their tensor's other experts"
+        )
+    return lines
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    return f" (layer {layers[0]})" if len(layers) == 1 else f" ({len(layers)} layers, {min(layers)} to {max(layers)})"
+
+
+def _used_as_substitute(source: TensorSource) -> set[str]:
+    """Names of entries whose data serves a tensor of another name, of latent attention in another layout too."""
+    names = set()
+    for name in source.tensors:
+        for suffix, other in IMPORTANCE_SUBSTITUTES:
+            if name.endswith(suffix):
+                names.add(name.replace(suffix, other))
+        if ".attn_kv_a_mqa." in name:
+            names.update(name.replace("attn_kv_a_mqa", f"attn_{part}") for part in ("kv_b", "k_b", "v_b"))
+    return names

@@ -1,0 +1,124 @@
+"""Progress of a call: what is reported, and to whom.
+
+Every function of the library that takes a while has a keyword argument `progress`:
+
+    None      a bar in a notebook, nothing anywhere else
+    True      a bar of tqdm.auto, which draws itself in a notebook as well as in a terminal
+    False     nothing
+    callable  called with a `Progress` again and again
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .formatting import printable
+
+BYTES, WINDOWS = "B", "chunk"  # units
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come in one of its stages, which follow each other.
+
+    stage    what is being done: 'quantize', 'verify', 'checksums', 'perplexity', ...
+    done     units that are finished; within a stage it never falls
+    total    units in all; None while that is not known
+    unit     'B' for bytes, 'tensor', 'chunk' (a window of a text), 'group', 'test', 'depth'
+    item     what was finished last, such as a tensor's name; '' if there is nothing to name
+    partial  the result so far, of functions that say so
+    """
+
+    stage: str
+    done: int
+    total: int | None
+    unit: str
+    item: str = ""
+    partial: Any = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Stage:
+    """One stage of a call: reports 0 when it is made, and after that every advance.
+
+    Example:
+        >>> reports = []
+        >>> stage = Stage(reports.append, "verify", 10, "tensor")
+        >>> stage.advance(3, "token_embd.weight")
+        >>> [(report.done, report.total, report.item) for report in reports]
+        [(0, 10, ''), (3, 10, 'token_embd.weight')]
+    """
+
+    def __init__(self, report: OnProgress, name: str, total: int | None = None, unit: str = BYTES):
+        self._report, self.name, self.total, self.unit, self.done = report, name, total, unit, 0
+        report(Progress(name, 0, total, unit))
+
+    def advance(self, count: int = 1, item: str = "", partial: Any = None) -> None:
+        """Reports that `count` units more are finished."""
+        self.done += count
+        self._report(Progress(self.name, self.done, self.total, self.unit, item, partial))
+
+    def reach(self, done: int, total: int | None = None, item: str = "", partial: Any = None) -> None:
+        """Reports that `done` units are finished, of `total` if that is known now."""
+        self.total = self.total if total is None else total
+        self.advance(done - self.done, item, partial)
+
+
+class Bars:
+    """Draws reports as bars, one per stage; `close` ends the last one.
+
+    make    makes a bar, taking the keyword arguments of tqdm
+    hidden  stage -> total below which it gets no bar, since it is over in a moment
+    """
+
+    def __init__(self, make: Callable[..., Any], hidden: Mapping[str, int] | None = None):
+        self._make, self._hidden, self._bar, self._stage = make, hidden or {}, None, ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.done == 0 or progress.stage != self._stage:
+            self.close()
+            self._stage, hidden = progress.stage, (progress.total or 0) < self._hidden.get(progress.stage, 0)
+            scale = progress.unit == BYTES
+            if not hidden:
+                self._bar = self._make(total=progress.total, desc=progress.stage, unit=progress.unit, unit_scale=scale)
+        if self._bar is not None:
+            self._bar.total = progress.total
+            if progress.item:
+                self._bar.set_postfix_str(printable(progress.item), refresh=False)
+            self._bar.update(progress.done - self._bar.n)
+
+    def close(self) -> None:
+        """Ends the bar that is drawn now. One that never moved is wiped: as a rule the message of an error follows it."""
+        if self._bar is not None:
+            self._bar.leave = self._bar.n > 0
+            self._bar.close()
+        self._bar, self._stage = None, ""
+
+
+@contextmanager
+def reporting(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
+    """The argument `progress` of a function as what `Stage` takes; bars end with the context."""
+    if callable(progress):
+        yield progress
+        return
+    if not (_in_notebook() if progress is None else progress):
+        yield lambda report: None
+        return
+    from tqdm.auto import tqdm
+
+    bars = Bars(tqdm)
+    try:
+        yield bars
+    finally:
+        bars.close()
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "zmqshell" in type(shell).__module__

@@ -1,0 +1,112 @@
+"""`ggufmill convert`: a Hugging Face checkpoint becomes a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..convert import open_source
+from ..convert.model_card import file_metadata
+from ..convert.outtype import out_type
+from ..formats import TYPES
+from ..quantize.planning import plan_quantize
+from .common.arguments import Size, as_bytes
+from .common.progress import OnProgress, reporting
+from .writing.options import WriteOptions
+from .writing.write_model import WriteResult, finished_without_source, write_model
+
+
+def convert_model(
+    source: str | Path,
+    out: str | Path,
+    *,
+    outtype: str = "auto",
+    mla_layout: str | None = None,
+    allow_nonfinite: bool = False,
+    remote: bool = False,
+    delete_source_shards: bool = False,
+    metadata: str | Path | None = None,
+    override_kv: Mapping[str, Any] | None = None,
+    split_max_size: Size | None = None,
+    split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+    partial_requant: bool = False,
+    verify: bool = False,
+    manifest: bool = False,
+    dry_run: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    threads: int | None = None,
+    progress: OnProgress | bool | None = None,
+) -> WriteResult:
+    """Converts a Hugging Face checkpoint to a GGUF file.
+
+    source                a checkpoint folder, or hf:OWNER/NAME[@REVISION], which is downloaded into the hub's cache
+    out                   the file to write
+    outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16, and experts stored in mxfp4 stay in
+                          it), f32, f16, bf16, q8_0 or mxfp4 (all experts); norms, routers and biases are f32
+    mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
+    allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors
+    remote                weights of a repository are read as they are needed, without downloading its files
+    delete_source_shards  DELETES each file of the checkpoint once all its tensors are written
+    metadata              a JSON file of metadata keys to set; override_kv, a dict of keys and values, beats it
+    split_max_size        bytes per file at most, a number or a text such as '50G'; split_max_tensors: tensors per file
+    tensor_first_split    False: the first file of a split holds the metadata only
+    partial_requant       files of the split that are there already stay as they are
+    verify                a sample of every tensor is read back and compared with the source
+    manifest              OUT.manifest is written, with the sha256 of every tensor
+    dry_run               nothing is written; the result has the plan and what it takes
+    resume, force         an interrupted job is continued; an existing output is replaced
+    threads               workers; None: one per processor
+    progress              stage 'convert' in bytes, then 'checksums' and 'verify'; see pipeline/common/progress.py
+
+    Returns a `WriteResult`. Raises FormatError for a checkpoint that is damaged or not supported, PlanError for what stands in
+    the way before anything is written, MillError for what fails on the way, CheckFailed when `verify` finds a difference.
+
+    Example:
+        >>> from ggufmill import convert_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = convert_model(FOLDER / "demo", "demo.gguf", outtype="q8_0", dry_run=True)
+        >>> result.status, len(result.plan.outputs), result.plan.file_bytes
+        ('planned', 74, 9596544)
+    """
+    out, options = Path(out), WriteOptions(verify, manifest, dry_run, resume, force, threads)
+    named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
+    if delete_source_shards:
+        earlier = finished_without_source(source, out, mla_layout, options, named, "")
+        if earlier is not None:
+            return earlier
+    opened = open_source(source, mla_layout=mla_layout, remote=remote or (dry_run and isinstance(source, str)))
+    weights, rules = out_type(opened, outtype)
+    replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
+    plan = plan_quantize(
+        opened,
+        out,
+        type=weights,
+        rules=rules,
+        allow_requantize=True,
+        override_kv=metadata_to_set(metadata, override_kv),
+        split_max_size=as_bytes(split_max_size),
+        split_max_tensors=split_max_tensors,
+        tensor_first_split=tensor_first_split,
+        nonfinite_counts=replaced,
+        version=__version__,
+    )
+    with reporting(progress) as report:
+        return write_model(
+            plan,
+            "convert",
+            opened,
+            options,
+            report,
+            replaced=replaced,
+            delete_source_shards=delete_source_shards,
+            partial_requant=partial_requant,
+        )
+
+
+def metadata_to_set(metadata: str | Path | None, override_kv: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys of a JSON file, and those that beat them. Raises as `file_metadata`."""
+    return {**(file_metadata(Path(metadata)) if metadata is not None else {}), **(override_kv or {})}

@@ -1,0 +1,143 @@
+"""`ggufmill hash`: digests of tensors and files, or a check against a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckFailed, PlanError
+from ..formats import GGUFFile, open_gguf
+from ..formats.hashes import ALGORITHMS, Hash, escape_line_breaks, hash_file, read_manifest
+from ..jobs.atomic_write import write_text
+from .common.outputs import check_new, refuse_inputs
+from .common.progress import OnProgress, Stage, reporting
+
+
+@dataclass
+class HashResult:
+    """Digests, and if they were checked how each compares with the manifest.
+
+    files     paths of the model's files
+    hashes    one per tensor and algorithm, then one per file and algorithm
+    manifest  that they were compared with; None: they were not
+    verdicts  of each hash, in the same order: 'Ok', 'Mismatch' or 'Not Found'
+    bad       'NAME (ALGORITHM): VERDICT' of what is not 'Ok', and of entries of the manifest that the file lacks
+    """
+
+    files: list[Path]
+    hashes: list[Hash] = field(default_factory=list)
+    manifest: Path | None = None
+    verdicts: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: files, hashes, and of a check manifest, checked (how many) and bad."""
+        summary: dict[str, Any] = {
+            "files": [str(path) for path in self.files],
+            "hashes": [{"algorithm": h.algorithm, "hash": h.digest, "name": h.name} for h in self.hashes],
+        }
+        if self.manifest is not None:
+            summary |= {"manifest": str(self.manifest), "checked": len(self.hashes), "bad": self.bad}
+        return summary
+
+
+def hash_model(
+    file: str | Path,
+    *,
+    xxh64: bool = False,
+    sha1: bool = False,
+    sha256: bool = False,
+    all: bool = False,
+    uuid: bool = False,
+    no_layer: bool = False,
+    output: str | Path | None = None,
+    check: str | Path | None = None,
+    force: bool = False,
+    progress: OnProgress | bool | None = None,
+) -> HashResult:
+    """Hashes every tensor of a GGUF file and all its tensors together, as llama.cpp's gguf-hash does.
+
+    file                 a GGUF file, or any shard of a split one: all shards are hashed, each as a file
+    xxh64, sha1, sha256  the algorithms; none: xxh64, or with check the strongest that the manifest has; all: all three
+    uuid                 a UUIDv5 of the tensors of each file
+    no_layer             only the files, not each tensor
+    output               file that the lines are written to; force: an existing one is replaced
+    check                a manifest to compare with; names are compared without their folder
+    progress             stage 'hash', in bytes
+
+    Returns a `HashResult`. Raises CheckFailed when a hash is not as the manifest says, PlanError for a manifest of another
+    file or without the algorithms asked for, FormatError for a file that cannot be read.
+
+    Example:
+        >>> from ggufmill import convert_model, hash_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> _ = convert_model(FOLDER / "demo", "demo.gguf", outtype="q8_0", force=True)
+        >>> _ = hash_model("demo.gguf", output="demo.manifest", force=True)
+        >>> set(hash_model("demo.gguf", check="demo.manifest").verdicts)
+        {'Ok'}
+    """
+    opened = open_gguf(Path(file))
+    manifest = Path(check) if check is not None else None
+    if output is not None:
+        refuse_inputs([Path(output)], [*opened.paths, *([manifest] if manifest is not None else [])])
+        check_new(Path(output), force)
+    asked = {"xxh64": xxh64, "sha1": sha1, "sha256": sha256}
+    wanted = [name for name in ALGORITHMS if all or asked[name]]
+    expected: dict[tuple[str, str], str] = {}
+    if manifest is not None:
+        expected = _expected(manifest, opened)
+        wanted = _algorithms_of(manifest, expected, wanted, all)
+    elif not wanted and not uuid:
+        wanted = ["xxh64"]
+    result = HashResult(opened.paths, manifest=manifest)
+    with reporting(progress) as report:
+        stage = Stage(report, "hash", sum(info.nbytes for info in opened.tensors.values()))
+        algorithms = [*wanted, "uuid"] if uuid and manifest is None else wanted
+        for entry in hash_file(opened, algorithms, layers=not no_layer, progress=stage.advance):
+            result.hashes.append(entry)
+            if manifest is not None:
+                digest = expected.pop((entry.algorithm, _without_folder(entry.name)), None)
+                result.verdicts.append("Not Found" if digest is None else "Ok" if digest == entry.digest else "Mismatch")
+                if result.verdicts[-1] != "Ok":
+                    result.bad.append(f"{entry.name} ({entry.algorithm}): {result.verdicts[-1]}")
+    total = len(result.hashes)
+    if manifest is not None and not no_layer:
+        missing = [f"{name} ({a}): in the manifest, not in the file" for a, name in expected if a in wanted]
+        result.bad += missing
+        total += len(missing)
+    if output is not None:
+        write_text(Path(output), "".join(f"{entry.line()}\n" for entry in result.hashes))
+    if result.bad:
+        raise CheckFailed(
+            f"{len(result.bad)} of {total} hashes are not as {manifest} says, the first is {result.bad[0]}", result
+        )
+    return result
+
+
+def _expected(manifest: Path, opened: GGUFFile) -> dict[tuple[str, str], str]:
+    """(algorithm, name without folder) -> digest. Raises PlanError for the manifest of another file."""
+    expected = {(algorithm, _without_folder(name)): digest for (algorithm, name), digest in read_manifest(manifest).items()}
+    files = [_without_folder(escape_line_breaks(str(path))) for path in opened.paths]
+    if not any(name == file or name.startswith(f"{file}:") for _, name in expected for file in files):
+        other = next(name for _, name in expected).partition(":")[0]
+        raise PlanError(f"{manifest} is of {other}, not of {files[0]}: a file is checked by the name it had when hashed")
+    return expected
+
+
+def _algorithms_of(
+    manifest: Path, expected: Mapping[tuple[str, str], str], wanted: Sequence[str], any_of_them: bool
+) -> list[str]:
+    """Algorithms to check by. Raises PlanError for one that the manifest lacks, unless any of them will do."""
+    present = [name for name in ALGORITHMS if any(algorithm == name for algorithm, _ in expected)]
+    absent = [name for name in wanted if name not in present]
+    if absent and not any_of_them:
+        raise PlanError(f"{manifest} has no {absent[0]}; it has {', '.join(present)}")
+    return [name for name in wanted if name in present] or present[-1:]
+
+
+def _without_folder(name: str) -> str:
+    """FILE or FILE:TENSOR without the folder of FILE."""
+    file, separator, tensor = name.partition(".gguf:")
+    return Path(file).name + separator + tensor

@@ -1,0 +1,334 @@
+"""`ggufmill imatrix`: importance matrices are computed, shown, compared, merged and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..convert import open_source
+from ..errors import PlanError
+from ..formats import TensorSource
+from ..imatrix import Imatrix, load
+from ..imatrix.calibration import Calibration, cut
+from ..imatrix.checkpoint import load_state
+from ..imatrix.collect import Extent, collect
+from ..imatrix.coverage import LayerCoverage, remarks
+from ..imatrix.entries import LEGACY_CHUNK
+from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
+from ..imatrix.statistics import layer_similarity as similarities
+from ..imatrix.texts import ROWS, Text, check_texts, parse_text, stretches
+from ..runtime import Model
+from ..runtime.evaluate.perplexity import Perplexity
+from .common.arguments import as_paths, read_template, refuse_unused
+from .common.messages import note, warn
+from .common.models import ModelLike, open_model, window_settings
+from .common.outputs import check_folder, check_new, refuse_inputs
+from .common.progress import WINDOWS, OnProgress, Stage, reporting
+from .reports.imatrix_coverage import coverage_json, covered_layers
+from .reports.plots import check_picture
+
+N_CTX, OUTPUT_FREQUENCY = 512, 10
+
+
+@dataclass(frozen=True)
+class ImatrixResult:
+    """An importance matrix, and what it covers of the model.
+
+    imatrix  entries: name -> (sums float32 [matrices, columns], counts int64 [matrices]); what is in in_file added
+    figures  perplexity of the text
+    layers   coverage of each layer: weight tensors without data, experts with few tokens or none
+    path     the file that it was written to; plot: the picture
+    """
+
+    imatrix: Imatrix
+    figures: Perplexity
+    layers: list[LayerCoverage]
+    path: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the coverage means for quantising, for people."""
+        return remarks(self.layers)
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: path, entries and chunks (how many), plot, starved_experts, sparse_experts, coverage, remarks,
+        and the figures of the perplexity."""
+        counts = {"entries": len(self.imatrix.entries), "chunks": self.imatrix.chunk_count}
+        files = {"path": str(self.path) if self.path else None, **counts, "plot": str(self.plot) if self.plot else None}
+        return {**files, **coverage_json(self.imatrix, self.layers), **self.figures.as_json(), "chunks": counts["chunks"]}
+
+
+def compute_imatrix(
+    model: ModelLike,
+    text: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    column: str | None = None,
+    template: str | Path | None = None,
+    in_file: str | Path | Sequence[str | Path] = (),
+    chunks: int | None = None,
+    from_chunk: int | None = None,
+    process_output: bool = False,
+    process_embedding: bool = False,
+    output_frequency: int | None = None,
+    save_frequency: int | None = None,
+    plot: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    n_ctx: int | None = None,
+    progress: OnProgress | bool | None = None,
+    **settings: Any,
+) -> ImatrixResult:
+    """Runs calibration texts through a model, and sums up the squares of what goes into each weight, by column and expert.
+
+    model              a GGUF file, a checkpoint folder, or what `ggufmill.runtime.load_model` gave
+    text               PATH or PATH:WEIGHT, or several: text, .jsonl or .parquet; a token of a:3 counts three times
+    out                the file to write, .dat for the legacy format; None: only the result is returned
+    column             of .jsonl and .parquet files; None: the first of messages, conversations, text, content
+    template           chat template for conversations, as for `start_chat`
+    in_file            imatrix files whose sums are added
+    chunks             windows to read at most; from_chunk: windows to leave out at the beginning
+    process_output     data for the output matrix too; process_embedding: data for token_embd.weight
+    output_frequency   windows between saves of what `resume` needs, to OUT.state (10; 0: never)
+    save_frequency     windows between copies OUT.at_N (never)
+    plot               a picture of the coverage, which needs matplotlib
+    resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
+    n_ctx              tokens per window; None: 512
+    settings           of `load_model`, as for `perplexity`
+    progress           stage 'imatrix' in windows, `partial` the `Perplexity` so far
+
+    Returns an `ImatrixResult`. Raises PlanError for texts that cannot be read or are too short, or outputs that exist,
+    UsageError for arguments that have nothing to act on, MillError for activations that are not finite.
+
+    Example:
+        >>> from ggufmill import compute_imatrix
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = compute_imatrix(FOLDER / "demo", FOLDER / "demo" / "calibration.txt", n_ctx=64, chunks=2)
+        >>> sums, counts = result.imatrix.entries["blk.1.ffn_up_exps.weight"]
+        >>> sums.shape, int(counts.sum())
+        ((8, 256), 256)
+    """
+    texts = [parse_text(str(path)) for path in ([text] if isinstance(text, str | Path) else text)]
+    check_texts(texts)
+    if not any(one.path.suffix in ROWS for one in texts):
+        refuse_unused({"--column": column, "--template": template}, "a .jsonl or .parquet file (-f)")
+    if plot is not None:
+        check_picture(Path(plot))
+    path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
+    source = _source_of(model)
+    state_path = _check_outputs(path, plot, [*source.files, *(one.path for one in texts), *added], resume, force)
+    state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
+    before = [load(part).fit(source, str(part)) for part in added]
+    extent = Extent(process_output, process_embedding)
+    opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
+    extent.check(opened)
+    note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
+    windows = _windows(opened, texts, column, read_template(template), window, chunks, from_chunk or 0)
+    unread = [one.path.name for one in texts if one.path.name not in windows.datasets]
+    warn([f"nothing of {name} is in the windows that are read" for name in unread])
+    saves_state = state_path is not None
+    try:
+        with reporting(progress) as report:
+            stage = Stage(report, "imatrix", unit=WINDOWS)
+
+            def on_chunk(so_far: Perplexity, total: int) -> None:
+                stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}", so_far)
+
+            imatrix, figures = collect(
+                opened,
+                windows,
+                extent=extent,
+                save_frequency=(save_frequency or 0) if path is not None else 0,
+                on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
+                state_frequency=(OUTPUT_FREQUENCY if output_frequency is None else output_frequency) if saves_state else 0,
+                on_state=lambda now: now.save(state_path) if state_path is not None else None,
+                resume=state,
+                on_chunk=on_chunk,
+            )
+    except KeyboardInterrupt:
+        if state_path is None or not state_path.exists():
+            raise
+        done = load_state(state_path).done
+        raise KeyboardInterrupt(f"{done} windows are kept in {state_path}; the same command with --resume goes on") from None
+    imatrix = imatrix.merge(*before)
+    if path is not None and state_path is not None:
+        imatrix.save(path)
+        state_path.unlink(missing_ok=True)
+        warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.losses(path.suffix))])
+    layers = covered_layers(imatrix, source)
+    if plot is not None:
+        from .reports.imatrix_plots import plot_coverage
+
+        plot_coverage(imatrix, source, path.name if path is not None else source.path, Path(plot))
+    result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None)
+    warn(result.remarks)
+    return result
+
+
+def _source_of(model: ModelLike) -> TensorSource:
+    if isinstance(model, Model):
+        return model.source
+    return model if isinstance(model, TensorSource) else open_source(model)
+
+
+def _check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> Path | None:
+    """OUT.state, where a call keeps what it needs to be continued. Raises PlanError for outputs that must not be written."""
+    state = out.with_name(out.name + ".state") if out is not None else None
+    refuse_inputs([*([out] if out else []), *([state] if state else []), *([Path(plot)] if plot else [])], inputs)
+    if out is None or state is None:
+        return None
+    if not (resume and state.exists()) and out.exists() and not force:
+        raise PlanError(f"{out} exists; {'there is nothing to resume; ' if resume else ''}use --force to replace it")
+    if state.exists() and not (resume or force):
+        raise PlanError(f"{state} is left from an interrupted run; --resume goes on with it, --force starts afresh")
+    check_folder(out)
+    return state
+
+
+def _windows(
+    model: Model,
+    texts: Sequence[Text],
+    column: str | None,
+    template: str | None,
+    n_ctx: int,
+    chunks: int | None,
+    from_chunk: int,
+) -> Calibration:
+    """The windows to run. No more of the texts is read than these take; a window may be left over of each weight."""
+    tokens = None if chunks is None else (from_chunk + chunks + len({one.weight for one in texts})) * n_ctx
+    segments = stretches(model, texts, column=column, template=template, enough=tokens)
+    return cut(model, segments, n_ctx, chunks=chunks, from_chunk=from_chunk)
+
+
+def _numbered(out: Path | None, chunks: int) -> Path:
+    """OUT.at_N before the suffix."""
+    assert out is not None
+    return out.with_name(f"{out.stem}.at_{chunks}{out.suffix}")
+
+
+@dataclass(frozen=True)
+class MergedImatrix:
+    """An importance matrix that was made of others. path: where it is; lost: what its format does not keep, in words."""
+
+    imatrix: Imatrix
+    path: Path
+    lost: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: path, entries and chunks (how many), lost."""
+        entries, chunks = len(self.imatrix.entries), self.imatrix.chunk_count
+        return {"path": str(self.path), "entries": entries, "chunks": chunks, "lost": self.lost}
+
+
+def merge_imatrix(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedImatrix:
+    """Adds up the sums and counts of importance matrices of one model, in either format.
+
+    files  GGUF or legacy .dat; out: the file to write, .dat for the legacy format; force: an existing one is replaced
+
+    Returns a `MergedImatrix`. Raises FormatError for a file that is no imatrix, MillError for files of different models.
+
+    Example:
+        >>> from ggufmill import compute_imatrix, merge_imatrix
+        >>> from ggufmill.recipes import FOLDER
+        >>> demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+        >>> _ = compute_imatrix(demo, text, "one.imatrix", n_ctx=64, chunks=1, force=True)
+        >>> _ = compute_imatrix(demo, text, "two.imatrix", n_ctx=64, chunks=1, from_chunk=1, force=True)
+        >>> merge_imatrix(["one.imatrix", "two.imatrix"], "both.imatrix", force=True).imatrix.chunk_count
+        2
+    """
+    parts, out = [load(path) for path in files], Path(out)
+    refuse_inputs([out], as_paths(files))
+    check_new(out, force)
+    imatrix = parts[0].merge(*parts[1:])
+    result = MergedImatrix(imatrix, out, imatrix.losses(out.suffix))
+    imatrix.save(out)
+    warn([f"{out} does not keep {lost}" for lost in result.lost])
+    return result
+
+
+def convert_imatrix(file: str | Path, out: str | Path, *, force: bool = False) -> MergedImatrix:
+    """Writes an importance matrix in the other format, GGUF or legacy (out ends in .dat). Returns and raises as
+    `merge_imatrix`."""
+    result = merge_imatrix([file], out, force=force)
+    with open(file, "rb") as opened:
+        is_legacy = opened.read(4) != b"GGUF"
+    if is_legacy and result.path.suffix != ".dat":
+        warn([f"{file} did not keep how many tokens each expert saw: in {out} all have its windows x {LEGACY_CHUNK}"])
+    return result
+
+
+@dataclass(frozen=True)
+class ImatrixStatistics:
+    """Statistics of an importance matrix, and how another one differs.
+
+    entries     a `TensorStatistics` for each
+    similarity  cosine of each tensor with the same one of the layer before, if it was asked for
+    other       the file that it was compared with; comparison: how that one differs
+    """
+
+    imatrix: Imatrix
+    entries: list[TensorStatistics]
+    similarity: list[Similarity] | None = None
+    other: Path | None = None
+    comparison: Comparison | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: datasets, chunks, chunk_size, entries; layer_similarity and comparison if they were asked for."""
+        imatrix = self.imatrix
+        value: dict[str, Any] = {"datasets": imatrix.datasets, "chunks": imatrix.chunk_count, "chunk_size": imatrix.chunk_size}
+        value["entries"] = [asdict(entry) for entry in self.entries]
+        if self.similarity is not None:
+            value["layer_similarity"] = [asdict(entry) for entry in self.similarity]
+        if self.comparison is not None:
+            value["comparison"] = {"file": str(self.other), **asdict(self.comparison)}
+        return value
+
+
+def show_imatrix(
+    file: str | Path,
+    other: str | Path | None = None,
+    *,
+    top: int = 5,
+    layer_similarity: bool = False,
+    plot: str | Path | None = None,
+) -> ImatrixStatistics:
+    """Statistics of an importance matrix, and with another one how the two differ.
+
+    file, other       GGUF or legacy .dat
+    top               columns that are named of each tensor
+    layer_similarity  the cosine of each tensor with the same one of the layer before
+    plot              a heat map, layers by tensors, which needs matplotlib
+
+    Returns an `ImatrixStatistics`. Raises FormatError for a file that is no imatrix.
+
+    Example:
+        >>> from ggufmill import compute_imatrix, show_imatrix
+        >>> from ggufmill.recipes import FOLDER
+        >>> demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+        >>> _ = compute_imatrix(demo, text, "demo.imatrix", n_ctx=64, chunks=1, force=True)
+        >>> show_imatrix("demo.imatrix").entries[0].name
+        'blk.0.attn_kv_a_mqa.weight'
+    """
+    path, second_path = Path(file), Path(other) if other is not None else None
+    if plot is not None:
+        check_picture(Path(plot))
+        refuse_inputs([Path(plot)], [path, *([second_path] if second_path else [])])
+    imatrix, second = load(path), load(second_path) if second_path is not None else None
+    result = ImatrixStatistics(
+        imatrix,
+        statistics(imatrix, top),
+        similarities(imatrix) if layer_similarity else None,
+        second_path,
+        compare(imatrix, second) if second is not None else None,
+    )
+    if plot is not None:
+        from .reports.imatrix_plots import plot_comparison, plot_statistics
+
+        if result.comparison is not None and second_path is not None:
+            plot_comparison(result.comparison, f"{path.name} and {second_path.name}", Path(plot))
+        else:
+            plot_statistics(result.entries, result.similarity or [], path.name, Path(plot))
+    return result

@@ -1,0 +1,173 @@
+"""`ggufmill inspect`: what a GGUF file holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckFailed
+from ..formats import TensorInfo, open_gguf
+from ..formats.file_range import range_checksum
+from ..formats.gguf import VERSION
+from ..formats.gguf_header import value_type
+from .common.progress import OnProgress, Stage, reporting
+
+_SHOWN = 16  # values of an array that are listed in full
+_FIRST = 8  # values of a longer one
+_CHECKED = 1 << 22  # elements that are decoded at a time
+
+
+@dataclass
+class InspectResult:
+    """Metadata, tensors, types and sizes of a GGUF file, all its shards together.
+
+    files, file_nbytes  paths of the shards, and their sizes; file_bytes: the sum
+    metadata            key -> value; a long array as {'length': ..., 'first': [...]} unless all was asked for
+    metadata_types      key -> type of the value in the file, such as 'uint32' or 'array of string'
+    tensors             name, shape (in ne order, row length first), type, file, offset (from the file's start), nbytes and
+                        n_elements of each; xxh3 and nonfinite if they were asked for
+    types               type -> tensors and nbytes, most bytes first
+    parameters          elements of all tensors; total_bytes: their bytes; bits_per_weight follows
+    """
+
+    files: list[Path]
+    file_nbytes: list[int]
+    gguf_version: int
+    alignment: int
+    architecture: str
+    metadata: dict[str, Any]
+    metadata_types: dict[str, str]
+    tensors: list[dict[str, Any]]
+    types: dict[str, dict[str, int]]
+    parameters: int
+    total_bytes: int
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(self.file_nbytes)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.total_bytes * 8 / self.parameters if self.parameters else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the fields, with file_bytes and bits_per_weight."""
+        return {
+            "files": [str(path) for path in self.files],
+            "file_nbytes": self.file_nbytes,
+            "file_bytes": self.file_bytes,
+            "gguf_version": self.gguf_version,
+            "alignment": self.alignment,
+            "architecture": self.architecture,
+            "metadata": self.metadata,
+            "metadata_types": self.metadata_types,
+            "tensors": self.tensors,
+            "types": self.types,
+            "parameters": self.parameters,
+            "total_bytes": self.total_bytes,
+            "bits_per_weight": self.bits_per_weight,
+        }
+
+
+def inspect_model(
+    file: str | Path,
+    *,
+    check: bool = False,
+    checksums: bool = False,
+    arrays: bool = False,
+    progress: OnProgress | bool | None = None,
+) -> InspectResult:
+    """Reads metadata, tensors, types and sizes of a GGUF file. Unknown types are named by number.
+
+    file       a GGUF file, or any shard of a split one
+    check      every tensor is decoded, and NaN and infinite values are counted
+    checksums  xxh3-64 of every tensor's bytes
+    arrays     long arrays of the metadata in full; else their length and first values
+    progress   stage 'inspect' in bytes, with check or checksums
+
+    Returns an `InspectResult`. Raises FormatError for a file that is damaged, CheckFailed when `check` finds such values.
+
+    Example:
+        >>> from ggufmill import convert_model, inspect_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> _ = convert_model(FOLDER / "demo", "demo.gguf", outtype="q8_0", force=True)
+        >>> result = inspect_model("demo.gguf")
+        >>> result.architecture, result.metadata["deepseek2.block_count"], result.tensors[0]["shape"]
+        ('deepseek2', 4, [256, 512])
+    """
+    opened = open_gguf(Path(file))
+    tensors = [_describe(info) for info in opened.tensors.values()]
+    total = sum(t["nbytes"] for t in tensors)
+    if check or checksums:
+        with reporting(progress) as report:
+            stage = Stage(report, "inspect", total)
+            for info, entry in zip(opened.tensors.values(), tensors, strict=True):
+                if checksums:
+                    entry["xxh3"] = range_checksum(info.path, info.offset, info.nbytes)
+                if check:
+                    entry["nonfinite"] = _count_nonfinite(info)
+                stage.advance(info.nbytes, info.name)
+    result = InspectResult(
+        files=opened.paths,
+        file_nbytes=[path.stat().st_size for path in opened.paths],
+        gguf_version=VERSION,
+        alignment=opened.alignment,
+        architecture=opened.architecture,
+        metadata={key: _plain(value, arrays) for key, value in opened.metadata.items()},
+        metadata_types={key: value_type(key, value) for key, value in opened.metadata.items()},
+        tensors=tensors,
+        types=_histogram(tensors),
+        parameters=sum(t["n_elements"] for t in tensors),
+        total_bytes=total,
+    )
+    damaged = [t["name"] for t in tensors if t.get("nonfinite")]
+    if damaged:
+        raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
+    return result
+
+
+def _describe(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "type": info.type.name,
+        "file": info.path.name,
+        "offset": info.offset,
+        "nbytes": info.nbytes,
+        "n_elements": prod(info.shape),
+    }
+
+
+def _histogram(tensors: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """type -> tensors and bytes, most bytes first."""
+    types: dict[str, dict[str, int]] = {}
+    for t in tensors:
+        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
+        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
+    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))
+
+
+def _count_nonfinite(info: TensorInfo) -> int | None:
+    """NaN and infinite values of a tensor; None for a type that cannot be decoded."""
+    from ..quantize import can_encode, decode
+
+    if not info.type.is_known or not can_encode(info.type):
+        return None
+    step = max(info.type.rows, _CHECKED // info.shape[0] // info.type.rows * info.type.rows)
+    rows = (info.read(start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step))
+    return sum(int(np.count_nonzero(~np.isfinite(decode(q, info.type.name, info.shape[0])))) for q in rows)
+
+
+def _plain(value: Any, full: bool = False) -> Any:
+    """A metadata value as JSON has it; long arrays are cut to their first values and their length, unless `full`."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) > _SHOWN and not full:
+        return {"length": len(value), "first": _plain(value[:_FIRST])}
+    return [_plain(v, full) for v in value] if isinstance(value, list) else value

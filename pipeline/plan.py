@@ -1,0 +1,183 @@
+"""`ggufmill plan`: what of a model goes where in memory, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..convert import open_source
+from ..errors import PlanError
+from ..formats import TensorSource, TensorType
+from ..quantize import can_encode
+from ..quantize.planning import AssumedImportance, plan_quantize
+from ..quantize.recipes.mixes import default_type, file_types
+from ..quantize.recipes.recipe import Recipe, load_recipe
+from ..recipes import find, names
+from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
+from .common.arguments import FileType, Size, as_bytes, as_file_type
+from .common.messages import warn
+
+MIB = 1 << 20
+_NOT_OFFERED = ("q1_0_g128",)  # types for models that were trained in them
+
+
+@dataclass
+class Candidate:
+    """A way to quantise the model, and where everything would lie then.
+
+    recipe   the recipe's or file type's name, or 'as it is'
+    nbytes   of all weights; bits per weight
+    types    tensor name -> (type name, bytes)
+    foreign  whether the recipe has rules that match no tensor: it is for another model
+    """
+
+    recipe: str
+    nbytes: int
+    bits_per_weight: float
+    placement: Placement
+    types: dict[str, tuple[str, int]]
+    foreign: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {"recipe": self.recipe, "total_bytes": self.nbytes, "bits_per_weight": self.bits_per_weight}
+
+
+@dataclass
+class MemoryPlan:
+    """The candidate that was chosen, and those that were tried, largest first (none if a recipe or type was given)."""
+
+    chosen: Candidate
+    tried: list[Candidate] = field(default_factory=list)
+
+    @property
+    def fits(self) -> bool:
+        return self.chosen.placement.fits
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: recipe, total_bytes, bits_per_weight, devices, rules, tensors, fits, warnings, candidates."""
+        candidates = [candidate.as_json() | {"fits": candidate.placement.fits} for candidate in self.tried]
+        return {**self.chosen.as_json(), **self.chosen.placement.as_json(), "candidates": candidates}
+
+
+def plan_memory(
+    model: str | Path,
+    *,
+    ram: Size | None = None,
+    vram: Size | Sequence[Size] = (),
+    n_ctx: int = 32768,
+    ubatch: int = 512,
+    cache_k: str | None = None,
+    cache_v: str | None = None,
+    mla: int | None = None,
+    flash: bool = True,
+    attn_max_batch: int | None = None,
+    n_gpu_layers: int | None = None,
+    override_tensor: str | Sequence[str] = (),
+    cpu_moe: bool = False,
+    n_cpu_moe: int | None = None,
+    recipe: str | Path | None = None,
+    type: FileType | None = None,
+    mla_layout: str | None = None,
+) -> MemoryPlan:
+    """What of a model goes where, and whether it fits: weights, KV cache, compute buffers. Devices are filled as in llama.cpp.
+
+    The weights are as `recipe` or `type` would make them; a GGUF that is quantised already counts as it is. For any other model
+    without either, every shipped recipe and every file type is tried, and the largest that fits is chosen.
+
+    model             a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
+    ram, vram         bytes of the machine's memory (None: not limited), and of each GPU (); numbers or texts such as '24GiB'
+    n_ctx, ubatch     tokens of context, and per pass
+    cache_k, cache_v  types of cached keys and values; None: f16
+    mla, flash        mode of latent attention (None: 3), and flash attention, whose scores are never stored
+    attn_max_batch    MiB that attention's buffer has at most; None: no bound
+    n_gpu_layers      layers on the GPUs, the last ones; None: all
+    override_tensor   'REGEX=DEVICE,...', devices CPU, CUDA0, CUDA1, ...; the first match wins
+    cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
+    recipe, type      how the model is to be quantised
+    mla_layout        as for `convert_model`
+
+    Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have.
+
+    Example:
+        >>> from ggufmill import plan_memory
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = plan_memory(FOLDER / "demo", ram="8MiB", n_ctx=512)
+        >>> result.fits, len(result.tried) > 20
+        (True, True)
+    """
+    sizes = (vram,) if isinstance(vram, int | str) else vram
+    capacities: dict[str, int | None] = {CPU: as_bytes(ram), **{f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}}
+    rules = [override_tensor] if isinstance(override_tensor, str) else override_tensor
+    overrides = [rule for text in rules for rule in parse_overrides(text)]
+    overrides += experts_to_cpu(n_cpu_moe) if n_cpu_moe is not None else []
+    overrides += experts_to_cpu() if cpu_moe else []
+    bound = attn_max_batch * MIB if attn_max_batch else None
+    use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers)
+    source = open_source(model, mla_layout=mla_layout, remote=isinstance(model, str))
+    planner = _Planner(source, use, overrides, capacities)
+    if recipe is not None or type is not None or planner.is_quantised:
+        result = MemoryPlan(planner.candidate(recipe, as_file_type(type, "--type")))
+    else:
+        tried = planner.all_candidates()
+        fitting = [candidate for candidate in tried if candidate.placement.fits]
+        best = max(fitting or tried, key=lambda c: (c.nbytes if c.placement.fits else -c.nbytes, c.recipe))
+        result = MemoryPlan(best, tried)
+    warn(result.chosen.placement.warnings, detail=True)
+    return result
+
+
+class _Planner:
+    """Places the weights of one model, quantised in one way or another."""
+
+    def __init__(
+        self, source: TensorSource, use: Use, overrides: Sequence[Override], capacities: dict[str, int | None]
+    ) -> None:
+        self.source, self.use, self.overrides, self.capacities = source, use, overrides, capacities
+
+    @property
+    def is_quantised(self) -> bool:
+        return any(t.stored is not None and not t.stored.is_float and len(t.shape) > 1 for t in self.source.tensors.values())
+
+    def candidate(self, recipe: str | Path | None = None, type: TensorType | str | None = None) -> Candidate:
+        """The model by that recipe and type; without either as it is. Raises PlanError."""
+        loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
+        default = type or loaded.type
+        plan = plan_quantize(
+            self.source,
+            "out.gguf",
+            type=default,
+            rules=loaded.rules,
+            importance=AssumedImportance({}),
+            ignore_imatrix_rules=True,
+            allow_requantize=True,
+        )
+        weights = [Weight(o.name, o.type, o.nbytes) for o in plan.outputs]
+        placement = place(weights, self.source.metadata, self.use, self.overrides, self.capacities)
+        name = default.name if isinstance(default, TensorType) else default
+        label = str(recipe) if recipe is not None else name if name is not None else "as it is"
+        unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
+        placement.warnings += unmatched
+        types = {o.name: (o.type.name, o.nbytes) for o in plan.outputs}
+        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, types, bool(unmatched))
+
+    def all_candidates(self) -> list[Candidate]:
+        """Every shipped recipe whose rules all match something, and every file type, largest first: none that is larger than
+        the model as it is, nor as large with other types."""
+        candidates, as_it_is = [], self.candidate()
+        for name in names():
+            if name.endswith(".txt"):
+                candidate = self.candidate(name)
+                if not candidate.foreign:
+                    candidates.append(candidate)
+        for name in file_types():
+            first = default_type(name)
+            if can_encode(first) and first.rows == 1 and "_bn" not in first.name and first.name not in _NOT_OFFERED:
+                try:
+                    candidates.append(self.candidate(type=name))
+                except PlanError:
+                    continue
+        same = [c for c in candidates if c.types == as_it_is.types]
+        smaller = [c for c in candidates if c.nbytes < as_it_is.nbytes]
+        return sorted((same or [as_it_is]) + smaller, key=lambda c: (-c.nbytes, c.recipe))

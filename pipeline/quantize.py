@@ -1,0 +1,282 @@
+"""`ggufmill quantize`: a model is written in other types, by a recipe, a file type, or to a target size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..convert import open_source
+from ..convert.outtype import recipe_types
+from ..errors import PlanError, UsageError
+from ..jobs.atomic_write import write_text
+from ..jobs.preflight import preflight
+from ..quantize.planning import plan_quantize
+from ..quantize.prune import drop_layers, parse_layers
+from ..quantize.recipes.recipe import Recipe, load_recipe
+from ..quantize.recipes.rules import Rule, parse_rules
+from ..quantize.recipes.type_selection import TypeOverrides
+from ..recipes import find
+from .common.arguments import FileType, Size, TypeName, as_bytes, as_file_type, as_type, refuse_unused
+from .common.importance import load_importance
+from .common.outputs import refuse_inputs
+from .common.progress import OnProgress, reporting
+from .convert import metadata_to_set
+from .recipe_search.options import Target, search_options_of, target_of
+from .recipe_search.result import name_recipe_in_warnings
+from .recipe_search.search_job import SearchJob
+from .writing.options import WriteOptions
+from .writing.write_model import WriteResult, finished_without_source, write_model
+
+
+def quantize_model(
+    source: str | Path,
+    out: str | Path,
+    type: FileType | None = None,
+    *,
+    recipe: str | Path | None = None,
+    custom_q: str | Sequence[str] = (),
+    imatrix: str | Path | None = None,
+    target_size: Size | None = None,
+    target_bpw: float | None = None,
+    max_kld: float | None = None,
+    types: str | Sequence[TypeName] | None = None,
+    calibration: str | Path | None = None,
+    token_embedding_type: TypeName | None = None,
+    output_tensor_type: TypeName | None = None,
+    ffn_gate_inp_type: TypeName | None = None,
+    attn_v_type: TypeName | None = None,
+    attn_qkv_type: TypeName | None = None,
+    attn_k_type: TypeName | None = None,
+    attn_q_type: TypeName | None = None,
+    attn_output_type: TypeName | None = None,
+    ffn_down_type: TypeName | None = None,
+    ffn_gate_type: TypeName | None = None,
+    ffn_up_type: TypeName | None = None,
+    pure: bool = False,
+    leave_output_tensor: bool = False,
+    extra_output_tensor: TypeName | None = None,
+    prune_layers: str | None = None,
+    include_weights: Sequence[str] = (),
+    exclude_weights: Sequence[str] = (),
+    allow_requantize: bool = False,
+    ignore_imatrix_rules: bool = False,
+    hide_imatrix: bool = False,
+    strict: bool = False,
+    allow_nonfinite: bool = False,
+    remote: bool = False,
+    delete_source_shards: bool = False,
+    metadata: str | Path | None = None,
+    override_kv: Mapping[str, Any] | None = None,
+    mla_layout: str | None = None,
+    split_max_size: Size | None = None,
+    split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+    keep_split: bool = False,
+    partial_requant: bool = False,
+    no_timing: bool = False,
+    verify: bool = False,
+    manifest: bool = False,
+    dry_run: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    threads: int | None = None,
+    progress: OnProgress | bool | None = None,
+) -> WriteResult:
+    """Quantises a model. The first matching rule wins; a rule is searched for anywhere in a tensor's name.
+
+    source                a GGUF file, a checkpoint folder or hf:OWNER/NAME; fp8 and bf16 are decoded on the fly
+    out                   the file to write
+    type                  for tensors that no rule takes: a file type such as 'Q4_K_M', which gives some tensors a finer type as
+                          llama-quantize does, or a tensor type such as 'iq4_k'
+    recipe                a file of `regex=type` rules (text or TOML), or the name of a shipped one; what a TOML recipe says
+                          under [quantize] and [convert] counts where the arguments say nothing
+    custom_q              rules 'regex=type,regex=type', which come before the recipe's
+    imatrix               importance matrix, GGUF or .dat; include_weights, exclude_weights: only entries with, or without, one
+                          of these texts in their name; hide_imatrix: the file does not name it
+    target_size, target_bpw, max_kld
+                          the types of tensors that no rule takes are searched for, as `search_recipe` does it, and the recipe
+                          is written to OUT.recipe.txt; types: to choose from; calibration: the text to measure on
+    token_embedding_type, output_tensor_type, ffn_gate_inp_type
+                          types of token_embd.weight, output.weight and the routers; they beat the rules
+    attn_v_type ... ffn_up_type
+                          types of tensors with attn_v ... ffn_up in their name that no rule takes
+    pure                  every weight gets `type`, without mix and rules
+    leave_output_tensor   output.weight is copied; extra_output_tensor: a second copy of it in this type
+    prune_layers          layers to leave out, '20,22-25'
+    allow_requantize      what is quantised already may be quantised again
+    ignore_imatrix_rules  types that should not be made without an imatrix are allowed
+    strict                every warning is an error
+    no_timing             with dry_run: this machine's encoders are not timed
+    keep_split            as many files as the source has, with the same tensors
+    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, split_max_size, split_max_tensors,
+    tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
+                          as for `convert_model`
+    progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
+
+    Returns a `WriteResult`. Raises as `convert_model` does, RecipeError for a recipe that cannot be read, UsageError for
+    arguments that exclude each other or have nothing to act on.
+
+    Example:
+        >>> from ggufmill import quantize_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = quantize_model(FOLDER / "demo", "demo.gguf", "q8_0", custom_q="exps=q4_0", force=True)
+        >>> {name: count for name, (count, nbytes) in result.plan.histogram().items()}
+        {'q4_0': 9, 'q8_0': 29, 'f32': 19}
+    """
+    out, default, given = Path(out), as_file_type(type, "TYPE"), _given_rules(recipe, custom_q)
+    if include_weights and exclude_weights:
+        raise PlanError("--include-weights and --exclude-weights exclude each other")
+    roles = {
+        "attn_v": attn_v_type,
+        "attn_qkv": attn_qkv_type,
+        "attn_k": attn_k_type,
+        "attn_q": attn_q_type,
+        "attn_output": attn_output_type,
+        "ffn_down": ffn_down_type,
+        "ffn_gate": ffn_gate_type,
+        "ffn_up": ffn_up_type,
+    }
+    overrides = TypeOverrides(
+        as_type(token_embedding_type, "--token-embedding-type"),
+        as_type(output_tensor_type, "--output-tensor-type"),
+        as_type(ffn_gate_inp_type, "--ffn-gate-inp-type"),
+        {role: type for role, name in roles.items() if (type := as_type(name, f"--{role.replace('_', '-')}-type")) is not None},
+        leave_output_tensor,
+        as_type(extra_output_tensor, "--extra-output-tensor"),
+    )
+    options = WriteOptions(verify, manifest, dry_run, resume, force, threads)
+    layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
+    if delete_source_shards:
+        earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text)
+        if earlier is not None:
+            return earlier
+    opened = open_source(source, mla_layout=layout, remote=remote or (dry_run and isinstance(source, str)))
+    importance = None
+    if imatrix is not None:
+        importance = load_importance(Path(imatrix), opened, include=include_weights, exclude=exclude_weights)
+    if prune_layers is not None:
+        opened, former_names = drop_layers(opened, parse_layers(prune_layers))
+        importance = importance.renamed(former_names) if importance is not None else None
+    default, rules = (default, given.recipe.rules) if default is not None else recipe_types(opened, given.recipe)
+    rules, text = [*given.custom, *rules], given.text
+    target = target_of(given.recipe, as_bytes(target_size), target_bpw, max_kld)
+    if target is None:
+        given_for_target = {"--types": types, "--calibration": calibration}
+        refuse_unused(given_for_target, "a target (--target-size, --target-bpw, --max-kld)")
+    if imatrix is None:
+        weights = {"--include-weights": tuple(include_weights), "--exclude-weights": tuple(exclude_weights)}
+        refuse_unused({**weights, "--hide-imatrix": hide_imatrix}, "--imatrix")
+    if not dry_run:
+        refuse_unused({"--no-timing": no_timing}, "--dry-run")
+    if leave_output_tensor and output_tensor_type is not None:
+        raise UsageError("--leave-output-tensor copies what --output-tensor-type would make anew: give one of them")
+    if (
+        default is None
+        and not rules
+        and target is None
+        and overrides == TypeOverrides()
+        and not override_kv
+        and prune_layers is None
+    ):
+        raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
+    planning: dict[str, Any] = {
+        "pure": pure,
+        "allow_requantize": allow_requantize,
+        "ignore_imatrix_rules": ignore_imatrix_rules,
+        "hide_imatrix": hide_imatrix,
+        "override_kv": metadata_to_set(metadata, override_kv),
+        "split_max_size": as_bytes(split_max_size) if split_max_size is not None or keep_split else given.recipe.split_max_size,
+        "split_max_tensors": split_max_tensors,
+        "tensor_first_split": tensor_first_split,
+        "keep_split": keep_split,
+    }
+    inputs = [Path(path) for path in (given.path, imatrix) if path is not None]
+    with reporting(progress) as report:
+        if target is not None:
+            if default is not None or overrides != TypeOverrides() or pure:
+                raise PlanError(
+                    "a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed"
+                )
+            folder = given.path.parent if given.path is not None else Path()
+            measured_on = Path(calibration) if calibration is not None else None
+            search_options = search_options_of(given.recipe, folder, types=types, text=measured_on, threads=threads)
+            inputs += [search_options.text] if search_options.text is not None else []
+            job = SearchJob(
+                opened,
+                importance,
+                search_options,
+                fixed=rules,
+                fixed_text="\n".join([*given.custom_texts, given.recipe.rules_text]),
+                state=None if dry_run else _beside(out, ".state.json"),
+                planning=planning,
+                report=report,
+            )
+            text = _find_recipe(job, target, out, options, inputs)
+            rules = parse_rules(text)
+        replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
+        plan = plan_quantize(
+            opened,
+            out,
+            type=default,
+            rules=rules,
+            recipe_text=text,
+            overrides=overrides,
+            importance=importance,
+            strict=strict,
+            nonfinite_counts=replaced,
+            version=__version__,
+            **planning,
+        )
+        if target is not None:
+            name_recipe_in_warnings(plan)
+            if not dry_run and (force or not plan.files[0].path.exists()):
+                write_text(_beside(out, ".recipe.txt"), text)
+        return write_model(
+            plan,
+            "quantize",
+            opened,
+            options,
+            report,
+            inputs=inputs,
+            replaced=replaced,
+            delete_source_shards=delete_source_shards,
+            partial_requant=partial_requant,
+            timing=not no_timing,
+        )
+
+
+@dataclass(frozen=True)
+class _GivenRules:
+    """A recipe (an empty one if there is none) with the path it was read from, and the rules beside it; text: of all."""
+
+    path: Path | None
+    recipe: Recipe
+    custom: list[Rule]
+    custom_texts: list[str]
+    text: str
+
+
+def _given_rules(recipe: str | Path | None, custom_q: str | Sequence[str]) -> _GivenRules:
+    path = find(recipe) if recipe is not None else None
+    loaded = load_recipe(path) if path is not None else Recipe("", [], "")
+    texts = [custom_q] if isinstance(custom_q, str) else list(custom_q)
+    custom = parse_rules("\n".join(texts), "--custom-q")
+    return _GivenRules(path, loaded, custom, texts, "\n".join([*texts, loaded.text]).strip() if texts else loaded.text)
+
+
+def _find_recipe(job: SearchJob, target: Target, out: Path, options: WriteOptions, inputs: Sequence[Path]) -> str:
+    """The text of the recipe for a target. Raises PlanError for what stands in the way of the output before any measuring."""
+    if not options.dry_run:
+        read = [*job.source.files, *inputs]
+        refuse_inputs([_beside(out, ".recipe.txt"), _beside(out, ".state.json")], read)
+        plan, disk = job.smallest_plan(target, out), job.largest_file(target)
+        again = options.resume and job.measurements.errors  # the output may be this job's, which is known by its recipe
+        preflight(plan, force=bool(options.force or again), resume=options.resume, inputs=read, needed=disk)
+    return job.find(target).text
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(out.name + suffix)

@@ -1,0 +1,97 @@
+"""The recipe that a search found: its text, and what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...formats import TensorSource, TensorType
+from ...jobs.plan import Plan
+from ...quantize.search.type_search import TypeAssignment
+from .options import SearchOptions, Target
+
+if TYPE_CHECKING:
+    from ...runtime.evaluate.sensitivity import Divergence
+
+
+@dataclass
+class SearchResult:
+    """A recipe and what is known of it.
+
+    target       what was to be reached
+    text         the recipe
+    found        the types before they were interleaved, with the divergence predicted for them
+    types        tensor name -> type, as the recipe says
+    plan         what `quantize_model` makes of the recipe
+    measured     the divergence on the calibration text, which the search has seen; None without a text
+    requantizes  whether `quantize_model` takes the recipe only with allow_requantize
+    out          the file that the recipe was written to, if it was
+    """
+
+    target: Target
+    text: str
+    found: TypeAssignment
+    types: dict[str, TensorType]
+    plan: Plan
+    measured: Divergence | None
+    requantizes: bool
+    out: Path | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """Sizes, and the divergence as it was predicted and as it was measured, as JSON."""
+        return {
+            "total_bytes": self.plan.total_bytes,
+            "file_bytes": self.plan.file_bytes,
+            "bits_per_weight": self.plan.bits_per_weight,
+            "predicted_damage": self.found.predicted,
+            "kld_mean": self.measured.mean if self.measured is not None else None,
+            "kld_error": self.measured.error if self.measured is not None else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: out, target, recipe (its text), tensors and types, the figures, warnings."""
+        return {
+            "out": str(self.out) if self.out is not None else None,
+            "target": self.target.text,
+            "recipe": self.text,
+            "tensors": {name: type.name for name, type in self.types.items()},
+            "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in self.plan.histogram().items()},
+            **self.figures(),
+            "warnings": self.plan.warnings,
+        }
+
+
+def name_recipe_in_warnings(plan: Plan) -> None:
+    """Rewrites warnings about lines of a recipe that was found, so that nobody looks for these lines in one of their own."""
+    plan.warnings[:] = [f"the recipe found, {w}" if w.startswith("line ") else w for w in plan.warnings]
+
+
+def header_lines(
+    source: TensorSource,
+    found: TypeAssignment,
+    target: Target,
+    options: SearchOptions,
+    *,
+    with_imatrix: bool,
+    measured: Divergence | None = None,
+    command: str = "",
+) -> list[str]:
+    """The comments at the head of a recipe: the model, the target, the figures, how it was found, and the command."""
+    name = source.metadata.get("general.name") or Path(source.path).name
+    elements = sum(source.tensors[n].n_elements for n in found.types)
+    lines = [f"{name}: found by ggufmill {__version__} for {target.text}"]
+    lines.append(
+        f"{len(found.types)} tensors in {found.nbytes:,} bytes, {8 * found.nbytes / elements:.3f} bits per weight of these"
+    )
+    if options.text is not None:
+        where = f"{options.text.name}, {options.chunks} windows of {options.n_ctx}"
+        figure = f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else ""
+        lines.append(f"KL divergence on {where}: predicted {found.predicted:.4g}{figure}")
+    else:
+        lines.append(f"No text was given: relative errors of tensors count alike, in all {found.predicted:.4g}")
+    importance = "with an imatrix" if with_imatrix else "without an imatrix"
+    lines.append(f"Errors of {options.rows} rows per tensor, seed {options.seed}, {importance}")
+    texts = [" ".join(line.splitlines()).encode("utf-8", "backslashreplace").decode() for line in [*lines, command] if line]
+    return [f"# {text}" for text in texts]

@@ -1,0 +1,348 @@
+"""Finding a recipe for a size: errors and sensitivities are measured, types chosen, the recipe written and measured in turn.
+
+What is measured is kept in a file beside the recipe, and not measured again for another size of the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...formats import MillError, PlanError, TensorSource, TensorType
+from ...jobs.plan import Plan
+from ...quantize.planning import Importance, plan_quantize
+from ...quantize.recipes.format_rules import rules_text
+from ...quantize.recipes.rules import Rule, RuleMatcher, parse_rules
+from ...quantize.search.quant_error import relative_errors, usable_types
+from ...quantize.search.type_search import (
+    Budget,
+    TypeAssignment,
+    TypeSearch,
+    group_tensors,
+    quantizable_tensors,
+    use_packed_types,
+)
+from ..common.progress import OnProgress, Stage
+from .measurements import Measurements, measurements_key, types_key
+from .options import SearchOptions, Target
+from .result import SearchResult, header_lines
+
+if TYPE_CHECKING:
+    from ...runtime.evaluate.sensitivity import Divergence, Reference
+
+PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measured
+RESERVE = "#" * 512  # of the header, for comments that are only known at the end
+TRUST = 0.7  # how much a round of refining counts against what was known before
+ATTEMPTS = 8  # at meeting a target
+INTERRUPTED = "what was measured is kept, the same command goes on with it"
+
+
+class SearchJob:
+    """A search over one model, for one target or several.
+
+    fixed     rules that stay as they are: the tensors they take are not searched for; fixed_text: the same as written
+    state     file for the measurements; None: they are not kept; shared: see `Measurements`
+    planning  arguments of `plan_quantize`, so that a target is met by the very file that is wanted
+
+    Raises PlanError when no tensor is left whose type could be chosen.
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        importance: Importance | None,
+        options: SearchOptions,
+        *,
+        fixed: Sequence[Rule] = (),
+        fixed_text: str = "",
+        state: Path | None = None,
+        shared: bool = False,
+        planning: Mapping[str, Any] | None = None,
+        report: OnProgress = lambda progress: None,
+    ):
+        self.source, self.importance, self.options, self._report = source, importance, options, report
+        self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {})}
+        self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
+        matcher = RuleMatcher(self.fixed)
+        self.tensors = {name: t for name, t in quantizable_tensors(source).items() if matcher.first(name) is None}
+        if not self.tensors:
+            raise PlanError(f"{source.path}: there is no tensor left that a type could be chosen for")
+        covered = {name: importance is not None and importance.for_tensor(t) is not None for name, t in self.tensors.items()}
+        self.candidates = {name: usable_types(t, options.types, covered[name]) for name, t in self.tensors.items()}
+        self.measurements = Measurements(state, measurements_key(source, importance, options), shared)
+
+    # -- measuring
+
+    @cached_property
+    def search(self) -> TypeSearch:
+        """The knapsack, with all errors and sensitivities measured."""
+        try:
+            return self._measured_search()
+        except KeyboardInterrupt:
+            self.measurements.save(now=True)
+            raise KeyboardInterrupt(INTERRUPTED) from None
+
+    def _measured_search(self) -> TypeSearch:
+        options, known = self.options, self.measurements
+        known.save(now=True)  # fails here if it cannot be written to
+        stage = Stage(self._report, "errors of types", len(self.tensors), "tensor")
+        work = relative_errors(
+            self.tensors, self.candidates, self.importance, known.errors, rows=options.rows, seed=options.seed
+        )
+        for name, measured in work:
+            known.errors[name] = known.errors.get(name, {}) | measured
+            known.save()
+            stage.advance(1, name)
+        known.save(now=True)
+        search = TypeSearch(
+            self.tensors, self.candidates, known.errors, group_tensors(list(self.tensors), options.measurements)
+        )
+        if options.text is None:
+            return search
+        probes = search.probes(PROBES)
+        stage = Stage(self._report, "sensitivity", len(probes), "group")
+        for group, types in probes:
+            search.add_measurement(group, types, self.divergence(types)[0])
+            stage.advance(1, group.name)
+        known.save(now=True)
+        return search
+
+    def divergence(self, types: Mapping[str, TensorType]) -> tuple[float, float]:
+        """(mean, standard error) of the KL divergence with these tensors quantised, in nats; measured once for each choice."""
+        known = self.measurements.divergences.setdefault(self._text_key, {})
+        key = types_key(types)
+        if key not in known:
+            measured = self._reference.with_types(types, self.importance)
+            known[key] = [measured.mean, measured.error]
+            self.measurements.save()
+        return known[key][0], known[key][1]
+
+    @cached_property
+    def _text(self) -> str:
+        assert self.options.text is not None
+        from ...imatrix.texts import decoded
+
+        return decoded(self.options.text.read_bytes(), self.options.text)
+
+    @cached_property
+    def _tokens(self) -> list[int]:
+        """Tokens of the text. Raises PlanError if they do not fill a window."""
+        from ...runtime.text.tokenizer import Tokenizer
+
+        text, n_ctx = self._text, self.options.n_ctx
+        tokens = Tokenizer(self.source.metadata).encode(text)
+        if len(tokens) < n_ctx:
+            raise PlanError(
+                f"{self.options.text} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer text or a smaller window "
+                "(search: -c, a recipe: [search] ctx)"
+            )
+        return tokens
+
+    @cached_property
+    def _text_key(self) -> str:
+        return f"{hashlib.sha256(self._text.encode()).hexdigest()[:24]}, {self.options.n_ctx}, {self.options.chunks}"
+
+    @cached_property
+    def _reference(self) -> Reference:
+        from ...runtime.evaluate.sensitivity import Reference
+
+        settings: dict[str, Any] = {"exact": True}
+        if self.options.threads is not None:
+            settings["threads"] = self.options.threads
+        return Reference(self.source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
+
+    # -- choosing
+
+    def find(self, target: Target, command: str = "") -> SearchResult:
+        """The recipe for a target. command: goes into its header. Raises PlanError when the types allowed cannot reach it."""
+        self.smallest_plan(target)
+        found = self._solve(target)
+        if self.options.text is not None and self.options.refine:
+            found = self._refined(found, target)
+        types = use_packed_types(found.types, self.tensors, target.gpu) if self.options.repacked else found.types
+        measured = None
+        if self.options.text is not None:
+            from ...runtime.evaluate.sensitivity import Divergence
+
+            measured = Divergence(*self.divergence(found.types))
+            self.measurements.save(now=True)
+        text = self._recipe_text(found, target, types, measured, command)
+        return SearchResult(target, text, found, types, self.plan(text), measured, self._requantizes(text))
+
+    def _solve(self, target: Target) -> TypeAssignment:
+        return self._of_size(target) if target.divergence is None else self._of_divergence(target.divergence)
+
+    def _refined(self, found: TypeAssignment, target: Target) -> TypeAssignment:
+        """The best of the choice and of those after each round of measuring around the one before."""
+        try:
+            tried = [found]
+            for _ in range(self.options.refine):
+                self._refine_sensitivities(tried[-1])
+                tried.append(self._solve(target))
+        except KeyboardInterrupt:
+            self.measurements.save(now=True)
+            raise KeyboardInterrupt(INTERRUPTED) from None
+        if target.divergence is not None:
+            return min(tried, key=lambda f: f.nbytes)
+        return min(tried, key=lambda f: self.divergence(f.types)[0])
+
+    def _requantizes(self, text: str) -> bool:
+        try:
+            self.plan(text, allow_requantize=False)
+        except PlanError:
+            return True
+        return False
+
+    def plan(self, text: str, out: str | Path = "out.gguf", **more: Any) -> Plan:
+        """The plan of quantising by a recipe. more: arguments of `plan_quantize` that beat `planning`."""
+        return plan_quantize(
+            self.source,
+            out,
+            rules=parse_rules(text),
+            recipe_text=text,
+            importance=self.importance,
+            version=__version__,
+            **(self.planning | more),
+        )
+
+    def smallest_plan(self, target: Target, out: str | Path = "out.gguf") -> Plan:
+        """The plan with the smallest types allowed, without any measuring. Raises PlanError when the target is smaller than
+        that, or cannot be searched for."""
+        if target.divergence is not None and self.options.text is None:
+            raise PlanError(
+                "--max-kld needs a text to measure on (search: -f TEXT, quantize: --calibration TEXT, a recipe: [search] text)"
+            )
+        if self.options.text is not None:
+            _ = self._tokens  # raises for what is no text, or too short
+        plan = self.plan(self._recipe_text(self._extreme(0), target) + RESERVE, out)
+        if target.divergence is None:
+            allowed, taken = self._limit(target), self._size(target, plan)
+            if taken > allowed:
+                bits = math.ceil(8000 * taken / self._elements) / 1000
+                takes = f"{taken:,} bytes" if target.size is not None else f"{bits:.3f} bits per weight"
+                raise PlanError(
+                    f"{target.text} cannot be reached: with the smallest types allowed it takes {takes} "
+                    "(allow smaller ones with --types)"
+                )
+        self._gpu_budget(target, plan)
+        return plan
+
+    def largest_file(self, target: Target) -> int:
+        """Bytes on disk that the file for a target has at most."""
+        if target.size is not None:
+            return target.size
+        plan = self.plan(self._recipe_text(self._extreme(-1), target) + RESERVE)
+        header = plan.file_bytes - plan.total_bytes
+        return min(plan.file_bytes, header + self._limit(target)) if target.bits is not None else plan.file_bytes
+
+    def _extreme(self, index: int) -> TypeAssignment:
+        """The smallest (0) or the largest (-1) type allowed for every tensor."""
+        types = {name: candidates[index] for name, candidates in self.candidates.items()}
+        return TypeAssignment(types, sum(type.nbytes(self.tensors[name].shape) for name, type in types.items()), 0.0)
+
+    @cached_property
+    def _elements(self) -> int:
+        return sum(t.n_elements for t in self.source.tensors.values())
+
+    def _limit(self, target: Target) -> int:
+        """Bytes that a target of size or bits allows; `_size` is what a plan takes of them."""
+        if target.bits is not None:
+            return int(target.bits * self._elements / 8)
+        assert target.size is not None
+        return target.size
+
+    def _size(self, target: Target, plan: Plan) -> int:
+        return plan.total_bytes if target.bits is not None else plan.file_bytes
+
+    def _of_size(self, target: Target) -> TypeAssignment:
+        search, lowest = self.search, self._extreme(0)
+        plan = self.plan(self._recipe_text(lowest, target) + RESERVE)
+        limit = self._limit(target)
+        others = self._size(target, plan) - lowest.nbytes  # header, and tensors whose type is not chosen
+        for _ in range(ATTEMPTS):
+            found = search.fit_budgets(self._budgets(target, plan, limit - others))
+            plan = self.plan(self._recipe_text(found, target) + RESERVE)
+            excess = self._size(target, plan) - limit
+            if excess <= 0:
+                return found
+            others += excess  # a longer recipe makes a longer header
+        raise MillError(f"no recipe of at most {target.text} was found; ask for a little more")
+
+    def _refine_sensitivities(self, found: TypeAssignment) -> None:
+        """Corrects the groups' sensitivities by what a step up and a step down from the choice do to the divergence."""
+        search = self.search
+        stage = Stage(self._report, "refining", len(search.groups), "group")
+        for group in search.groups:
+            down, up = search.neighbours(found, group)
+            low, high = (sum(self.measurements.errors[n][t.name] for n, t in types.items()) for types in (up, down))
+            if high > low:
+                worse, better = (self.divergence({**found.types, **types})[0] for types in (down, up))
+                search.correct_curve(group, found, (worse - better) / (high - low), TRUST)
+            stage.advance(1, group.name)
+
+    def _budgets(self, target: Target, plan: Plan, nbytes: int) -> list[Budget]:
+        """nbytes: for the tensors whose types are chosen; plan: says what the others take."""
+        gpu = self._gpu_budget(target, plan)
+        return [Budget(nbytes)] if gpu is None else [gpu, Budget(nbytes - self.search.fit_budgets([gpu]).nbytes)]
+
+    def _gpu_budget(self, target: Target, plan: Plan) -> Budget | None:
+        """Raises PlanError if no types fit into it."""
+        if target.gpu is None or target.gpu_bytes is None:
+            return None
+        others = sum(o.nbytes for o in plan.outputs if target.gpu.search(o.name) and o.name not in self.tensors)
+        gpu = Budget(target.gpu_bytes - others, target.gpu)
+        names = {name for name in self.tensors if target.gpu.search(name)}
+        if not names:
+            raise PlanError(f"--gpu {target.gpu.pattern!r} finds no tensor that a type could be chosen for")
+        smallest = sum(self.candidates[name][0].nbytes(self.tensors[name].shape) for name in names)
+        if smallest > gpu.nbytes:
+            raise PlanError(
+                f"a --gpu-size of {target.gpu_bytes:,} bytes cannot be reached: with the smallest types allowed these tensors "
+                f"take {smallest + others:,} bytes (allow smaller ones with --types)"
+            )
+        return gpu
+
+    def _of_divergence(self, wanted: float) -> TypeAssignment:
+        """Predictions add up, which is too much where much is damaged: they are scaled by what is measured, until it fits."""
+        search, allowed, best, measured = self.search, wanted, None, 0.0
+        for _ in range(ATTEMPTS):
+            try:
+                found = search.fit_divergence(allowed)
+            except PlanError:
+                found = search.assignment({name: self._finest(name) for name in self.tensors})
+            measured = self.divergence(found.types)[0]
+            if measured <= wanted and (best is None or found.nbytes < best.nbytes):
+                best = found
+            if 0.95 * wanted <= measured <= wanted:
+                break
+            allowed *= min(4.0, max(0.25, 0.975 * wanted / measured)) if measured > 0 else 4.0
+        if best is None:
+            raise PlanError(
+                f"a KL divergence of {wanted:g} was not reached (last: {measured:.4g}); allow larger types with --types"
+            )
+        return best
+
+    def _finest(self, name: str) -> TensorType:
+        return min(self.candidates[name], key=lambda type: (self.measurements.errors[name][type.name], type.name))
+
+    # -- writing
+
+    def _recipe_text(
+        self,
+        found: TypeAssignment,
+        target: Target,
+        types: Mapping[str, TensorType] | None = None,
+        measured: Divergence | None = None,
+        command: str = "",
+    ) -> str:
+        """types: as they are to be written, if they are not those of `found`."""
+        covered = self.importance is not None
+        lines = header_lines(self.source, found, target, self.options, with_imatrix=covered, measured=measured, command=command)
+        others = [n for n in self.source.tensors if n not in found.types and n.startswith("blk.")]
+        fixed = [self.fixed_text] if self.fixed_text else []
+        return "\n".join([*lines, *fixed, rules_text(types or found.types, others)])

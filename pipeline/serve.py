@@ -1,0 +1,89 @@
+"""`ggufmill serve`: a model for OpenAI's clients, over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .common.arguments import read_template
+from .common.messages import warn
+from .common.models import ModelLike, open_generating_model
+from .generate import split_options
+
+if TYPE_CHECKING:
+    from ..runtime.serve.engine import End
+
+MIB = 1 << 20
+
+
+def serve_model(
+    model: ModelLike,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    api_key: str | None = None,
+    alias: str | None = None,
+    template: str | Path | None = None,
+    n_predict: int = -1,
+    max_queue: int = 16,
+    max_body: int = 8,
+    no_warmup: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+    on_end: Callable[[End], None] | None = None,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> None:
+    """Serves a model to OpenAI's clients, with a page to chat at the same address, until Ctrl-C or `stop` is set.
+
+    model       as for `generate_text`
+    host, port  where to listen; '0.0.0.0' lets other machines in, port 0 takes any that is free
+    api_key     asked of clients
+    alias       name of the model in the API; None: its general.name
+    template    chat template, as for `start_chat`
+    n_predict   tokens of an answer at most; -1: no limit
+    max_queue   requests that may wait, more get 503; max_body: MiB of a request at most
+    no_warmup   do not read a short prompt first
+    on_ready    called with the address when it listens; on_end: called with the `End` of each answer
+    stop        ends the server when it is set, off the main thread too
+    options     of `Sampling`, defaults that a request can change, and settings of `load_model`, as for `generate_text`; with
+                `parallel` several requests share their steps
+
+    Raises UsageError without starlette and uvicorn (the extra `serve`), MillError when the address cannot be had,
+    KeyboardInterrupt after Ctrl-C.
+
+    Example:
+        >>> import threading
+        >>> from ggufmill import serve_model
+        >>> from ggufmill.recipes import FOLDER
+        >>> end = threading.Event()
+        >>> serve_model(FOLDER / "demo", port=0, no_warmup=True, stop=end, on_ready=lambda address: end.set())
+    """
+    try:
+        from ..runtime.serve import serve
+    except ImportError as error:
+        raise UsageError(f"serving needs starlette and uvicorn ({error}): pip install starlette uvicorn") from None
+    from ..runtime.serve.security_middleware import is_loopback
+
+    sampling, settings = split_options(options)
+    text = read_template(template)
+    opened = open_generating_model(model, settings)
+    if not is_loopback(host) and not api_key:
+        warn([f"{host} lets every machine of the network use the model; --api-key asks for a key"])
+    serve(
+        opened,
+        host,
+        port,
+        waiting=max_queue,
+        warm_up=not no_warmup,
+        on_ready=on_ready,
+        on_end=on_end,
+        stop=stop,
+        template=text,
+        alias=alias,
+        api_key=api_key,
+        max_body=max_body * MIB,
+        options={"n_predict": n_predict, **sampling},
+    )

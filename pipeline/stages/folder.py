@@ -1,0 +1,81 @@
+"""The folder of results of a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...formats import PlanError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run, named after its recipe. stem: the recipe's name without suffix."""
+
+    path: Path
+    stem: str
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other runs out of the folder, which is made if need be, and removed again if nothing came into it.
+
+        The lock is the kernel's: a killed run leaves none. Raises PlanError when another run holds it.
+        """
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = f"another run is at work in {self.path}; wait for its end, or give another folder (-o)"
+                raise PlanError(other) from None
+            except OSError:  # some network file systems lock no folders: there the journal's lock protects the model
+                pass
+            try:
+                yield
+            finally:
+                for path in made:
+                    with suppress(OSError):
+                        path.rmdir()
+        finally:
+            os.close(handle)
+
+    @property
+    def gguf(self) -> Path:
+        """The quantised model."""
+        return self.path / f"{self.stem}.gguf"
+
+    @property
+    def imatrix(self) -> Path:
+        """The importance matrix, if it is computed."""
+        return self.path / f"{self.stem}.imatrix"
+
+    @property
+    def state(self) -> Path:
+        """The `StageCache`."""
+        return self.path / "state.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe that was searched for."""
+        return self.path / f"{self.stem}.recipe.txt"
+
+    @property
+    def measurements(self) -> Path:
+        """What the search has measured: where `ggufmill search MODEL RECIPE` keeps it too."""
+        return self.recipe.with_name(self.recipe.name + ".state.json")
+
+    @property
+    def repacked(self) -> Path:
+        """The model with interleaved rows."""
+        return self.path / f"{self.stem}-repacked.gguf"
+
+    @property
+    def reports(self) -> tuple[Path, Path, Path, Path]:
+        """For programs, for people as Markdown and as a page, and the draft of a model card."""
+        return self.path / "report.json", self.path / "report.md", self.path / "report.html", self.path / "README.md"

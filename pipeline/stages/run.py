@@ -1,0 +1,387 @@
+"""The stages of `run`: each leaves a file and a key of all that decided it, and is not done again while both hold."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...convert import open_source
+from ...convert.outtype import recipe_types
+from ...formats import MillError, PlanError, TensorType, open_gguf
+from ...imatrix.collect import collect
+from ...imatrix.entries import Imatrix
+from ...imatrix.files import load
+from ...jobs.atomic_write import write_text
+from ...jobs.execute import JobResult, execute
+from ...jobs.journal import journal_path
+from ...jobs.plan import Plan
+from ...jobs.preflight import preflight
+from ...quantize.gguf_source import gguf_source
+from ...quantize.planning import Importance, PendingImportance, plan_quantize
+from ...quantize.recipes.recipe import Recipe, load_recipe
+from ...quantize.verify import TensorCheck, Verification
+from ...repack.job import plan_repack
+from ...runtime import Model, load_model
+from ...runtime.evaluate.perplexity import Perplexity
+from ..common.formatting import gib
+from ..common.outputs import refuse_inputs
+from ..common.progress import WINDOWS, OnProgress, Stage
+from ..recipe_search.options import search_options_of, target_of
+from ..recipe_search.result import name_recipe_in_warnings
+from ..recipe_search.search_job import SearchJob
+from ..writing.checks import problem_line, verify_written, watch_inputs
+from ..writing.write_model import count_replaced
+from .cache import StageCache, key_of
+from .folder import RunFolder
+from .text import StageText, read_stage_text
+from .validation import Validation
+
+_STAGES_WITH_TEXT = ("imatrix", "search", "validate")
+
+
+class Run:
+    """One run of the TOML recipe at `path`. Paths in the recipe are relative to its own folder.
+
+    fresh: every stage is done again, and what the folder holds is replaced. allow_nonfinite: weights that are NaN or infinite
+    are written as 0. Raises MillError when the recipe's files are missing or not readable; `check` finds what else stands in
+    the way.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        path: Path,
+        folder: RunFolder,
+        *,
+        threads: int | None = None,
+        fresh: bool = False,
+        allow_nonfinite: bool = False,
+        report: OnProgress = lambda progress: None,
+    ):
+        self.recipe, self.path, self.folder, self.threads, self.fresh = recipe, path.resolve(), folder, threads, fresh
+        self.allow_nonfinite, self._report = allow_nonfinite, report
+        stages = recipe.stages
+        if "model" not in stages.get("source", {}):
+            raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
+        self.mla_layout = stages.get("convert", {}).get("mla_layout")
+        self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout)
+        self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
+        self.target = target_of(recipe)
+        self.search_options = search_options_of(recipe, self.path.parent, threads=threads)
+        self.cache = StageCache(folder.state, fresh, report)
+        self.disk_needed: int | None = None  # bytes for all files of a model, known after `check`; None: as the plan says
+
+    def _model_name(self, source: dict[str, Any]) -> str | Path:
+        """A path, or hf:OWNER/NAME of the hub, whose revision may stand beside it."""
+        name, revision = source["model"], source.get("revision")
+        if name.startswith("hf:"):
+            return f"{name}@{revision}" if revision else name
+        if revision:
+            raise PlanError(f"{self.recipe.name}: [source] revision is for a model = 'hf:OWNER/NAME'; {name} is a path")
+        return self._existing(name)
+
+    def _existing(self, name: str) -> Path:
+        path = self.path.parent / name
+        if not path.exists():
+            raise PlanError(f"{self.recipe.name}: {path} does not exist")
+        return path
+
+    def _read_text(self, stage: str) -> StageText:
+        table, where = self.recipe.stages[stage], f"{self.recipe.name}, [{stage}] text"
+        path = self._existing(table["text"])
+        return read_stage_text(where, path, table.get("ctx", 512), table.get("chunks"), self._source_model.tokenizer)
+
+    @cached_property
+    def _source_model(self) -> Model:
+        return load_model(self.source)
+
+    @property
+    def inputs(self) -> list[Path]:
+        """All that is read, and so must not be written to."""
+        given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
+        return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
+
+    @property
+    def how_to_continue(self) -> str:
+        """What to do after an interruption, as a half sentence."""
+        again = "the same command without --force" if self.fresh else "the same command"
+        return f"what was finished is kept, {again} goes on with it"
+
+    # -- imatrix
+
+    @cached_property
+    def imatrix_path(self) -> Path | None:
+        """The file that is given, or the one that is computed; None for a run without."""
+        table = self.recipe.stages.get("imatrix", {})
+        if "file" in table:
+            return self._existing(table["file"])
+        return self.folder.imatrix if "imatrix" in self.texts else None
+
+    @cached_property
+    def imatrix(self) -> Imatrix | None:
+        """Computed from the recipe's text through the source itself, or read from its file; None without [imatrix]."""
+        if self.imatrix_path is None:
+            return None
+        text = self.texts.get("imatrix")
+        if text is not None:
+            self.cache.stage("imatrix", self._imatrix_key, [self.folder.imatrix], lambda: self._compute_imatrix(text))
+        return load(self.imatrix_path).fit(self.source, str(self.imatrix_path))
+
+    @cached_property
+    def _imatrix_key(self) -> str:
+        """A digest of all that decides what is in the imatrix."""
+        text = self.texts.get("imatrix")
+        if text is not None:
+            return key_of(__version__, self.source.identity, self.mla_layout, text.digest, text.n_ctx, text.chunks)
+        return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
+
+    def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
+        stage = Stage(self._report, "imatrix", unit=WINDOWS)
+
+        def on_chunk(so_far: Perplexity, total: int) -> None:
+            stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}")
+
+        imatrix, figures = collect(
+            self._source_model,
+            text.tokens.tolist(),
+            dataset=text.path.name,
+            n_ctx=text.n_ctx,
+            chunks=text.chunks,
+            on_chunk=on_chunk,
+        )
+        imatrix.save(self.folder.imatrix)
+        return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.starved()}
+
+    def _importance(self) -> Importance | None:
+        imatrix, path = self.imatrix, self.imatrix_path
+        return Importance(imatrix.means(), imatrix.metadata(path.name)) if imatrix is not None and path is not None else None
+
+    def _expected_importance(self) -> Importance | None:
+        """What is known before any work: a given file's data, or that there will be data with metadata of this size."""
+        text = self.texts.get("imatrix")
+        if text is None:
+            return self._importance()
+        return PendingImportance({}, Imatrix({}, [text.path.name], 1, text.n_ctx).metadata(self.folder.imatrix.name))
+
+    # -- search
+
+    def _search_job(self, importance: Importance | None, state: Path | None) -> SearchJob:
+        planning = {"split_max_size": self.recipe.split_max_size, "allow_requantize": False, "ignore_imatrix_rules": False}
+        return SearchJob(
+            self.source,
+            importance,
+            self.search_options,
+            fixed=self.recipe.rules,
+            fixed_text=self.recipe.rules_text,
+            state=state,
+            planning=planning,
+            report=self._report,
+        )
+
+    @property
+    def _search_key(self) -> str:
+        options, text = self.search_options, self.texts.get("search")
+        types = ",".join(type.name for type in options.types)
+        measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
+        made_from = (__version__, self.source.identity, self.mla_layout, self._imatrix_key, self.recipe.split_max_size)
+        return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the rules are known: they stand in the recipe, or were found before."""
+        return self.target is None or self.cache.has("search", self._search_key, [self.folder.recipe])
+
+    def search(self) -> dict[str, Any] | None:
+        """Finds the rules of a recipe with a target, and writes them to a file; None for a recipe without one."""
+        if self.target is None:
+            return None
+        target, importance = self.target, self._importance()
+
+        def work() -> dict[str, Any]:
+            if self.fresh:
+                self.folder.measurements.unlink(missing_ok=True)
+            result = self._search_job(importance, self.folder.measurements).find(target)
+            write_text(self.folder.recipe, result.text)
+            text = self.search_options.text.name if self.search_options.text is not None else None
+            asked = {"size": target.size, "bits": target.bits, "divergence": target.divergence}
+            about = {
+                "target": target.text,
+                "asked": asked,
+                "tensors": len(result.types),
+                "text": text,
+                "imatrix": importance is not None,
+            }
+            return about | result.figures()
+
+        return self.cache.stage("search", self._search_key, [self.folder.recipe], work)
+
+    @property
+    def final_recipe(self) -> Recipe:
+        """What the file is quantised by: the recipe, or the one that was found for it."""
+        return load_recipe(self.folder.recipe) if self.target is not None else self.recipe
+
+    # -- quantize
+
+    def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None) -> Plan:
+        recipe = self.final_recipe
+        default, rules = recipe_types(self.source, recipe)
+        plan = plan_quantize(
+            self.source,
+            self.folder.gguf,
+            type=default,
+            rules=rules,
+            recipe_text=recipe.text,
+            allow_requantize="outtype" in recipe.stages.get("convert", {}),
+            importance=importance,
+            split_max_size=self.recipe.split_max_size,
+            nonfinite_counts=replaced,
+            version=__version__,
+        )
+        if self.target is not None:
+            name_recipe_in_warnings(plan)
+        return plan
+
+    def check(self) -> Plan:
+        """Everything that can be checked before any work. Returns the plan, exact but for the importance data; of a recipe with
+        a target whose rules are not found yet, the plan with the smallest types allowed."""
+        importance, disk = self._expected_importance(), None
+        written = [self.folder.imatrix] * ("imatrix" in self.texts)
+        written += [self.folder.recipe, self.folder.measurements] if self.target is not None else []
+        refuse_inputs([*self.folder.reports, self.folder.state, *written], self.inputs)
+        # Else a file that is there belongs to somebody who never ran this recipe here.
+        ours = self.fresh or self.cache.was_begun("quantize")
+        if self.target is None or self.has_rules:
+            plan = self._plan(importance, None)
+            types = {o.name: [o.type] for o in plan.outputs}
+        else:
+            if self.folder.recipe.exists() and not (ours or self.cache.was_begun("search")):
+                raise PlanError(f"{self.folder.recipe} exists; use --force to replace it")
+            search = self._search_job(importance, None)
+            plan, disk = search.smallest_plan(self.target, self.folder.gguf), search.largest_file(self.target)
+            types = {o.name: [o.type] for o in plan.outputs} | search.candidates
+        if "repack" in self.recipe.stages:
+            disk = 2 * (disk or plan.file_bytes)
+        self.disk_needed = disk
+        preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs, needed=disk)
+        if "repack" in self.recipe.stages:
+            refuse_inputs([self.folder.repacked], self.inputs)
+            self._check_repack(types)
+        if self._validation is not None:
+            self._validation.check(self._source_model)
+        return plan
+
+    def quantize(self) -> Plan:
+        """Writes the quantised model, and returns its plan."""
+        replaced: list[tuple[str, int]] | None = [] if self.allow_nonfinite else None
+        plan = self._plan(self._importance(), replaced)
+
+        def work() -> dict[str, Any]:
+            result = self._execute(plan, "quantize", self.inputs)
+            count_replaced(replaced or ())
+            return {"resumed": result.resumed}
+
+        self.cache.stage("quantize", plan.fingerprint, [f.path for f in plan.files], work)
+        return plan
+
+    def _execute(self, plan: Plan, label: str, inputs: Sequence[Path]) -> JobResult:
+        """Continues from a journal of this very plan; one of an earlier recipe in this folder is replaced."""
+        journal = journal_path(plan)
+        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not self.fresh else b""
+        resume = plan.fingerprint.encode() in first_line
+        self.cache.forget("verify")
+        try:
+            return execute(
+                plan,
+                threads=self.threads,
+                resume=resume,
+                force=not resume,
+                progress=Stage(self._report, label, plan.total_bytes).advance,
+                verify_inputs=watch_inputs([path for path in inputs if path.exists()]),
+            )
+        except MillError as error:
+            cause = error.__cause__
+            if isinstance(cause, MillError):  # of a tensor; the rest is kept
+                raise MillError(f"{cause}; {self.how_to_continue}") from error
+            if isinstance(cause, OSError):
+                raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {self.how_to_continue}") from error
+            raise
+
+    # -- repack
+
+    def _check_repack(self, types: Mapping[str, Sequence[TensorType]]) -> None:
+        """Raises PlanError when no tensor, as one of the types that it may get, could be repacked."""
+        where, pattern = f"{self.recipe.name}, [repack]", self.recipe.stages["repack"].get("pattern", "")
+        try:
+            search = re.compile(pattern).search
+        except re.error as error:
+            raise PlanError(f"{where} pattern: {pattern!r} is no regular expression: {error}") from None
+        if not any(search(name) and any(type.packed is not None for type in several) for name, several in types.items()):
+            raise PlanError(f"{where}: no tensor of a type with an interleaved form has {pattern!r} in its name")
+
+    def repack(self, quantized: Plan) -> Plan:
+        """The plan of the file with interleaved rows beside the quantised one; without [repack] the one that is given."""
+        if "repack" not in self.recipe.stages:
+            return quantized
+        pattern = self.recipe.stages["repack"].get("pattern")
+        opened = open_gguf(quantized.files[0].path)
+        plan = plan_repack(opened, self.folder.repacked, pattern=pattern)
+        key = key_of(__version__, quantized.fingerprint, pattern)
+        self.cache.stage(
+            "repack",
+            key,
+            [f.path for f in plan.files],
+            lambda: {"resumed": self._execute(plan, "repack", opened.paths).resumed},
+        )
+        return plan
+
+    # -- verify
+
+    def verify(self, quantized: Plan, final: Plan) -> Verification:
+        """Samples of what was written against what it was made from (quantize/verify.py). Raises MillError for a difference."""
+
+        def work() -> dict[str, Any]:
+            checks = verify_written(quantized, self.source, self._report).tensors
+            if final is not quantized:
+                repacked_from = gguf_source(quantized.files[0].path)
+                checks = [*checks, *verify_written(final, repacked_from, self._report).tensors]
+            problem = problem_line(Verification(checks), quantized.files[0].path)
+            if problem:
+                raise MillError(problem)
+            return {"tensors": [asdict(t) for t in checks[: len(quantized.outputs)]]}
+
+        key = key_of(__version__, quantized.fingerprint, final.fingerprint)
+        result = self.cache.stage("verify", key, [], work)
+        return Verification([TensorCheck(**t) for t in result["tensors"]])
+
+    # -- validate
+
+    @cached_property
+    def _validation(self) -> Validation | None:
+        text, table = self.texts.get("validate"), self.recipe.stages.get("validate", {})
+        if text is None:
+            return None
+        return Validation(self.recipe.name, table, text, self.source, self.allow_nonfinite)
+
+    def validate(self, plan: Plan) -> dict[str, Any] | None:
+        """What `Validation.measure` finds of the plan's file; None without [validate]."""
+        validation = self._validation
+        if validation is None:
+            return None
+        key = key_of(__version__, plan.fingerprint, *validation.settings)
+        return self.cache.stage("validate", key, [], lambda: validation.measure(plan, self._report))
+
+    def failures(self, figures: dict[str, Any] | None) -> list[str]:
+        """The figures of `validate` that exceed the recipe's limits, in words."""
+        return self._validation.failures(figures) if self._validation is not None and figures is not None else []
+
+    @property
+    def source_line(self) -> str:
+        """The source's name, number of tensors and size, for the reports."""
+        nbytes = sum(p.stat().st_size for p in self.source.files if p.suffix in (".safetensors", ".gguf"))
+        return f"source {Path(self.source.path).resolve().name} ({len(self.source.tensors)} tensors, {gib(nbytes)} of weights)"

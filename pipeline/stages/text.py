@@ -1,0 +1,43 @@
+"""The texts that the stages of a run read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...formats import PlanError
+from ...runtime import Tokenizer
+from .cache import key_of
+
+
+@dataclass(frozen=True)
+class StageText:
+    """A text that a stage reads: its tokens, int64 [n], by the source's own tokenizer, and the windows they are cut into.
+
+    n_ctx, chunks  tokens per window, and windows at most (None: all)
+    digest         of the tokens, of how a window begins, and of the text's name
+    """
+
+    path: Path
+    tokens: np.ndarray
+    n_ctx: int
+    chunks: int | None
+    digest: str
+
+
+def read_stage_text(where: str, path: Path, n_ctx: int, chunks: int | None, tokenizer: Tokenizer) -> StageText:
+    """Reads and tokenises a text. Raises PlanError, beginning with `where`, unless it is UTF-8 and fills a window."""
+    if path.is_dir():
+        raise PlanError(f"{where}: {path} is a folder; give a file")
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{where}: {path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+    tokens = np.asarray(tokenizer.encode(text), np.int64)
+    if len(tokens) < n_ctx:
+        raise PlanError(f"{where}: {path} has {len(tokens)} tokens, a window takes {n_ctx}: give a longer one or less ctx")
+    digest = key_of(hashlib.sha256(tokens.tobytes()).hexdigest(), tokenizer.bos if tokenizer.add_bos else None, path.name)
+    return StageText(path, tokens, n_ctx, chunks, digest)

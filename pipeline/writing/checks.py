@@ -1,0 +1,56 @@
+"""Checks beside and after a job: that its inputs stay as they were, and that what was written is what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import MillError
+from ...formats import TensorSource, open_gguf
+from ...formats.hashes import hash_file
+from ...formats.source import files_stamp
+from ...jobs.atomic_write import write_text
+from ...jobs.plan import Plan
+from ..common.progress import OnProgress, Stage
+
+if TYPE_CHECKING:
+    from ...quantize.verify import Verification
+
+
+def watch_inputs(inputs: Sequence[Path]) -> Callable[[], None]:
+    """A function to call when all is read: it raises MillError if one of the files has changed since now (size or time)."""
+    before = {path: files_stamp([path]) for path in inputs}
+
+    def check_unchanged() -> None:
+        for path, known in before.items():
+            if files_stamp([path]) != known:
+                raise MillError(
+                    f"{path} has changed while it was read, so the output would be neither of the two; --force starts afresh"
+                )
+
+    return check_unchanged
+
+
+def write_manifest(first: Path, report: OnProgress) -> Path:
+    """Writes OUT.manifest beside the model whose first file is given: sha256 of every tensor in the lines of `hash`."""
+    path = first.with_name(first.name + ".manifest")
+    opened = open_gguf(first)
+    stage = Stage(report, "checksums", sum(info.nbytes for info in opened.tensors.values()))
+    lines = [f"{entry.line()}\n" for entry in hash_file(opened, ["sha256"], progress=stage.advance)]
+    write_text(path, "".join(lines))
+    return path
+
+
+def verify_written(plan: Plan, source: TensorSource, report: OnProgress) -> Verification:
+    """As `verify`, with progress."""
+    from ...quantize.verify import verify
+
+    return verify(plan, source, Stage(report, "verify", plan.total_bytes).advance)
+
+
+def problem_line(verification: Verification, path: Path) -> str:
+    """The tensors that are not as they should be, as one line; '' if all are."""
+    problems = verification.problems
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{path}: {problems[0]}{more}" if problems else ""

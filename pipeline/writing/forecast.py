@@ -1,0 +1,43 @@
+"""What carrying out a plan takes: disk space, and time on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from ...jobs.plan import Plan
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """disk_needed, disk_free: bytes, the second None where it cannot be told; seconds: by type of tensor, None if not timed."""
+
+    disk_needed: int
+    disk_free: int | None
+    seconds: dict[str, float] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys `disk` and, if the encoders were timed, `predicted`."""
+        found: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
+        if self.seconds is not None:
+            found["predicted"] = {"seconds": sum(self.seconds.values()), "seconds_by_type": dict(self.seconds)}
+        return found
+
+
+def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False, threads: int | None = None) -> Forecast:
+    """What a plan takes.
+
+    disk_needed: bytes, if the job takes others than the plan's. timing: seconds by type are predicted from a short sample of
+    this machine's encoders on so many threads (None: all processors).
+    """
+    seconds = None
+    if timing:
+        from ...quantize.timing import predict_seconds
+
+        seconds = predict_seconds(plan, threads or len(os.sched_getaffinity(0)))
+    folder = plan.files[0].path.absolute().parent
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    free = shutil.disk_usage(existing).free if existing is not None else None
+    return Forecast(disk_needed or plan.file_bytes, free, seconds)

@@ -1,0 +1,208 @@
+"""Carrying out a plan: checked, written, verified; the result as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckFailed, PlanError, UsageError
+from ...formats import TensorSource, TensorType, open_gguf
+from ...formats.deleted_shards import record_path
+from ...jobs.execute import execute
+from ...jobs.journal import journal_path
+from ...jobs.plan import Plan
+from ...jobs.preflight import complete_files, is_complete, preflight
+from ..common.messages import note, warn
+from ..common.outputs import refuse_inputs
+from ..common.progress import OnProgress, Stage
+from .checks import problem_line, verify_written, watch_inputs, write_manifest
+from .forecast import Forecast, forecast
+from .options import WriteOptions
+
+if TYPE_CHECKING:
+    from ...convert.hub.delete_shards import ShardDeleter
+    from ...quantize.verify import Verification
+
+
+@dataclass
+class WriteResult:
+    """What became of a plan to write a model.
+
+    status        'planned' (dry_run: nothing was written), 'written', or 'finished before' (resume of a job that is done)
+    files         paths of the output, in order
+    plan          every tensor with its type, the rule that chose it, offset and size, and the totals; None for a job that was
+                  finished before and whose source is deleted, so that it cannot be planned again
+    forecast      disk space and time that the plan takes; only with dry_run
+    checksums     tensor name -> xxh3-64 of its bytes in hex, for what was written
+    resumed       tensors that were there from an interrupted job
+    replaced      tensor name -> weights that were NaN or infinite and are written as 0
+    manifest      the file of checksums beside the output, if it was asked for
+    verification  what reading samples back found, if it was asked for
+    """
+
+    status: str
+    files: list[Path]
+    plan: Plan | None = None
+    forecast: Forecast | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    resumed: int = 0
+    replaced: dict[str, int] = field(default_factory=dict)
+    manifest: Path | None = None
+    verification: Verification | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the plan, with `disk` and `predicted` of a plan alone, else with `checksums`, and with `manifest`
+        and `verification` if they were asked for."""
+        if self.plan is None:
+            return {"files": [{"path": str(path), "nbytes": path.stat().st_size} for path in self.files]}
+        summary = self.plan.as_json()
+        if self.forecast is not None:
+            return summary | self.forecast.as_json()
+        summary["checksums"] = dict(self.checksums)
+        if self.manifest is not None:
+            summary["manifest"] = str(self.manifest)
+        if self.verification is not None:
+            summary["verification"] = self.verification.as_json()
+        return summary
+
+
+def finished_without_source(
+    source: str | Path,
+    out: Path,
+    mla_layout: str | None,
+    options: WriteOptions,
+    type: TensorType | str | None,
+    recipe_text: str,
+) -> WriteResult | None:
+    """The result of a job with `delete_source_shards` that was finished before: its source is gone, and it cannot be planned
+    again. None if there is no such, or without `resume`."""
+    from ...convert.hub import delete_shards
+    from ...quantize.recipes.mixes import file_type_id
+    from ...quantize.recipes.recipe import strip_folders
+
+    if not options.resume or options.dry_run or options.force:
+        return None
+    number = file_type_id(type) if isinstance(type, str) else type.ftype if type is not None else None
+    expected: dict[str, Any] = {"ggufmill.recipe": strip_folders(recipe_text) or None}
+    if number is not None:
+        expected["general.file_type"] = number
+    first = delete_shards.completed_output(source, out, mla_layout, expected)
+    return WriteResult("finished before", open_gguf(first).paths) if first is not None else None
+
+
+def write_model(
+    plan: Plan,
+    label: str,
+    source: TensorSource,
+    options: WriteOptions,
+    report: OnProgress,
+    *,
+    inputs: Sequence[Path] = (),
+    replaced: Sequence[tuple[str, int]] | None = None,
+    delete_source_shards: bool = False,
+    partial_requant: bool = False,
+    timing: bool = False,
+) -> WriteResult:
+    """Carries out a plan, or with options.dry_run works out what that takes.
+
+    label: the stage's name in reports of progress. inputs: what is read beside the source's files, and so never written to.
+    replaced: the list that `plan_quantize` filled, nonfinite_counts. delete_source_shards: see convert/hub/delete_shards.py.
+    partial_requant: files of the plan that are there already stay as they are. timing: the forecast of a dry run has times.
+
+    Raises PlanError for what stands in the way before anything is written, MillError for what fails on the way (`resume` then
+    continues), CheckFailed when a tensor is not as it should be. Ctrl-C becomes a KeyboardInterrupt that says how to continue.
+    """
+    if options.verify and delete_source_shards:
+        raise PlanError("--verify compares with the source, which --delete-source-shards deletes: give one of them")
+    if partial_requant and len(plan.files) == 1:
+        raise UsageError("--partial-requant does nothing for a single file: it keeps files of a split")
+    paths, read = [file.path for file in plan.files], [*source.files, *inputs]
+    if options.resume and not (options.dry_run or options.force) and is_complete(plan, read):
+        refuse_inputs(paths, read)
+        for path in source.files if delete_source_shards else ():
+            record_path(path).unlink(missing_ok=True)
+        return _checked(WriteResult("finished before", paths, plan), plan, source, options, report)
+    for text in source.notes:
+        note(f"note: {text}", detail=True)
+    if options.dry_run:
+        warn(plan.warnings, detail=True)
+        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads))
+    _refuse_deleted_source(plan, source, options)
+    existing = complete_files(plan) if partial_requant else set()
+    if existing:
+        note(f"{len(existing)} of {len(plan.files)} files are there already and stay as they are")
+    deleter = None
+    if delete_source_shards:
+        from ...convert.hub.delete_shards import ShardDeleter
+
+        deleter = ShardDeleter(source, plan, existing)
+    result = _write(plan, label, read, options, report, existing, deleter)
+    if deleter is not None:
+        deleter.close()
+    result.replaced = count_replaced(replaced or ())
+    return _checked(result, plan, source, options, report)
+
+
+def _refuse_deleted_source(plan: Plan, source: TensorSource, options: WriteOptions) -> None:
+    """Raises PlanError when shards of the source were deleted by a job that this one does not continue."""
+    deleted = [path for path in source.files if not path.exists() and record_path(path).exists()]
+    if deleted and not (options.resume and journal_path(plan).exists()):
+        raise PlanError(
+            f"{deleted[0]} was deleted by a job that used it (--delete-source-shards): go on with that job (--resume), "
+            "or download it again"
+        )
+
+
+def _write(
+    plan: Plan,
+    label: str,
+    inputs: list[Path],
+    options: WriteOptions,
+    report: OnProgress,
+    existing: Collection[int],
+    deleter: ShardDeleter | None,
+) -> WriteResult:
+    """Checks and executes the plan. existing, deleter: see `execute`."""
+    disk = deleter.needed_bytes() if deleter is not None else None
+    preflight(plan, force=options.force, resume=options.resume, inputs=inputs, existing=existing, needed=disk)
+    warn(plan.warnings, detail=True)
+    try:
+        result = execute(
+            plan,
+            threads=options.threads,
+            resume=options.resume,
+            force=options.force,
+            progress=Stage(report, label, plan.total_bytes).advance,
+            existing=existing,
+            on_finished=deleter,
+            verify_inputs=watch_inputs(inputs) if deleter is None else None,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
+    if result.resumed:
+        note(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job")
+    return WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
+
+
+def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:
+    """The result with what options ask to be made of a finished output. Raises CheckFailed when a tensor is damaged."""
+    if options.manifest:
+        result.manifest = write_manifest(result.files[0], report)
+    if options.verify:
+        result.verification = verify_written(plan, source, report)
+        problem = problem_line(result.verification, result.files[0])
+        if problem:
+            raise CheckFailed(problem, result)
+    return result
+
+
+def count_replaced(replaced: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Tensor name -> weights that were written as 0, with a warning for each; `replaced` has an item for each chunk of rows."""
+    counts: Counter[str] = Counter()
+    for name, count in replaced:
+        counts[name] += count
+    warn([f"{name}: {count} weights were not finite and are written as 0" for name, count in sorted(counts.items())])
+    return dict(sorted(counts.items()))
