@@ -1,14 +1,29 @@
-"""Files that weights are read from through a memory map."""
+"""Files that weights are read from through a memory map: what is said when one of them is cut short or cannot be read."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import types
 
 from ..formats import MillError
-from ..simd.sigbus_handler import install_sigbus_handler
+from ..simd.compile import native_entry
+
+_MESSAGE = np.frombuffer(
+    b"\nggufmill: a model file was cut short or could not be read from disk (SIGBUS): check the disk, and restore the file\n",
+    np.uint8,
+)
+_STDERR = 2
+_write = types.ExternalFunction("write", types.int64(types.int32, types.uintp, types.uintp))
+_exit = types.ExternalFunction("_exit", types.void(types.int32))
 
 
 class MappedFiles:
@@ -41,3 +56,27 @@ def _found(path: Path) -> tuple[tuple[int, int], int] | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino), status.st_size
+
+
+def _write_message_and_exit(number):
+    """The signal handler. It calls only what a signal handler may call: no Python, no locks."""
+    _write(_STDERR, _MESSAGE.ctypes.data, _MESSAGE.size)
+    _exit(1)
+
+
+@cache
+def install_sigbus_handler() -> Any:
+    """Lets SIGBUS, which by itself would end the process silently, end it with exit code 1 and one line.
+
+    A handler that somebody else has set stays. Returns the compiled handler, which lives as long as the process; None where
+    there is no such signal.
+    """
+    if not hasattr(signal, "SIGBUS"):
+        return None
+    handler = native_entry(types.void(types.int32), _write_message_and_exit)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    before = libc.signal(signal.SIGBUS, handler.address)
+    if before:
+        libc.signal(signal.SIGBUS, before)
+    return handler

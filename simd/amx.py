@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.cgutils import alloca_once, get_or_insert_function
+from numba.core.cgutils import alloca_once
 
 from .compile import intrinsic
-from .llvm import I8
+from .llvm import I8, call, pointer
 from .target import target
 
 ROWS, ROW_BYTES, TILES = 16, 64, 8
@@ -22,43 +22,40 @@ def permitted() -> bool:
 
 
 def _call(builder, name, *args):
-    kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
-    builder.call(get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), args)
-
-
-def _bytes_at(builder, address):
-    return builder.inttoptr(address, I8.as_pointer())
+    call(builder, f"llvm.x86.{name}", ir.VoidType(), *args)
 
 
 def zero(builder, tile):
+    """Sets all of a tile, 0 to 7, to 0."""
     _call(builder, "tilezero", I8(tile))
 
 
-def load_tile(builder, tile, address, step):
-    """Sixteen rows of 64 bytes, `step` bytes apart (both i64)."""
-    _call(builder, "tileloadd64", I8(tile), _bytes_at(builder, address), step)
+def load_tile(builder, tile, address, stride):
+    """Loads sixteen rows of 64 bytes from an address, `stride` bytes from one to the next (both i64)."""
+    _call(builder, "tileloadd64", I8(tile), pointer(builder, address, I8), stride)
 
 
-def store_tile(builder, tile, address, step):
-    _call(builder, "tilestored64", I8(tile), _bytes_at(builder, address), step)
+def store_tile(builder, tile, address, stride):
+    """Stores a tile as load_tile loads it."""
+    _call(builder, "tilestored64", I8(tile), pointer(builder, address, I8), stride)
 
 
 def add_products(builder, total, left, right):
-    """total[i, j] += sum over 16 pairs of left[i, pair] * right[pair, j]: float32 sums of products of bf16."""
+    """total += left times right: tiles of float32 [16, 16], of bf16 [16, 32], and of bf16 [32, 16] with rows interleaved by two."""
     _call(builder, "tdpbf16ps", I8(total), I8(left), I8(right))
 
 
 @intrinsic
 def configure(typingctx):
-    """Makes all eight tiles of this thread 16 rows of 64 bytes."""
+    """Configures all eight tiles of this thread as 16 rows of 64 bytes."""
 
     def generate(context, builder, signature, args):
         # Palette 1, then at byte 16 the bytes per row as 16-bit numbers, at byte 48 the rows as bytes.
         content = [1] + [0] * 15 + [ROW_BYTES, 0] * TILES + [0] * 16 + [ROWS] * TILES + [0] * 8
-        whole = ir.ArrayType(I8, 64)
-        place = alloca_once(builder, whole)
-        builder.store(ir.Constant(whole, content), place)
-        _call(builder, "ldtilecfg", builder.bitcast(place, I8.as_pointer()))
+        kind = ir.ArrayType(I8, 64)
+        memory = alloca_once(builder, kind)
+        builder.store(ir.Constant(kind, content), memory)
+        _call(builder, "ldtilecfg", builder.bitcast(memory, I8.as_pointer()))
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -66,7 +63,7 @@ def configure(typingctx):
 
 @intrinsic
 def release(typingctx):
-    """Ends the use of tiles on this thread."""
+    """Gives the tiles of this thread back: the system no longer saves them when it switches threads."""
 
     def generate(context, builder, signature, args):
         _call(builder, "tilerelease")

@@ -25,6 +25,9 @@ class _Instruction(NamedTuple):
     def __call__(self, builder: Any, *values: Any) -> Any:
         return by_parts(builder, self.bits, self.function, *values)
 
+    def __str__(self) -> str:
+        return f"{self.function.__name__} ({self.bits} bits)"
+
 
 def _portable_word_pairs(builder: Any, a: Any, b: Any) -> Any:
     """LLVM knows this form: it becomes vpmaddwd where that exists, smull on NEON."""
@@ -83,6 +86,9 @@ class _Fours(NamedTuple):
     bits: int
     instruction: Callable
 
+    def __str__(self) -> str:
+        return f"{self.instruction.__name__.strip('_')} ({self.bits} bits)"
+
     def unsigned(self, builder: Any, value: Any) -> Any:
         return split(builder, value, bits_of(value.type) // self.bits)
 
@@ -103,6 +109,9 @@ def _usdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 class _SignedFours(NamedTuple):
     """NEON's sdot takes signed bytes: 128 is subtracted from the unsigned ones, and 128 times the sums of the signed added."""
+
+    def __str__(self) -> str:
+        return "sdot (128 bits)"
 
     def unsigned(self, builder: Any, value: Any) -> Any:
         parts = split(builder, builder.bitcast(value, vector(I8, 64)), 4)
@@ -127,6 +136,10 @@ class _Pairs(NamedTuple):
     """Even and odd bytes on their own, as pairs of 16-bit numbers. Operands: both as <32 x i16>."""
 
     of: Target
+
+    def __str__(self) -> str:
+        pairs = self.of.choose(_WORD_PAIRS)
+        return str(pairs) if isinstance(pairs, _Instruction) else "portable"
 
     def unsigned(self, builder: Any, value: Any) -> Any:
         value = builder.bitcast(value, I16X32)
@@ -181,6 +194,11 @@ class ByteDots:
 
     def add(self, total: Any, unsigned: Any, signed: Any) -> Any:
         return self._form.add(self.builder, total, unsigned, signed)
+
+
+def byte_dots_instruction(of: Target) -> str:
+    """The name of the instruction behind ByteDots: "vpdpbusd (512 bits)"."""
+    return str(of.choose(_BYTE_FOURS)(of))
 
 
 def add_byte_dots(builder: Any, total: Any, unsigned: Any, signed: Any, small: bool, of: Target | None = None) -> Any:

@@ -1,16 +1,16 @@
-"""e to the power of x inside kernels, for sixteen float32 at a time (see quantize.lanes) and for one.
+"""e to the power of x inside kernels, for one float32 and for sixteen lanes, with the same bits.
 
-`math.exp` in a kernel is a call of the C library per number, some forty times slower. Both forms give the same bits.
+`math.exp` in a kernel is a call of the C library per number, some forty times slower.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 
 from .compile import intrinsic, kernel
-from .lanes import F32, LANES, fma_lanes, select, splat
+from .lanes import F32, fma_lanes, select, splat
+from .llvm import I32, I32X16, constant
 from .scalar import ROUNDING_CONSTANT, fma
 
 _LOG2_E = np.float32(1.44269504)
@@ -25,13 +25,12 @@ _P0, _P1, _P2, _P3, _P4, _P5 = (
 
 @intrinsic
 def _times_power(typingctx, value, rounded):
-    """value * 2^n, number by number, where `rounded` is n + ROUNDER: n is added to the exponent's bits."""
+    """value * 2^n, of one float32 or of lanes, where `rounded` is n + ROUNDING_CONSTANT: n is added to the exponent's bits."""
+    kind, shift = (I32X16, constant(I32X16, 23)) if value == F32 else (I32, I32(23))
 
     def generate(context, builder, signature, args):
-        word = ir.IntType(32)
-        kind, places = (ir.VectorType(word, LANES), [23] * LANES) if value == F32 else (word, 23)
         bits, exponent = (builder.bitcast(arg, kind) for arg in args)
-        return builder.bitcast(builder.add(bits, builder.shl(exponent, ir.Constant(kind, places))), args[0].type)
+        return builder.bitcast(builder.add(bits, builder.shl(exponent, shift)), args[0].type)
 
     return (F32(F32, F32) if value == F32 else types.float32(types.float32, types.float32)), generate
 
@@ -51,7 +50,7 @@ def exp(x):
 
 @kernel
 def exp_lanes(x):
-    """`exponential` of sixteen float32 lanes."""
+    """e^x of sixteen float32 lanes, each with the bits that `exp` gives."""
     rounded = fma_lanes(x, splat(_LOG2_E), splat(ROUNDING_CONSTANT))
     n = rounded - ROUNDING_CONSTANT
     r = fma_lanes(n, splat(-_LN2_LOW), fma_lanes(n, splat(-_LN2_HIGH), x))

@@ -1,123 +1,126 @@
-"""Sixteen numbers side by side as one value inside kernels: what encoders use to search sixteen blocks at a time.
+"""Sixteen numbers side by side as one value inside kernels: the types, and their operators.
 
-A value holds the same quantity of sixteen blocks ("lanes"). Arithmetic on it is exactly the scalar float32 (or float64)
-operation per lane, in the order written, so results do not depend on the vector width of the machine: LLVM maps a value to one,
-two or four registers. Arrays of lanes are plain 1-D arrays; element e of lane l lies at [16 * e + l].
+A value of `F32` holds the same quantity of sixteen blocks, or sixteen elements of one ("lanes"). Arithmetic on it is exactly
+the scalar float32 (or float64) operation per lane, in the order written, so results do not depend on the vector width of the
+machine: LLVM maps a value to one, two or four registers. Arrays of lanes are plain 1-D arrays; element e of lane l lies at
+[16 * e + l].
 
-Operators + - * / and comparisons take lanes and numbers alike; `&`, `|`, `^`, `~` work on the masks that comparisons give.
+Operators + - * / and comparisons take lanes and numbers alike; & | ^ ~ work on the masks that comparisons give, and
+& | ^ << >> on bytes. What else there is: `lanes` (floats and masks), `byte_lanes`, `table_lookup`, `exponential`.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-LANES = 16
+from .llvm import F32 as FLOAT
+from .llvm import I1, I8, LANES, call, splat, vector
 
 
 class LanesType(types.Type):
-    """numba type of sixteen float32, float64, booleans or uint8."""
+    """numba type of sixteen float32, float64, booleans (a mask) or uint8; `vector` is LLVM's."""
 
-    def __init__(self, element: str):
-        self.element = element
+    def __init__(self, element: str, element_type: ir.Type):
+        self.element, self.vector = element, vector(element_type, LANES)
         super().__init__(name=f"lanes16({element})")
 
 
-F32, F64, MASK, BYTES = LanesType("float32"), LanesType("float64"), LanesType("bool"), LanesType("uint8")
-SCALARS = {F32: types.float32, F64: types.float64}
-_ELEMENT_IR = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1), "uint8": ir.IntType(8)}
-
-
-def vector_type(kind: LanesType) -> ir.VectorType:
-    return ir.VectorType(_ELEMENT_IR[kind.element], LANES)
+F32, F64 = LanesType("float32", FLOAT), LanesType("float64", ir.DoubleType())
+MASK, BYTES = LanesType("bool", I1), LanesType("uint8", I8)
+SCALARS = {F32: types.float32, F64: types.float64}  # the numbers that arithmetic takes beside lanes
 
 
 @register_model(LanesType)
 class _LanesModel(models.PrimitiveModel):
-    def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, vector_type(fe_type))
+    def __init__(self, dmm: Any, fe_type: LanesType):
+        super().__init__(dmm, fe_type, fe_type.vector)
 
 
-def splat_ir(builder, value, kind):
-    vector = vector_type(kind)
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
+def _binary(name: str, generate: Callable, scalars: dict, result: LanesType | None = None) -> None:
+    """Defines operator.<name> for lanes with lanes, and for lanes with a number on either side.
 
-
-def define_operator(name, generate, result=None, kinds=SCALARS):  # kinds: lanes type -> type of the number
-    """Types and lowers operator.<name> for lanes with lanes, and for lanes with a number on either side."""
+    generate(builder, a, b) writes it for two vectors; scalars: type of lanes -> type of the number; result: type of the result
+    if it is another one.
+    """
     function = getattr(operator, name)
 
     @infer_global(function)  # pyright: ignore[reportOptionalCall]
     class Template(AbstractTemplate):
         def generic(self, args, kws):
-            kind = next((a for a in args if a in kinds), None)
-            if kind is None or len(args) != 2 or not all(a == kind or isinstance(a, types.Number) for a in args):
+            lanes = next((a for a in args if a in scalars), None)
+            if lanes is None or len(args) != 2 or not all(a == lanes or isinstance(a, types.Number) for a in args):
                 return None
-            return signature(result or kind, *(kind if a == kind else kinds[kind] for a in args))
+            return signature(result or lanes, *(lanes if a == lanes else scalars[lanes] for a in args))
 
-    for kind, scalar in kinds.items():
-        for left, right in ((kind, kind), (kind, scalar), (scalar, kind)):
+    for lanes, scalar in scalars.items():
+        for left, right in ((lanes, lanes), (lanes, scalar), (scalar, lanes)):
 
             @lower_builtin(function, left, right)
-            def lower(context, builder, sig, args, kind=kind):
-                a, b = (v if t == kind else splat_ir(builder, v, kind) for v, t in zip(args, sig.args, strict=True))
+            def lower(context, builder, sig, args, lanes=lanes):
+                a, b = (v if t == lanes else splat(builder, v) for v, t in zip(args, sig.args, strict=True))
                 return generate(builder, a, b)
 
 
-def instruction(name):
-    return lambda builder, a, b: getattr(builder, name)(a, b)
+def _unary(function: Callable, generate: Callable, lanes: LanesType) -> None:
+    """Defines an operator or built-in function of one argument: generate(builder, a) writes it."""
 
-
-def _comparison(sign):
-    return lambda builder, a, b: builder.fcmp_ordered(sign, a, b)
-
-
-for _name, _generate in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
-    define_operator(_name, instruction(_generate))
-    define_operator("i" + _name, instruction(_generate))
-for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
-    define_operator(_name, _comparison(_sign), MASK)
-for _name, _generate in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("iand", "and_"), ("ior", "or_")):
-    define_operator(_name, instruction(_generate), kinds={MASK: types.boolean})
-
-
-def _unary(function, generate, kind):
     @infer_global(function)  # pyright: ignore[reportOptionalCall]
     class Template(AbstractTemplate):
         def generic(self, args, kws):
-            return signature(kind, kind) if args == (kind,) else None
+            return signature(lanes, lanes) if args == (lanes,) else None
 
-    @lower_builtin(function, kind)
+    @lower_builtin(function, lanes)
     def lower(context, builder, sig, args):
         return generate(builder, args[0])
 
 
-def call_lanewise(builder, name, *args):
-    """Calls the LLVM intrinsic whose arguments and result are all vectors of one type."""
-    vector = args[0].type
-    suffix = f"v{LANES}{vector.element.intrinsic_name}"
-    function = get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * len(args)), f"llvm.{name}.{suffix}")
-    return builder.call(function, args)
+def _instruction(name: str) -> Callable:
+    return lambda builder, *args: getattr(builder, name)(*args)
 
 
-_unary(operator.invert, lambda builder, a: builder.not_(a), MASK)
-for _kind in SCALARS:
-    _unary(operator.neg, lambda builder, a: builder.fneg(a), _kind)
-    _unary(abs, lambda builder, a: call_lanewise(builder, "fabs", a), _kind)
+def _comparison(sign: str) -> Callable:
+    return lambda builder, a, b: builder.fcmp_ordered(sign, a, b)
 
 
-def element_pointer(context, builder, array_type, array, index, element):
+def call_lanewise(builder: Any, name: str, *args: Any) -> Any:
+    """Calls the LLVM intrinsic whose arguments and result are all vectors of one type: "fabs", "fma"."""
+    kind = args[0].type
+    return call(builder, f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}", kind, *args)
+
+
+for _name, _code in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
+    _binary(_name, _instruction(_code), SCALARS)
+    _binary("i" + _name, _instruction(_code), SCALARS)
+for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "==")):
+    _binary(_name, _comparison(_sign), SCALARS, MASK)
+for _name, _code in (("and_", "and_"), ("or_", "or_"), ("xor", "xor"), ("lshift", "shl"), ("rshift", "lshr")):
+    _binary(_name, _instruction(_code), {BYTES: types.uint8})
+    _binary("i" + _name.rstrip("_"), _instruction(_code), {BYTES: types.uint8})
+    if "shift" not in _name:
+        _binary(_name, _instruction(_code), {MASK: types.boolean})
+        _binary("i" + _name.rstrip("_"), _instruction(_code), {MASK: types.boolean})
+_unary(operator.invert, _instruction("not_"), MASK)
+for _lanes in SCALARS:
+    _unary(operator.neg, _instruction("fneg"), _lanes)
+    _unary(abs, lambda builder, a: call_lanewise(builder, "fabs", a), _lanes)
+
+
+# --- what intrinsics on arrays need ---------------------------------------------------------------------------------
+
+
+def is_row(array: Any, *dtypes: Any) -> bool:
+    """Whether a numba type is that of a C-contiguous 1-D array of one of these dtypes."""
+    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in dtypes
+
+
+def element_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, element: ir.Type) -> Any:
     """Pointer to sixteen elements of the IR type from array[index] on."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), ir.VectorType(element, LANES).as_pointer())
-
-
-def is_row(array, *kinds):
-    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in kinds
+    return builder.bitcast(builder.gep(data, [index]), vector(element, LANES).as_pointer())

@@ -75,9 +75,8 @@ def store(builder: Any, value: Any, address: Any, offset: Any = 0) -> None:
 def prefetch(builder: Any, address: Any, offset: int, locality: int) -> None:
     """Asks for the cache line at address + offset, to be read; where no memory is, nothing happens. locality: into which cache,
     3 the first level, 1 the last."""
-    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [pointer(builder, builder.add(address, I64(offset)), I8), I32(0), I32(locality), I32(1)])
+    place = pointer(builder, builder.add(address, I64(offset)), I8)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(locality), I32(1))
 
 
 # --- lanes ----------------------------------------------------------------------------------------------------------
@@ -125,10 +124,14 @@ def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:
 # --- instructions ---------------------------------------------------------------------------------------------------
 
 
+def function(builder: Any, name: str, result: ir.Type, *args: ir.Type) -> Any:
+    """An LLVM intrinsic, declared in the builder's module."""
+    return get_or_insert_function(builder.module, ir.FunctionType(result, args), name)
+
+
 def call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
     """Calls an LLVM intrinsic."""
-    function = get_or_insert_function(builder.module, ir.FunctionType(result, [arg.type for arg in args]), name)
-    return builder.call(function, args)
+    return builder.call(function(builder, name, result, *(arg.type for arg in args)), args)
 
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

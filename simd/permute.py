@@ -145,3 +145,10 @@ def _floats_in_memory(builder: Any, tables: list[Any], indices: Any) -> Any:
         entry = builder.load(builder.gep(floats, [builder.extract_element(indices, I32(lane))]))
         values = builder.insert_element(values, entry, I32(lane))
     return values
+
+
+def byte_lookup_instruction(of: Target) -> str:
+    """The name of the instruction behind lookup_bytes: "vpermb (512 bits)"."""
+    bits = of.choose(_PSHUFB_BITS)
+    names = ((("avx512vbmi",), "vpermb (512 bits)"), (("neon",), "tbl (128 bits)"), (("ssse3",), f"pshufb ({bits} bits)"))
+    return of.choose((*names, ((), "portable")))

@@ -1,7 +1,8 @@
-"""Single operations with the roundings of the reference encoders: fused multiply-add and rounding of exact products.
+"""Operations on single float32 with the roundings of the reference encoders: fused multiply-add, rounding of exact products.
 
-The reference is compiled with contraction on (spec D.10), so running sums are fused; whoever wants its bytes has to place
-the fused operations by hand, because numba never contracts on its own.
+The reference encoders are compiled with contraction of a * b + c on (docs/formats/encoders.md,
+floating point), so their running sums are fused. numba never contracts by itself: kernels that are to give the
+same bytes call `fma` where they are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ROUNDING_CONSTANT = 12582912.0
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """float32 a * b + c with one rounding (the numbers are taken as float32)."""
+    """a * b + c rounded once; arguments of other types are converted to float32."""
 
     def generate(context, builder, signature, args):
         return builder.fma(*args)

@@ -10,12 +10,12 @@ the numbers lie. Tasks with the same STAGE, which have to be rows in succession,
 of the one before are done. So what a stage writes, the next may read, and parts of one stage have to write to different places.
 
 A program's arrays belong to the caller, who keeps them alive. `run(team, program)` is called from within a kernel or from
-Python; `team` is the address that `Workers.ready()` returns (0: no helpers, everything is done here).
+Python; `team` is the address that `Workers.ready()` returns (0: no helper threads, the calling thread does everything).
 
 How it works: the word NEXT holds (parts of the stage) << 32 | (the next part that nobody has taken). Adding one to it takes a
 part, for whoever adds; once taken, the program cannot end before the part is done, so that its rows may be read. Whoever
-finishes a stage's last part opens the next stage. The thread that runs a program works along, and only ever waits for parts
-that others have taken: helpers that are late, asleep or gone cost nothing but their help.
+finishes a stage's last part opens the next stage. The thread that runs a program takes parts too, and waits
+only for parts that others have taken: helpers that are late, asleep or gone slow it down and nothing else.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from .target import target
 
 STAGE, FUNCTION, ARGUMENT, PARTS = range(4)
 
-# Words of a team's state, as offsets in bytes: those that different threads write lie in different cache lines.
+# Words of a team's state, as offsets in bytes: those that different threads write lie in different cache lines (which some
+# processors fetch in pairs of 64 bytes).
 CACHE_LINE = 128
-NEXT, DONE, RUNNING, ENDED, ORDERS, YIELD = (CACHE_LINE * i for i in range(6))
+NEXT, DONE, RUNNING, ENDED, COMMAND, YIELD = (CACHE_LINE * i for i in range(6))
 PROGRAM, TASKS, FIRST, LAST = (RUNNING + 8 * i for i in range(1, 5))  # beside RUNNING: read by whoever has taken a part
 STATE_WORDS = 6 * CACHE_LINE // 8
 
-ORDERS_NONE, ORDERS_STOP = 0, -1  # a positive number: Python calls are waiting
-_LOW = (1 << 32) - 1
-# Rounds of waiting after which the processor is offered to others: 40 to 200 microseconds. Where a thread shares its core with
-# the one it waits for, that has to go on; but Linux (6.6 and later) puts off a thread by a whole slice for every offer.
-_PATIENCE = 4096
-_INT, _POINTER = ir.IntType(64), ir.IntType(64).as_pointer()
+NO_COMMAND, STOP = 0, -1  # a positive number: so many Python calls are waiting
+_LOW_HALF = (1 << 32) - 1
+# Rounds of waiting between two calls of sched_yield: 40 to 200 microseconds. A thread that shares its core with the one it
+# waits for has to yield; but Linux (6.6 and later) takes a whole time slice away from a thread that does.
+_YIELD_ROUNDS = 4096
+_POINTER = llvm.I64.as_pointer()
 
 
 @intrinsic
@@ -93,7 +94,7 @@ def call_part(typingctx, function, argument, number):
     """Calls the compiled function at an address with two int64."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [_INT, _INT])
+        kind = ir.FunctionType(ir.VoidType(), [llvm.I64, llvm.I64])
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
@@ -105,7 +106,7 @@ def call_plain(typingctx, function):
     """Calls the compiled function without arguments at an address (its result, if any, an int)."""
 
     def generate(context, builder, signature, args):
-        builder.call(builder.inttoptr(args[0], ir.FunctionType(ir.IntType(32), []).as_pointer()), [])
+        builder.call(builder.inttoptr(args[0], ir.FunctionType(llvm.I32, []).as_pointer()), [])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -117,7 +118,7 @@ _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint
 
 @intrinsic
 def pause(typingctx):
-    """Tells the processor that this is a loop that waits."""
+    """Tells the processor that this is a loop that waits (x86: pause, ARM: yield)."""
 
     def generate(context, builder, signature, args):
         if target().architecture in _PAUSES:
@@ -146,8 +147,8 @@ def part(function: Callable[[int, int], None]) -> Part:
 
 
 @kernel
-def _open(team, first):
-    """Opens the first stage with any parts from task `first` on, or ends the program."""
+def _open_stage(team, first):
+    """Opens the first stage, from task `first` on, that has parts; ends the program if none has."""
     program, tasks = atomic_load(team + PROGRAM), atomic_load(team + TASKS)
     total, last = 0, first
     while total == 0 and last < tasks:
@@ -166,13 +167,13 @@ def _open(team, first):
 
 
 @kernel
-def _work(team):
-    """Takes parts for as long as there are any. Returns whether there were."""
+def _run_parts(team):
+    """Takes and runs parts for as long as there are any. Returns whether there were."""
     worked = False
     taken = atomic_load(team + NEXT)
-    while (taken & _LOW) < (taken >> 32):
+    while (taken & _LOW_HALF) < (taken >> 32):
         taken = atomic_add(team + NEXT, 1)
-        number, parts = taken & _LOW, taken >> 32
+        number, parts = taken & _LOW_HALF, taken >> 32
         if number >= parts:
             break
         worked = True
@@ -184,19 +185,19 @@ def _work(team):
             size = atomic_load(row + 8 * PARTS)
         call_part(atomic_load(row + 8 * FUNCTION), atomic_load(row + 8 * ARGUMENT), number)
         if atomic_add(team + DONE, 1) + 1 == parts:
-            _open(team, atomic_load(team + LAST))
+            _open_stage(team, atomic_load(team + LAST))
         taken = atomic_load(team + NEXT)
     return worked
 
 
 @kernel
 def _wait(team, rounds):
-    """One round of waiting, the rounds-th in a row."""
+    """One round of waiting; rounds: how many there have been in a row, this one included."""
     pause()
-    if rounds % _PATIENCE == 0:
-        give_way = atomic_load(team + YIELD)
-        if give_way:
-            call_plain(give_way)
+    if rounds % _YIELD_ROUNDS == 0:
+        sched_yield = atomic_load(team + YIELD)
+        if sched_yield:
+            call_plain(sched_yield)
 
 
 @kernel
@@ -213,10 +214,10 @@ def run(team, program):
     atomic_store(team + PROGRAM, program.ctypes.data)
     atomic_store(team + TASKS, len(program))
     atomic_store(team + ENDED, 0)
-    _open(team, 0)
+    _open_stage(team, 0)
     rounds = 0
     while atomic_load(team + ENDED) == 0:
-        if _work(team):
+        if _run_parts(team):
             rounds = 0
         else:
             rounds += 1
@@ -226,36 +227,36 @@ def run(team, program):
 
 @kernel
 def help_out(team, patience):
-    """What a helper does: parts of programs, until there are orders, or nothing to do for so many rounds. Returns the orders.
+    """What a helper thread does: runs parts of programs, until there is a command, or nothing to do for so many rounds.
 
-    ORDERS_NONE: there are none.
+    patience: the rounds. Returns the command, or NO_COMMAND.
     """
     rounds = 0
     while rounds < patience:
-        if _work(team):
+        if _run_parts(team):
             rounds = 0
-        orders = atomic_load(team + ORDERS)
-        if orders != ORDERS_NONE:
-            return orders
+        command = atomic_load(team + COMMAND)
+        if command != NO_COMMAND:
+            return command
         rounds += 1
         _wait(team, rounds)
-    return ORDERS_NONE
+    return NO_COMMAND
 
 
 @kernel
 def pauses(n):
-    """Waits n rounds: for finding out how long a round is."""
+    """Executes n pauses, for measuring how long one takes."""
     for _ in range(n):
         pause()
 
 
-def new_state(give_way: int) -> np.ndarray:
-    """int64 words for one team, of which those from `aligned(state)` on are used; give_way: address of sched_yield, or 0."""
+def new_state(sched_yield: int) -> np.ndarray:
+    """int64 words for one team; those from `state_address` on are used. sched_yield: the address of that function, or 0."""
     state = np.zeros(STATE_WORDS + CACHE_LINE // 8, np.int64)
-    state[(aligned(state) - state.ctypes.data + YIELD) // 8] = give_way
+    state[(state_address(state) - state.ctypes.data + YIELD) // 8] = sched_yield
     return state
 
 
-def aligned(state: np.ndarray) -> int:
-    """The address that the kernels take, on a border of cache lines."""
+def state_address(state: np.ndarray) -> int:
+    """The address that kernels take as `team`: that of the first cache line of a state."""
     return -(-state.ctypes.data // CACHE_LINE) * CACHE_LINE

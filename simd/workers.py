@@ -1,11 +1,10 @@
-"""Running independent pieces of a pass on several cores.
+"""Threads that share out the work of a forward pass: compiled programs (see team.py) and Python functions (`Workers.map`).
 
-The same threads serve both ways of sharing: compiled programs (`kernels.team`), for which they wait in compiled code so that
-handing one out takes a microsecond or two, and Python functions (`Workers.map`). Threads that have had nothing to do for half
-a millisecond block in the operating system, and take some 50 microseconds to come back.
+The same threads serve both. They wait for compiled programs in compiled code, so that handing one out takes a microsecond or
+two; after half a millisecond without work they block in the operating system, and take some 50 microseconds to come back.
 
-numpy's own threading of matrix products is switched off meanwhile: it pays per product, so that the small ones of experts and
-heads gain nothing, and its waiting threads spin, which on a busy machine made everything several times slower (measured: 7 x).
+numpy's BLAS runs on one thread meanwhile (`one_blas_thread`): its own threading pays per product, so that the small ones of
+experts and heads gain nothing, and its waiting threads spin, which made everything seven times slower on a busy machine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PARALLEL_THRESHOLD = 4 << 20  # multiplications: some 50 microseconds of one core, which is what waking another one costs
-_PATIENCE = 5e-4  # seconds that a helper waits in compiled code
+_SPIN_SECONDS = 5e-4  # that a helper waits in compiled code before it blocks
 
 
 def available_cores() -> int:
@@ -39,7 +38,7 @@ def available_cores() -> int:
 
 
 class _Call:
-    """A Python function that some helper is to run once, in a copy of the maker's context (which holds numpy's settings)."""
+    """A Python function that a helper is to run once, in a copy of the caller's context (which has numpy's error settings)."""
 
     def __init__(self, function: Callable[[], None]):
         self._function, self._context = function, contextvars.copy_context()
@@ -56,13 +55,14 @@ class _Call:
             self._done.release()
 
     def error(self) -> BaseException | None:
-        """Waits for the end of it; what it raised."""
+        """Waits until it has run; returns what it raised."""
         self._done.acquire()
         return self._error
 
 
 class _Helpers:
-    """The threads, and what they share with those who give them work. They hold no reference to `Workers`."""
+    """The helper threads and the state they share with the threads that give them work. They hold no reference to `Workers`,
+    so that this can be collected while they wait."""
 
     def __init__(self, count: int):
         self.count = count
@@ -70,28 +70,28 @@ class _Helpers:
         _alive.add(self)
 
     def _clear(self) -> None:
-        self._state = team.new_state(_give_way())
-        self.address = team.aligned(self._state)
-        # A garbage collection may call `stop` at any place, also where this thread holds the lock.
+        self._state = team.new_state(_sched_yield())
+        self.address = team.state_address(self._state)
+        # Reentrant, because garbage collection may call `stop` anywhere, also where this thread holds the lock.
         self._lock, self._wake_up = threading.RLock(), threading.Semaphore(0)
         self._calls: list[_Call] = []
         self._threads: list[threading.Thread] = []
         self.asleep, self._stopped = 0, False
 
-    def forget(self) -> None:
-        """In the child of a fork, which has none of the threads: they are started again when needed."""
+    def after_fork(self) -> None:
+        """In the child process, which has none of the threads: they are started again when needed."""
         self._clear()
 
     def start(self) -> None:
         with self._lock:
             if self._threads or self._stopped:
                 return
-            patience = max(1, int(_PATIENCE / _round_seconds()))
+            patience = max(1, int(_SPIN_SECONDS / _pause_seconds()))
             for i in range(self.count):
                 thread = threading.Thread(target=self._serve, args=(patience,), name=f"ggufmill_{i}", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the system allows no more: fewer do it as well
+                except RuntimeError:  # the system allows no more threads: it works with fewer
                     return
                 self._threads.append(thread)
 
@@ -106,48 +106,48 @@ class _Helpers:
                 self.asleep = 0
 
     def stop(self) -> None:
-        """Ends the threads; what programs and calls are still to come run without them."""
+        """Ends the threads. Programs and calls that come later run on the calling thread."""
         with self._lock:
             self._stopped = True
-            self._set_orders()
+            self._set_command()
         self.wake()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(1)
 
-    def put(self, calls: list[_Call]) -> None:
+    def submit(self, calls: list[_Call]) -> None:
         with self._lock:
             self._calls += calls
-            self._set_orders()
+            self._set_command()
         self.wake()
 
-    def take_back(self, call: _Call) -> bool:
-        """Whether nobody had begun it, and now nobody will."""
+    def cancel(self, call: _Call) -> bool:
+        """Takes back a call that no thread has begun. Returns whether that was so."""
         with self._lock:
             if call not in self._calls:
                 return False
             self._calls.remove(call)
-            self._set_orders()
+            self._set_command()
             return True
 
-    def _set_orders(self) -> None:
-        orders = team.ORDERS_STOP if self._stopped else len(self._calls)
-        self._state[(self.address - self._state.ctypes.data + team.ORDERS) // 8] = orders
+    def _set_command(self) -> None:
+        command = team.STOP if self._stopped else len(self._calls)
+        self._state[(self.address - self._state.ctypes.data + team.COMMAND) // 8] = command
 
     def _serve(self, patience: int) -> None:
         while True:
-            orders = team.help_out(self.address, patience)
+            command = team.help_out(self.address, patience)
             with self._lock:
                 if self._stopped:
                     return
                 call = self._calls.pop(0) if self._calls else None
-                self._set_orders()
-                if call is None and orders == team.ORDERS_NONE:
+                self._set_command()
+                if call is None and command == team.NO_COMMAND:
                     self.asleep += 1
             if call is not None:
                 call.run()
-                del call  # what it refers to may be large, and this thread may sleep for long
-            elif orders == team.ORDERS_NONE:
+                del call  # it may refer to large arrays, and this thread may block for long
+            elif command == team.NO_COMMAND:
                 self._wake_up.acquire()
 
 
@@ -156,7 +156,7 @@ _alive: weakref.WeakSet[_Helpers] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for helpers in list(_alive):
-        helpers.forget()
+        helpers.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -164,15 +164,15 @@ if hasattr(os, "register_at_fork"):
 
 
 @cache
-def _give_way() -> int:
-    """Address of sched_yield (0 where there is none): what keeps waiting threads from holding up others on a busy machine."""
+def _sched_yield() -> int:
+    """The address of sched_yield, with which waiting threads let others run on a busy machine; 0 where there is none."""
     function = getattr(ctypes.CDLL(None), "sched_yield", None) if os.name == "posix" else None
     return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
 
 
 @cache
-def _round_seconds() -> float:
-    """How long a waiting thread's round takes; processors differ by a factor of ten."""
+def _pause_seconds() -> float:
+    """How long one pause of a waiting thread takes; processors differ by a factor of ten."""
     rounds = 2000
     team.pauses(1)
     times = []
@@ -184,7 +184,7 @@ def _round_seconds() -> float:
 
 
 class Workers:
-    """`count` threads, the calling one among them."""
+    """A team of `count` threads, the calling one included. The others end when it is collected, or with the interpreter."""
 
     def __init__(self, count: int):
         self.count = count
@@ -193,7 +193,7 @@ class Workers:
             weakref.finalize(self, self._helpers.stop)  # also called when the interpreter ends
 
     def ready(self) -> int:
-        """The `team` argument of kernels that run programs, its threads awake (or waking)."""
+        """The `team` argument of kernels that run programs: starts or wakes the threads. 0 where there is only one."""
         helpers = self._helpers
         if helpers is None:
             return 0
@@ -206,10 +206,10 @@ class Workers:
     def map(
         self, function: Callable[[Item], Result], items: Iterable[Item], multiplications: int = PARALLEL_THRESHOLD
     ) -> list[Result]:
-        """[function(item) for item in items], the items taken by whichever thread is free; may be used within itself.
+        """[function(item) for item in items]; each item goes to the next thread that is free. Calls may be nested.
 
-        multiplications: how many all of it takes; for few the calling thread does everything. The first exception is raised
-        again here, after the other threads have finished what they had begun.
+        multiplications: an estimate of all the work; below PARALLEL_THRESHOLD the calling thread does everything. The first
+        exception is raised again here, after the other threads have finished the items they had begun.
         """
         todo, helpers = list(items), self._helpers
         if helpers is None or len(todo) < 2 or multiplications < PARALLEL_THRESHOLD:
@@ -225,12 +225,12 @@ class Workers:
 
         calls = [_Call(work) for _ in range(min(self.count, len(todo)) - 1)]
         helpers.start()
-        helpers.put(calls)
+        helpers.submit(calls)
         try:
             work()
         finally:
-            # What has not begun has nothing left to do; waiting for it from within a helper could wait forever.
-            begun = [call for call in calls if not helpers.take_back(call)]
+            # Calls that no thread has begun have nothing left to do; a helper that waited for them could wait forever.
+            begun = [call for call in calls if not helpers.cancel(call)]
             errors = [error for call in begun if (error := call.error()) is not None]
         if errors:
             raise errors[0]
@@ -239,7 +239,7 @@ class Workers:
 
 @cache
 def _blas_control() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """OpenBLAS's get and set of its number of threads, from the library that numpy has loaded (Linux; elsewhere None)."""
+    """(get, set) of the number of threads of the OpenBLAS that numpy has loaded; None where it cannot be found (not Linux)."""
     try:
         loaded = set(re.findall(r"(/\S*openblas\S*\.so\S*)", Path("/proc/self/maps").read_text(errors="replace")))
     except OSError:
@@ -253,27 +253,27 @@ def _blas_control() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     return None
 
 
-_users, _before, _lock = 0, 0, threading.Lock()
+_blas_users, _blas_threads, _blas_lock = 0, 0, threading.Lock()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Within this, numpy computes a matrix product on the thread that asked for it. May be nested and used by many threads."""
-    global _users, _before
+    """A context in which numpy computes every matrix product on the calling thread. May be nested, and used by many threads."""
+    global _blas_users, _blas_threads
     control = _blas_control()
     if control is None:
         yield
         return
     get, put = control
-    with _lock:
-        if _users == 0:
-            _before = get()
+    with _blas_lock:
+        if _blas_users == 0:
+            _blas_threads = get()
             put(1)
-        _users += 1
+        _blas_users += 1
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                put(_before)
+        with _blas_lock:
+            _blas_users -= 1
+            if _blas_users == 0:
+                put(_blas_threads)

@@ -13,7 +13,7 @@ from numba.core.cgutils import get_or_insert_function
 from ......simd.compile import intrinsic, kernel
 from ......simd.exponential import exp_lanes
 from ......simd.half_precision import float_to_half
-from ......simd.lanes import F32, LANES, element_pointer, vector_type
+from ......simd.lane_types import F32, LANES, element_pointer
 from ......simd.target import target
 
 WIDE = target().vector_bits == 512
@@ -21,7 +21,7 @@ VECTORS = 4 if WIDE else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6
 
-_INT, _FLOAT, _VECTOR = ir.IntType(64), ir.FloatType(), vector_type(F32)
+_INT, _FLOAT, _VECTOR = ir.IntType(64), ir.FloatType(), F32.vector
 _NUMBERS = ir.VectorType(ir.IntType(32), LANES)
 
 
