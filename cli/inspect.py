@@ -1,4 +1,4 @@
-"""`ggufmill inspect` shows what is in a file."""
+"""`ggufmill inspect` shows what is in a file, or what the processor can do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from ..pipeline.common.formatting import gib, printable
 from .command import Verb
-from .display.console import call, table
+from .display.console import call, emit, table
 from .options import flags
 from .options.types import FILE
 
@@ -19,12 +19,13 @@ _WIDTH = 80  # of a value
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=FILE)
+@click.argument("file", type=FILE, required=False)
 @click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
 @click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
 @click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")
+@click.option("--cpu", is_flag=True, help="Without FILE: what the processor can do, and what kernels make use of.")
 @flags.as_json
-def command(file: Any, arrays: bool, as_json: bool, **options: Any) -> None:
+def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
     """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
 
     \b
@@ -32,7 +33,16 @@ def command(file: Any, arrays: bool, as_json: bool, **options: Any) -> None:
       ggufmill inspect model.gguf
       ggufmill inspect model-00001-of-00009.gguf --check --json
       ggufmill inspect model.gguf --json --arrays
+      ggufmill inspect --cpu
     """
+    if (file is None) != cpu:
+        raise click.UsageError("give a FILE, or --cpu without one")
+    if cpu:
+        from ..simd.cpu_summary import cpu_summary
+
+        summary = cpu_summary()
+        emit(summary, as_json, lambda: _cpu_text(summary))
+        return
     from ..pipeline.inspect import inspect_model
 
     call(inspect_model, file, show=_text, as_json=as_json, arrays=arrays and as_json, **options)
@@ -55,6 +65,19 @@ def _text(result: InspectResult) -> str:
             f"{len(tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
         ]
     )
+
+
+def _cpu_text(summary: dict[str, Any]) -> str:
+    level = summary["level"] + (" (as GGUFMILL_CPU asks for)" if summary["pretended"] else "")
+    rows = [
+        ("processor", f"{summary['processor']} ({summary['architecture']})"),
+        ("levels it can execute", ", ".join(summary["levels"])),
+        ("level in use", level),
+        ("vector registers", f"{summary['vector_bits']} bits"),
+        *summary["instructions"].items(),
+        ("compiled kernels", printable(summary["kernels"])),
+    ]
+    return table(("what", "which"), rows)
 
 
 def _short(value: Any) -> str:

@@ -41,7 +41,7 @@ def store_tile(builder, tile, address, stride):
 
 
 def add_products(builder, total, left, right):
-    """total += left times right: tiles of float32 [16, 16], of bf16 [16, 32], and of bf16 [32, 16] with rows interleaved by two."""
+    """total += left times right: tiles of float32 [16, 16], bf16 [16, 32], and bf16 [32, 16] with rows interleaved in pairs."""
     _call(builder, "tdpbf16ps", I8(total), I8(left), I8(right))
 
 

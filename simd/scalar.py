@@ -1,8 +1,7 @@
 """Operations on single float32 with the roundings of the reference encoders: fused multiply-add, rounding of exact products.
 
-The reference encoders are compiled with contraction of a * b + c on (docs/formats/encoders.md,
-floating point), so their running sums are fused. numba never contracts by itself: kernels that are to give the
-same bytes call `fma` where they are.
+The reference encoders are compiled with contraction of a * b + c on (docs/formats/encoders.md, "Rounding and checks"), so their
+running sums are fused. numba never contracts by itself: kernels that are to give the same bytes call `fma` where they are.
 """
 
 from __future__ import annotations
