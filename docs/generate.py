@@ -6,15 +6,18 @@ python docs/generate.py --check    # exits with 1 if a page is not current
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 
 import click
 import numpy as np
 
+import ggufmill
 from ggufmill import VERBS
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts import layout_of, tables
@@ -98,7 +101,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-PARTS = {"types": types_table, "values": value_tables, "layouts": layout_tables}
+def functions() -> str:
+    """Every function of the library: its signature and its docstring."""
+    text = []
+    for name in dict.fromkeys(name for verb in VERBS.values() for name in verb.functions):
+        function = getattr(ggufmill, name)
+        arguments = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
+        text += [f"### {name}", "", "```text", *wrap(f"{name}({', '.join(arguments)})", 120, subsequent_indent="    "), ""]
+        text += [inspect.getdoc(function) or "", "```", ""]
+    return "\n".join(text)
+
+
+PARTS = {"functions": functions, "types": types_table, "values": value_tables, "layouts": layout_tables}
 
 
 def pages() -> Iterator[tuple[Path, str]]:

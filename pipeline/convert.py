@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..convert import open_source
+from ..convert.hub.hub import is_repository
 from ..convert.model_card import file_metadata
 from ..convert.outtype import out_type
 from ..formats import TYPES
@@ -78,7 +79,7 @@ def convert_model(
         earlier = finished_without_source(source, out, mla_layout, options, named, "")
         if earlier is not None:
             return earlier
-    opened = open_source(source, mla_layout=mla_layout, remote=remote or (dry_run and isinstance(source, str)))
+    opened = open_source(source, mla_layout=mla_layout, remote=remote or (dry_run and is_repository(source)))
     weights, rules = out_type(opened, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(

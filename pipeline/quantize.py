@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..convert import open_source
+from ..convert.hub.hub import is_repository
 from ..convert.outtype import recipe_types
 from ..errors import PlanError, UsageError
 from ..jobs.atomic_write import write_text
@@ -153,7 +154,7 @@ def quantize_model(
         earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text)
         if earlier is not None:
             return earlier
-    opened = open_source(source, mla_layout=layout, remote=remote or (dry_run and isinstance(source, str)))
+    opened = open_source(source, mla_layout=layout, remote=remote or (dry_run and is_repository(source)))
     importance = None
     if imatrix is not None:
         importance = load_importance(Path(imatrix), opened, include=include_weights, exclude=exclude_weights)
