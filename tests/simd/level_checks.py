@@ -1,0 +1,99 @@
+"""Run by test_levels.py with GGUFMILL_CPU set: does every operation on lanes and bytes once, and saves the results."""
+
+import sys
+
+import numpy as np
+from numba import types
+
+from ggufmill.simd.byte_lanes import (
+    i8_to_float,
+    load_bytes,
+    load_f16,
+    load_u64,
+    lookup_bytes,
+    store_bytes,
+    u8_to_float,
+    unpack_4bit,
+)
+from ggufmill.simd.compile import intrinsic, kernel
+from ggufmill.simd.dot_products import add_byte_dots, add_word_pairs, byte_pairs
+from ggufmill.simd.exponential import exp, exp_lanes
+from ggufmill.simd.lanes import (
+    fma_lanes,
+    fold_sum,
+    load,
+    load_half,
+    reduce_max,
+    reduce_sum,
+    round_product_lanes,
+    round_to_half,
+    sqrt_lanes,
+    store,
+    store_half,
+    trunc_lanes,
+)
+from ggufmill.simd.llvm import I8X64, I32X16
+from ggufmill.simd.llvm import load as load_vector
+from ggufmill.simd.llvm import store as store_vector
+from ggufmill.simd.memory import address
+from ggufmill.simd.permute import lookup_bytes as lookup_constant_bytes
+from ggufmill.simd.table_lookup import lookup16, lookup64, lookup_lanes, nearest_entry16, nearest_entry64
+from ggufmill.simd.target import target
+
+TABLE = [(37 * i + 11) % 256 for i in range(50)]
+
+
+@intrinsic
+def integers(typingctx, unsigned, signed, out):
+    """Five vectors of 64 bytes: dot products of wide and of small codes, pairs, products of pairs, look-ups of bytes."""
+
+    def code(context, builder, signature, args):
+        u, s = (load_vector(builder, arg, I8X64) for arg in args[:2])
+        small, ones = builder.lshr(u, I8X64([1] * 64)), I32X16([1] * 16)
+        pairs = byte_pairs(builder, small, s)
+        results = [add_byte_dots(builder, ones, u, s, False), add_byte_dots(builder, ones, small, s, True), pairs]
+        results += [
+            add_word_pairs(builder, ones, pairs, pairs),
+            lookup_constant_bytes(builder, TABLE, builder.lshr(u, I8X64([3] * 64))),
+        ]
+        for i, result in enumerate(results):
+            store_vector(builder, builder.bitcast(result, I32X16), args[2], 64 * i)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), code
+
+
+@kernel
+def run(x, y, table, codes, halves, unsigned, signed, out, bytes_out, halves_out, dots):
+    a, b = load(x, 0), load(y, 0)
+    index = abs(load(codes, 0))
+    store(out, 0, fma_lanes(a, b, a) / (b + 3) - sqrt_lanes(abs(b)))
+    store(out, 16, round_to_half(a * b))
+    store(out, 32, round_product_lanes(a, b) + trunc_lanes(a * 100))
+    store(out, 48, exp_lanes(a))
+    store(out, 64, load_half(halves, 0))
+    store(out, 80, lookup_lanes(table, index))
+    store(out, 96, lookup16(table, 16, codes, 0))
+    store(out, 112, lookup64(table, 0, codes, 16))
+    store(out, 128, nearest_entry16(a, table, table, bytes_out, 0))
+    store(out, 144, nearest_entry64(b, table, table, bytes_out, 16))
+    store(out, 160, u8_to_float(unpack_4bit(load_u64(unsigned, 3))) * i8_to_float(load_bytes(unsigned, 7)))
+    store_bytes(bytes_out, 32, lookup_bytes(load_bytes(unsigned, 1), load_bytes(codes, 0) & 15))
+    out[176], out[177], out[178] = reduce_sum(a), fold_sum(b), reduce_max(a)
+    out[179], out[180] = exp(x[5]), load_f16(unsigned, 1)
+    store_half(halves_out, 0, a * 1e-6)
+    integers(address(unsigned), address(signed), address(dots))
+
+
+random = np.random.default_rng(0)
+x, y = (random.standard_normal(16).astype(np.float32) * 3 for _ in range(2))
+table = np.sort(random.standard_normal(64).astype(np.float32))
+codes = np.concatenate([random.integers(0, 16, 16), random.integers(0, 64, 16)]).astype(np.uint8)
+halves = random.standard_normal(16).astype(np.float16).view(np.uint16)
+unsigned, signed = random.integers(0, 256, 64).astype(np.uint8), random.integers(-127, 128, 64).astype(np.int8)
+out, bytes_out, halves_out = np.zeros(192, np.float32), np.zeros(48, np.uint8), np.zeros(16, np.uint16)
+dots = np.zeros(80, np.int32)
+run(x, y, table, codes, halves, unsigned, signed, out, bytes_out, halves_out, dots)
+np.savez(
+    sys.argv[1], out=out.view(np.uint32), bytes_out=bytes_out, halves_out=halves_out, dots=dots, level=np.array(target().level)
+)
