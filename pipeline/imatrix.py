@@ -310,7 +310,7 @@ def show_imatrix(
         >>> demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
         >>> _ = compute_imatrix(demo, text, "demo.imatrix", n_ctx=64, chunks=1, force=True)
         >>> show_imatrix("demo.imatrix").entries[0].name
-        'blk.0.attn_kv_a_mqa.weight'
+        'blk.0.attn_k_b.weight'
     """
     path, second_path = Path(file), Path(other) if other is not None else None
     if plot is not None:

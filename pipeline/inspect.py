@@ -97,7 +97,7 @@ def inspect_model(
         >>> _ = convert_model(FOLDER / "demo", "demo.gguf", outtype="q8_0", force=True)
         >>> result = inspect_model("demo.gguf")
         >>> result.architecture, result.metadata["deepseek2.block_count"], result.tensors[0]["shape"]
-        ('deepseek2', 4, [256, 512])
+        ('deepseek2', 4, [256, 1536])
     """
     opened = open_gguf(Path(file))
     tensors = [_describe(info) for info in opened.tensors.values()]

@@ -103,7 +103,7 @@ def plan_memory(
     Example:
         >>> from ggufmill import plan_memory
         >>> from ggufmill.recipes import FOLDER
-        >>> result = plan_memory(FOLDER / "demo", ram="8MiB", n_ctx=512)
+        >>> result = plan_memory(FOLDER / "demo", ram="1GiB", n_ctx=512)
         >>> result.fits, len(result.tried) > 20
         (True, True)
     """

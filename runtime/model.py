@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from .mapped_files import MappedFiles
 from .models import build_graph, legacy_deepseek2, legacy_llama
 from .settings import check_latent, settings_from
 from .text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .generation.generate import Generation
 
 # general.architecture -> what builds its graph: one module per architecture
 GRAPHS: dict[str, Callable[[WeightStore, HParams, Settings], Decoder]] = {
@@ -186,6 +189,16 @@ class Model:
         if n_ctx is not None and n_ctx < 1:
             raise PlanError(f"n_ctx has to be positive, not {n_ctx}")
         return Session(self, n_ctx or self.n_ctx)
+
+    def generate(self, prompt: str | Sequence[int], n_predict: int = 128, **options: Any) -> Generation:
+        """Text that follows a prompt: iterate over the result to get it piece by piece, or take all of it with `.text()`.
+
+        prompt: text or token ids; n_predict: tokens at most, -1: no limit; options: stop, ignore_eos, session and others of
+        `generation.generate`, and fields of `Sampling` (temp, top_k, top_p, min_p, seed, ...). Raises as `generate` does.
+        """
+        from .generation.generate import generate
+
+        return generate(self, prompt, n_predict, **options)
 
     def feed(self, turns: Sequence[tuple[Session, Sequence[int] | np.ndarray]]) -> np.ndarray:
         """Appends tokens to several sessions (none twice) in one pass, which reads each weight once for all of them.

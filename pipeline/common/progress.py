@@ -60,7 +60,9 @@ class Stage:
         report(Progress(name, 0, total, unit))
 
     def advance(self, count: int = 1, item: str = "", partial: Any = None) -> None:
-        """Reports that `count` units more are finished."""
+        """Reports that `count` units more are finished; nothing if there is nothing new to say."""
+        if count == 0 and partial is None:
+            return
         self.done += count
         self._report(Progress(self.name, self.done, self.total, self.unit, item, partial))
 

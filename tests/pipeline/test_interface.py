@@ -1,0 +1,154 @@
+"""The library as a whole: what it exports, that flags are keyword arguments, that it neither prints nor knows of click."""
+
+import ast
+import doctest
+import inspect
+import pydoc
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+import ggufmill
+from ggufmill.runtime import Sampling, Settings
+
+ROOT = Path(ggufmill.__file__).parent
+ROOMS = ("convert", "formats", "imatrix", "jobs", "pipeline", "quantize", "recipes", "repack", "runtime", "simd")
+FUNCTIONS = [(verb, name) for verb, entry in ggufmill.VERBS.items() for name in entry.functions]
+
+
+def sources(*rooms):
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield path, ast.parse(path.read_text("utf-8"))
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def test_only_the_command_line_imports_click():
+    modules = [
+        *sources(*ROOMS),
+        *((ROOT / name, ast.parse((ROOT / name).read_text())) for name in ("__init__.py", "errors.py")),
+    ]
+    assert len(modules) > 200
+    assert [str(path) for path, tree in modules if any(name.split(".")[0] == "click" for name in imported(tree))] == []
+
+
+def test_no_room_imports_the_command_line():
+    for path, tree in sources(*ROOMS):
+        for node in ast.walk(tree):
+            assert not (isinstance(node, ast.ImportFrom) and node.level and (node.module or "").split(".")[0] == "cli"), path
+
+
+def test_pipeline_neither_prints_nor_exits():
+    for path, tree in sources("pipeline"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in ("print", "sys.exit", "exit", "input"), path
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, ggufmill; print([m for m in ('numpy', 'numba', 'click', 'tqdm', 'ggufmill.pipeline') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_without_optional_extras():
+    """Every module of the library is importable where only the required packages are installed."""
+    code = f"""
+import sys
+for name in ("matplotlib", "starlette", "uvicorn", "llguidance", "prometheus_client", "pyarrow", "dask", "torch", "click"):
+    sys.modules[name] = None
+import ggufmill
+for name in {[name for _, name in FUNCTIONS]!r}:
+    getattr(ggufmill, name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_shows_the_functions():
+    text = pydoc.plain(pydoc.render_doc(ggufmill))
+    for _, name in FUNCTIONS:
+        assert f"{name}(" in text
+    assert set(ggufmill.__all__) <= set(dir(ggufmill))
+    with pytest.raises(AttributeError, match="no attribute 'convert_models'"):
+        _ = ggufmill.convert_models
+
+
+def test_type_checkers_see_what_there_is():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    declared = {(node.module, alias.name) for node in block.body for alias in node.names}
+    exported = {(getattr(ggufmill, name).__module__.removeprefix("ggufmill."), name) for name in ggufmill.__all__}
+    assert declared == exported
+
+
+@pytest.mark.parametrize(("verb", "name"), FUNCTIONS)
+def test_functions_are_typed_and_documented(verb, name):
+    function = getattr(ggufmill, name)
+    assert function.__module__ == f"ggufmill.pipeline.{verb.replace('-', '_')}"
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty, parameter
+    text = inspect.getdoc(function)
+    assert text is not None
+    for parameter in signature.parameters.values():
+        assert parameter.name in text or "Arguments as for" in text or "..." in text or "`merge_imatrix`" in text, parameter
+
+
+# Command -> its function, and the parameters that one of the two alone has: of the command what it prints in which form.
+COMMANDS = [
+    *((verb, [], name) for verb, name in FUNCTIONS if verb not in ("imatrix", "recipes")),
+    *(("imatrix", [verb], f"{verb}_imatrix") for verb in ("compute", "show", "merge", "convert")),
+    *(("recipes", [verb], f"{verb}_recipe") for verb in ("lint", "explain")),
+]
+_OF_DISPLAY = {"as_json", "form", "timings"}
+_OF_LIBRARY = {"progress", "on_text", "on_ready", "on_end", "command"}
+_SETTINGS = {"batch_size": "batch", "ubatch_size": "ubatch", "cache_type_k": "cache_k", "cache_type_v": "cache_v"}
+_SETTINGS |= {"flash_attn": "flash", "mla_use": "mla", "attn_max_batch": "attention_bytes", "run_time_repack": "repack"}
+_SETTINGS |= {"smart_expert_reduction": "expert_reduction", "parallel": "parallel", "threads": "threads", "n_ctx": "n_ctx"}
+
+
+@pytest.mark.parametrize(("verb", "words", "name"), COMMANDS)
+def test_flags_are_keyword_arguments(verb, words, name):
+    command = import_module(f"ggufmill.cli.{verb.replace('-', '_')}").command
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    parameters = inspect.signature(getattr(ggufmill, name)).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
+    flags = {option.name for option in command.params} - _OF_DISPLAY
+    if verb == "plan":
+        flags -= {"tensors"}
+    flags = {_SETTINGS.get(flag, flag) if takes_any else flag for flag in flags}
+    if verb == "convert":
+        flags = flags - {"model"} | {"source"}
+    assert flags - others <= parameters.keys()
+    named = {p.name for p in parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    assert named - _OF_LIBRARY - {"stop"} <= flags
+
+
+def documented():
+    for verb in ggufmill.VERBS:
+        module = import_module(f"ggufmill.pipeline.{verb.replace('-', '_')}")
+        yield from doctest.DocTestFinder(recurse=True).find(module, module.__name__)
+    yield from doctest.DocTestFinder().find(import_module("ggufmill.pipeline.common.progress"))
+
+
+@pytest.mark.parametrize("example", [d for d in documented() if d.examples], ids=lambda example: example.name.split(".")[-1])
+def test_examples_run(example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example)
+    assert result.failed == 0
