@@ -1,9 +1,10 @@
 """The inner loop of a matrix-vector product on packed weights, written for one type from its `GemvLayout`.
 
-A step takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small). Codes become
-bytes 0 to 255 (table value minus the smallest of the table) in the order in which they lie; activations are brought into that
-order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is multiplied by the
-scale of their block. What was subtracted from the table, flags and minima add a number times the sum of the activations' codes:
+A step takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small).
+Codes become bytes 0 to 255 (table value minus the smallest of the table) in the order in which they are stored; activations are
+permuted into that order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is
+multiplied by the scale of their group. The number subtracted from the table, flags and minima contribute a multiple of the sum
+of the activations' codes:
 
     w . a = sum over blocks of  d S (u . a)  +  (d S (lowest + shift flag) - dmin minimum) sum(a)
 """
@@ -23,8 +24,8 @@ from .gemv_layout import GemvLayout, gemv_layout
 
 
 @dataclass(frozen=True)
-class Slot:
-    """64 codes that lie side by side: rows and columns [64] of them; columns are -1 where there is none."""
+class CodeVector:
+    """64 codes that are multiplied together. rows, columns: int [64], where they belong; column -1: no code there."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -35,37 +36,37 @@ class Slot:
 
     @property
     def words(self) -> np.ndarray:
-        """Which four columns each lane holds: int [16], -1 for none."""
+        """Number of the four columns that each lane holds (column // 4): int [16], -1 for none."""
         return np.where(self.columns[::4] < 0, -1, self.columns[::4] // 4)
 
 
-class Step:
-    """One step: `blocks` blocks of each row of a group, from the addresses of weights and of activations."""
+class BlockStep:
+    """The code for `blocks` blocks of each row of a group of one type."""
 
     def __init__(self, name: str, blocks: int):
         kind, layout = TYPES[name], gemv_layout(name)
         assert layout is not None
         self.layout: GemvLayout = layout
         self.rows, self.columns, self.activations = kind.rows, blocks * layout.block, layout.activations
-        self.one_scale = self.columns == self.activations  # of the activations of a step
+        self.one_scale = self.columns == self.activations  # of a token's activations in a step
         self.block_bytes = kind.rows * kind.block_bytes
         self.size = blocks * self.block_bytes
-        self.slots = self._slots()
+        self.code_vectors = self._code_vectors()
         lowest, table = min(layout.table), np.array(layout.table)
         self.lowest, self.highest = lowest, int(table.max()) - lowest
         self.table = None if (np.diff(table) == 1).all() else [int(v) - lowest for v in table]
         numbers = self.rows * self.columns // layout.group
-        self.number_vectors = [np.arange(i, i + LANES) for i in range(0, numbers, LANES)]
+        self.scale_vectors = [np.arange(i, i + LANES) for i in range(0, numbers, LANES)]
         self.numbers = numbers
 
-    def _over_blocks(self, bits: np.ndarray) -> np.ndarray:
-        """[rows, n, width] of one block -> [rows, blocks * n, width]."""
-        steps = 8 * np.arange(0, self.size, self.block_bytes)
-        return (bits[:, None] + steps[:, None, None]).reshape(self.rows, -1, bits.shape[-1])
+    def _in_all_blocks(self, bits: np.ndarray) -> np.ndarray:
+        """Bit addresses [rows, n, width] of one block -> [rows, blocks * n, width] of all blocks of the step."""
+        starts = 8 * np.arange(0, self.size, self.block_bytes)
+        return (bits[:, None] + starts[:, None, None]).reshape(self.rows, -1, bits.shape[-1])
 
-    def _slots(self) -> list[Slot]:
+    def _code_vectors(self) -> list[CodeVector]:
         assert self.layout.codes is not None
-        self.codes = self._over_blocks(self.layout.codes)
+        self.codes = self._in_all_blocks(self.layout.codes)
         rows, columns = (axis.reshape(-1) for axis in np.indices(self.codes.shape[:2]))
         first = self.codes[:, :, 0].reshape(-1)
         for order in (np.lexsort((columns, first // 8, first % 8)), np.lexsort((columns, rows))):
@@ -74,30 +75,30 @@ class Step:
                 break
         r, c = (np.concatenate([a.reshape(-1), np.full(-a.size % BYTES, -1)]) for a in (r, c))
         r = np.where(r < 0, np.resize(r[: len(order)], len(r)), r)
-        slots = [Slot(a, b) for a, b in zip(r.reshape(-1, BYTES), c.reshape(-1, BYTES), strict=True)]
-        # Lanes of the same rows and blocks come one after the other: their products are summed up before they are scaled.
-        keys = [self.keys(slot) for slot in slots]
-        return [slots[i] for i in sorted(range(len(slots)), key=lambda i: (keys.index(keys[i]), i))]
+        code_vectors = [CodeVector(a, b) for a, b in zip(r.reshape(-1, BYTES), c.reshape(-1, BYTES), strict=True)]
+        # Vectors of the same rows and groups follow each other: their products are summed before they are scaled.
+        keys = [self.keys(code_vector) for code_vector in code_vectors]
+        return [code_vectors[i] for i in sorted(range(len(code_vectors)), key=lambda i: (keys.index(keys[i]), i))]
 
-    def keys(self, slot: Slot) -> tuple:
-        """What the products of each lane are scaled by: (row, block of scales), block -1 for none."""
-        group = self.layout.group
-        return tuple(zip(slot.lane_rows, np.where(slot.words < 0, -1, slot.words * 4 // group).tolist(), strict=True))
+    def keys(self, code_vector: CodeVector) -> tuple:
+        """What the products of each lane are scaled by: (row, group of weights), group -1 for none."""
+        groups = np.where(code_vector.words < 0, -1, code_vector.words * 4 // self.layout.group)
+        return tuple(zip(code_vector.lane_rows, groups.tolist(), strict=True))
 
     # --- instructions -------------------------------------------------------------------------------------------------
 
-    def unsigned_codes(self, emit: Emitter, base: Any, slot: Slot, loaded: dict) -> Any:
-        """<64 x i8>: table[code] - lowest of the codes of a slot."""
-        bits = self.codes[slot.rows, np.where(slot.columns < 0, 0, slot.columns)]
+    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """<64 x i8>: table[code] - lowest of 64 codes. loaded: values that were loaded for other codes of this step."""
+        bits = self.codes[code_vector.rows, np.where(code_vector.columns < 0, 0, code_vector.columns)]
         total: Any = None
         for first, stop in runs_of_bits(self.codes):
             addresses, shift, width = bits[:, first] // 8, bits[:, first] % 8, stop - first
             value = loaded.get(addresses.tobytes())
             if value is None:
                 value = emit.gather(base, addresses, self.size)
-                value = loaded[addresses.tobytes()] = self._unwoven(emit, value) if self.layout.gray_words else value
+                value = loaded[addresses.tobytes()] = self._gray_of_words(emit, value) if self.layout.gray_words else value
             if width == self.codes.shape[-1] == 2 and self.table is not None and (shift == shift[0]).all():
-                return self._look_up_half(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
+                return self._look_up_pairs(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
             by_word = shift.reshape(LANES, 4)
             if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
                 assert width == 1
@@ -111,11 +112,11 @@ class Step:
         if self.layout.signed_bytes:
             return emit.builder.xor(total, constant(I8, [128] * BYTES))
         if self.layout.code_offset is not None:
-            total = emit.builder.or_(total, constant(I8, self.layout.code_offset[slot.columns]))
+            total = emit.builder.or_(total, constant(I8, self.layout.code_offset[code_vector.columns]))
         return total if self.table is None else emit.look_up(self.table, total)
 
-    def _look_up_half(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
-        """The table's entries for two bits of every byte, taken from four: shifts and masks serve two such codes."""
+    def _look_up_pairs(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+        """Entries for codes of two bits by a look-up of four bits of each byte: shift and mask then serve two codes."""
         assert self.table is not None
         key = (*key, shift // 4)
         if key not in loaded:
@@ -124,26 +125,26 @@ class Step:
         return emit.look_up([self.table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
 
     @staticmethod
-    def _unwoven(emit: Emitter, value: Any) -> Any:
+    def _gray_of_words(emit: Emitter, value: Any) -> Any:
         words = emit.builder.bitcast(value, vector(I16, BYTES // 2))
         words = emit.builder.and_(words, constant(I16, [0xFFFE] * (BYTES // 2)))
         words = emit.builder.xor(words, emit.builder.lshr(words, constant(I16, [1] * (BYTES // 2))))
         return emit.builder.bitcast(words, vector(I8, BYTES))
 
-    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(row, block of scales) of scale numbers; those past the end stand for the last."""
+    def rows_and_groups(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(row, group) of scales by their number in the step; numbers past the end stand for the last."""
         numbers = np.minimum(numbers, self.numbers - 1)
         return numbers % self.rows, numbers // self.rows
 
-    def _whole_numbers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
-        rows, blocks = self.places(numbers)
+    def _integers(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        rows, blocks = self.rows_and_groups(numbers)
         if self.layout.gray_words:
-            return self._woven_numbers(emit, base, bits, blocks)
-        return emit.numbers(base, self._over_blocks(bits)[rows, blocks], self.size)
+            return self._lowest_bits_of_words(emit, base, bits, blocks)
+        return emit.numbers(base, self._in_all_blocks(bits)[rows, blocks], self.size)
 
     @staticmethod
-    def _woven_numbers(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
-        """Numbers whose bits are the lowest of words that follow each other, eight words per block."""
+    def _lowest_bits_of_words(emit: Emitter, base: Any, bits: np.ndarray, blocks: np.ndarray) -> Any:
+        """<16 x i32> of numbers whose bits are the lowest bits of neighbouring 16-bit words, eight words per group."""
         builder, words = emit.builder, BYTES // 2
         halves = []
         for half in range(2):
@@ -155,13 +156,13 @@ class Step:
         return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
 
     def _flags(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
-        found = self._whole_numbers(emit, base, bits, numbers)
+        found = self._integers(emit, base, bits, numbers)
         return emit.builder.icmp_unsigned("!=", found, constant(I32, [0] * LANES))
 
-    def _factors(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
-        """d or dmin of the block that each number belongs to."""
-        rows, blocks = self.places(numbers)
-        where = self._over_blocks(bits)[rows, blocks * self.layout.group // self.layout.block]
+    def _float16_or_e8m0(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+        """<16 x float>: d, dmin or offset of the block that each scale belongs to."""
+        rows, blocks = self.rows_and_groups(numbers)
+        where = self._in_all_blocks(bits)[rows, blocks * self.layout.group // self.layout.block]
         if self.layout.d_format == "f16":
             if (np.diff(where) == 1).all():
                 return emit.halves(base, where[:, 0] // 8)
@@ -175,12 +176,12 @@ class Step:
         return emit.builder.bitcast(emit.builder.select(is_normal, normal, small), vector(F32, LANES))
 
     def scales(self, emit: Emitter, base: Any, numbers: np.ndarray) -> tuple[Any, Any]:
-        """<16 x float> twice: what the products of these blocks are multiplied by, and what the sums of activations are."""
+        """(<16 x float>, the same or None): factors of the products of these groups, and of the sums of their activations."""
         f, builder = self.layout, emit.builder
         ones = constant(F32, [1.0] * LANES)
-        scale = ones if f.d is None else self._factors(emit, base, f.d, numbers)
+        scale = ones if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
         if f.scales is not None:
-            whole = self._whole_numbers(emit, base, f.scales, numbers)
+            whole = self._integers(emit, base, f.scales, numbers)
             if f.level_table is not None:
                 whole = emit.look_up_words(f.level_table, whole)
             if f.signed_levels:
@@ -204,16 +205,16 @@ class Step:
         elif self.lowest:
             offset = builder.fmul(scale, constant(F32, [float(self.lowest)] * LANES))
         if f.minima is not None and f.dmin is not None:
-            minimum = emit.to_float(self._whole_numbers(emit, base, f.minima, numbers))
+            minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))
             assert offset is None
-            offset = builder.fneg(builder.fmul(self._factors(emit, base, f.dmin, numbers), minimum))
+            offset = builder.fneg(builder.fmul(self._float16_or_e8m0(emit, base, f.dmin, numbers), minimum))
         if f.offset is not None:
-            added = self._factors(emit, base, f.offset, numbers)
+            added = self._float16_or_e8m0(emit, base, f.offset, numbers)
             offset = added if offset is None else builder.fadd(offset, added)
         return scale, offset
 
     def sums_of_blocks(self, emit: Emitter, sums: Any) -> Any:
-        """<n x float>: sums of the activations' codes over each block of scales, n at least 2."""
+        """<n x float>: sums of the activations' codes over each group of weights, n at least 2."""
         runs = self.columns // RUN
         values = emit.builder.sext(emit.load(sums, 0, vector(I16, runs)), vector(I32, runs))
         if self.layout.group == 2 * RUN:
@@ -240,35 +241,36 @@ class Step:
             found = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
         return emit.builder.bitcast(found, vector(I8, BYTES))
 
-    def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
-        """Adds the products of a step to the tokens' accumulators."""
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
+        """Adds the products of this step to the tokens' sums. base: address of the blocks."""
         emit.prefetch(base, self.size)
-        scales, offsets = zip(*(self.scales(emit, base, v) for v in self.number_vectors), strict=True)
+        scales, offsets = zip(*(self.scales(emit, base, v) for v in self.scale_vectors), strict=True)
         for token in tokens:
-            token.begin(self, emit, scales)
+            token.start_step(self, emit, scales)
             if offsets[0] is not None:
                 token.add_offsets(self, emit, offsets)
         loaded: dict = {}
-        for position, slot in enumerate(self.slots):
-            key = self.keys(slot)
-            codes = self.unsigned_codes(emit, base, slot, loaded)
-            last = position + 1 == len(self.slots) or self.keys(self.slots[position + 1]) != key
+        for position, code_vector in enumerate(self.code_vectors):
+            key = self.keys(code_vector)
+            codes = self.unsigned_codes(emit, base, code_vector, loaded)
+            last = position + 1 == len(self.code_vectors) or self.keys(self.code_vectors[position + 1]) != key
             number = np.array([block * self.rows + row if block >= 0 else -1 for row, block in key])
             for token in tokens:
                 before = token.products if token.products is not None else constant(I32, [0] * LANES)
                 token.products = emit.dot(
-                    before, codes, self.activation_words(emit, token.codes, slot.words), self.highest <= 128
+                    before, codes, self.activation_words(emit, token.codes, code_vector.words), self.highest <= 128
                 )
                 if last:
                     scale = emit.pick(token.scales, number // LANES, np.where(number < 0, -1, number % LANES))
-                    token.add(slot.lane_rows, emit.to_float(token.products), scale, emit)
+                    token.add(code_vector.lane_rows, emit.to_float(token.products), scale, emit)
                     token.products = None
         for token in tokens:
-            token.end(self, emit)
+            token.finish_step(self, emit)
 
 
-class Token:
-    """The activations of one token, and the sums of its products with a group of rows: <16 x float> per order of rows."""
+class TokenSums:
+    """The activations of one token, and the sums of its products with a group of rows: for each order of rows over the lanes
+    <16 x float> in memory."""
 
     def __init__(self, emit: Emitter, orders: list[tuple[int, ...]]):
         zero = constant(F32, [0.0] * LANES)
@@ -283,20 +285,21 @@ class Token:
     def at(self, codes: Any, scale: Any, sums: Any) -> None:
         self.codes, self.scale, self.sums = codes, scale, sums
 
-    def begin(self, step: Step, emit: Emitter, scales: tuple) -> None:
+    def start_step(self, step: BlockStep, emit: Emitter, scales: tuple) -> None:
         self.step, self.scales = {}, list(scales)
         self.of_blocks = None
         if not step.one_scale:
             values = emit.load(self.scale, 0, vector(F32, step.columns // step.activations))
             self.of_blocks = [
-                emit.shuffle(values, step.places(v)[1] * step.layout.group // step.activations) for v in step.number_vectors
+                emit.shuffle(values, step.rows_and_groups(v)[1] * step.layout.group // step.activations)
+                for v in step.scale_vectors
             ]
             self.scales = [emit.builder.fmul(s, a) for s, a in zip(scales, self.of_blocks, strict=True)]
 
-    def add_offsets(self, step: Step, emit: Emitter, offsets: tuple) -> None:
+    def add_offsets(self, step: BlockStep, emit: Emitter, offsets: tuple) -> None:
         sums = step.sums_of_blocks(emit, self.sums)
         order = tuple((np.arange(LANES) % step.rows).tolist())
-        for i, numbers in enumerate(step.number_vectors):
+        for i, numbers in enumerate(step.scale_vectors):
             places = np.where(numbers < step.numbers, numbers // step.rows, -1)
             factor = offsets[i] if self.of_blocks is None else emit.builder.fmul(offsets[i], self.of_blocks[i])
             self.add(order, emit.shuffle(sums, places), factor, emit)
@@ -305,7 +308,7 @@ class Token:
         before = self.step.get(order)
         self.step[order] = emit.builder.fmul(values, factors) if before is None else emit.fma(values, factors, before)
 
-    def end(self, step: Step, emit: Emitter) -> None:
+    def finish_step(self, step: BlockStep, emit: Emitter) -> None:
         factor = emit.splat(emit.load(self.scale, 0, F32)) if step.one_scale else None
         for order, value in self.step.items():
             before = emit.builder.load(self.totals[order])

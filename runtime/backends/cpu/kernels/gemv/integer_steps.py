@@ -1,12 +1,12 @@
-"""Steps over rows of table values whose blocks of 256 have whole numbers as scales: only what a block sums up to becomes float.
+"""Steps over superblocks of table values with integer scales: only the sum of a superblock is converted to float.
 
-Pairs of products of codes and activations fit 16 bits where codes (less the smallest of their table) are no larger than 128.
-Multiplied with the scales of their groups, two pairs at a time, they are added up as 32-bit integers, and so is what the
-subtracted number and flags contribute:
+Sums of two products of codes and activations fit 16 bits where codes (less the smallest of their table) are no larger than
+128. Multiplied by the scales of their groups, two at a time, they are added as 32-bit integers, and so is the contribution of
+the subtracted number and of flags:
 
     w . a = d (sum over groups of  S (u . a) + S (lowest + shift flag) sum(a))
 
-That is a fifth less work than a float per group. (Where codes need no table it was measured to save nothing.)
+That is a fifth less work than one float per group. (Where codes need no table it saves nothing, measured.)
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 
 from ......formats.types import TYPES
 from ..activations import RUN
-from .block_steps import Step, Token
+from .block_steps import BlockStep, TokenSums
 from .emitter import F32, I1, I16, I32, LANES, Emitter, constant, vector
 from .gemv_layout import gemv_layout
 
-_MOST = 32767
+_I16_MAX = 32767
 
 
-def takes(name: str) -> bool:
-    """Whether products of a type are made so."""
+def has_integer_scales(name: str) -> bool:
+    """Whether the products of a type are computed by `IntegerStep`."""
     layout = gemv_layout(name)
     assert layout is not None
     if TYPES[name].rows > 1 or (layout.block, layout.activations, layout.d_format, layout.unit) != (256, 256, "f16", 1):
@@ -38,29 +38,29 @@ def takes(name: str) -> bool:
         return False
     lowest, highest = min(layout.table), max(layout.table)
     largest = max(abs(layout.level_step * code + layout.level_zero) for code in (0, (1 << layout.scales.shape[-1]) - 1))
-    return highest - lowest <= 128 and largest * max(abs(lowest), abs(lowest + layout.shift)) <= _MOST
+    return highest - lowest <= 128 and largest * max(abs(lowest), abs(lowest + layout.shift)) <= _I16_MAX
 
 
-class WholeStep(Step):
-    """One block of one row."""
+class IntegerStep(BlockStep):
+    """One superblock of one row."""
 
     def _runs(self, bits: np.ndarray) -> np.ndarray:
-        """Bits of the number that goes with each run of 16 columns."""
+        """Bit addresses of the number of the group of each run of 16 columns."""
         return bits[0][np.arange(LANES) * RUN // self.layout.group]
 
     def _numbers(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
-        """<16 x i16> of unsigned numbers, by runs."""
+        """<16 x i16>: the unsigned number of each run."""
         return emit.numbers(base, self._runs(bits), self.size, I16)
 
     def _set(self, emit: Emitter, base: Any, bits: np.ndarray) -> Any:
-        """<16 x i1> of bits, by runs."""
+        """<16 x i1>: the bit of each run."""
         where = self._runs(bits)[:, 0]
         if where[0] % 8 == 0 and np.all(np.diff(where) == 1):
             return emit.builder.bitcast(emit.load(base, int(where[0]) // 8, I16), vector(I1, LANES))
         return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, bits), constant(I16, [0] * LANES))
 
     def _scale(self, emit: Emitter, base: Any) -> Any:
-        """<16 x i16>: what the products of each run are multiplied by."""
+        """<16 x i16>: the level of each run, by which its products are multiplied."""
         f, builder = self.layout, emit.builder
         assert f.scales is not None
         whole = self._numbers(emit, base, f.scales)
@@ -72,16 +72,16 @@ class WholeStep(Step):
             whole = builder.select(self._set(emit, base, f.scale_signs), builder.neg(whole), whole)
         return whole
 
-    def _factor(self, emit: Emitter, base: Any, token: Token) -> Any:
-        """d times the activations' scale."""
+    def _factor(self, emit: Emitter, base: Any, token: TokenSums) -> Any:
+        """float: d times the scale of the token's activations."""
         factor = emit.load(token.scale, 0, F32)
         if self.layout.d is None:
             return factor
         stored = emit.load(base, int(self.layout.d[0, 0, 0]) // 8, I16)
         return emit.builder.fmul(emit.half_to_float(stored), factor)
 
-    def accumulate(self, emit: Emitter, base: Any, tokens: list[Token]) -> None:
-        """Adds the products of a step to the tokens' accumulators."""
+    def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
+        """Adds the products of this step to the tokens' sums. base: address of the superblock."""
         f, builder = self.layout, emit.builder
         emit.prefetch(base, self.size)
         scale = self._scale(emit, base)
@@ -97,11 +97,11 @@ class WholeStep(Step):
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_few(nothing, offset, s) for s in sums]
         loaded: dict = {}
-        for slot in self.slots:
-            codes = self.unsigned_codes(emit, base, slot, loaded)
-            factors = builder.bitcast(emit.shuffle(pairs, slot.words * 4 // RUN), vector(I16, 2 * LANES))
+        for code_vector in self.code_vectors:
+            codes = self.unsigned_codes(emit, base, code_vector, loaded)
+            factors = builder.bitcast(emit.shuffle(pairs, code_vector.words * 4 // RUN), vector(I16, 2 * LANES))
             for t, token in enumerate(tokens):
-                products = emit.dot_pairs(codes, self.activation_words(emit, token.codes, slot.words))
+                products = emit.dot_pairs(codes, self.activation_words(emit, token.codes, code_vector.words))
                 totals[t] = emit.add_pairs(totals[t], products, factors)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()

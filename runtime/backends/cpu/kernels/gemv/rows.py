@@ -1,4 +1,4 @@
-"""The product of one group of rows with some tokens: steps along the rows, and the sums of their lanes at the end."""
+"""The product of one group of rows with one or several tokens: steps along the rows, then the sums of the lanes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from numba.core import cgutils
 
 from ......formats.types import TYPES, TensorType
 from ..activations import RUN
-from .block_steps import Step, Token
-from .codebook_steps import BookStep
+from .block_steps import BlockStep, TokenSums
 from .emitter import F32, I64, LANES, Emitter, vector
 from .gemv_layout import GemvLayout, gemv_layout
-from .integer_steps import WholeStep, takes
+from .grid_steps import GridStep
+from .integer_steps import IntegerStep, has_integer_scales
 from .trellis_steps import TrellisStep
 
-_STEP = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns of a step, for types of small blocks
+_STEP_COLUMNS = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns of a step, for types of small blocks
 
 
 @cache
-def steps(name: str) -> list[Step]:
-    """The steps that a row is cut into: large ones, then, for what is left, single blocks."""
+def steps(name: str) -> list[BlockStep]:
+    """The kinds of steps that a row is cut into: as many large ones as fit, then single blocks."""
     layout, kind = gemv_layout(name), TYPES[name]
     assert layout is not None
-    step = TrellisStep if layout.trellis else BookStep if layout.grid is not None else WholeStep if takes(name) else Step
-    blocks = max(1, (256 if layout.activations == 256 else _STEP[kind.rows]) // layout.block)
+    if layout.trellis:
+        step = TrellisStep
+    elif layout.grid is not None:
+        step = GridStep
+    else:
+        step = IntegerStep if has_integer_scales(name) else BlockStep
+    blocks = max(1, (256 if layout.activations == 256 else _STEP_COLUMNS[kind.rows]) // layout.block)
     return [step(name, blocks), step(name, 1)] if blocks > 1 else [step(name, 1)]
 
 
@@ -35,33 +40,33 @@ def emit_product(
 ) -> None:
     """Multiplies the rows of one group (from address `weights`) with `tokens` tokens: activations are the addresses of the
     first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64."""
-    builder, kind, plans = emit.builder, TYPES[name], steps(name)
-    layout = plans[0].layout
+    builder, kind, step_kinds = emit.builder, TYPES[name], steps(name)
+    layout = step_kinds[0].layout
     orders = {tuple((np.arange(LANES) % kind.rows).tolist()): None}
-    orders.update({slot.lane_rows: None for plan in plans for slot in plan.slots})
+    orders.update({code_vector.lane_rows: None for step in step_kinds for code_vector in step.code_vectors})
     places = []
     per_token = (columns, _bytes_per(builder, columns, layout.activations, 4), _bytes_per(builder, columns, RUN, 2))
-    all_tokens = [Token(emit, list(orders)) for _ in range(tokens)]
+    token_sums = [TokenSums(emit, list(orders)) for _ in range(tokens)]
     for t in range(tokens):
         before = [builder.mul(size, I64(t)) for size in per_token]
         places.append([builder.add(a, b) for a, b in zip(activations, before, strict=True)])
     done: Any = I64(0)  # columns
     at: Any = builder.add(weights, I64(kind.rows * kind.row_meta))
-    for plan in plans:
-        count = builder.udiv(builder.sub(columns, done), I64(plan.columns))
+    for step in step_kinds:
+        count = builder.udiv(builder.sub(columns, done), I64(step.columns))
         with cgutils.for_range(builder, count, intp=I64) as loop:
-            column = builder.add(done, builder.mul(loop.index, I64(plan.columns)))
-            for token, (codes, scales, sums) in zip(all_tokens, places, strict=True):
+            column = builder.add(done, builder.mul(loop.index, I64(step.columns)))
+            for token, (codes, scales, sums) in zip(token_sums, places, strict=True):
                 token.at(
                     builder.add(codes, column),
                     builder.add(scales, _bytes_per(builder, column, layout.activations, 4)),
                     builder.add(sums, _bytes_per(builder, column, RUN, 2)),
                 )
-            plan.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(plan.size))), all_tokens)
-        done = builder.add(done, builder.mul(count, I64(plan.columns)))
-        at = builder.add(at, builder.mul(count, I64(plan.size)))
-    factor = _row_factors(emit, layout, kind, weights)
-    for t, token in enumerate(all_tokens):
+            step.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(step.size))), token_sums)
+        done = builder.add(done, builder.mul(count, I64(step.columns)))
+        at = builder.add(at, builder.mul(count, I64(step.size)))
+    factor = _row_scales(emit, layout, kind, weights)
+    for t, token in enumerate(token_sums):
         parts = [emit.fold(builder.load(total), order, kind.rows) for order, total in token.totals.items()]
         value = parts[0]
         for part in parts[1:]:
@@ -76,11 +81,11 @@ def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
     return builder.mul(builder.udiv(columns, I64(run)), I64(size))
 
 
-def _row_factors(emit: Emitter, layout: GemvLayout, kind: TensorType, weights: Any) -> Any:
-    """<rows x float>: what the rows of a group begin with; None if nothing."""
+def _row_scales(emit: Emitter, layout: GemvLayout, kind: TensorType, weights: Any) -> Any:
+    """<rows x float>: the row scales of a group; None if the type has none."""
     if layout.row_scale is None:
         return None
     if layout.row_scale == "f16":
         return emit.halves(weights, np.arange(kind.rows) * 2)
-    assert kind.rows == 1 or kind.row_meta == 4, "factors of a group lie side by side"
+    assert kind.rows == 1 or kind.row_meta == 4, "the row scales of a group lie side by side"
     return emit.load(weights, 0, vector(F32, kind.rows))

@@ -1,4 +1,4 @@
-"""Steps over the trellis types: weights are what a generator of pseudo-random numbers makes of a start that is stored."""
+"""Steps over the trellis types, whose codes are start states of a generator of weights."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from .block_steps import Slot
-from .codebook_steps import BookStep
+from .block_steps import CodeVector
 from .emitter import BYTES, I8, I32, LANES, Emitter, constant, vector
+from .grid_steps import GridStep
 
 
-class TrellisStep(BookStep):
-    """Number j of a group is made of start * multiplier ** j, so all of them are worked out side by side."""
+class TrellisStep(GridStep):
+    """State j after a start is start * multiplier^j (mod 2^32), so the states of a group are computed side by side."""
 
-    def unsigned_codes(self, emit: Emitter, base: Any, slot: Slot, loaded: dict) -> Any:
+    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder
         assert f.indices is not None
         assert f.trellis is not None
         size, trellis = f.trellis.size, f.trellis
-        groups = slot.columns[::size] // size
-        starts = emit.numbers(base, self._over_blocks(f.indices)[0, groups], self.size)
+        groups = code_vector.columns[::size] // size
+        starts = emit.numbers(base, self._in_all_blocks(f.indices)[0, groups], self.size)
         starts = builder.add(starts, constant(I32, [trellis.first] * len(groups)))
         powers = constant(I32, [pow(trellis.multiplier, j + 1, 1 << 32) for j in range(size)] * (LANES // size))
         ones, none = constant(I8, [1] * BYTES), constant(I32, [0] * LANES)
@@ -35,4 +35,6 @@ class TrellisStep(BookStep):
         middle = constant(I8, [trellis.mean] * BYTES)
         above = builder.icmp_unsigned(">", value, middle)
         size_of = builder.select(above, builder.sub(value, middle), builder.sub(middle, value))
-        return builder.select(self._negative(emit, base, slot), builder.sub(middle, size_of), builder.add(middle, size_of))
+        return builder.select(
+            self._negative(emit, base, code_vector), builder.sub(middle, size_of), builder.add(middle, size_of)
+        )
