@@ -1,4 +1,4 @@
-"""Bit planes of super-blocks of 256 codes, and decoding through value tables (spec B).
+"""Bit planes of superblocks of 256 codes, and decoding through value tables (docs/formats/layouts.md).
 
 A plane holds some bits of all 256 codes, those of several codes to a byte.
 """
@@ -13,7 +13,7 @@ from ....simd.byte_lanes import i8_to_float, load_bytes, load_f16, load_f32, loa
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, select, store
 from ....simd.table_lookup import lookup64
-from .headers import read_header
+from .scale_codes import read_header
 
 # A plane is (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes. Of the
 # planes below P1 is (1, 32), P2 (2, 32), N64 (4, 32) and N32 (4, 16).
@@ -26,7 +26,7 @@ _CODES = 256
 
 @kernel
 def _take_pairs(codes, data):
-    """Plane P2 of the low two bits of 256 codes."""
+    """Plane (2, 32) of the low two bits of 256 codes."""
     for half in range(2):
         for j in range(32):
             at = 128 * half + j
@@ -36,7 +36,7 @@ def _take_pairs(codes, data):
 
 @kernel
 def _take_bits(codes, data):
-    """Plane P1 of the lowest bit of 256 codes."""
+    """Plane (1, 32) of the lowest bit of 256 codes."""
     for j in range(32):
         a, b, c, d = codes[j] & 1, codes[j + 32] & 1, codes[j + 64] & 1, codes[j + 96] & 1
         e, f, g, h = codes[j + 128] & 1, codes[j + 160] & 1, codes[j + 192] & 1, codes[j + 224] & 1
@@ -45,7 +45,7 @@ def _take_bits(codes, data):
 
 @kernel
 def _take_wide_nibbles(codes, data):
-    """Plane N64 of the low four bits of 256 codes."""
+    """Plane (4, 32) of the low four bits of 256 codes."""
     for run in range(4):
         for j in range(32):
             data[32 * run + j] = (codes[64 * run + j] & 15) | ((codes[64 * run + j + 32] & 15) << 4)
@@ -53,7 +53,7 @@ def _take_wide_nibbles(codes, data):
 
 @kernel
 def _take_narrow_nibbles(codes, data):
-    """Plane N32 of the low four bits of 256 codes."""
+    """Plane (4, 16) of the low four bits of 256 codes."""
     for run in range(8):
         for j in range(16):
             data[16 * run + j] = (codes[32 * run + j] & 15) | ((codes[32 * run + j + 16] & 15) << 4)
@@ -83,8 +83,10 @@ def _without_low_bits(codes, bits, out):
 
 @kernel
 def pack_codes(codes, planes, blocks):
-    """Writes the planes of uint8 codes [units, 256] into uint8 blocks [units, bytes]; planes: (plane, offset in a
-    block) of the low bits, then of the rest (bits 0: none)."""
+    """Writes the planes of uint8 codes [superblocks, 256] into uint8 blocks [superblocks, bytes].
+
+    planes: (plane, offset in a block) of the low bits, then of the remaining bits (bits 0: none).
+    """
     (low, low_at), (high, high_at) = planes
     rest = np.empty(_CODES, np.uint8)
     for u in range(codes.shape[0]):
@@ -96,20 +98,23 @@ def pack_codes(codes, planes, blocks):
 
 @kernel
 def _pick(low, high, codes):
-    """Entries, as float32 lanes, of a table of 32 bytes: its first and last sixteen."""
+    """Entries, as float32 lanes, of a table of 32 bytes, given as its first and last sixteen."""
     return i8_to_float(select(nonzero(codes & 16), lookup_bytes(high, codes & 15), lookup_bytes(low, codes & 15)))
 
 
 @kernel
 def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, out):
-    """out[r, e] = d * level of its block * table[flag of its block, code e] for rows q, uint8 [rows, row_bytes].
+    """out[r, e] = d * integer scale of its block * table[flag of its block, code e] for rows q, uint8 [rows, row_bytes].
 
-    meta: bytes of the row's float32 or float16 scale d before its super-blocks; 0: each of these begins with its own float16.
-    size: bytes of a super-block; header: a number for read_header; planes: int64 [2, 4] as from `planes_to_read`; shift: binary
-    logarithm of the elements of a block; entries: how many of them a table has, 16 or 32 in the int8 row `table`, or 64 in the
-    float32 row `smooth`; out: float32 [rows, n].
+    meta            bytes of the row's float32 or float16 scale d before its superblocks; 0: each superblock has a float16 d
+    size            bytes of a superblock
+    header          the number by which read_header knows the type's scale codes
+    planes          int64 [2, 4] from planes_to_read
+    shift           binary logarithm of the elements of a block
+    entries         entries per table: 16 or 32 in the int8 row `table`, or 64 in the float32 row `smooth`
+    out             float32 [rows, n]
 
-    Only intrinsics are given arrays, for the counting of references to them would take longer than the decoding.
+    Arrays are only passed to intrinsics: counting references to them would take longer than the decoding.
     """
     codes, levels = np.empty(_CODES, np.uint8), np.empty(LANES, np.float32)
     bytes_, flat = q.reshape(-1), out.reshape(-1)
@@ -155,6 +160,6 @@ def planes_of(codes: np.ndarray) -> tuple[tuple[tuple[int, int], int], ...]:
 
 
 def planes_to_read(planes) -> np.ndarray:
-    """What decode_rows takes for planes as pack_codes takes them: their bits, strides, offsets and place in a code."""
+    """The argument `planes` of decode_rows: bits, stride, offset and place in a code of both planes."""
     (low, low_at), (high, high_at) = planes
     return np.array([[*low, low_at, 0], [high[0], max(high[1], LANES), high_at, low[0]]])

@@ -1,6 +1,7 @@
-"""From weights to what is stored: block scales, the scale of a unit, scale codes, codes of the weights and the last refit.
+"""From weights to codes: block scales, the scale d of a row, integer block scales, codes of the weights, and the refit of d.
 
-A unit is what shares one stored scale: 256 weights for the K types, a row for the KS types. Spec D.4 and D.5.
+A row here is what shares one stored scale d: for the K types the caller passes every superblock of 256 as a row of its own, for
+the KS types the rows of the matrix. Searches: docs/formats/encoders.md (the IQK search; iq2_k and iq2_ks).
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, splat, sqrt_lanes, store
 from ....simd.scalar import fma, round_product
 from ....simd.table_lookup import nearest_entry16, nearest_entry32, nearest_entry64
-from .scale_search import largest_element, search_of_three, search_of_two
-from .segment_search import search_segments
+from .boundary_search import search_boundaries
+from .table_search import search_blocks_of_three, search_blocks_of_two, signed_max
 
-# How block scales become integers (D the unit's scale, s a block's).
-SIGNED = 0  # s / D, D with the sign opposite to the largest scale
-MAGNITUDE = 1  # the odd number nearest to |s| / D, with the sign of s
-ODD = 2  # the odd number nearest to s / D
-SEARCHED = 3  # s / D, with the D of least weighted error of the scales
+# How block scales become integers (d the row's scale, s a block's).
+SIGNED = 0  # s / d, d with the sign opposite to that of the largest scale
+MAGNITUDE = 1  # the odd integer nearest to |s| / d, with the sign of s
+ODD = 2  # the odd integer nearest to s / d
+SEARCHED = 3  # s / d, with the d of least weighted error of the scales
 
 _SUPERBLOCK = 256
 
-# Sums run in the order of the elements, each addition waiting for the one before: so several go side by side.
-_TOGETHER = 4
+# Sums run in element order, each addition waiting for the one before: so several rows are summed at a time.
+_ROWS_AT_ONCE = 4
 
-_GROUP = 4096  # weights to work on at a time
+_BATCH_WEIGHTS = 4096  # weights processed at a time
 
 
 @kernel
-def fitting_sums(x, w, q, sxq, sqq):
-    """Sums of w x q and of w q q over each row of three float32 arrays of one shape."""
+def weighted_sums(x, w, q, sxq, sqq):
+    """Sums of w x q and of w q q over each row of three float32 arrays of one shape, into sxq and sqq [rows]."""
     rows, n = x.shape
-    for r in range(0, rows, _TOGETHER):
+    for r in range(0, rows, _ROWS_AT_ONCE):
         r1, r2, r3 = min(r + 1, rows - 1), min(r + 2, rows - 1), min(r + 3, rows - 1)
         x0, x1, x2, x3 = x[r], x[r1], x[r2], x[r3]
         w0, w1, w2, w3 = w[r], w[r1], w[r2], w[r3]
@@ -52,8 +53,8 @@ def fitting_sums(x, w, q, sxq, sqq):
 
 
 @kernel
-def _paired_sums(x, w, q, sxq, sqq):
-    """As fitting_sums, but the terms of elements 16 apart in each 32 are added before they join the sum (iq4_ks)."""
+def _pairwise_weighted_sums(x, w, q, sxq, sqq):
+    """As weighted_sums, with the terms of elements 16 apart in each 32 added before they join the sum (as iq4_ks does)."""
     rows, n = x.shape
     for r in range(rows):
         xr, wr, qr = x[r], w[r], q[r]
@@ -67,40 +68,43 @@ def _paired_sums(x, w, q, sxq, sqq):
 
 
 @kernel
-def weigh_units(x, importance, first, factor, share, w):
-    """Weights of the errors of x [units, n], which are units `first` and on; importance as for fit_units."""
-    units, n = x.shape
-    squares, unused = np.empty(units * n // _SUPERBLOCK, np.float32), np.empty(units * n // _SUPERBLOCK, np.float32)
+def row_weights(x, importance, first, sigma2_factor, sigma2_share, w):
+    """Weights of the squared errors of x [rows, n], which are rows `first` and on; importance as for fit_rows."""
+    rows, n = x.shape
+    squares, unused = np.empty(rows * n // _SUPERBLOCK, np.float32), np.empty(rows * n // _SUPERBLOCK, np.float32)
     blocks = x.reshape(-1, _SUPERBLOCK)
-    fitting_sums(blocks, np.ones_like(blocks), blocks, unused, squares)
-    for u in range(units):
-        xu, wu = x[u], w[u]
+    weighted_sums(blocks, np.ones_like(blocks), blocks, unused, squares)
+    for r in range(rows):
+        xr, wr = x[r], w[r]
         for b in range(n // _SUPERBLOCK):
-            sigma2 = factor * squares[u * (n // _SUPERBLOCK) + b] / np.float32(_SUPERBLOCK)
+            sigma2 = sigma2_factor * squares[r * (n // _SUPERBLOCK) + b] / np.float32(_SUPERBLOCK)
             if importance.shape[0]:
-                v = importance[(first + u) % importance.shape[0]]
+                qw = importance[(first + r) % importance.shape[0]]
                 for j in range(b * _SUPERBLOCK, (b + 1) * _SUPERBLOCK, LANES):
-                    xj = load(xu, j)
-                    store(wu, j, load(v, j) * sqrt_lanes(fma_lanes(xj, xj, splat(sigma2))))
+                    xj = load(xr, j)
+                    store(wr, j, load(qw, j) * sqrt_lanes(fma_lanes(xj, xj, splat(sigma2))))
             else:
                 for j in range(b * _SUPERBLOCK, (b + 1) * _SUPERBLOCK, LANES):
-                    xj = load(xu, j)
-                    store(wu, j, fma_lanes(xj, xj, splat(share * sigma2)))
+                    xj = load(xr, j)
+                    store(wr, j, fma_lanes(xj, xj, splat(sigma2_share * sigma2)))
 
 
 @kernel
-def search_scale(scales, weights, high):
-    """D of least weighted error of scales as its multiples -high ... high - 1 [QX of spec D.0]; 0 if all are 0."""
-    top = largest_element(scales)
+def search_row_scale(scales, weights, limit):
+    """d of least weighted error for block scales as its multiples -limit ... limit - 1; 0 if all are 0.
+
+    The search is QX of docs/formats/encoders.md.
+    """
+    signed_max_scale = signed_max(scales)
     d, best = np.float32(0), np.float32(0)
-    if top == 0:
+    if signed_max_scale == 0:
         return d
     for trial in range(19):
         i = trial - 9 if trial > 9 else trial - 10 if trial else 0
-        inverse = -(high + np.float32(0.1) * np.float32(i)) / top
+        inverse = -(limit + np.float32(0.1) * np.float32(i)) / signed_max_scale
         sxq = sqq = np.float32(0)
         for b in range(scales.size):
-            q = min(max(round_product(inverse, scales[b]), -high), high - np.float32(1))
+            q = min(max(round_product(inverse, scales[b]), -limit), limit - np.float32(1))
             wq = weights[b] * q
             sxq, sqq = fma(wq, scales[b], sxq), fma(wq, q, sqq)
         if sqq > 0 and (trial == 0 or sxq * sxq > best * sqq):
@@ -119,32 +123,35 @@ def _block_sums(w, block, sums):
 
 
 @kernel
-def code_scales(scales, w, scheme, divisor, low, high, levels):
-    """Whole numbers `levels` for the block scales of a unit with weights w; returns the unit's scale D."""
+def quantise_scales(scales, w, scheme, divisor, low, high, int_scales):
+    """Integers int_scales for the block scales of a row with weights w. Returns the row's scale d.
+
+    scheme: SIGNED, MAGNITUDE, ODD or SEARCHED; divisor, low, high: see _IqkType.scheme in iqk.py.
+    """
     if scheme == SEARCHED:
         weights = np.empty_like(scales)
         _block_sums(w, w.size // scales.size, weights)
-        d = search_scale(scales, weights, divisor)
+        d = search_row_scale(scales, weights, divisor)
     else:
-        top = largest_element(scales)
-        d = -top / divisor if scheme == SIGNED else abs(top) / divisor
+        signed_max_scale = signed_max(scales)
+        d = -signed_max_scale / divisor if scheme == SIGNED else abs(signed_max_scale) / divisor
     inverse = np.float32(1) / d if d != 0 else np.float32(0)
     for b in range(scales.size):
         if scheme == MAGNITUDE:
             half = round_product(np.float32(0.5), fma(inverse, abs(scales[b]), -1))
             odd = np.float32(2) * min(max(half, low), high) + np.float32(1)
-            levels[b] = -odd if scales[b] < 0 else odd
+            int_scales[b] = -odd if scales[b] < 0 else odd
         elif scheme == ODD:
             half = round_product(np.float32(0.5), fma(inverse, scales[b], divisor))
-            levels[b] = np.float32(2) * min(max(half, low), high) - divisor
+            int_scales[b] = np.float32(2) * min(max(half, low), high) - divisor
         else:
-            levels[b] = min(max(round_product(inverse, scales[b]), low), high)
+            int_scales[b] = min(max(round_product(inverse, scales[b]), low), high)
     return d
 
 
 @kernel
-def _quantise_block(x, start, count, inverse, factor, midpoints, table, codes, q):
-    """Codes of x[start : start + count] * inverse, and q = factor * their entries."""
+def _assign_block(x, start, count, inverse, factor, midpoints, table, codes, q):
+    """Codes of x[start : start + count] * inverse, and q = factor * their table values."""
     for j in range(start, start + count, LANES):
         y = load(x, j) * inverse
         if table.size == 16:
@@ -163,77 +170,78 @@ def _inverse(scale):
 
 @kernel
 def _requantise(x, w, block, midpoints, table, scales, flags, codes, q):
-    """The nearest codes at each block's scale once more, and the scale refitted to them."""
+    """Finds the nearest codes at each block's scale again and refits the scale to them."""
     for b in range(scales.size):
-        _quantise_block(x, b * block, block, _inverse(scales[b]), np.float32(1), midpoints[flags[b]], table[flags[b]], codes, q)
+        _assign_block(x, b * block, block, _inverse(scales[b]), np.float32(1), midpoints[flags[b]], table[flags[b]], codes, q)
     sxq, sqq = np.empty_like(scales), np.empty_like(scales)
-    fitting_sums(x.reshape(-1, block), w.reshape(-1, block), q.reshape(-1, block), sxq, sqq)
+    weighted_sums(x.reshape(-1, block), w.reshape(-1, block), q.reshape(-1, block), sxq, sqq)
     for b in range(scales.size):
         if scales[b] != 0 and sqq[b] > 0:
             scales[b] = sxq[b] / sqq[b]
 
 
 @kernel
-def _assign(x, block, d, levels, flags, midpoints, table, skip_zero, codes, q):
-    """Codes of a unit at the scales d * levels, and what they stand for in units of d.
+def _assign_row(x, block, d, int_scales, flags, midpoints, table, zero_codes, codes, q):
+    """Codes of a row at the block scales d * int_scales, and their values q in multiples of d.
 
-    Blocks of scale 0 get code 0 if skip_zero, else the code nearest to 0.
+    Blocks of scale 0 get code 0 if zero_codes is set, else the code of the value nearest to 0.
     """
-    for b in range(levels.size):
-        scale = d * levels[b]
-        factor = levels[b] if scale != 0 else np.float32(0)
-        _quantise_block(x, b * block, block, _inverse(scale), factor, midpoints[flags[b]], table[flags[b]], codes, q)
-        if scale == 0 and skip_zero:
+    for b in range(int_scales.size):
+        scale = d * int_scales[b]
+        factor = int_scales[b] if scale != 0 else np.float32(0)
+        _assign_block(x, b * block, block, _inverse(scale), factor, midpoints[flags[b]], table[flags[b]], codes, q)
+        if scale == 0 and zero_codes:
             codes[b * block : (b + 1) * block] = 0
 
 
 @kernel
-def fit_units(
-    x, importance, block, factor, share, search, midpoints, table, scheme,
-    again, boost, skip_zero, paired, codes, flags, levels, d,
+def fit_rows(
+    x, importance, block, sigma2_factor, sigma2_share, search, midpoints, table, scheme,
+    requantise, scale_factor, zero_codes, pairwise_sums, codes, flags, int_scales, d,
 ):  # fmt: skip
-    """Encodes units: float32 x [units, n] -> uint8 codes [units, n], uint8 flags, float32 levels [units, n / block], d [units].
+    """Encodes rows: float32 x [rows, n] -> codes uint8 [rows, n]; flags uint8, int_scales float32 [rows, n / block]; d [rows].
 
-    importance  float32 [some units, n], unit u having row u modulo their number; or no rows: weights from x alone
-    factor      of the mean square in the weights; share: of that, without importance
-    search      (steps, trials, first entries, nearby, whether it needs three entries) for the search of iqk_search, and the
-                network for search_segments, which takes its place where trials is 0
+    importance     float32 [any, n], row r using row r modulo their number; of no rows: weights from x alone
+    block          elements per block scale
+    sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
+    search         (offsets, trial_count, first entries, candidates, whether these are three) for the search of table_search.py,
+                   and the sorting network for search_boundaries, which is used instead if trial_count is 0
     midpoints, table  float32 [2, 16, 32 or 64]
-    scheme      (kind, divisor, lowest number, highest number) for block scales
-    again, boost, skip_zero, paired  as the codec's table has them
+    scheme         (kind, divisor, smallest integer, largest integer) for block scales
+    requantise, scale_factor, zero_codes, pairwise_sums  see _IqkType in iqk.py
     """
-    units, n = x.shape
-    steps, trials, first_entries, nearby, three, network = search
+    rows, n = x.shape
+    offsets, trial_count, first_entries, candidates, three_candidates, network = search
     kind, divisor, low, high = scheme
-    # Units go in groups, to share the scratch arrays and to let the sums of several run side by side.
-    group = max(_TOGETHER, _GROUP // n)
-    w_group, q_group = np.empty((group, n), np.float32), np.empty((group, n), np.float32)
-    scales_group = np.empty((group, n // block), np.float32)
-    sxq, sqq = np.empty(group, np.float32), np.empty(group, np.float32)
-    for first in range(0, units, group):
-        count = min(group, units - first)
-        xs, w, q, scales = x[first : first + count], w_group[:count], q_group[:count], scales_group[:count]
+    # Rows are processed in batches, to share scratch arrays and to sum several rows at a time.
+    batch_rows = max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n)
+    w_batch, q_batch = np.empty((batch_rows, n), np.float32), np.empty((batch_rows, n), np.float32)
+    scales_batch = np.empty((batch_rows, n // block), np.float32)
+    sxq, sqq = np.empty(batch_rows, np.float32), np.empty(batch_rows, np.float32)
+    for first in range(0, rows, batch_rows):
+        count = min(batch_rows, rows - first)
+        xs, w, q, scales = x[first : first + count], w_batch[:count], q_batch[:count], scales_batch[:count]
         all_scales, all_flags = scales.reshape(-1), flags[first : first + count].reshape(-1)
-        weigh_units(xs, importance, first, factor, share, w)
+        row_weights(xs, importance, first, sigma2_factor, sigma2_share, w)
         xb, wb = xs.reshape(-1, block), w.reshape(-1, block)
-        if trials == 0:
-            search_segments(xb, wb, table, network, all_scales, all_flags)
-        elif three:
-            search_of_three(xb, wb, steps, trials, first_entries, nearby, all_scales, all_flags)
+        if trial_count == 0:
+            search_boundaries(xb, wb, table, network, all_scales, all_flags)
+        elif three_candidates:
+            search_blocks_of_three(xb, wb, offsets, trial_count, first_entries, candidates, all_scales, all_flags)
         else:
-            search_of_two(xb, wb, steps, trials, first_entries, nearby, all_scales, all_flags)
-        if again:
-            to = codes[first : first + count].reshape(-1)
-            _requantise(xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, to, q.reshape(-1))
+            search_blocks_of_two(xb, wb, offsets, trial_count, first_entries, candidates, all_scales, all_flags)
+        if requantise:
+            codes_out = codes[first : first + count].reshape(-1)
+            _requantise(xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, codes_out, q.reshape(-1))
         for i in range(count):
-            u = first + i
-            d[u] = code_scales(scales[i], w[i], kind, divisor, low, high, levels[u])
-            _assign(x[u], block, d[u], levels[u], flags[u], midpoints, table, skip_zero, codes[u], q[i])
-        if paired:
-            _paired_sums(xs, w, q, sxq, sqq)
+            r = first + i
+            d[r] = quantise_scales(scales[i], w[i], kind, divisor, low, high, int_scales[r])
+            _assign_row(x[r], block, d[r], int_scales[r], flags[r], midpoints, table, zero_codes, codes[r], q[i])
+        if pairwise_sums:
+            _pairwise_weighted_sums(xs, w, q, sxq, sqq)
         else:
-            fitting_sums(xs, w, q, sxq, sqq)
+            weighted_sums(xs, w, q, sxq, sqq)
         for i in range(count):
             if sqq[i] > 0:
                 d[first + i] = sxq[i] / sqq[i]
-            d[first + i] *= boost
+            d[first + i] *= scale_factor

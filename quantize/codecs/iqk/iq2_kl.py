@@ -1,6 +1,6 @@
-"""iq2_kl: five bits for every two weights, which pick one of 32 pairs of values (spec part B, D.6).
+"""iq2_kl: five bits for every two weights, which select one of 32 pairs of values.
 
-A row has one float16 scale, a block of 32 weights a level -32 ... 31.
+A row has one float16 scale, a block of 32 weights an integer scale -32 ... 31 (docs/formats/layouts.md; encoders.md, iq2_kl).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ....simd.scalar import round_product
 from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
 from ..registry import Codec
-from .fit import weigh_units
-from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, score_pairs, search_pairs, take_lines
-from .scale_search import DEAD, ORDINARY_EXPONENTS, largest_element
+from .fit import row_weights
+from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
+from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 
 _KIND = TYPES["iq2_kl"]
 _SUPERBLOCK = 256
 _BLOCKS = _SUPERBLOCK // BLOCK
 _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
-_LOWEST, _HIGHEST = -32, 31  # levels
+_LOWEST, _HIGHEST = -32, 31  # integer scales
 _FACTOR = np.float32(2.25)  # of the mean square in the weights
 _QS, _QH = (int(bit) // 8 for bit in layout_of("iq2_kl").codes[0, 0, [0, 4]])  # bytes where nibbles and high bits begin
 
 
 @kernel
 def _best_level(p, c, middle, d):
-    """The level of least error of a block near `middle`."""
+    """The integer scale of least error of a block, out of three around `middle`."""
     best, least = np.float32(0), np.float32(0)
     for step in (0, -1, 1):
         level = min(max(middle + np.float32(step), np.float32(_LOWEST)), np.float32(_HIGHEST))
@@ -43,28 +43,28 @@ def _best_level(p, c, middle, d):
 
 @kernel
 def _fit(x, importance, codes, levels, d):
-    """float32 x [rows, n] -> uint8 codes [rows, n / 2], whole float32 levels [rows, n / 32], scales d float32 [rows]."""
+    """float32 x [rows, n] -> codes uint8 [rows, n / 2], levels (integer scales) float32 [rows, n / 32], d float32 [rows]."""
     rows, n = x.shape
     w = np.empty((1, n), np.float32)
     p, c, part = np.empty(_LINES, np.float32), np.empty(_LINES, np.float32), np.empty(4 * LANES, np.float32)
     scales = np.empty(n // BLOCK, np.float32)
     for r in range(rows):
         if importance.shape[0]:
-            weigh_units(x[r : r + 1], importance, r, _FACTOR, np.float32(0), w)
+            row_weights(x[r : r + 1], importance, r, _FACTOR, np.float32(0), w)
         else:
             for j in range(n):
                 w[0, j] = abs(x[r, j])
         for b in range(scales.size):
             at = slice(b * BLOCK, (b + 1) * BLOCK)
-            take_lines(x[r, at], w[0, at], part, p, c)
+            pair_terms(x[r, at], w[0, at], part, p, c)
             scales[b] = search_pairs(x[r, at], p, c)
-        d[r] = -largest_element(scales) / np.float32(-_LOWEST)
+        d[r] = -signed_max(scales) / np.float32(-_LOWEST)
         for b in range(scales.size):
             levels[r, b] = round_product(scales[b], np.float32(1) / d[r]) if d[r] != 0 else np.float32(0)
         sxq = sqq = np.float32(0)
         for b in range(scales.size):
             at = slice(b * BLOCK, (b + 1) * BLOCK)
-            take_lines(x[r, at], w[0, at], part, p, c)
+            pair_terms(x[r, at], w[0, at], part, p, c)
             level = _best_level(p, c, levels[r, b], d[r])
             levels[r, b] = level
             xq, qq = assign_pairs(p, c, d[r] * level, codes[r, b * _PAIRS : (b + 1) * _PAIRS])
@@ -76,7 +76,7 @@ def _fit(x, importance, codes, levels, d):
 
 @kernel
 def _pack(codes, blocks):
-    """Writes the codes [super-blocks, 8, 16] into uint8 blocks [super-blocks, bytes], which are 0 so far."""
+    """Writes the codes [superblocks, 8, 16] into uint8 blocks [superblocks, bytes], which are 0 before."""
     for u in range(blocks.shape[0]):
         block, k = blocks[u], codes[u]
         for run in range(_BLOCKS // 2):
@@ -89,7 +89,7 @@ def _pack(codes, blocks):
 
 @kernel
 def _decode(blocks, scales, out):
-    """uint8 blocks [super-blocks, bytes], float32 scales [super-blocks, 8] -> out float32 [super-blocks, 256]."""
+    """uint8 blocks [superblocks, bytes], float32 scales [superblocks, 8] -> out float32 [superblocks, 256]."""
     for u in range(blocks.shape[0]):
         block, y = blocks[u], out[u]
         for b in range(_BLOCKS):
@@ -101,7 +101,7 @@ def _decode(blocks, scales, out):
 
 
 def _put_levels(blocks: np.ndarray, levels: np.ndarray) -> None:
-    """Levels float32 [super-blocks, 8] as six bits: the high two in a word, then the nibbles of blocks 4 apart in one byte."""
+    """Writes integer scales float32 [superblocks, 8] as six bits: high two in a word, nibbles of blocks 4 apart in a byte."""
     codes = (levels - _LOWEST).astype(np.uint8)
     high = codes >> 4
     blocks[:, 0] = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
@@ -117,13 +117,10 @@ def _levels(blocks: np.ndarray) -> np.ndarray:
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 2 + n / 256 * 86].
-
-    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
-    """
+    """iq2_kl: float32 [rows, n], n a multiple of 256, importance float32 [n] or None -> uint8 [rows, 2 + n / 256 * 86]."""
     rows, n = x.shape
     v = normalise_importance(guard_importance(x, importance, BLOCK))
-    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, DEAD)
+    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, MIN_AMAX)
     codes, levels = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
     _fit(x, v, codes, levels, d)
@@ -137,7 +134,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
-    """uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n] (spec part B)."""
+    """iq2_kl: uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n]."""
     blocks = np.ascontiguousarray(q[:, _KIND.row_meta :]).reshape(-1, _KIND.block_bytes)
     d = q[:, : _KIND.row_meta].copy().view("<f2").astype(np.float32)
     scales = (_levels(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)

@@ -1,9 +1,9 @@
-"""The search of iq2_kl: 32 pairs of values, one for every two weights (spec D.6).
+"""The search of iq2_kl: 32 pairs of values, one for every two weights (docs/formats/encoders.md, iq2_kl).
 
-At an inverse scale `id` the pair (g1, g2) costs, but for what all pairs share, c - 2 id p with c = w1 g1^2 + w2 g2^2 and
-p = w1 x1 g1 + w2 x2 g2. Neither depends on the scale, so they are worked out once for all pairs of the table, and any scale
-is then two operations per pair. So every pair is tried, where the reference takes the nearest values of both weights and, if
-that is no pair of the table, the best of eight neighbours. The sixteen pairs of a block lie side by side in the lanes.
+At an inverse scale `id` the pair (g1, g2) costs, up to a constant, c - 2 id p with c = w1 g1^2 + w2 g2^2 and
+p = w1 x1 g1 + w2 x2 g2. Neither depends on the scale, so both are computed once for all pairs of the table, and a trial of a
+scale takes two operations per pair. So every pair is tried, where ik_llama.cpp takes the nearest values of both weights and, if
+that is no pair of the table, the best of eight neighbours. The sixteen pairs of weights of a block are the lanes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 from ....formats.layouts.tables import IQ2_KL_PAIRS
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, min_lanes, reduce_sum, select, splat, store
-from .scale_search import DEAD, largest_element
+from .table_search import MIN_AMAX, signed_max
 
 BLOCK = 32
 ENTRIES = 32
 
-# Where the search puts the largest weight, as multiples of the lowest value. Beyond it weights are cut off.
-_FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
+# Where trials put the largest weight, as multiples of the lowest value; weights beyond that are clipped.
+_TRIAL_FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
 
 # float32 [32, 2]: the values of two neighbours that a code stands for
 PAIRS = IQ2_KL_PAIRS.astype(np.float32)
 
 
 @kernel
-def take_lines(x, w, part, p, c):
-    """p and c of all pairs of a block (float32 x, w [32]) as arrays of lanes [32 * LANES], lane i for weights 2i and 2i + 1.
+def pair_terms(x, w, part, p, c):
+    """p and c of all table pairs for a block (float32 x, w [32]) as arrays of lanes [32 * LANES].
 
-    part: scratch [4 * LANES].
+    Lane i is that of weights 2i and 2i + 1. part: scratch [4 * LANES].
     """
     for i in range(LANES):
         part[i], part[i + LANES] = x[2 * i], x[2 * i + 1]
@@ -44,16 +44,16 @@ def take_lines(x, w, part, p, c):
 
 @kernel
 def search_pairs(x, p, c):
-    """The scale of least weighted error of a block (float32 x [32], p and c by take_lines); 0 for a dead one.
+    """The scale of least weighted error of a block (float32 x [32]; p and c from pair_terms); 0 for a block of zeros.
 
-    Factors around the one that puts the largest weight on the lowest value are tried with both signs, and the scale is
-    refitted to the pairs of each.
+    Factors around the one that puts the largest weight on the lowest value are tried with both signs; the scale is refitted to
+    the pairs of each.
     """
-    mx = largest_element(x)
-    if abs(mx) < DEAD:
+    mx = signed_max(x)
+    if abs(mx) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
-    for factor in _FACTORS:
+    for factor in _TRIAL_FACTORS:
         twice = np.float32(2) * PAIRS[0, 0] * factor / mx
         plus, minus = splat(twice), splat(-twice)
         xq, xq_minus = load(p, 0), load(p, 0)
@@ -73,7 +73,7 @@ def search_pairs(x, p, c):
 
 @kernel
 def score_pairs(p, c, scale):
-    """By how much the best pairs at a scale lower the weighted squared error of a block of zeros, as a negative number."""
+    """Weighted squared error of a block with the best pairs at a scale, less that of the block as zeros."""
     if scale == 0:
         return np.float32(0)
     minus = splat(np.float32(-2) / scale)
@@ -85,7 +85,7 @@ def score_pairs(p, c, scale):
 
 @kernel
 def assign_pairs(p, c, scale, codes):
-    """Best pairs of a block at a scale: uint8 codes [16]; returns the sums of w x q and w q q over the block."""
+    """The best pairs of a block at a scale: codes uint8 [16]. Returns the sums of w x q and of w q q over the block."""
     minus = splat(np.float32(-2) / scale if scale != 0 else np.float32(0))
     cost, index = fma_lanes(minus, load(p, 0), load(c, 0)), splat(np.float32(0))
     for k in range(1, ENTRIES):

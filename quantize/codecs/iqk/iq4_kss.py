@@ -1,8 +1,8 @@
-"""iq4_kss: four bits per weight, scale and table flag of each 32 weights included (spec part B, D.6).
+"""iq4_kss: four bits per weight, block scale and table flag included (docs/formats/layouts.md; encoders.md, iq4_kss).
 
-A row has one float32 scale; a block of 32 has an odd level -127 ... 127 and a flag that picks the table V4 or its shifted copy:
-eight bits, one for each of its eight words. What is left of a word are 15 bits for four codes of four bits, whose sixteen bits
-have even parity.
+A row has one float32 scale; a block of 32 has an odd integer scale -127 ... 127 and a flag that selects the table V4 or its
+shifted copy: eight bits, one in each of its eight 16-bit words. The other 15 bits of a word encode four codes of four bits,
+whose sixteen bits have even parity.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ....simd.table_lookup import lookup16
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import guard_importance
 from ..registry import Codec
-from .fit import weigh_units
-from .iq4_kss_search import BLOCK, SIZE, put_quads, search_quads, take_quads, try_quads
-from .scale_search import DEAD, ORDINARY_EXPONENTS, largest_element
+from .fit import row_weights
+from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_quads, search_quads
+from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 from .value_tables import V4
 
 _KIND = TYPES["iq4_kss"]
@@ -27,7 +27,7 @@ _WORDS = BLOCK // 4
 _HIGHEST = 127
 _FACTOR = np.float32(2)  # of the mean square in the weights
 _SHARE = np.float32(0.25)  # of that, without importance
-_ROUNDS = 2  # of choosing levels and codes and refitting the row's scale to them
+_ROUNDS = 2  # rounds of choosing integer scales and codes and refitting the row's scale to them
 
 # The code of each whole number that is an entry, counted from -_LOWEST on, of the plain table.
 _LOWEST = int(V4[0, 0])
@@ -39,7 +39,7 @@ _FLAT = V4.reshape(-1)
 
 @kernel
 def _level(scale, d):
-    """The odd number nearest to scale / d, kept within -127 ... 127."""
+    """The odd integer nearest to scale / d, clamped to -127 ... 127."""
     if d == 0:
         return np.float32(1)
     half = round_product(np.float32(0.5), scale / d + np.float32(_HIGHEST))
@@ -48,9 +48,9 @@ def _level(scale, d):
 
 @kernel
 def _best_level(x, w, middle, d, tried, q):
-    """The best level near `middle` for a block: (level, flag, sum of w x q, sum of w q q) with q in units of d.
+    """The best integer scale of a block near `middle`: (integer scale, flag, sum of w x q, sum of w q q), q in multiples of d.
 
-    x, w: arrays of quadruples; the entries of both tables go to another one, q; tried: scratch.
+    x, w: arrays of quadruples; q: out, the table values of both tables; tried: scratch.
     """
     level, flag, sxq, sqq, least = middle, 0, np.float32(0), np.float32(0), np.float32(np.inf)
     for step in (0, -2, 2):
@@ -58,7 +58,7 @@ def _best_level(x, w, middle, d, tried, q):
         if abs(trial) > _HIGHEST:
             continue
         scale = d * trial
-        xq, qq = try_quads(x, w, scale, tried)
+        xq, qq = assign_quads(x, w, scale, tried)
         for table in range(2):
             error = scale * (scale * qq[table] - np.float32(2) * xq[table])
             if error < least:
@@ -78,12 +78,12 @@ def _fit(x, importance, entries, flags, levels, d):
     xs, ws = np.empty((blocks, SIZE), np.float32), np.empty((blocks, SIZE), np.float32)
     tried, q = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
     for r in range(rows):
-        weigh_units(x[r : r + 1], importance, r, _FACTOR, _SHARE, w)
+        row_weights(x[r : r + 1], importance, r, _FACTOR, _SHARE, w)
         for b in range(blocks):
-            take_quads(x[r, b * BLOCK :], xs[b])
-            take_quads(w[0, b * BLOCK :], ws[b])
+            gather_quads(x[r, b * BLOCK :], xs[b])
+            gather_quads(w[0, b * BLOCK :], ws[b])
             scales[b] = search_quads(xs[b], ws[b], q)
-        d[r] = abs(largest_element(scales)) / np.float32(_HIGHEST)
+        d[r] = abs(signed_max(scales)) / np.float32(_HIGHEST)
         for b in range(blocks):
             levels[r, b] = _level(scales[b], d[r])
         for _ in range(_ROUNDS):
@@ -92,14 +92,14 @@ def _fit(x, importance, entries, flags, levels, d):
                 levels[r, b], flags[r, b], xq, qq = _best_level(xs[b], ws[b], levels[r, b], d[r], tried, q)
                 sxq += xq
                 sqq += qq
-                put_quads(q, flags[r, b], entries[r, b * BLOCK :])
+                scatter_quads(q, flags[r, b], entries[r, b * BLOCK :])
             if sqq > 0:
                 d[r] = sxq / sqq
 
 
 @kernel
 def _pack(entries, flags, levels, words):
-    """Writes uint16 words [blocks, 8] from what _fit gives, as blocks of 32."""
+    """Writes uint16 words [blocks, 8] from the results of _fit, as blocks of 32."""
     for b in range(words.shape[0]):
         flag = flags[b]
         byte = np.uint16(levels[b] + np.float32(_HIGHEST)) | np.uint16(flag)
@@ -137,13 +137,10 @@ def _decode(words, d, blocks_per_row, out):
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
-    """float32 [rows, n], n a multiple of 256, and importance float32 [n] or None -> uint8 [rows, 4 + n / 256 * 128].
-
-    The layout is that of the spec (part B), the search our own for its weights and error (D.6).
-    """
+    """iq4_kss: float32 [rows, n], n a multiple of 256, importance float32 [n] or None -> uint8 [rows, 4 + n / 256 * 128]."""
     rows, n = x.shape
     v = normalise_importance(guard_importance(x, importance, BLOCK))
-    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, DEAD)
+    x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, MIN_AMAX)
     entries = np.empty(x.shape, np.float32)
     flags, levels = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
@@ -156,7 +153,7 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
-    """uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n] (spec part B)."""
+    """iq4_kss: uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n]."""
     d = q[:, : _KIND.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
     words = q[:, _KIND.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
     out = np.empty((len(words), BLOCK), np.float32)

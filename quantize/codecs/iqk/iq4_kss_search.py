@@ -1,15 +1,15 @@
-"""Codes of even parity: the search of iq4_kss (spec D.6).
+"""The search of iq4_kss: codes of even parity (docs/formats/encoders.md, iq4_kss).
 
 The type stores four codes of four bits in 15 bits, so the sixteen bits of such a quadruple must have even parity. Half of the
-table's entries have codes of even parity, half of odd. For a given scale the best quadruple takes the nearest entry for each
-weight and, if the parity comes out odd, moves the one weight of the four that loses least to its nearest entry of the other
-kind.
+table's values have codes of even parity, half of odd. For a given scale the best quadruple takes the nearest value for each
+weight and, if the parity comes out odd, moves the one weight of the four that loses least to its nearest value of the other
+parity.
 
-The reference does this with the scale of the wrong sign for half of its trials and measures losses against the wrong table
-for another half, and it only tries scales that put the largest weight next to the end of the table; a scale that cuts off a
-large weight of little importance is often better. Here every trial gets its best quadruples, and trials reach further.
+ik_llama.cpp does this with the scale of the wrong sign for half of its trials, measures losses against the wrong table for
+another half, and only tries scales that put the largest weight next to the end of the table; a scale that clips a large weight
+of little importance is often better. Here every trial gets its best quadruples, and trials reach further.
 
-The eight quadruples of a block lie side by side in the lanes, once for the plain table and once for the shifted one.
+The eight quadruples of a block are lanes, once for the plain table and once for the shifted one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, clamp, fma_lanes, load, min_lanes, select, store, sum_halves
 from ....simd.table_lookup import lookup_lanes
-from .scale_search import DEAD, largest_element
+from .table_search import MIN_AMAX, signed_max
 from .value_tables import V4, midpoints
 
 BLOCK = 32
 QUADS = BLOCK // 4
 SIZE = 4 * LANES  # of an array of quadruples
 
-# Where the search puts the largest weight, as multiples of the table's first entry. Beyond it weights are cut off.
-_FACTORS = np.geomspace(0.9, 2, 8, dtype=np.float32)
+# Where trials put the largest weight, as multiples of the first table value; weights beyond that are clipped.
+_TRIAL_FACTORS = np.geomspace(0.9, 2, 8, dtype=np.float32)
 
 _SHIFTS = np.repeat(V4[:, 0] - V4[0, 0], QUADS)
 
-# For look-ups the line from -128 to 128 is cut into bins, none of which holds two midpoints between entries of one parity. A
-# table for each parity: the midpoint in the bin, the entries below and above it.
+# For look-ups the interval from -128 to 128 is cut into bins, none of which holds two midpoints between values of one parity. A
+# table for each parity: the midpoint in the bin, the values below and above it.
 _BINS, _BIN = 32, 8
 _EVEN = np.array([code.bit_count() % 2 == 0 for code in range(V4.shape[1])])
 
@@ -48,8 +48,8 @@ _ODD_MIDDLE, _ODD_BELOW, _ODD_ABOVE = _bins(V4[:, ~_EVEN])
 
 
 @kernel
-def take_quads(block, out):
-    """32 elements as an array of quadruples: element j of quadruple k in the lanes k and k + 8 of number j."""
+def gather_quads(block, out):
+    """32 elements as an array of quadruples: element j of quadruple k in lanes k and k + 8 of vector j."""
     for k in range(QUADS):
         for at in (k, k + QUADS):
             out[at], out[at + LANES] = block[2 * k], block[2 * k + 16]
@@ -57,8 +57,8 @@ def take_quads(block, out):
 
 
 @kernel
-def put_quads(quads, flag, out):
-    """The inverse of take_quads; of the two copies that of table `flag`."""
+def scatter_quads(quads, flag, out):
+    """The inverse of gather_quads; of the two copies that of table `flag`."""
     for k in range(QUADS):
         at = k + QUADS * flag
         out[2 * k], out[2 * k + 16] = quads[at], quads[at + LANES]
@@ -66,8 +66,8 @@ def put_quads(quads, flag, out):
 
 
 @kernel
-def _weigh_parities(y, w):
-    """Of lanes y the nearest entry, the nearest of the other parity, a mask where the former is odd, the loss by changing."""
+def _nearest_by_parity(y, w):
+    """For lanes y: the nearest value, the nearest of the other parity, a mask where the former is odd, the loss by changing."""
     where = clamp((y + 128) * (1 / _BIN), 0, _BINS - 1)
     even = select(y >= lookup_lanes(_EVEN_MIDDLE, where), lookup_lanes(_EVEN_ABOVE, where), lookup_lanes(_EVEN_BELOW, where))
     odd = select(y >= lookup_lanes(_ODD_MIDDLE, where), lookup_lanes(_ODD_ABOVE, where), lookup_lanes(_ODD_BELOW, where))
@@ -78,13 +78,13 @@ def _weigh_parities(y, w):
 
 @kernel
 def _best_quads(x, w, scale):
-    """The four lanes of best entries at a scale; x, w: arrays of quadruples."""
+    """The four vectors of best values at a scale; x, w: arrays of quadruples."""
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     shift = load(_SHIFTS, 0)
-    q0, other0, odd0, loss0 = _weigh_parities(load(x, 0) * inverse - shift, load(w, 0))
-    q1, other1, odd1, loss1 = _weigh_parities(load(x, LANES) * inverse - shift, load(w, LANES))
-    q2, other2, odd2, loss2 = _weigh_parities(load(x, 2 * LANES) * inverse - shift, load(w, 2 * LANES))
-    q3, other3, odd3, loss3 = _weigh_parities(load(x, 3 * LANES) * inverse - shift, load(w, 3 * LANES))
+    q0, other0, odd0, loss0 = _nearest_by_parity(load(x, 0) * inverse - shift, load(w, 0))
+    q1, other1, odd1, loss1 = _nearest_by_parity(load(x, LANES) * inverse - shift, load(w, LANES))
+    q2, other2, odd2, loss2 = _nearest_by_parity(load(x, 2 * LANES) * inverse - shift, load(w, 2 * LANES))
+    q3, other3, odd3, loss3 = _nearest_by_parity(load(x, 3 * LANES) * inverse - shift, load(w, 3 * LANES))
     wrong = odd0 ^ odd1 ^ odd2 ^ odd3
     second, fourth = loss1 < loss0, loss3 < loss2
     later = min_lanes(loss2, loss3) < min_lanes(loss0, loss1)
@@ -96,8 +96,8 @@ def _best_quads(x, w, scale):
 
 
 @kernel
-def try_quads(x, w, scale, q):
-    """Writes the best entries at a scale to q; returns their sums of w x q and of w q q: (plain, shifted), (plain, shifted).
+def assign_quads(x, w, scale, q):
+    """Writes the best values at a scale to q. Returns sums of w x q and of w q q: (plain, shifted), (plain, shifted).
 
     x, w, q: arrays of quadruples.
     """
@@ -115,17 +115,19 @@ def try_quads(x, w, scale, q):
 
 @kernel
 def search_quads(x, w, q):
-    """The scale of least weighted error of a block, of either table; 0 for a dead one. x, w: arrays of quadruples, q: scratch.
+    """The scale of least weighted error of a block, with either table; 0 for a block of zeros.
 
     Every trial is refitted to its codes.
+
+    x, w: arrays of quadruples; q: scratch.
     """
-    mx = largest_element(x)
-    if abs(mx) < DEAD:
+    mx = signed_max(x)
+    if abs(mx) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
-    for trial in range(2 * _FACTORS.size):
-        scale = mx / (V4[0, 0] * _FACTORS[trial // 2])
-        sxq, sqq = try_quads(x, w, -scale if trial % 2 else scale, q)
+    for trial in range(2 * _TRIAL_FACTORS.size):
+        scale = mx / (V4[0, 0] * _TRIAL_FACTORS[trial // 2])
+        sxq, sqq = assign_quads(x, w, -scale if trial % 2 else scale, q)
         for flag in range(2):
             score = sxq[flag] * sxq[flag]
             if score * best_qq > best * sqq[flag]:

@@ -1,6 +1,7 @@
-"""Codecs of the IQK types: codes into non-uniform tables, a scale and a table flag for every 16 (K) or 32 weights (KS).
+"""Codecs of the K and KS types of ik_llama.cpp.
 
-Layouts are those of spec part B, the encoders' searches those of D.4 and D.5.
+They have codes of non-uniform tables, with a scale and a table flag per 16 (K) or 32 weights (KS). Layouts:
+docs/formats/layouts.md; searches: encoders.md (the IQK search; iq2_k and iq2_ks).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ..float_range import normalise_importance, normalise_rows, to_f16
 from ..importance import guard_importance
 from ..registry import Codec, empty_rows
 from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
-from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_units
-from .headers import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
-from .scale_search import DEAD, ORDINARY_EXPONENTS, trial_steps
-from .segment_search import sorting_network
-from .value_tables import choices, midpoints, needs_three, value_table
+from .boundary_search import sorting_network
+from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
+from .scale_codes import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
+from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
+from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
 _SUPERBLOCK = 256
 _NO_PLANE = ((0, 0), 0)
@@ -33,34 +34,35 @@ def _padded(table: np.ndarray, value: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Type:
-    """What encoder and decoder have to know about a type.
+class _IqkType:
+    """What encoder and decoder need to know about a type beside its layout.
 
-    header      where scale codes and flags lie
-    factor      of the mean square in the weights; share: of that, without importance
-    trials      (ntry, step) of the scale search
-    scheme      how block scales become integers, with the divisor, lowest and highest number of it
-    again       whether the search ends with one more quantisation
-    boost       factor on the refitted scale
-    skip_zero   whether blocks of scale 0 keep code 0
-    blank       whether units of weights that are all 0 are all zero bytes
-    paired      whether the last sums take elements two by two
+    header         class that writes scale codes and flags
+    sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
+    trials         (ntry, step) of the scale search
+    scheme         how block scales become integers (SIGNED, MAGNITUDE, ODD, SEARCHED of fit.py), with divisor, smallest and
+                   largest integer
+    requantise     whether the search ends with one more quantisation and refit of each block
+    scale_factor   factor on the refitted scale d
+    zero_codes     whether blocks of scale 0 get code 0
+    zero_bytes     whether a row (K types: superblock) of zeros is all zero bytes
+    pairwise_sums  whether the sums of the final refit add elements two by two
     """
 
     name: str
     header: type[Header]
-    factor: float
-    share: float
+    sigma2_factor: float
+    sigma2_share: float
     trials: tuple[int, int]
     scheme: tuple[int, int, int, int]
-    again: bool = False
-    boost: float = 1.0
-    skip_zero: bool = False
-    blank: bool = True
-    paired: bool = False
+    requantise: bool = False
+    scale_factor: float = 1.0
+    zero_codes: bool = False
+    zero_bytes: bool = True
+    pairwise_sums: bool = False
 
     @property
-    def by_row(self) -> bool:
+    def has_row_scale(self) -> bool:
         return TYPES[self.name].row_meta > 0
 
     @cached_property
@@ -100,52 +102,52 @@ class _Type:
     def search(self) -> tuple:
         """What `fit_units` calls search."""
         ntry, step = self.trials
-        nearby = choices(self.table, ntry * step / float(-self.table[1, 0]))
-        steps, trials = trial_steps(ntry, step), 2 * ntry + 1 if ntry else 0
-        return steps, trials, self.table[:, 0].copy(), nearby, needs_three(nearby), sorting_network(self.block)
+        nearby = candidate_values(self.table, ntry * step / float(-self.table[1, 0]))
+        steps, trials = trial_offsets(ntry, step), 2 * ntry + 1 if ntry else 0
+        return steps, trials, self.table[:, 0].copy(), nearby, needs_three_candidates(nearby), sorting_network(self.block)
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        v = normalise_importance(guard_importance(x, importance, self.block))
-        unit = n if self.by_row else _SUPERBLOCK
-        x, exponents = normalise_rows(x.reshape(-1, unit), ORDINARY_EXPONENTS, DEAD)
+        qw = normalise_importance(guard_importance(x, importance, self.block))
+        row_size = n if self.has_row_scale else _SUPERBLOCK
+        x, exponents = normalise_rows(x.reshape(-1, row_size), ORDINARY_EXPONENTS, MIN_AMAX)
         codes = np.empty(x.shape, np.uint8)
-        levels = np.empty((len(x), unit // self.block), np.float32)
-        flags = np.empty(levels.shape, np.uint8)
+        int_scales = np.empty((len(x), row_size // self.block), np.float32)
+        flags = np.empty(int_scales.shape, np.uint8)
         d = np.empty(len(x), np.float32)
         kind, *numbers = self.scheme
-        fit_units(
-            x, v.reshape(-1, unit), self.block, np.float32(self.factor), np.float32(self.share), self.search, self.midpoints,
-            self.padded, (kind, *map(np.float32, numbers)), self.again, np.float32(self.boost), self.skip_zero, self.paired,
-            codes, flags, levels, d,
+        fit_rows(
+            x, qw.reshape(-1, row_size), self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search,
+            self.midpoints, self.padded, (kind, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
+            self.zero_codes, self.pairwise_sums, codes, flags, int_scales, d,
         )  # fmt: skip
-        return self._pack(codes.reshape(-1, _SUPERBLOCK), levels, flags, np.ldexp(d, exponents), rows)
+        return self._pack(codes.reshape(-1, _SUPERBLOCK), int_scales, flags, np.ldexp(d, exponents), rows)
 
-    def _pack(self, codes: np.ndarray, levels: np.ndarray, flags: np.ndarray, d: np.ndarray, rows: int) -> np.ndarray:
-        kind = TYPES[self.name]
-        blocks = np.zeros((len(codes), kind.block_bytes), np.uint8)
-        self.header.write(blocks, levels.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
+    def _pack(self, codes: np.ndarray, int_scales: np.ndarray, flags: np.ndarray, d: np.ndarray, rows: int) -> np.ndarray:
+        tensor_type = TYPES[self.name]
+        blocks = np.zeros((len(codes), tensor_type.block_bytes), np.uint8)
+        self.header.write(blocks, int_scales.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
         pack_codes(codes, self.two_planes, blocks)
-        if self.blank:
+        if self.zero_bytes:
             blocks.reshape(len(d), -1)[d == 0] = 0
-        if not self.by_row:
-            if self.blank:
+        if not self.has_row_scale:
+            if self.zero_bytes:
                 d = np.where(d == 0, np.float32(0), d)  # not -0
             blocks[:, :2] = to_f16(d)[:, None].view(np.uint8)
             return blocks.reshape(rows, -1)
-        scale = (d.astype("<f4") if kind.row_meta == 4 else to_f16(d))[:, None].view(np.uint8)
+        scale = (d.astype("<f4") if tensor_type.row_meta == 4 else to_f16(d))[:, None].view(np.uint8)
         return np.concatenate([scale, blocks.reshape(rows, -1)], axis=1)
 
     @cached_property
     def _layout(self) -> tuple:
         """What `decode_rows` takes between the rows and the output."""
-        kind = TYPES[self.name]
+        tensor_type = TYPES[self.name]
         smooth = self.padded if self.decoded is None else self.decoded
         table = np.zeros(smooth.size + 16, np.int8)  # sixteen more, because two registers of it are read at a time
         if self.decoded is None:
             table[:-16] = smooth.reshape(-1)
-        places = kind.block_bytes, self.header.number, planes_to_read(self.two_planes), self.block.bit_length() - 1
-        return kind.row_meta, *places, smooth.shape[1], table, smooth.reshape(-1)
+        places = tensor_type.block_bytes, self.header.number, planes_to_read(self.two_planes), self.block.bit_length() - 1
+        return tensor_type.row_meta, *places, smooth.shape[1], table, smooth.reshape(-1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
         out = empty_rows(len(q), n)
@@ -154,17 +156,17 @@ class _Type:
 
 
 _TYPES = (
-    _Type("iq2_k", FourBit, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), boost=1.03, skip_zero=True),
-    _Type("iq3_k", OddWithSign, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), again=True, boost=1.01,
-          skip_zero=True),
-    _Type("iq4_k", SixBit, 2, 0, (7, 1), (SIGNED, 32, -32, 31), blank=False),
-    _Type("iq5_k", SixBit, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), again=True, skip_zero=True),
-    _Type("iq6_k", SignedByte, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), again=True,
-          skip_zero=True),
-    _Type("iq2_ks", FiveBitSwapped, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
-    _Type("iq3_ks", FiveBit, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
-    _Type("iq4_ks", OddByte, 2, 0, (7, 1), (ODD, 127, 0, 127), paired=True),
-    _Type("iq5_ks", OddByte, 2, 0, (5, 1), (ODD, 127, 0, 127)),
+    _IqkType("iq2_k", FourBit, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
+    _IqkType("iq3_k", OddWithSign, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
+          zero_codes=True),
+    _IqkType("iq4_k", SixBit, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
+    _IqkType("iq5_k", SixBit, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
+    _IqkType("iq6_k", SignedByte, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
+          zero_codes=True),
+    _IqkType("iq2_ks", FiveBitSwapped, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
+    _IqkType("iq3_ks", FiveBit, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
+    _IqkType("iq4_ks", OddByte, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
+    _IqkType("iq5_ks", OddByte, 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
-CODECS = {kind.name: Codec(kind.encode, kind.decode) for kind in _TYPES}
+CODECS = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

@@ -25,26 +25,26 @@ def midpoints(table: np.ndarray) -> np.ndarray:
 
 
 # A search scales a block so that its weights come to lie between -CENTRE and CENTRE.
-CENTRE = 128
-CHOICE = 16  # numbers in a row of `choices`; the second half is for the factor of opposite sign
+MAX_SCALED = 128
+CANDIDATE_ROW = 16  # numbers in a row of `choices`; the second half is for the factor of opposite sign
 
 
-def choices(table: np.ndarray, widest: float) -> np.ndarray:
-    """Which entries a search has to choose between, float32 [2, 2 * CENTRE * CHOICE].
+def candidate_values(table: np.ndarray, widest: float) -> np.ndarray:
+    """Which table values a search has to choose between, float32 [2, 2 * MAX_SCALED * CANDIDATE_ROW].
 
-    A search scales a block by factors that differ by at most `widest` (relative) from a middle one. So the few entries that a
-    weight may get are known from where the middle factor puts it. Row CENTRE + round(y) of table 0 or 1 holds, for a weight
-    that the middle factor puts at y: a midpoint, the entries below and above it, the next midpoint, the entry above that; then
-    from CHOICE / 2 on the same for -y, the midpoints negated. The second midpoint is infinite where two entries are enough.
-    Raises ValueError if some weight could reach four entries.
+    A search scales a block by factors that differ by at most `widest` (relative) from a middle one. So the few values that a
+    weight may get are known from where the middle factor puts it. Row MAX_SCALED + round(y) of table 0 or 1 holds, for a weight
+    that the middle factor puts at y: a midpoint, the values below and above it, the next midpoint, the value above that; then
+    from CANDIDATE_ROW / 2 on the same for -y, the midpoints negated. The second midpoint is infinite where two values are
+    enough. Raises ValueError if some weight could reach four values.
     """
     mids = midpoints(table)
-    y = np.arange(-CENTRE, CENTRE, dtype=np.float64)
-    inside = np.abs(y) <= CENTRE - 1
+    y = np.arange(-MAX_SCALED, MAX_SCALED, dtype=np.float64)
+    inside = np.abs(y) <= MAX_SCALED - 1
     reach = np.abs(y) * widest + 0.51  # y was rounded
-    out = np.zeros((2, y.size, CHOICE), np.float32)
+    out = np.zeros((2, y.size, CANDIDATE_ROW), np.float32)
     for flag in range(2):
-        for column, sign in ((0, 1), (CHOICE // 2, -1)):
+        for column, sign in ((0, 1), (CANDIDATE_ROW // 2, -1)):
             first = np.searchsorted(mids[flag], sign * y - reach)
             beyond = np.searchsorted(mids[flag], sign * y + reach, side="right")
             if np.any(inside & (beyond - first > 2)):
@@ -58,6 +58,6 @@ def choices(table: np.ndarray, widest: float) -> np.ndarray:
     return out.reshape(2, -1)
 
 
-def needs_three(nearby: np.ndarray) -> bool:
-    """Whether the table of `choices` uses second midpoints."""
-    return bool(np.isfinite(nearby.reshape(2, -1, CHOICE)[..., 3]).any())
+def needs_three_candidates(nearby: np.ndarray) -> bool:
+    """Whether a table from candidate_values uses second midpoints."""
+    return bool(np.isfinite(nearby.reshape(2, -1, CANDIDATE_ROW)[..., 3]).any())

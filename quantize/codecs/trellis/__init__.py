@@ -1,1 +1,1 @@
-"""The trellis types iq1_kt to iq4_kt of ik_llama.cpp."""
+"""The trellis types of ik_llama.cpp: groups of weights are vectors of a generated codebook."""

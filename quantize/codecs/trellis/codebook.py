@@ -1,9 +1,10 @@
-"""Codebooks of the trellis types, and the tree of boxes in which encoders look for the nearest vector.
+"""Codebooks of the trellis types, and the bounding-box tree in which encoders look for the nearest vector.
 
-A codebook holds the 2**bits vectors of 8 (or 4) values that a multiplicative generator makes from its start states (spec part
-B). For the search they are put in order by halving them again and again at the median of their widest coordinate, until runs
-of 16 vectors are left; a run has a box around it, 16 runs have a box around theirs, and so on. The tables hold 16 vectors or
-boxes as lanes: of two coordinates at a time, 32 int16 that alternate between them.
+A codebook holds the 2**bits vectors of 8 (or 4) values that a multiplicative generator makes from its start states (Trellis in
+formats/layouts/tables.py; the trellis of QTIP, Tseng et al. 2024, in ik_llama.cpp's form). For the search they are ordered by
+halving them recursively at the median of their widest coordinate, down to runs of 16 vectors; a run has a bounding box, 16 runs
+have a box around theirs, and so on. The tables hold 16 vectors or boxes as lanes: of two coordinates at a time, 32 int16 that
+alternate between them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ OFFSET, UNITS = 256, 32
 
 
 @dataclass(frozen=True, eq=False)
-class Book:
+class TrellisCodebook:
     """A codebook and its tree.
 
-    values   int8 [vectors, size]: the vectors by index
-    order    int32 [vectors]: index of each vector in the order of the tree
-    vectors  int16 [runs * size * 16]: the runs of 16 vectors, as lanes
-    boxes    int16, as lanes: lower and upper ends of 16 boxes for each pair of coordinates; all levels, from the top
-    levels   int64 [levels]: where in `boxes` each level begins
-    tops     how many boxes the top level has, at most 32; other levels are in full sixteens
+    values     int8 [vectors, size]: the vectors by index
+    order      int32 [vectors]: index of each vector in the order of the tree
+    vectors    int16 [runs * size * 16]: the runs of 16 vectors, as lanes
+    boxes      int16, as lanes: lower and upper ends of 16 boxes for each pair of coordinates; all levels, from the top
+    levels     int64 [levels]: where in `boxes` each level begins
+    top_boxes  number of boxes of the top level, at most 32; the other levels have multiples of 16
     """
 
     values: np.ndarray
@@ -37,7 +38,7 @@ class Book:
     vectors: np.ndarray
     boxes: np.ndarray
     levels: np.ndarray
-    tops: int
+    top_boxes: int
 
     @property
     def size(self) -> int:
@@ -45,12 +46,12 @@ class Book:
 
 
 @cache
-def book(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> Book:
-    """The codebook of 2**bits vectors of `size` values; absolute: of their magnitudes. Takes about 0.2 s for 2**16."""
+def trellis_codebook(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> TrellisCodebook:
+    """The codebook of 2**bits vectors of `size` values, of their magnitudes if `absolute`. Takes about 0.2 s for 2**16."""
     values = Trellis(size, offset).values(bits)
     if absolute:
         values = np.abs(values)
-    order = _halved(values)
+    order = _tree_order(values)
     runs = values[order].reshape(-1, LANES, size).astype(np.int16)
     low, high = runs.min(axis=1), runs.max(axis=1)
     levels = []
@@ -66,10 +67,11 @@ def book(bits: int, size: int, offset: int = 4096, absolute: bool = False) -> Bo
     levels.reverse()
     starts = np.cumsum([0] + [level.size for level in levels[:-1]])
     vectors = runs.reshape(-1, LANES, size // 2, 2).transpose(0, 2, 1, 3)
-    return Book(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, tops)
+    return TrellisCodebook(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, tops)
 
 
-def _halved(values: np.ndarray) -> np.ndarray:
+def _tree_order(values: np.ndarray) -> np.ndarray:
+    """Indices of the vectors in the order of the tree."""
     order = np.arange(len(values), dtype=np.int32)[None]
     while order.shape[1] > LANES:
         nodes = values[order]

@@ -1,9 +1,10 @@
-"""Fitting rows to the trellis types: the row's unit, a scale level for every 32 weights, a codebook vector for every group.
+"""Fitting rows to the trellis types: the row's scale d, a scale level for every 32 weights, a codebook vector for every group.
 
-Spec D.7 tells what the reference does: it searches each block at a few scales, refits them, rounds them to levels and searches
-again. Here mostly scales are searched that can be stored: a power mean of a block's weights, and of the squares of their
-groups, tells the scale that will fit it within 15 %; from that come the row's unit and the few levels of each sign that are
-tried with all their luck. Only the largest blocks, on which the unit depends, are searched at some scales first.
+ik_llama.cpp searches each block at a few scales, refits them, quantises them to levels and searches again
+(docs/formats/encoders.md, trellis types). Here mostly scales that can be stored are searched: a power mean of a block's
+weights, and of the squares of their groups, predicts the scale that fits it within 15 %; from these predictions follow the
+row's scale and the few levels of each sign that are tried. Only the largest blocks, on which the row's scale depends, are
+searched at some scales first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import fma
-from .nearest_search import BLOCK, FACTS, best_vectors, gather, least_error, prepare
+from .nearest_search import BLOCK, FACTS, best_vectors, find_near_vectors, least_error, prepare
 
 SUPERBLOCK = 256
 _TINY = np.float32(1e-30)
@@ -25,11 +26,11 @@ _LARGE = np.float32(0.75)  # of the largest fitting scale: blocks of more are fi
 
 
 @kernel(error_model="numpy")
-def _weigh(x, v, w, counts):
+def _error_weights(x, v, w, counts):
     """Weights of squared errors of a row (float32 [n]; v of no elements: no importance), all above 0.
 
-    counts: bool [n / 32], out: whether a block has any say in what concerns the whole row. Those without are fitted last, with
-    equal weights (the reference gives them 1e-4 and lets them take part).
+    counts: bool [n / 32], out: whether a block influences the row's scale. Those that do not are fitted last, with equal
+    weights (ik_llama.cpp gives them 1e-4 and lets them take part).
     """
     n = x.size
     total = np.float32(0)
@@ -58,11 +59,11 @@ def _weigh(x, v, w, counts):
 
 
 @kernel(error_model="numpy")
-def _fitting_scale(x, w, start, size, factor):
-    """(scale that fits the block from `start` on, weight of deviations from it).
+def _predicted_scale(x, w, start, size, factor):
+    """(scale predicted to fit the block from `start` on, weight of deviations from it).
 
     The scale is `factor` times the weighted mean of the 6th power of x^2 + sum of x^2 over the group, to the power of 1 / 12:
-    by experiment (exhaustive search at 40 scales) the best of some predictors, for all the types.
+    by experiment (exhaustive search at 40 scales) the best of several predictors, for all the types.
     """
     total = moment = largest = np.float32(0)
     for i in range(start, start + BLOCK):
@@ -83,8 +84,8 @@ def _fitting_scale(x, w, start, size, factor):
 
 
 @kernel(error_model="numpy")
-def _lowest_point(errors, places):
-    """Where the errors (float32 [3 or more]) are lowest, but for the ends."""
+def _least_error_factor(errors, places):
+    """The factor where the errors (float32 [3 or more]) are least, the ends excepted."""
     best, least = 1, np.float32(np.inf)
     for k in range(1, errors.size - 1):
         if errors[k] < least:
@@ -93,8 +94,8 @@ def _lowest_point(errors, places):
 
 
 @kernel(error_model="numpy")
-def _largest(scales, weights):
-    """The largest scale of weight above 0."""
+def _largest_scale(scales, weights):
+    """The largest scale with a weight above 0."""
     largest = np.float32(0)
     for b in range(scales.size):
         if weights[b] > 0:
@@ -103,9 +104,11 @@ def _largest(scales, weights):
 
 
 @kernel(error_model="numpy")
-def _row_unit(scales, weights, largest, magnitudes, lowest, highest):
-    """The unit d for which magnitudes * d (float32, ascending) come nearest to the blocks' scales, the largest of which that
-    counts becomes lowest ... highest times d."""
+def _row_scale(scales, weights, largest, magnitudes, lowest, highest):
+    """The row scale d for which magnitudes * d (float32, ascending) come nearest to the blocks' scales.
+
+    The largest of these that has a weight becomes `lowest` ... `highest` times d.
+    """
     unit, least = largest / highest, np.float32(np.inf)
     for t in range(_UNITS):
         d = largest / (lowest + (highest - lowest) * np.float32(t / (_UNITS - 1)))
@@ -143,21 +146,21 @@ def fit_rows(
     x, importance, size, boxes, starts, tops, vectors, values, orders, levels, signs, books, magnitudes, ends, steps, more,
     survey, share, expected, factor, zero, sides, picks, indices, d,
 ):  # fmt: skip
-    """Fits all rows of x (float32 [rows, n], C-contiguous).
+    """Fits all rows of x (float32 [rows, n], C-contiguous). A side is a sign with a codebook; each has its own levels.
 
     importance   float32 [1 or rows, n], or of no rows
-    size         8 or 4: the length of a group
-    boxes, starts, tops, vectors   of the Books, one after the other; values, orders: [books, vectors, size], [books, vectors]
-    levels       float32 [sides, levels]: scales that can be stored over the row's unit, magnitudes, ascending; of one sign and
-                 codebook per side; signs: float32 [sides]; books: int64 [sides], 0 or 1
-    magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) that the largest block may get
-    steps        float32 [centers, tries]: what the fitting scale is multiplied by for the levels tried, ascending;
-                 more: the same for blocks that weigh heavily
-    survey       float32 [any]: what the fitting scale is multiplied by to find a better one first, in even ratios
-    share, expected   see `gather`; factor: see `_fitting_scale`
+    size         8 or 4: elements of a group
+    boxes, starts, tops, vectors   of the TrellisCodebooks, concatenated; values: [books, vectors, size]; orders: [books, vectors]
+    levels       float32 [sides, levels]: block scales that can be stored, over the row's scale: magnitudes, ascending;
+                 signs: float32 [sides]; books: int64 [sides], 0 or 1
+    magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) for the largest block
+    steps        float32 [centers, tries]: factors on the predicted scale for the levels tried, ascending;
+                 more: the same for blocks of large weight
+    survey       float32 [any]: factors on the predicted scale of large blocks to find a better one first, in geometric sequence
+    share, expected   see `find_near_vectors`; factor: see `_predicted_scale`
     zero         whether blocks can be stored as zeros
     sides, picks uint8 [rows, blocks], out: the side and the level chosen; side 255: zeros
-    indices      int32 [rows * groups], out: vectors; d: float32 [rows], out: the unit, refitted
+    indices      int32 [rows * groups], out: vectors; d: float32 [rows], out: the row scale, refitted
     """
     rows, n = x.shape
     blocks, groups = n // BLOCK, BLOCK // size
@@ -178,26 +181,28 @@ def fit_rows(
     fits, says = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
     for r in range(rows):
         row = x[r]
-        _weigh(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, voting)
+        _error_weights(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, voting)
         for b in range(blocks):
-            fits[b], says[b] = _fitting_scale(row, w, b * BLOCK, size, factor)
-        if _largest(fits, says * voting) > 0:
+            fits[b], says[b] = _predicted_scale(row, w, b * BLOCK, size, factor)
+        if _largest_scale(fits, says * voting) > 0:
             says *= voting
         else:  # all that is not zero has no say: then it has to have one
             voting[:] = True
-        largest = _largest(fits, says)
+        largest = _largest_scale(fits, says)
         if survey.size and largest > 0:
             for b in range(blocks):
                 if fits[b] > _LARGE * largest and voting[b]:
                     start = b * BLOCK
                     prepare(row, w, bits, start, size, stretch, squares, products, facts)
-                    gather(row, start, size, stretch, squares, products, facts, fits[b], share, expected, boxes, starts, 0,
-                           tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums)  # fmt: skip
+                    find_near_vectors(
+                        row, start, size, stretch, squares, products, facts, fits[b], share, expected, boxes, starts, 0, tops,
+                        vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
+                    )  # fmt: skip
                     for k in range(survey.size):
                         errors[k] = least_error(fits[b] * survey[k], groups, counts, sums)
-                    fits[b] *= _lowest_point(errors, survey)
-            largest = _largest(fits, says)
-        unit = _row_unit(fits, says, largest, magnitudes, ends[0], ends[1])
+                    fits[b] *= _least_error_factor(errors, survey)
+            largest = _largest_scale(fits, says)
+        unit = _row_scale(fits, says, largest, magnitudes, ends[0], ends[1])
         if not unit > 0:
             d[r] = 0
             sides[r], picks[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = 255, 0, 0
@@ -231,8 +236,10 @@ def fit_rows(
                     if count == 0:
                         continue
                     center = (scales[0] + scales[count - 1]) / 2
-                    gather(row, start, size, stretch, squares, products, facts, center, share, expected, boxes, starts,
-                           books[side], tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums)  # fmt: skip
+                    find_near_vectors(
+                        row, start, size, stretch, squares, products, facts, center, share, expected, boxes, starts,
+                        books[side], tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
+                    )  # fmt: skip
                     pick = -1
                     for k in range(count):
                         score = least_error(scales[k], groups, counts, sums)

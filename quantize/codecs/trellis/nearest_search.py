@@ -1,13 +1,13 @@
-"""Looking for the vectors of a trellis codebook that are nearest to a group of weights, at several scales at once.
+"""Searching the vectors of a trellis codebook that are nearest to a group of weights, for several scales at once.
 
-How near to the nearest they are is a matter of budget: the search opens boxes of the codebook's tree (see trellis_codebook)
-whose distance from the group is below a limit, and reads all vectors in them. The limit is a share of the distance that the
-nearest vector will probably have; where the answer shows that the guess was too low, the search is repeated with a higher one.
-With a share of 1 and more the nearest is hardly ever missed.
+The search is approximate: it opens the boxes of the codebook's tree (see codebook.py) whose distance from the group is below a
+limit, and reads all vectors in them. The limit is a share of the distance that the nearest vector will probably have; where the
+result shows that the guess was too low, the search is repeated with a higher one. With a share of 1 and more the nearest vector
+is hardly ever missed.
 
 Distances are weighted squares, sum w_i (c_i - y_i)^2 with y = x / scale. Boxes and vectors are compared in 16-bit fixed point,
-of which pairs of products are added up in 32 bits: on x86 the instructions vpmaddwd and vpdpwssd, which LLVM finds by itself in
-the plain form written here; other processors give the same integers.
+with pairs of products added in 32 bits: on x86 the instructions vpmaddwd and vpdpwssd, which LLVM selects for the plain form
+written here; other processors give the same integers.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ def _both(low, high):
 
 @kernel(error_model="numpy")
 def prepare(x, w, bits, start, size, stretch, squares, products, facts):
-    """What the search needs to know of a block's groups, whatever the scale.
+    """Computes what the search needs to know of a block's groups, whatever the scale.
 
-    x, w      float32 rows: weights, and what their squared errors are multiplied by, above 0; the block begins at `start`
-    bits      int32: the bits of w; size: 8 or 4, the length of a group
+    x, w      float32 rows: weights, and the weights of their squared errors, above 0; the block begins at `start`
+    bits      int32: the bits of w; size: 8 or 4, the elements of a group
     stretch, squares, products    int32 [16], out: pairs of square roots of w, of w, of w * x, in fixed point
     facts     float32 [groups * FACTS], out: see _MOST_W and the following
     """
@@ -254,7 +254,7 @@ def prepare(x, w, bits, start, size, stretch, squares, products, facts):
 
 
 @kernel(error_model="numpy")
-def gather(
+def find_near_vectors(
     x, start, size, stretch, squares, products, facts, center, share, expected, boxes, levels, book, tops, vectors, place,
     limits, best, todo, lists, counts, runs, sums,
 ):  # fmt: skip
@@ -358,7 +358,7 @@ def gather(
 
 @kernel(error_model="numpy")
 def least_error(scale, groups, counts, sums):
-    """The least sum of w (x - scale * c)^2 less sum w x^2 of a block, with the vectors that `gather` found."""
+    """The least sum of w (x - scale * c)^2 less sum w x^2 of a block, with the vectors that `find_near_vectors` found."""
     most = sums.size // (groups * 2 * LANES)
     total = np.float32(0)
     for g in range(groups):
@@ -373,7 +373,7 @@ def least_error(scale, groups, counts, sums):
 
 @kernel(error_model="numpy")
 def best_vectors(scale, groups, counts, runs, sums, out, start):
-    """The vectors of that sum: to out[start] and the following, int32, counted in the order of the tree."""
+    """The vectors of least_error, to out[start] and the following, int32, counted in the order of the tree."""
     most = runs.size // groups
     for g in range(groups):
         best, where = splat(_NOTHING), splat(0)

@@ -1,7 +1,7 @@
 """Codecs of the trellis types iq1_kt, iq2_kt, iq3_kt and iq4_kt: groups of weights are vectors of a generated codebook.
 
-A row has one float32 scale, every 32 weights a code for a level that it is multiplied by, every 8 (or 4) weights the index of a
-vector. Layouts are those of spec part B; trellis_codebook makes the vectors, trellis_fit finds them.
+A row has one float32 scale, every 32 weights a code for a factor on it, every 8 (or 4) weights the index of a vector
+(docs/formats/layouts.md). codebook.py makes the vectors, fit.py chooses them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ....simd.compile import kernel
 from ..float_range import normalise_importance, normalise_rows
 from ..importance import importance_rows
 from ..registry import Codec
-from .codebook import Book, book
+from .codebook import TrellisCodebook, trellis_codebook
 from .fit import SUPERBLOCK, fit_rows
 
 _BLOCKS = 8  # of 32 weights in a superblock
-_ORDINARY = (-12, 8)  # binary exponents of rows that are taken as they are
-_FIRST = Trellis.first  # the start state of code 0
-_SECOND = _FIRST + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses
+_ORDINARY_EXPONENTS = (-12, 8)  # binary exponents of rows that are taken as they are
+_FIRST_STATE = Trellis.first  # the start state of code 0
+_SECOND_STATE = _FIRST_STATE + (1 << 15)  # of iq4_kt's second codebook, which the highest bit of a code chooses
 
 
 def _nibbles(q: np.ndarray, first: int) -> np.ndarray:
@@ -94,37 +94,37 @@ def _multiply(indices, scales, values, out):
 
 @kernel
 def _negate(out, plane):
-    """Turns the sign of element e of out (its bits, uint32 [blocks, 256]) where bit e / 32 of plane[e % 32] is set."""
+    """Flips the sign of element e of out (its bits, uint32 [blocks, 256]) where bit e / 32 of plane[e % 32] is set."""
     for b in range(out.shape[0]):
         for k in range(SUPERBLOCK // 32):
             for j in range(32):
                 out[b, 32 * k + j] ^= np.uint32(plane[b, j] >> k & 1) << np.uint32(31)
 
 
-def _ladder(reach: float, steps: int) -> np.ndarray:
-    """float32 [steps] of even ratios from 1 / reach to reach."""
+def _geometric(reach: float, steps: int) -> np.ndarray:
+    """float32 [steps], a geometric sequence from 1 / reach to reach."""
     return np.exp(np.linspace(-np.log(reach), np.log(reach), steps)).astype(np.float32)
 
 
-def _tries(centers: int, gap: float, tries: int = 1, apart: float = 0) -> np.ndarray:
+def _trial_factors(centers: int, gap: float, tries: int = 1, apart: float = 0) -> np.ndarray:
     """float32 [centers, tries]: factors on a scale, around centers `gap` apart (as logarithms) of tries that are `apart`."""
     places = gap * (np.arange(centers) - (centers - 1) / 2), apart * (np.arange(tries) - (tries - 1) / 2)
     return np.exp(np.add.outer(*places)).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class _Type:
-    """What encoder and decoder have to know about a type.
+class _TrellisType:
+    """What encoder and decoder need to know about a type.
 
-    bits, size   of the codebook's indices; of a group
-    states       where the codebooks begin; absolute: whether they are of magnitudes, and signs in a plane at byte 68
-    multiples    float32 [codes]: what the row's scale is multiplied by for each code of a block
-    read, write  between blocks (uint8 [blocks, bytes]), and codes (uint8 [blocks, 8]) and indices (int32 [blocks, groups])
-    sides        codes tried for a block: per side, of one sign and codebook, by rising magnitude
-    ends         the least and the largest multiple that a row's largest block may get
+    bits, size     of the codebook's indices; elements of a group
+    states         where the codebooks begin; absolute: whether they are of magnitudes, with sign bits in a plane at byte 68
+    multiples      float32 [codes]: factor on the row's scale for each code of a block
+    read, write    between blocks (uint8 [blocks, bytes]), and codes (uint8 [blocks, 8]) and indices (int32 [blocks, groups])
+    sides          codes tried for a block: per side, of one sign and codebook, by rising magnitude
+    ends           the least and the largest multiple that a row's largest block may get
     tries, more, survey, share, expected, factor    of the search, see `fit_rows`; tuned by error and time on rows of several
-                 distributions
-    boost        factor on the fitted scale: it makes up for what least squares take away from the length of the rows
+                   distributions
+    scale_factor   on the fitted scale: it makes up for the norm that least squares take away
     """
 
     name: str
@@ -143,11 +143,11 @@ class _Type:
     share: float
     expected: tuple[float, ...]
     factor: float
-    boost: float = 1.0
+    scale_factor: float = 1.0
 
     @cached_property
-    def books(self) -> list[Book]:
-        return [book(self.bits, self.size, state, self.absolute) for state in self.states]
+    def books(self) -> list[TrellisCodebook]:
+        return [trellis_codebook(self.bits, self.size, state, self.absolute) for state in self.states]
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -170,7 +170,7 @@ class _Type:
             self.size,
             np.concatenate([each.boxes for each in books]),
             np.stack(starts),
-            books[0].tops,
+            books[0].top_boxes,
             np.stack([each.vectors for each in books]).reshape(-1),
             np.stack([each.values for each in books]),
             np.stack([each.order for each in books]),
@@ -190,7 +190,7 @@ class _Type:
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        scaled, shifts = normalise_rows(x, _ORDINARY)
+        scaled, shifts = normalise_rows(x, _ORDINARY_EXPONENTS)
         qw = normalise_importance(importance_rows(importance))
         sides, picks = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
         indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
@@ -207,7 +207,7 @@ class _Type:
             signs = (x < 0).reshape(-1, _BLOCKS, 32)
             q[:, 68:100] = np.packbits(signs, axis=1, bitorder="little")[:, 0]
         q.reshape(rows, -1)[d == 0] = 0
-        d = np.ldexp(d * np.float32(self.boost), shifts).astype("<f4")
+        d = np.ldexp(d * np.float32(self.scale_factor), shifts).astype("<f4")
         return np.concatenate([d[:, None].view(np.uint8), q.reshape(rows, -1)], axis=1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
@@ -228,27 +228,27 @@ _BASE = IQ4_VALUES.astype(np.float32)
 _OF_BASE = np.stack([np.arange(8, 16), np.arange(7, -1, -1)])  # its positive and its negative entries, from 0 outwards
 _SEVEN_BITS = (np.arange(256) >> 1).astype(np.float32) - 64  # bit 0 says which codebook
 _STEP = np.arange(1, 64) * 2
-_LARGE_BLOCKS = _ladder(1.38, 16)
+_LARGE_BLOCKS = _geometric(1.38, 16)
 _NO_SURVEY = np.empty(0, np.float32)
 
 _TYPES = (
-    _Type(
-        "iq1_kt", 13, 8, (_FIRST,), False, _BASE, _read_iq1, _write_iq1, _OF_BASE, (85, 135),
-        _tries(1, 0, 3, 0.15), _tries(3, 0.15), _NO_SURVEY, 0.5, (800, 50, 700, 0), 0.0079, boost=1.07,
+    _TrellisType(
+        "iq1_kt", 13, 8, (_FIRST_STATE,), False, _BASE, _read_iq1, _write_iq1, _OF_BASE, (85, 135),
+        _trial_factors(1, 0, 3, 0.15), _trial_factors(3, 0.15), _NO_SURVEY, 0.5, (800, 50, 700, 0), 0.0079, scale_factor=1.07,
     ),
-    _Type(
-        "iq2_kt", 16, 8, (_FIRST,), False, _BASE, _read_words, _write_words, _OF_BASE, (75, 120),
-        _tries(1, 0, 3, 0.12), _tries(3, 0.15), _NO_SURVEY, 0.35, (280, 250, 400, 0), 0.0081,
+    _TrellisType(
+        "iq2_kt", 16, 8, (_FIRST_STATE,), False, _BASE, _read_words, _write_words, _OF_BASE, (75, 120),
+        _trial_factors(1, 0, 3, 0.12), _trial_factors(3, 0.15), _NO_SURVEY, 0.35, (280, 250, 400, 0), 0.0081,
     ),
-    _Type(
-        "iq3_kt", 16, 8, (_FIRST,), True, np.arange(16, dtype=np.float32), _read_words, _write_words, np.arange(1, 16)[None],
-        (14, 15), _tries(5, 0.11), _tries(11, 0.05), _LARGE_BLOCKS, 0.5, (110, 30, 70, 20), 0.0081,
+    _TrellisType(
+        "iq3_kt", 16, 8, (_FIRST_STATE,), True, np.arange(16, dtype=np.float32), _read_words, _write_words,
+        np.arange(1, 16)[None], (14, 15), _trial_factors(5, 0.11), _trial_factors(11, 0.05), _LARGE_BLOCKS, 0.5, (110, 30, 70, 20), 0.0081,
     ),
-    _Type(
-        "iq4_kt", 15, 4, (_FIRST, _SECOND), False, _SEVEN_BITS, _read_iq4, _write_iq4,
+    _TrellisType(
+        "iq4_kt", 15, 4, (_FIRST_STATE, _SECOND_STATE), False, _SEVEN_BITS, _read_iq4, _write_iq4,
         np.stack([128 + _STEP, 128 - _STEP, 129 + _STEP, 129 - _STEP]), (50, 54),
-        _tries(2, 0.18, 8, 0.022), _tries(5, 0.1, 6, 0.018), _LARGE_BLOCKS, 1.2, (20, 5, 10, 14), 0.0092,
+        _trial_factors(2, 0.18, 8, 0.022), _trial_factors(5, 0.1, 6, 0.018), _LARGE_BLOCKS, 1.2, (20, 5, 10, 14), 0.0092,
     ),
 )  # fmt: skip
 
-CODECS: dict[str, Codec] = {kind.name: Codec(kind.encode, kind.decode) for kind in _TYPES}
+CODECS: dict[str, Codec] = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.codecs.iqk.iq2_kl import _levels, _pack, _put_levels
-from ggufmill.quantize.codecs.iqk.iq2_kl_search import PAIRS, assign_pairs, score_pairs, search_pairs, take_lines
+from ggufmill.quantize.codecs.iqk.iq2_kl_search import PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN = np.load(DATA / "golden_iq2_kl.npz")
@@ -21,7 +21,7 @@ def block_of(seed):
     rng = np.random.default_rng(seed)
     x, w = rng.standard_t(4, 32).astype(np.float32), rng.uniform(0.1, 2, 32).astype(np.float32)
     part, p, c = np.empty(64, np.float32), np.empty(512, np.float32), np.empty(512, np.float32)
-    take_lines(x, w, part, p, c)
+    pair_terms(x, w, part, p, c)
     return x, w, p, c
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.quantize import decode, encode
 from ggufmill.quantize.codecs.iqk.iq4_kss import _decode, _pack
-from ggufmill.quantize.codecs.iqk.iq4_kss_search import SIZE, put_quads, search_quads, take_quads, try_quads
+from ggufmill.quantize.codecs.iqk.iq4_kss_search import SIZE, assign_quads, gather_quads, scatter_quads, search_quads
 from ggufmill.quantize.codecs.iqk.value_tables import V4
 
 DATA = Path(__file__).parents[2] / "data"
@@ -27,7 +27,7 @@ def block_of(seed):
 
 def quads_of(a):
     quads = np.empty(SIZE, np.float32)
-    take_quads(a, quads)
+    gather_quads(a, quads)
     return quads
 
 
@@ -81,9 +81,9 @@ def test_every_even_quadruple_can_be_stored():
 def test_no_even_quadruple_is_better(seed, scale):
     x, w = block_of(seed)
     q, row = np.empty(SIZE, np.float32), np.empty(32, np.float32)
-    sxq, sqq = try_quads(quads_of(x), quads_of(w), np.float32(scale), q)
+    sxq, sqq = assign_quads(quads_of(x), quads_of(w), np.float32(scale), q)
     for flag in range(2):
-        put_quads(q, flag, row)
+        scatter_quads(q, flag, row)
         assert np.isclose((w * x * row).sum(), sxq[flag], rtol=1e-4)
         assert np.isclose((w * row * row).sum(), sqq[flag], rtol=1e-4)
         for k in range(8):
@@ -98,8 +98,8 @@ def test_equal_losses_leave_the_parity_even():
     x[16:20] = -0.25
     q, row = np.empty(SIZE, np.float32), np.empty(32, np.float32)
     for scale in np.geomspace(0.001, 0.1, 40, dtype=np.float32):
-        try_quads(quads_of(x), quads_of(w), scale, q)
-        put_quads(q, 0, row)
+        assign_quads(quads_of(x), quads_of(w), scale, q)
+        scatter_quads(q, 0, row)
         bits = [int(np.flatnonzero(V4[0] == e)[0]).bit_count() for e in row]
         assert all((bits[j] + bits[j + 16] + bits[j + 1] + bits[j + 17]) % 2 == 0 for j in range(0, 16, 2))
 
@@ -111,9 +111,9 @@ def test_search_is_as_good_as_a_fine_one():
         x, w = map(quads_of, block_of(seed))
         best = 0
         for factor, sign in product(np.geomspace(0.8, 2.5, 200), (1, -1)):
-            sxq, sqq = try_quads(x, w, np.float32(sign * np.abs(x).max() / 127 / factor), scratch)
+            sxq, sqq = assign_quads(x, w, np.float32(sign * np.abs(x).max() / 127 / factor), scratch)
             best = max(best, *(np.square(sxq) / sqq))
-        sxq, sqq = try_quads(x, w, search_quads(x, w, scratch), scratch)
+        sxq, sqq = assign_quads(x, w, search_quads(x, w, scratch), scratch)
         whole = (w * x * x).sum() / 2
         gains.append((whole - max(np.square(sxq) / sqq)) / (whole - best))
     assert np.mean(gains) < 1.1

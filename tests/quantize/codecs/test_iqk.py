@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES
 from ggufmill.quantize.codecs.importance import guard_importance
 from ggufmill.quantize.codecs.iqk import value_tables as tables
-from ggufmill.quantize.codecs.iqk.headers import read_header
+from ggufmill.quantize.codecs.iqk.boundary_search import search_boundaries, sorting_network
 from ggufmill.quantize.codecs.iqk.iqk import _TYPES, CODECS
-from ggufmill.quantize.codecs.iqk.scale_search import search_of_three, search_of_two
-from ggufmill.quantize.codecs.iqk.segment_search import search_segments, sorting_network
+from ggufmill.quantize.codecs.iqk.scale_codes import read_header
+from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
 from ggufmill.simd import table_lookup as iqk_lookup
 from ggufmill.simd.lanes import load, store
 
@@ -118,7 +118,7 @@ def test_search_finds_the_best_trial(name):
     w = rng.uniform(0.1, 2, x.shape).astype(np.float32)
     steps, trials, first, nearby, three, _ = spec.search
     scales, flags = np.empty(40, np.float32), np.empty(40, np.uint8)
-    search = search_of_three if three else search_of_two
+    search = search_blocks_of_three if three else search_blocks_of_two
     search(x, w, steps, trials, first, nearby, scales, flags)
     ntry, step = spec.trials
     for xb, wb, scale, flag in zip(x.astype(np.float64), w, scales, flags, strict=True):
@@ -143,7 +143,7 @@ def test_segments_finds_the_best_cut():
     x[64:80] = 0  # and a dead one
     w = rng.uniform(0.1, 2, 256).astype(np.float32)
     scales, flags = np.empty(16, np.float32), np.empty(16, np.uint8)
-    search_segments(x.reshape(16, 16), w.reshape(16, 16), SPECS["iq2_k"].table, sorting_network(16), scales, flags)
+    search_boundaries(x.reshape(16, 16), w.reshape(16, 16), SPECS["iq2_k"].table, sorting_network(16), scales, flags)
     assert (scales[4], flags[4]) == (0, 0)
     cuts = np.array(list(combinations_with_replacement(range(16), 3)))
     run = (np.arange(16) >= cuts[:, :, None]).sum(axis=1)  # [cuts, elements]: which run an element is in
@@ -190,7 +190,7 @@ def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
 
 def test_choices_refuse_a_search_that_is_too_wide():
     with pytest.raises(ValueError, match="four entries"):
-        tables.choices(SPECS["iq5_k"].table, 0.3)
+        tables.candidate_values(SPECS["iq5_k"].table, 0.3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts.tables import Trellis
-from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, book
-from ggufmill.quantize.codecs.trellis.fit import _weigh
-from ggufmill.quantize.codecs.trellis.nearest_search import BLOCK, FACTS, best_vectors, gather, least_error, prepare
+from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, trellis_codebook
+from ggufmill.quantize.codecs.trellis.fit import _error_weights
+from ggufmill.quantize.codecs.trellis.nearest_search import BLOCK, FACTS, best_vectors, find_near_vectors, least_error, prepare
 from ggufmill.quantize.codecs.trellis.trellis import _TYPES, CODECS
 from ggufmill.simd.lanes import LANES
 
@@ -94,7 +94,7 @@ BOOKS = [(13, 8, 4096, False), (16, 8, 4096, True), (15, 4, 36864, False)]
 
 @pytest.mark.parametrize("which", BOOKS)
 def test_boxes_hold_their_vectors(which):
-    tree = book(*which)
+    tree = trellis_codebook(*which)
     assert np.array_equal(np.sort(tree.order), np.arange(len(tree.order)))
     size = tree.size
     vectors = tree.vectors.reshape(-1, size // 2, LANES, 2).transpose(0, 2, 1, 3).reshape(-1, size)
@@ -103,7 +103,7 @@ def test_boxes_hold_their_vectors(which):
     for start, end in zip(tree.levels, ends, strict=True):
         boxes = tree.boxes[start:end].reshape(-1, size // 2, 2, LANES, 2).transpose(2, 0, 3, 1, 4).reshape(2, -1, size)
         if start == 0:
-            boxes = boxes[:, : tree.tops]
+            boxes = boxes[:, : tree.top_boxes]
         inside = (vectors.reshape(boxes.shape[1], -1, size) + OFFSET) * UNITS
         assert np.array_equal(inside.min(axis=1), boxes[0])
         assert np.array_equal(inside.max(axis=1), boxes[1])
@@ -120,7 +120,7 @@ def search(kind, x, w, center, scale, share):
     lists, runs = np.empty(2 * (groups * most + LANES), np.int32), np.empty(groups * most, np.int32)
     sums, out = np.empty(groups * most * 2 * LANES, np.float32), np.empty(groups, np.int32)
     prepare(x, w, w.view(np.int32), 0, size, stretch, squares, products, facts)
-    gather(
+    find_near_vectors(
         x, 0, size, stretch, squares, products, facts, np.float32(center), np.float32(share),
         np.array(kind.expected, np.float32), boxes, starts, 0, tops, vectors, place, limits, best, todo, lists, counts,
         runs, sums,
@@ -155,14 +155,14 @@ def test_weights_are_the_specs_and_never_zero():
     x, v = normal(1, 512, seed=3)[0], np.random.default_rng(3).random(512, np.float32)
     x[256:288], v[320:352] = 0, 0
     w, voting = np.empty_like(x), np.empty(16, np.bool_)
-    _weigh(x, v, w, voting)
+    _error_weights(x, v, w, voting)
     sigma2 = 2 * (x.astype(np.float64).reshape(2, 256) ** 2).mean(axis=1).repeat(256)
     want = v * np.sqrt(sigma2 + x.astype(np.float64) ** 2)
     live = np.arange(512) // 32 != 10
     np.testing.assert_allclose(w[live], np.maximum(want, 1e-9)[live], rtol=1e-5)
     assert (w > 0).all()
     assert voting.tolist() == [b != 10 for b in range(16)]
-    _weigh(x, v[:0], w, voting)
+    _error_weights(x, v[:0], w, voting)
     np.testing.assert_allclose(w, 0.25 * sigma2 + x.astype(np.float64) ** 2, rtol=1e-5)
     assert voting.all()
 

@@ -1,8 +1,8 @@
-"""Where the IQK types keep the scale codes and table flags of a super-block (spec B).
+"""The scale codes and table flags in superblocks of the IQK types (docs/formats/layouts.md).
 
-Each header has `write(blocks, levels, flags)`, which fills in bytes that are 0 so far, and a number by which `read_header`, the
-inverse inside kernels, knows it. blocks: uint8 [super-blocks, bytes]; levels: whole float32 numbers and flags: uint8, both
-[super-blocks, 16 or 8].
+Each class has `write(blocks, levels, flags)`, which fills in bytes that are 0 before, and a number by which `read_header`, its
+inverse in kernels, knows it. blocks: uint8 [superblocks, bytes]; levels: integer block scales as float32, and flags: uint8,
+both [superblocks, 16 or 8].
 """
 
 from __future__ import annotations
@@ -122,8 +122,10 @@ _FOUR_BIT, _ODD_WITH_SIGN, _SIX_BIT, _ODD_BYTE, _SIGNED_BYTE, _FIVE_BIT = (
 
 @kernel
 def read_header(number, a, b, c):
-    """Of a super-block that begins with the 64-bit words a, b, c: its flags as bits of an integer, its levels as lanes. Where
-    it has but eight blocks, the rest of both means nothing."""
+    """(table flags as bits, integer block scales as lanes) of a superblock that begins with the 64-bit words a, b, c.
+
+    Where a superblock has only eight blocks, the other bits and lanes have no meaning.
+    """
     flags = a >> 16
     if number == _FOUR_BIT:
         return flags, u8_to_float(unpack_4bit(_from_bit(32, a, b))) - 8
@@ -145,5 +147,5 @@ def read_header(number, a, b, c):
 
 @kernel
 def _from_bit(bit, a, b):
-    """The 64 bits that begin at a bit of two words, from 1 on."""
+    """The 64 bits from `bit` on (1 to 63) of two consecutive 64-bit words."""
     return (a >> bit & ((1 << (64 - bit)) - 1)) | b << (64 - bit)

@@ -1,13 +1,13 @@
-"""The scale search for a table of four values, exhaustive: iq2_k, iq2_ks (spec D.5).
+"""The scale search for tables of four values, exhaustive: iq2_k and iq2_ks (docs/formats/encoders.md, iq2_k and iq2_ks).
 
-Whatever the scale, the weights of a block in ascending order fall into four runs, one for each value of the table, ascending
-or (scale below zero) descending. The reference tries all 816 ways to cut a sorted block of 16 into four runs whose last is not
-empty, with two tables and two directions. But the best cut must be the nearest assignment for its own scale, and as the scale
-grows from zero each weight changes its entry at most twice, from an outer entry to inner ones, at known scales. So it is enough
-to walk through these events in order: at most 32 cuts for each table and direction. The winners are then compared in the
-reference's arithmetic.
+Whatever the scale, the weights of a block in ascending order fall into four segments, one per table value, ascending or (for a
+negative scale) descending. ik_llama.cpp tries all 816 ways to cut a sorted block of 16 into four segments, the last not empty,
+with two tables and two directions. But the best cut must be the nearest assignment for its own scale, and as the scale grows
+from zero each weight changes its value at most twice, from an outer value to inner ones, at known scales. So it is enough to go
+through these events in order: at most 32 cuts for each table and direction. The winners are then compared in the reference's
+arithmetic.
 
-Sixteen blocks go side by side, one in each lane.
+Sixteen blocks are processed at a time, one per lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, load, max_lanes, min_lanes, select, splat, store
-from .scale_search import DEAD
+from .table_search import MIN_AMAX
 
 
 def sorting_network(count: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def sorting_network(count: int) -> np.ndarray:
 
 @kernel
 def _sort(network, x, w):
-    """Sorts each lane of x ascending and takes w along."""
+    """Sorts each lane of x in ascending order, along with w."""
     for c in range(network.shape[0]):
         i, j = network[c, 0], network[c, 1]
         a, b, wa, wb = load(x, i), load(x, j), load(w, i), load(w, j)
@@ -52,7 +52,7 @@ def _sort(network, x, w):
 
 @kernel
 def _merge(first, count, key, gain, cost):
-    """Sorts events first ... first + count - 1 by key, whose keys are bitonic: falling, then rising, or rotated so."""
+    """Sorts events first ... first + count - 1 by key. The keys are bitonic: falling, then rising, or a rotation of that."""
     half = count // 2
     while half:
         for start in range(first, first + count, 2 * half):
@@ -73,18 +73,18 @@ def _merge(first, count, key, gain, cost):
 
 @kernel
 def _thresholds(values):
-    """1 / (where an entry gives way to the next one), as positive numbers: top to third, bottom to second, second to third."""
+    """1 / (midpoint between neighbouring table values), positive: third and fourth, first and second, second and third."""
     one, half = np.float32(1), np.float32(0.5)
     top, bottom, low = half * (values[2] + values[3]), half * (values[0] + values[1]), half * (values[1] + values[2])
     return one / top, -one / bottom, -one / low
 
 
 @kernel
-def _walk(x, w, block, values, down, key, gain, cost):
-    """The scale just after the event that leaves the best cut, one direction and table.
+def _best_scale(x, w, block, values, down, key, gain, cost):
+    """The scale just after the event that leaves the best cut, for one direction and table.
 
-    x: sorted, w: lanes arrays; down: whether the values descend as the weights ascend. The largest weight keeps its outermost
-    entry, as the last run of the reference is never empty.
+    x: sorted, w: arrays of lanes; down: whether the values descend as the weights ascend. The largest weight keeps its
+    outermost value: the last segment of the reference is never empty.
     """
     v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
     from_top, from_bottom, from_low = _thresholds(values)
@@ -124,11 +124,11 @@ def _walk(x, w, block, values, down, key, gain, cost):
 
 
 @kernel
-def search_segments(x, w, table, network, scales, flags):
+def search_boundaries(x, w, table, network, scales, flags):
     """Scale and flag of every block, for float32 x and weights w, both [blocks, elements per block, 16 or 32].
 
-    table: float32 [2, at least 4]; network: sorting_network(elements per block). Writes float32 scales and uint8 flags
-    (1: shifted table), both [blocks]; dead blocks get 0 and 0.
+    table: float32 [2, at least 4]; network: sorting_network(elements per block). Writes float32 scales and uint8 flags (1:
+    shifted table), both [blocks]; blocks of zeros get 0 and 0.
     """
     blocks, block = x.shape
     size = block * LANES
@@ -156,7 +156,7 @@ def search_segments(x, w, table, network, scales, flags):
             shifted, down = way % 2, way >= 2
             values = table[shifted]
             v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
-            d = _walk(xs, ws, block, values, down, key, gain, cost)
+            d = _best_scale(xs, ws, block, values, down, key, gain, cost)
             # Sums over the weights before the second, third and fourth run.
             x0 = w0 = x1 = w1 = x2 = w2 = zero
             from_top, from_bottom, from_low = _thresholds(values)
@@ -184,7 +184,7 @@ def search_segments(x, w, table, network, scales, flags):
             scale = select(better, sxq / sqq, scale)
             best = select(better, scale * sxq, best)
             flag = select(better, splat(np.float32(shifted)), flag)
-        dead = (abs(load(xs, 0)) < DEAD) & (abs(load(xs, (block - 1) * LANES)) < DEAD)
+        dead = (abs(load(xs, 0)) < MIN_AMAX) & (abs(load(xs, (block - 1) * LANES)) < MIN_AMAX)
         store(found, 0, select(dead, zero, scale))
         store(shifts, 0, select(dead, zero, flag))
         for b in range(count):
