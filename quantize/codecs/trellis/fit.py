@@ -150,7 +150,8 @@ def fit_rows(
 
     importance   float32 [1 or rows, n], or of no rows
     size         8 or 4: elements of a group
-    boxes, starts, tops, vectors   of the TrellisCodebooks, concatenated; values: [books, vectors, size]; orders: [books, vectors]
+    boxes, starts, tops, vectors   of the TrellisCodebooks, concatenated; values: [books, vectors, size];
+                 orders: [books, vectors]
     levels       float32 [sides, levels]: block scales that can be stored, over the row's scale: magnitudes, ascending;
                  signs: float32 [sides]; books: int64 [sides], 0 or 1
     magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) for the largest block

@@ -242,7 +242,8 @@ _TYPES = (
     ),
     _TrellisType(
         "iq3_kt", 16, 8, (_FIRST_STATE,), True, np.arange(16, dtype=np.float32), _read_words, _write_words,
-        np.arange(1, 16)[None], (14, 15), _trial_factors(5, 0.11), _trial_factors(11, 0.05), _LARGE_BLOCKS, 0.5, (110, 30, 70, 20), 0.0081,
+        np.arange(1, 16)[None], (14, 15), _trial_factors(5, 0.11), _trial_factors(11, 0.05), _LARGE_BLOCKS, 0.5,
+        (110, 30, 70, 20), 0.0081,
     ),
     _TrellisType(
         "iq4_kt", 15, 4, (_FIRST_STATE, _SECOND_STATE), False, _SEVEN_BITS, _read_iq4, _write_iq4,
