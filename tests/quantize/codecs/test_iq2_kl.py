@@ -17,7 +17,7 @@ with np.load(DATA / "golden_iqk.npz") as _file:
 
 
 def block_of(seed):
-    """x, w and the lines of a block."""
+    """x, w and the pair terms of a block."""
     rng = np.random.default_rng(seed)
     x, w = rng.standard_t(4, 32).astype(np.float32), rng.uniform(0.1, 2, 32).astype(np.float32)
     part, p, c = np.empty(64, np.float32), np.empty(512, np.float32), np.empty(512, np.float32)
@@ -25,12 +25,12 @@ def block_of(seed):
     return x, w, p, c
 
 
-def test_decodes_as_the_reference():
+def test_decode_is_bit_exact():
     y = decode(GOLDEN["im"][:1], "iq2_kl", 1024)
     assert np.array_equal(y.view(np.uint32), GOLDEN["dequant"].view(np.uint32))
 
 
-def test_decodes_any_bits_by_their_description():
+def test_decode_of_random_bytes_follows_the_layout():
     q = np.random.default_rng(1).integers(0, 256, (2, 2 + 86), np.uint8)
     q[:, :2] = np.float16([0.5, -2])[:, None].view(np.uint8)
     want = np.empty((2, 256), np.float32)
@@ -44,7 +44,7 @@ def test_decodes_any_bits_by_their_description():
 
 
 @pytest.mark.parametrize(("key", "most"), [("im", 0.95), ("no", 0.97)])
-def test_beats_the_reference(key, most):
+def test_error_is_lower_than_that_of_the_reference(key, most):
     v = IMATRIX if key == "im" else None
     ours, theirs = (
         ((1 if v is None else v) * (decode(q, "iq2_kl", 1024) - X) ** 2).sum() for q in (encode(X, "iq2_kl", v), GOLDEN[key])
@@ -52,7 +52,7 @@ def test_beats_the_reference(key, most):
     assert ours < most * theirs
 
 
-def test_all_codes_and_levels_come_back():
+def test_all_codes_and_integer_scales_round_trip():
     rng = np.random.default_rng(2)
     codes, levels = rng.integers(0, 32, (20, 8, 16), np.uint8), rng.integers(-32, 32, (20, 8)).astype(np.float32)
     blocks = np.zeros((20, 86), np.uint8)
@@ -65,7 +65,7 @@ def test_all_codes_and_levels_come_back():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scale", [0.05, -0.04, 0.01])
-def test_no_pair_is_better(seed, scale):
+def test_assigned_pairs_are_optimal(seed, scale):
     x, w, p, c = block_of(seed)
     codes = np.empty(16, np.uint8)
     sxq, sqq = assign_pairs(p, c, np.float32(scale), codes)
@@ -76,7 +76,7 @@ def test_no_pair_is_better(seed, scale):
     assert np.isclose(score_pairs(p, c, np.float32(scale)), errors.min(axis=1).sum() - (w * x * x).sum(), rtol=1e-4)
 
 
-def test_search_is_as_good_as_a_fine_one():
+def test_search_is_as_good_as_a_fine_grid_of_scales():
     codes = np.empty(16, np.uint8)
 
     def score(scale):
@@ -92,7 +92,7 @@ def test_search_is_as_good_as_a_fine_one():
     assert np.mean(gains) < 1.1
 
 
-def test_zeros_take_level_zero():
+def test_zeros_get_integer_scale_zero():
     x = np.random.default_rng(3).standard_normal((1, 256)).astype(np.float32)
     x[:, 32:64] = 0
     for importance in (None, np.ones(256, np.float32)):
@@ -100,7 +100,7 @@ def test_zeros_take_level_zero():
     assert not encode(np.zeros((2, 256), np.float32), "iq2_kl").any()
 
 
-def test_importance_lowers_the_error_where_it_matters():
+def test_important_columns_have_lower_errors():
     x = np.random.default_rng(5).standard_normal((4, 1024)).astype(np.float32)
     v = np.where(np.arange(1024) // 2 % 4 == 0, 100, 1).astype(np.float32)
     errors = [((decode(encode(x, "iq2_kl", imp), "iq2_kl", 1024) - x) ** 2 * v).sum() for imp in (v, None)]

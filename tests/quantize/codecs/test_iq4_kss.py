@@ -31,12 +31,12 @@ def quads_of(a):
     return quads
 
 
-def test_decodes_as_the_reference():
+def test_decode_is_bit_exact():
     y = decode(GOLDEN["im"][:1], "iq4_kss", 1024)
     assert np.array_equal(y.view(np.uint32), GOLDEN["dequant"].view(np.uint32))
 
 
-def test_decodes_any_bits_by_their_description():
+def test_decode_of_random_bytes_follows_the_layout():
     rng = np.random.default_rng(1)
     q = rng.integers(0, 256, (3, 4 + 128), np.uint8)
     q[:, :4] = np.float32([0.5, -2, 3])[:, None].view(np.uint8)
@@ -53,7 +53,7 @@ def test_decodes_any_bits_by_their_description():
 
 
 @pytest.mark.parametrize(("key", "most"), [("im", 0.87), ("no", 0.72)])
-def test_beats_the_reference(key, most):
+def test_error_is_lower_than_that_of_the_reference(key, most):
     v = IMATRIX if key == "im" else None
     ours, theirs = (
         ((1 if v is None else v) * (decode(q, "iq4_kss", 1024) - X) ** 2).sum() for q in (encode(X, "iq4_kss", v), GOLDEN[key])
@@ -78,7 +78,7 @@ def test_every_even_quadruple_can_be_stored():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scale", [0.03, -0.02, 0.005])
-def test_no_even_quadruple_is_better(seed, scale):
+def test_assigned_quadruples_are_optimal(seed, scale):
     x, w = block_of(seed)
     q, row = np.empty(SIZE, np.float32), np.empty(32, np.float32)
     sxq, sqq = assign_quads(quads_of(x), quads_of(w), np.float32(scale), q)
@@ -104,7 +104,7 @@ def test_equal_losses_leave_the_parity_even():
         assert all((bits[j] + bits[j + 16] + bits[j + 1] + bits[j + 17]) % 2 == 0 for j in range(0, 16, 2))
 
 
-def test_search_is_as_good_as_a_fine_one():
+def test_search_is_as_good_as_a_fine_grid_of_scales():
     scratch = np.empty(SIZE, np.float32)
     gains = []
     for seed in range(30):
@@ -119,7 +119,7 @@ def test_search_is_as_good_as_a_fine_one():
     assert np.mean(gains) < 1.1
 
 
-def test_a_zero_block_in_a_live_row_stays_next_to_zero():
+def test_a_zero_block_in_a_nonzero_row_stays_close_to_zero():
     x = np.random.default_rng(3).standard_normal((1, 256)).astype(np.float32)
     x[:, 32:64] = 0
     assert np.abs(decode(encode(x, "iq4_kss"), "iq4_kss", 256)[:, 32:64]).max() < 1e-3
@@ -133,7 +133,7 @@ def test_the_row_scale_follows_powers_of_two(power):
     assert np.array_equal(np.ldexp(plain[:, :4].copy().view("<f4"), power), scaled[:, :4].copy().view("<f4"))
 
 
-def test_importance_lowers_the_error_where_it_matters():
+def test_important_columns_have_lower_errors():
     x = np.random.default_rng(5).standard_normal((4, 1024)).astype(np.float32)
     v = np.where(np.arange(1024) % 4 == 0, 100, 1).astype(np.float32)
     errors = [((decode(encode(x, "iq4_kss", imp), "iq4_kss", 1024) - x) ** 2 * v).sum() for imp in (v, None)]

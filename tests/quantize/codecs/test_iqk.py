@@ -1,4 +1,4 @@
-"""The IQK codecs against bytes of the reference, against plain searches, and on rows meant to break them."""
+"""The IQK codecs against bytes of the reference, against plain searches, and on extreme rows."""
 
 from itertools import combinations_with_replacement, product
 from pathlib import Path
@@ -20,7 +20,7 @@ from ggufmill.simd import table_lookup as iqk_lookup
 from ggufmill.simd.lanes import load, store
 
 NAMES = list(CODECS)
-SPECS = {kind.name: kind for kind in _TYPES}
+SPECS = {t.name: t for t in _TYPES}
 
 # Relative error (root mean square) on normal weights that each type stays below.
 ERROR = {
@@ -48,21 +48,21 @@ def normal(rows, n, seed=0):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decodes_as_the_reference(golden, name):
+def test_decode_is_bit_exact(golden, name):
     y = CODECS[name].decode(golden[f"{name}/im"][:1], 1024)
     assert np.array_equal(y.view(np.uint32), golden[f"{name}/dequant"].view(np.uint32))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "iq2_ks"])
 @pytest.mark.parametrize("key", ["im", "no"])
-def test_encodes_to_the_bytes_of_the_reference(golden, name, key):
+def test_encode_matches_the_reference_byte_for_byte(golden, name, key):
     q = CODECS[name].encode(golden["x"], golden["imatrix"] if key == "im" else None)
     assert np.array_equal(q, golden[f"{name}/{key}"])
 
 
 @pytest.mark.parametrize("key", ["im", "no"])
-def test_iq2_ks_beats_the_reference(golden, key):
-    """The reference searches this type coarsely by default, so its bytes are no aim."""
+def test_iq2_ks_has_a_lower_error_than_the_reference(golden, key):
+    """The reference searches this type coarsely by default, so its bytes are not reproduced."""
     x, v = golden["x"], golden["imatrix"] if key == "im" else None
     ours, theirs = (
         (w * (CODECS["iq2_ks"].decode(q, 1024) - x) ** 2).sum()
@@ -81,7 +81,7 @@ def read_headers(number, blocks, levels, bits):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_headers_and_planes_invert(name):
+def test_scale_codes_and_planes_round_trip(name):
     kind, spec = TYPES[name], SPECS[name]
     blocks = np.random.default_rng(1).integers(0, 256, (5, kind.block_bytes), dtype=np.uint8)
     levels, bits = np.empty((5, 16), np.float32), np.empty((5, 1), np.int64)
@@ -96,14 +96,14 @@ def test_headers_and_planes_invert(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_error_is_that_of_the_type(name):
+def test_error_on_normal_weights(name):
     x = normal(4, 1024)
     y = CODECS[name].decode(CODECS[name].encode(x, None), 1024)
     assert np.sqrt(((x - y) ** 2).mean() / (x**2).mean()) < ERROR[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_importance_lowers_the_error_where_it_matters(name):
+def test_important_columns_have_lower_errors(name):
     x = normal(4, 1024)
     v = np.where(np.arange(1024) % 4 == 0, 100, 1).astype(np.float32)
     errors = [((CODECS[name].decode(CODECS[name].encode(x, imp), 1024) - x) ** 2 * v).sum() for imp in (v, None)]
@@ -134,7 +134,7 @@ def test_search_finds_the_best_trial(name):
         assert max(scores) >= best * (1 - 1e-5)
 
 
-def test_segments_finds_the_best_cut():
+def test_boundary_search_finds_the_best_cut():
     rng = np.random.default_rng(3)
     x = rng.standard_t(4, 256).astype(np.float32)
     x[16:32] = np.abs(x[16:32])  # a block of one sign,
@@ -188,7 +188,7 @@ def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
     assert np.array_equal(*results)
 
 
-def test_choices_refuse_a_search_that_is_too_wide():
+def test_candidate_values_refuse_a_search_that_is_too_wide():
     with pytest.raises(ValueError, match="four entries"):
         tables.candidate_values(SPECS["iq5_k"].table, 0.3)
 
@@ -227,7 +227,7 @@ def test_extreme_values_stay_finite(name, value, importance):
 
 
 @pytest.mark.parametrize("name", ["iq4_ks", "iq5_ks"])
-def test_a_constant_row_of_any_size_comes_back(name):
+def test_constant_rows_of_any_magnitude_are_reproduced(name):
     x = np.array([[1e-12], [1e30], [-3.0]], np.float32).repeat(256, axis=1)
     assert np.allclose(CODECS[name].decode(CODECS[name].encode(x, None), 256), x, rtol=0.02)
 
@@ -250,8 +250,8 @@ def test_rows_are_independent_and_repeatable(name, pattern, weights):
     assert np.abs(y).max() <= 2 * np.abs(x).max()
 
 
-def test_dead_importance_counts_as_even():
-    """Where all importance is 0 the guard makes it even, so an even importance gives the same codes."""
+def test_zero_importance_is_guarded_to_be_uniform():
+    """Where all importance is 0 the guard makes it uniform, so uniform importance gives the same codes."""
     x = normal(2, 512)
     assert np.ptp(guard_importance(x, np.zeros(512, np.float32), 16)) == 0
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""The trellis codecs against bytes of the reference, an exhaustive search, and rows meant to break them."""
+"""The trellis codecs against bytes of the reference, an exhaustive search, and on extreme rows."""
 
 from pathlib import Path
 
@@ -47,14 +47,14 @@ def test_generator_gives_the_published_values():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decodes_as_the_reference(name):
+def test_decode_is_bit_exact(name):
     want = GOLDEN[f"{name}/dequant"]
     got = CODECS[name].decode(GOLDEN[f"{name}/im"][: len(want)], X.shape[1])
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_of_any_bits_are_read_and_written_alike(name):
+def test_random_blocks_round_trip_through_read_and_write(name):
     kind, spec = TYPES[name], KINDS[name]
     q = np.random.default_rng(1).integers(0, 256, (6, kind.block_bytes), np.uint8)
     codes, indices = spec.read(q)
@@ -68,7 +68,7 @@ def test_blocks_of_any_bits_are_read_and_written_alike(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("key", ["im", "no"])
-def test_error_is_not_above_the_references(name, key):
+def test_error_is_not_above_that_of_the_reference(name, key):
     v = IMATRIX if key == "im" else None
     weight = 1 if v is None else v
     theirs = CODECS[name].decode(GOLDEN[f"{name}/{key}"], X.shape[1])
@@ -76,13 +76,13 @@ def test_error_is_not_above_the_references(name, key):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_error_is_that_of_the_type(name):
+def test_error_on_normal_weights(name):
     x = normal(4, 1024)
     assert np.sqrt(((x - roundtrip(name, x)) ** 2).mean() / (x**2).mean()) < ERROR[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_importance_lowers_the_error_where_it_matters(name):
+def test_important_columns_have_lower_errors(name):
     x = normal(4, 1024)
     v = np.where(np.arange(1024) % 4 == 0, 100, 1).astype(np.float32)
     errors = [((roundtrip(name, x, importance) - x) ** 2 * v).sum() for importance in (v, None)]
@@ -93,7 +93,7 @@ BOOKS = [(13, 8, 4096, False), (16, 8, 4096, True), (15, 4, 36864, False)]
 
 
 @pytest.mark.parametrize("which", BOOKS)
-def test_boxes_hold_their_vectors(which):
+def test_boxes_contain_their_vectors(which):
     tree = trellis_codebook(*which)
     assert np.array_equal(np.sort(tree.order), np.arange(len(tree.order)))
     size = tree.size
@@ -132,7 +132,7 @@ def search(kind, x, w, center, scale, share):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("share", "slack"), [(2.0, 1.002), (0.35, 1.2)])
-def test_search_finds_vectors_as_near_as_an_exhaustive_one(name, share, slack):
+def test_search_is_nearly_as_good_as_an_exhaustive_one(name, share, slack):
     kind = KINDS[name]
     rng = np.random.default_rng(4)
     values = kind.books[0].values.astype(np.float32)
@@ -151,7 +151,7 @@ def test_search_finds_vectors_as_near_as_an_exhaustive_one(name, share, slack):
     assert nearest * 0.9999 <= found <= nearest * slack
 
 
-def test_weights_are_the_specs_and_never_zero():
+def test_error_weights_follow_the_formula_and_are_positive():
     x, v = normal(1, 512, seed=3)[0], np.random.default_rng(3).random(512, np.float32)
     x[256:288], v[320:352] = 0, 0
     w, voting = np.empty_like(x), np.empty(16, np.bool_)
@@ -194,7 +194,7 @@ def _block(kind, rng):
     ),
     weights=st.sampled_from(["none", "zero", "half", "tiny", "random"]),
 )
-def test_odd_rows_are_finite_and_do_not_depend_on_each_other(name, kinds, weights):
+def test_extreme_rows_give_finite_and_independent_rows(name, kinds, weights):
     rng = np.random.default_rng(len(set(kinds)))
     x = np.concatenate([_block(k, rng) for k in kinds]).reshape(2, 256)
     importance = {
@@ -242,7 +242,7 @@ def test_powers_of_two_change_nothing_but_the_row_scale(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dead_columns_do_not_harm_the_others(name):
+def test_columns_without_importance_do_not_affect_the_others(name):
     x = normal(2, 256, seed=8)
     x[:, 128:] *= 100
     v = np.repeat(np.float32([1, 0]), 128)
