@@ -103,7 +103,7 @@ def _pick(low, high, codes):
 
 
 @kernel
-def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, out):
+def decode_rows(q, meta, size, header, planes, shift, entries, table, float_table, out):
     """out[r, e] = d * integer scale of its block * table[flag of its block, code e] for rows q, uint8 [rows, row_bytes].
 
     meta            bytes of the row's float32 or float16 scale d before its superblocks; 0: each superblock has a float16 d
@@ -111,23 +111,23 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, ou
     header          the number by which read_header knows the type's scale codes
     planes          int64 [2, 4] from planes_to_read
     shift           binary logarithm of the elements of a block
-    entries         entries per table: 16 or 32 in the int8 row `table`, or 64 in the float32 row `smooth`
+    entries         entries per table: 16 or 32 in the int8 row `table`, or 64 in the float32 row `float_table`
     out             float32 [rows, n]
 
     Arrays are only passed to intrinsics: counting references to them would take longer than the decoding.
     """
-    codes, levels = np.empty(_CODES, np.uint8), np.empty(LANES, np.float32)
+    codes, block_scales = np.empty(_CODES, np.uint8), np.empty(LANES, np.float32)
     bytes_, flat = q.reshape(-1), out.reshape(-1)
     for r in range(q.shape[0]):
         start = q.shape[1] * r
         d = load_f32(bytes_, start) if meta == 4 else load_f16(bytes_, start)
         for s in range(out.shape[1] // _CODES):
-            at, to = start + meta + size * s, out.shape[1] * r + _CODES * s
+            at, out_at = start + meta + size * s, out.shape[1] * r + _CODES * s
             if meta == 0:
                 d = load_f16(bytes_, at)
             a, b, c = load_u64(bytes_, at), load_u64(bytes_, at + 8), load_u64(bytes_, at + 16)
-            flags, found = read_header(header, a, b, c)
-            store(levels, 0, found * d)
+            flags, int_scales = read_header(header, a, b, c)
+            store(block_scales, 0, int_scales * d)
             codes[:] = 0
             for p in range(2):
                 bits, stride, place, unit = planes[p]
@@ -141,12 +141,12 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, smooth, ou
                     run += 8 // bits * stride
             for j in range(0, _CODES, LANES):
                 block = j >> shift
-                from_ = (flags >> block & 1) * entries
+                table_start = (flags >> block & 1) * entries
                 if entries == 64:
-                    y = lookup64(smooth, from_, codes, j)
+                    y = lookup64(float_table, table_start, codes, j)
                 else:
-                    y = _pick(load_bytes(table, from_), load_bytes(table, from_ + LANES), load_bytes(codes, j))
-                store(flat, to + j, y * levels[block])
+                    y = _pick(load_bytes(table, table_start), load_bytes(table, table_start + LANES), load_bytes(codes, j))
+                store(flat, out_at + j, y * block_scales[block])
 
 
 def planes_of(codes: np.ndarray) -> tuple[tuple[tuple[int, int], int], ...]:

@@ -95,17 +95,17 @@ def _best_scale(x, w, block, values, down, key, gain, cost):
         if down:
             y = -y
         positive, negative = y > np.float32(0), y < np.float32(0)
-        begin = select(positive, splat(v3), select(negative, splat(v0), splat(v2)))
-        inner = select(negative, splat(v1), splat(v2))
+        outer_value = select(positive, splat(v3), select(negative, splat(v0), splat(v2)))
+        inner_value = select(negative, splat(v1), splat(v2))
         if i == block - 1:
-            begin = splat(v0) if down else splat(v3)
-            inner, negative = begin, y < y
+            outer_value = splat(v0) if down else splat(v3)
+            inner_value, negative = outer_value, y < y
         wy = wi * y
-        sxq, sqq = fma_lanes(wy, begin, sxq), fma_lanes(wi, begin * begin, sqq)
+        sxq, sqq = fma_lanes(wy, outer_value, sxq), fma_lanes(wi, outer_value * outer_value, sqq)
         at = i * LANES
         store(key, at, max_lanes(y * from_top, -y * from_bottom))
-        store(gain, at, wy * (inner - begin))
-        store(cost, at, wi * (inner * inner - begin * begin))
+        store(gain, at, wy * (inner_value - outer_value))
+        store(cost, at, wi * (inner_value * inner_value - outer_value * outer_value))
         # Falling keys after the rising ones of the first half make the whole bitonic.
         at = (2 * block - 1 - i if down else block + i) * LANES
         store(key, at, -y * from_low)
@@ -135,7 +135,7 @@ def search_boundaries(x, w, table, network, scales, flags):
     xs, ws = np.empty(size, np.float32), np.empty(size, np.float32)
     sx, sw = np.empty(size, np.float32), np.empty(size, np.float32)  # sums of w x and w up to an element
     key, gain, cost = np.empty(2 * size, np.float32), np.empty(2 * size, np.float32), np.empty(2 * size, np.float32)
-    found, shifts = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    scale_lanes, flag_lanes = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     zero = splat(np.float32(0))
     for start in range(0, blocks, LANES):
         count = min(LANES, blocks - start)
@@ -152,8 +152,8 @@ def search_boundaries(x, w, table, network, scales, flags):
             store(sx, i * LANES, sum_x)
             store(sw, i * LANES, sum_w)
         scale, best, flag = zero, zero, zero
-        for way in range(4):
-            shifted, down = way % 2, way >= 2
+        for variant in range(4):
+            shifted, down = variant % 2, variant >= 2
             values = table[shifted]
             v0, v1, v2, v3 = values[0], values[1], values[2], values[3]
             d = _best_scale(xs, ws, block, values, down, key, gain, cost)
@@ -184,8 +184,8 @@ def search_boundaries(x, w, table, network, scales, flags):
             scale = select(better, sxq / sqq, scale)
             best = select(better, scale * sxq, best)
             flag = select(better, splat(np.float32(shifted)), flag)
-        dead = (abs(load(xs, 0)) < MIN_AMAX) & (abs(load(xs, (block - 1) * LANES)) < MIN_AMAX)
-        store(found, 0, select(dead, zero, scale))
-        store(shifts, 0, select(dead, zero, flag))
+        all_zero = (abs(load(xs, 0)) < MIN_AMAX) & (abs(load(xs, (block - 1) * LANES)) < MIN_AMAX)
+        store(scale_lanes, 0, select(all_zero, zero, scale))
+        store(flag_lanes, 0, select(all_zero, zero, flag))
         for b in range(count):
-            scales[start + b], flags[start + b] = found[b], shifts[b]
+            scales[start + b], flags[start + b] = scale_lanes[b], flag_lanes[b]

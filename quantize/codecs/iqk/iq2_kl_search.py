@@ -49,13 +49,13 @@ def search_pairs(x, p, c):
     Factors around the one that puts the largest weight on the lowest value are tried with both signs; the scale is refitted to
     the pairs of each.
     """
-    mx = signed_max(x)
-    if abs(mx) < MIN_AMAX:
+    signed_max_x = signed_max(x)
+    if abs(signed_max_x) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
     for factor in _TRIAL_FACTORS:
-        twice = np.float32(2) * PAIRS[0, 0] * factor / mx
-        plus, minus = splat(twice), splat(-twice)
+        scaled = np.float32(2) * PAIRS[0, 0] * factor / signed_max_x
+        plus, minus = splat(scaled), splat(-scaled)
         xq, xq_minus = load(p, 0), load(p, 0)
         cost, cost_minus = fma_lanes(minus, xq, load(c, 0)), fma_lanes(plus, xq, load(c, 0))
         for k in range(1, ENTRIES):
@@ -63,9 +63,9 @@ def search_pairs(x, p, c):
             trial, trial_minus = fma_lanes(minus, pk, ck), fma_lanes(plus, pk, ck)
             xq, xq_minus = select(trial < cost, pk, xq), select(trial_minus < cost_minus, pk, xq_minus)
             cost, cost_minus = min_lanes(trial, cost), min_lanes(trial_minus, cost_minus)
-        for way in range(2):
-            sxq = reduce_sum(xq_minus if way else xq)
-            sqq = reduce_sum(fma_lanes(minus, xq_minus, cost_minus) if way else fma_lanes(plus, xq, cost))
+        for sign in range(2):
+            sxq = reduce_sum(xq_minus if sign else xq)
+            sqq = reduce_sum(fma_lanes(minus, xq_minus, cost_minus) if sign else fma_lanes(plus, xq, cost))
             if sqq > 0 and sxq * sxq * best_qq > best * sqq:
                 best, best_xq, best_qq = sxq * sxq, sxq, sqq
     return best_xq / best_qq

@@ -68,9 +68,9 @@ def scatter_quads(quads, flag, out):
 @kernel
 def _nearest_by_parity(y, w):
     """For lanes y: the nearest value, the nearest of the other parity, a mask where the former is odd, the loss by changing."""
-    where = clamp((y + 128) * (1 / _BIN), 0, _BINS - 1)
-    even = select(y >= lookup_lanes(_EVEN_MIDDLE, where), lookup_lanes(_EVEN_ABOVE, where), lookup_lanes(_EVEN_BELOW, where))
-    odd = select(y >= lookup_lanes(_ODD_MIDDLE, where), lookup_lanes(_ODD_ABOVE, where), lookup_lanes(_ODD_BELOW, where))
+    bin_ = clamp((y + 128) * (1 / _BIN), 0, _BINS - 1)
+    even = select(y >= lookup_lanes(_EVEN_MIDDLE, bin_), lookup_lanes(_EVEN_ABOVE, bin_), lookup_lanes(_EVEN_BELOW, bin_))
+    odd = select(y >= lookup_lanes(_ODD_MIDDLE, bin_), lookup_lanes(_ODD_ABOVE, bin_), lookup_lanes(_ODD_BELOW, bin_))
     loss = w * ((even - odd) * ((even + odd) - (y + y)))  # of the even one
     is_odd = loss > 0
     return select(is_odd, odd, even), select(is_odd, even, odd), is_odd, abs(loss)
@@ -85,13 +85,13 @@ def _best_quads(x, w, scale):
     q1, other1, odd1, loss1 = _nearest_by_parity(load(x, LANES) * inverse - shift, load(w, LANES))
     q2, other2, odd2, loss2 = _nearest_by_parity(load(x, 2 * LANES) * inverse - shift, load(w, 2 * LANES))
     q3, other3, odd3, loss3 = _nearest_by_parity(load(x, 3 * LANES) * inverse - shift, load(w, 3 * LANES))
-    wrong = odd0 ^ odd1 ^ odd2 ^ odd3
+    odd_parity = odd0 ^ odd1 ^ odd2 ^ odd3
     second, fourth = loss1 < loss0, loss3 < loss2
     later = min_lanes(loss2, loss3) < min_lanes(loss0, loss1)
-    q0 = select(wrong & ~later & ~second, other0, q0) + shift
-    q1 = select(wrong & ~later & second, other1, q1) + shift
-    q2 = select(wrong & later & ~fourth, other2, q2) + shift
-    q3 = select(wrong & later & fourth, other3, q3) + shift
+    q0 = select(odd_parity & ~later & ~second, other0, q0) + shift
+    q1 = select(odd_parity & ~later & second, other1, q1) + shift
+    q2 = select(odd_parity & later & ~fourth, other2, q2) + shift
+    q3 = select(odd_parity & later & fourth, other3, q3) + shift
     return q0, q1, q2, q3
 
 
@@ -121,12 +121,12 @@ def search_quads(x, w, q):
 
     x, w: arrays of quadruples; q: scratch.
     """
-    mx = signed_max(x)
-    if abs(mx) < MIN_AMAX:
+    signed_max_x = signed_max(x)
+    if abs(signed_max_x) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
     for trial in range(2 * _TRIAL_FACTORS.size):
-        scale = mx / (V4[0, 0] * _TRIAL_FACTORS[trial // 2])
+        scale = signed_max_x / (V4[0, 0] * _TRIAL_FACTORS[trial // 2])
         sxq, sqq = assign_quads(x, w, -scale if trial % 2 else scale, q)
         for flag in range(2):
             score = sxq[flag] * sxq[flag]

@@ -40,25 +40,25 @@ def lowest_bit(typingctx, bits):
 @kernel
 def signed_max(x):
     """The element of largest magnitude of a float32 vector (the first on ties), with its sign."""
-    found, magnitude = np.float32(0), np.float32(0)
+    result, amax = np.float32(0), np.float32(0)
     for j in range(x.size):
-        if abs(x[j]) > magnitude:
-            found, magnitude = x[j], abs(x[j])
-    return found
+        if abs(x[j]) > amax:
+            result, amax = x[j], abs(x[j])
+    return result
 
 
 @kernel
 def _block_signed_max(x):
     """As signed_max, for whole lanes and without branches that depend on the data."""
-    tops = abs(load(x, 0))
+    lane_amax = abs(load(x, 0))
     for j in range(LANES, x.size, LANES):
-        tops = max_lanes(tops, abs(load(x, j)))
-    top = reduce_max(tops)
+        lane_amax = max_lanes(lane_amax, abs(load(x, j)))
+    amax = reduce_max(lane_amax)
     for j in range(0, x.size, LANES):
-        bits = mask_bits(abs(load(x, j)) == top)
+        bits = mask_bits(abs(load(x, j)) == amax)
         if bits:
             return x[j + lowest_bit(bits)]
-    return top
+    return amax
 
 
 def trial_offsets(ntry: int, step: int) -> np.ndarray:
@@ -78,112 +78,112 @@ def _compare_trial(sums, lane, hypothesis, scale, best):
     return scale, best, False
 
 
-def _make_search(three: bool):
+def _make_search(three_candidates: bool):
     """search_blocks for two or for three candidate values per weight."""
 
     @kernel
-    def entry_from_below(t, near, k):
-        q = select(t >= near[k], splat(near[k + np.uintp(2)]), splat(near[k + np.uintp(1)]))
-        if three:
-            q = select(t >= near[k + np.uintp(3)], splat(near[k + np.uintp(4)]), q)
+    def nearest_value(t, candidates, k):
+        q = select(t >= candidates[k], splat(candidates[k + np.uintp(2)]), splat(candidates[k + np.uintp(1)]))
+        if three_candidates:
+            q = select(t >= candidates[k + np.uintp(3)], splat(candidates[k + np.uintp(4)]), q)
         return q
 
     @kernel
-    def entry_from_above(t, near, k):
-        q = select(t <= near[k], splat(near[k + np.uintp(2)]), splat(near[k + np.uintp(1)]))
-        if three:
-            q = select(t <= near[k + np.uintp(3)], splat(near[k + np.uintp(4)]), q)
+    def nearest_value_negated(t, candidates, k):
+        q = select(t <= candidates[k], splat(candidates[k + np.uintp(2)]), splat(candidates[k + np.uintp(1)]))
+        if three_candidates:
+            q = select(t <= candidates[k + np.uintp(3)], splat(candidates[k + np.uintp(4)]), q)
         return q
 
     @kernel
-    def search_blocks(x, w, steps, trials, first_entries, nearby, scales, flags):
+    def search_blocks(x, w, offsets, trial_count, first_values, nearby, scales, flags):
         """Scale and flag of every block, for float32 x and weights w, both [blocks, elements per block, a multiple of LANES].
 
-        steps: trial_offsets(...), of which the first `trials` lanes count; first_entries: float32 [2], the first value of both
-        tables; nearby: candidate_values(...). Writes float32 scales and uint8 flags (1: shifted table), both [blocks]; blocks
-        of zeros get 0, 0.
+        offsets: trial_offsets(...), of which the first `trial_count` lanes count; first_values: float32 [2], the first value of
+        both tables; nearby: candidate_values(...). Writes float32 scales and uint8 flags (1: shifted table), both [blocks];
+        blocks of zeros get 0, 0.
         """
         blocks, block = x.shape
         sums = np.empty(8 * LANES, np.float32)
-        rows, rows_shifted = np.empty(block, np.uint8), np.empty(block, np.uint8)
-        near, near_shifted = nearby[0], nearby[1]
+        candidate_rows, candidate_rows_shifted = np.empty(block, np.uint8), np.empty(block, np.uint8)
+        candidates, candidates_shifted = nearby[0], nearby[1]
         zero = splat(np.float32(0))
-        lane_step = load(steps, 0)
-        is_first = load(np.arange(LANES).astype(np.float32), 0) == np.float32(_FIRST_TRIAL)
-        tried = (1 << trials) - 1
-        base, shifted = first_entries[0], first_entries[1]
+        lane_offset = load(offsets, 0)
+        is_first_trial = load(np.arange(LANES).astype(np.float32), 0) == np.float32(_FIRST_TRIAL)
+        trial_mask = (1 << trial_count) - 1
+        base, shifted = first_values[0], first_values[1]
         for b in range(blocks):
             xb, wb = x[b], w[b]
-            mx = _block_signed_max(xb)
-            if abs(mx) < MIN_AMAX:
+            signed_max_x = _block_signed_max(xb)
+            if abs(signed_max_x) < MIN_AMAX:
                 scales[b], flags[b] = 0, 0
                 continue
             # The first trial of the reference divides in another order: its rounding differs from that of the middle factor.
-            first = np.float32(1) / (-mx / base)
-            ids = select(is_first, splat(-first), (lane_step + base) / mx)
-            ids_shifted = (lane_step + shifted) / mx
+            first_inverse = np.float32(1) / (-signed_max_x / base)
+            inverses = select(is_first_trial, splat(-first_inverse), (lane_offset + base) / signed_max_x)
+            inverses_shifted = (lane_offset + shifted) / signed_max_x
             for j in range(0, block, LANES):
                 xj = load(xb, j)
-                store(rows, j, xj * (base / mx) + np.float32(MAX_SCALED + 0.5))
-                store(rows_shifted, j, xj * (shifted / mx) + np.float32(MAX_SCALED + 0.5))
-            xq0 = xq1 = xq2 = xq3 = qq0 = qq1 = qq2 = qq3 = zero
+                store(candidate_rows, j, xj * (base / signed_max_x) + np.float32(MAX_SCALED + 0.5))
+                store(candidate_rows_shifted, j, xj * (shifted / signed_max_x) + np.float32(MAX_SCALED + 0.5))
+            sxq0 = sxq1 = sxq2 = sxq3 = sqq0 = sqq1 = sqq2 = sqq3 = zero
             for j in range(block):
                 xj, wj = splat(xb[j]), splat(wb[j])
-                t = ids * xj
-                k = np.uintp(rows[j]) * np.uintp(CANDIDATE_ROW)
-                q = entry_from_below(t, near, k)
+                t = inverses * xj
+                k = np.uintp(candidate_rows[j]) * np.uintp(CANDIDATE_ROW)
+                q = nearest_value(t, candidates, k)
                 wq = wj * q
-                xq0, qq0 = fma_lanes(wq, xj, xq0), fma_lanes(wq, q, qq0)
-                q = entry_from_above(t, near, k + np.uintp(CANDIDATE_ROW // 2))
+                sxq0, sqq0 = fma_lanes(wq, xj, sxq0), fma_lanes(wq, q, sqq0)
+                q = nearest_value_negated(t, candidates, k + np.uintp(CANDIDATE_ROW // 2))
                 wq = wj * q
-                xq1, qq1 = fma_lanes(wq, xj, xq1), fma_lanes(wq, q, qq1)
-                t = ids_shifted * xj
-                k = np.uintp(rows_shifted[j]) * np.uintp(CANDIDATE_ROW)
-                q = entry_from_below(t, near_shifted, k)
+                sxq1, sqq1 = fma_lanes(wq, xj, sxq1), fma_lanes(wq, q, sqq1)
+                t = inverses_shifted * xj
+                k = np.uintp(candidate_rows_shifted[j]) * np.uintp(CANDIDATE_ROW)
+                q = nearest_value(t, candidates_shifted, k)
                 wq = wj * q
-                xq2, qq2 = fma_lanes(wq, xj, xq2), fma_lanes(wq, q, qq2)
-                q = entry_from_above(t, near_shifted, k + np.uintp(CANDIDATE_ROW // 2))
+                sxq2, sqq2 = fma_lanes(wq, xj, sxq2), fma_lanes(wq, q, sqq2)
+                q = nearest_value_negated(t, candidates_shifted, k + np.uintp(CANDIDATE_ROW // 2))
                 wq = wj * q
-                xq3, qq3 = fma_lanes(wq, xj, xq3), fma_lanes(wq, q, qq3)
-            store(sums, 0, xq0)
-            store(sums, 1 * LANES, qq0)
-            store(sums, 2 * LANES, xq1)
-            store(sums, 3 * LANES, qq1)
-            store(sums, 4 * LANES, xq2)
-            store(sums, 5 * LANES, qq2)
-            store(sums, 6 * LANES, xq3)
-            store(sums, 7 * LANES, qq3)
+                sxq3, sqq3 = fma_lanes(wq, xj, sxq3), fma_lanes(wq, q, sqq3)
+            store(sums, 0, sxq0)
+            store(sums, 1 * LANES, sqq0)
+            store(sums, 2 * LANES, sxq1)
+            store(sums, 3 * LANES, sqq1)
+            store(sums, 4 * LANES, sxq2)
+            store(sums, 5 * LANES, sqq2)
+            store(sums, 6 * LANES, sxq3)
+            store(sums, 7 * LANES, sqq3)
             # The best score sxq^2 / sqq, up to rounding: pairs are compared crosswise, to divide only once.
-            n0, n1, n2, n3 = xq0 * xq0, xq1 * xq1, xq2 * xq2, xq3 * xq3
-            one, two = n1 * qq0 > n0 * qq1, n3 * qq2 > n2 * qq3
-            top, bottom = select(one, n1, n0), select(one, qq1, qq0)
-            top2, bottom2 = select(two, n3, n2), select(two, qq3, qq2)
-            one = top2 * bottom > top * bottom2
-            top, bottom = select(one, top2, top), select(one, bottom2, bottom)
-            close = reduce_max(select(bottom > np.float32(0), top / bottom, zero)) * _NEAR_TIE
-            in0, in1 = mask_bits(n0 >= qq0 * close), mask_bits(n1 >= qq1 * close)
-            in2, in3 = mask_bits(n2 >= qq2 * close), mask_bits(n3 >= qq3 * close)
+            n0, n1, n2, n3 = sxq0 * sxq0, sxq1 * sxq1, sxq2 * sxq2, sxq3 * sxq3
+            first_pair, second_pair = n1 * sqq0 > n0 * sqq1, n3 * sqq2 > n2 * sqq3
+            numerator, denominator = select(first_pair, n1, n0), select(first_pair, sqq1, sqq0)
+            numerator2, denominator2 = select(second_pair, n3, n2), select(second_pair, sqq3, sqq2)
+            first_pair = numerator2 * denominator > numerator * denominator2
+            numerator, denominator = select(first_pair, numerator2, numerator), select(first_pair, denominator2, denominator)
+            threshold = reduce_max(select(denominator > np.float32(0), numerator / denominator, zero)) * _NEAR_TIE
+            in0, in1 = mask_bits(n0 >= sqq0 * threshold), mask_bits(n1 >= sqq1 * threshold)
+            in2, in3 = mask_bits(n2 >= sqq2 * threshold), mask_bits(n3 >= sqq3 * threshold)
             scale, best, flag = np.float32(0), np.float32(0), 0
             if in1 >> _FIRST_TRIAL:  # that trial has the opposite signs of the middle factor: minus comes first
                 scale, best, _ = _compare_trial(sums, _FIRST_TRIAL, 1, scale, best)
             if in0 >> _FIRST_TRIAL:
                 scale, best, _ = _compare_trial(sums, _FIRST_TRIAL, 0, scale, best)
-            left = (in0 | in1 | in2 | in3) & tried
-            while left:
-                lane = lowest_bit(left)
-                left &= left - 1
+            near_ties = (in0 | in1 | in2 | in3) & trial_mask
+            while near_ties:
+                lane = lowest_bit(near_ties)
+                near_ties &= near_ties - 1
                 if (in0 >> lane) & 1:
-                    scale, best, won = _compare_trial(sums, lane, 0, scale, best)
-                    flag = 0 if won else flag
+                    scale, best, better = _compare_trial(sums, lane, 0, scale, best)
+                    flag = 0 if better else flag
                 if (in1 >> lane) & 1:
-                    scale, best, won = _compare_trial(sums, lane, 1, scale, best)
-                    flag = 0 if won else flag
+                    scale, best, better = _compare_trial(sums, lane, 1, scale, best)
+                    flag = 0 if better else flag
                 if (in2 >> lane) & 1:
-                    scale, best, won = _compare_trial(sums, lane, 2, scale, best)
-                    flag = 1 if won else flag
+                    scale, best, better = _compare_trial(sums, lane, 2, scale, best)
+                    flag = 1 if better else flag
                 if (in3 >> lane) & 1:
-                    scale, best, won = _compare_trial(sums, lane, 3, scale, best)
-                    flag = 1 if won else flag
+                    scale, best, better = _compare_trial(sums, lane, 3, scale, best)
+                    flag = 1 if better else flag
             scales[b], flags[b] = scale, flag
 
     return search_blocks

@@ -26,36 +26,36 @@ _LARGE = np.float32(0.75)  # of the largest fitting scale: blocks of more are fi
 
 
 @kernel(error_model="numpy")
-def _error_weights(x, v, w, counts):
-    """Weights of squared errors of a row (float32 [n]; v of no elements: no importance), all above 0.
+def _error_weights(x, qw, w, has_weight):
+    """Weights of squared errors of a row (float32 [n]; qw of no elements: no importance), all above 0.
 
-    counts: bool [n / 32], out: whether a block influences the row's scale. Those that do not are fitted last, with equal
+    has_weight: bool [n / 32], out: whether a block influences the row's scale. Those that do not are fitted last, with equal
     weights (ik_llama.cpp gives them 1e-4 and lets them take part).
     """
     n = x.size
-    total = np.float32(0)
+    sum_w = np.float32(0)
     for start in range(0, n, SUPERBLOCK):
         squares = np.float32(0)
         for i in range(start, start + SUPERBLOCK):
             squares = fma(x[i], x[i], squares)
         sigma2 = 2 * squares / np.float32(SUPERBLOCK)
-        if v.size:
+        if qw.size:
             for i in range(start, start + SUPERBLOCK):
-                w[i] = v[i] * np.sqrt(fma(x[i], x[i], sigma2))
+                w[i] = qw[i] * np.sqrt(fma(x[i], x[i], sigma2))
         else:
             for i in range(start, start + SUPERBLOCK):
                 w[i] = fma(x[i], x[i], np.float32(0.25) * sigma2)
         for i in range(start, start + SUPERBLOCK):
-            total += w[i]
-    mean = total / np.float32(n)
+            sum_w += w[i]
+    mean = sum_w / np.float32(n)
     for b in range(n // BLOCK):
-        part = np.float32(0)
+        block_mean = np.float32(0)
         for i in range(b * BLOCK, b * BLOCK + BLOCK):
-            part += w[i]
-        part /= np.float32(BLOCK)
-        counts[b] = mean <= _TINY or part > _DEAD * mean
+            block_mean += w[i]
+        block_mean /= np.float32(BLOCK)
+        has_weight[b] = mean <= _TINY or block_mean > _DEAD * mean
         for i in range(b * BLOCK, b * BLOCK + BLOCK):
-            w[i] = max(w[i], _FLOOR * part) if part > max(_DEAD * mean, _TINY) else np.float32(1)
+            w[i] = max(w[i], _FLOOR * block_mean) if block_mean > max(_DEAD * mean, _TINY) else np.float32(1)
 
 
 @kernel(error_model="numpy")
@@ -178,57 +178,57 @@ def fit_rows(
     scales, chosen = np.empty(tries, np.float32), np.empty(tries, np.int64)
     w = np.empty(n, np.float32)
     bits = w.view(np.int32)
-    voting = np.empty(blocks, np.bool_)
-    fits, says = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
+    has_weight = np.empty(blocks, np.bool_)
+    block_scales, block_weights = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
     for r in range(rows):
         row = x[r]
-        _error_weights(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, voting)
+        _error_weights(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, has_weight)
         for b in range(blocks):
-            fits[b], says[b] = _predicted_scale(row, w, b * BLOCK, size, factor)
-        if _largest_scale(fits, says * voting) > 0:
-            says *= voting
+            block_scales[b], block_weights[b] = _predicted_scale(row, w, b * BLOCK, size, factor)
+        if _largest_scale(block_scales, block_weights * has_weight) > 0:
+            block_weights *= has_weight
         else:  # all that is not zero has no say: then it has to have one
-            voting[:] = True
-        largest = _largest_scale(fits, says)
+            has_weight[:] = True
+        largest = _largest_scale(block_scales, block_weights)
         if survey.size and largest > 0:
             for b in range(blocks):
-                if fits[b] > _LARGE * largest and voting[b]:
+                if block_scales[b] > _LARGE * largest and has_weight[b]:
                     start = b * BLOCK
                     prepare(row, w, bits, start, size, stretch, squares, products, facts)
                     find_near_vectors(
-                        row, start, size, stretch, squares, products, facts, fits[b], share, expected, boxes, starts, 0, tops,
-                        vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
+                        row, start, size, stretch, squares, products, facts, block_scales[b], share, expected, boxes, starts, 0,
+                        tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
                     )  # fmt: skip
                     for k in range(survey.size):
-                        errors[k] = least_error(fits[b] * survey[k], groups, counts, sums)
-                    fits[b] *= _least_error_factor(errors, survey)
-            largest = _largest_scale(fits, says)
-        unit = _row_scale(fits, says, largest, magnitudes, ends[0], ends[1])
+                        errors[k] = least_error(block_scales[b] * survey[k], groups, counts, sums)
+                    block_scales[b] *= _least_error_factor(errors, survey)
+            largest = _largest_scale(block_scales, block_weights)
+        unit = _row_scale(block_scales, block_weights, largest, magnitudes, ends[0], ends[1])
         if not unit > 0:
             d[r] = 0
             sides[r], picks[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = 255, 0, 0
             continue
         usual = np.float32(0)
         for b in range(blocks):
-            usual += says[b] * fits[b] * fits[b]
+            usual += block_weights[b] * block_scales[b] * block_scales[b]
         usual /= np.float32(blocks)
         sxq = sqq = 0.0
         for b in range(blocks):
             start, first_index = b * BLOCK, (r * blocks + b) * groups
             best_side, best_level = 255, 0
-            if fits[b] == 0 and zero:
+            if block_scales[b] == 0 and zero:
                 indices[first_index : first_index + groups] = 0
                 sides[r, b], picks[r, b] = best_side, best_level
                 continue
             prepare(row, w, bits, start, size, stretch, squares, products, facts)
             best = np.float32(np.inf)
-            factors = more if says[b] * fits[b] * fits[b] > _HEAVY * usual else steps
+            factors = more if block_weights[b] * block_scales[b] * block_scales[b] > _HEAVY * usual else steps
             for side in range(signs.size):
                 last = -1
                 for c in range(factors.shape[0]):
                     count = 0
                     for k in range(factors.shape[1]):
-                        level = _nearest_level(levels, side, fits[b] / unit * factors[c, k])
+                        level = _nearest_level(levels, side, block_scales[b] / unit * factors[c, k])
                         if level > last:
                             last = level
                             chosen[count] = level
@@ -256,7 +256,7 @@ def fit_rows(
             if best_side == 255:
                 continue
             book = books[best_side]
-            say = np.float32(1) if voting[b] else np.float32(0)
+            say = np.float32(1) if has_weight[b] else np.float32(0)
             level = signs[best_side] * levels[best_side, best_level]
             for g in range(groups):
                 index = orders[book, indices[first_index + g]]

@@ -69,8 +69,8 @@ def _add_products(builder, total, a, b):
 
 def _less(builder, a, b):
     """a - b of uint16, 0 where b is larger."""
-    kind = ir.FunctionType(_SHORTS, [_SHORTS, _SHORTS])
-    return builder.call(get_or_insert_function(builder.module, kind, f"llvm.usub.sat.v{WIDTH}i16"), [a, b])
+    function_type = ir.FunctionType(_SHORTS, [_SHORTS, _SHORTS])
+    return builder.call(get_or_insert_function(builder.module, function_type, f"llvm.usub.sat.v{WIDTH}i16"), [a, b])
 
 
 def _upper_product(builder, a, b):
@@ -274,12 +274,12 @@ def find_near_vectors(
     pairs, groups = size // 2, BLOCK // size
     depth = levels.shape[1]
     most = runs.size // groups
-    half = lists.size // 2
-    wide = (tops + LANES - 1) // LANES
+    half_size = lists.size // 2
+    top_vectors = (tops + LANES - 1) // LANES
     base = book * (vectors.size // levels.shape[0])
     inverse = 1 / center
     unit = np.float32(UNITS * UNITS)
-    left = groups
+    remaining = groups
     for g in range(groups):
         for j in range(pairs):
             i = start + g * size + 2 * j
@@ -294,35 +294,35 @@ def find_near_vectors(
         # Entries of the lists are group << 16 | box or run. Level by level for all groups at once: searches of a single
         # group would have to wait for one comparison after the other.
         count = 0
-        for i in range(left):
-            for k in range(wide):
+        for i in range(remaining):
+            for k in range(top_vectors):
                 lists[count] = todo[i] << 16 | k
                 count += 1
-        there = (1 << min(tops, LANES)) - 1
-        here, there_to = 0, half
+        box_mask = (1 << min(tops, LANES)) - 1
+        list_start, next_list = 0, half_size
         for level in range(depth):
-            found = there_to
-            for i in range(here, here + count):
+            list_end = next_list
+            for i in range(list_start, list_start + count):
                 g, box = np.int64(lists[i]) >> 16, np.int64(lists[i]) & 0xFFFF
                 at = levels[book, level] + box * (2 * LANES * size)
                 if size == 8:
-                    near = _bits(_bounds_of_8(boxes, at, place, stretch, g * pairs) <= limits[g]) & there
+                    near = _bits(_bounds_of_8(boxes, at, place, stretch, g * pairs) <= limits[g]) & box_mask
                 else:
-                    near = _bits(_bounds_of_4(boxes, at, place, stretch, g * pairs) <= limits[g]) & there
-                to = found
-                found += _count_bits(near)
+                    near = _bits(_bounds_of_4(boxes, at, place, stretch, g * pairs) <= limits[g]) & box_mask
+                append_at = list_end
+                list_end += _count_bits(near)
                 while True:
-                    near = _append(lists, to, (g << 16) + LANES * box, near)
+                    near = _append(lists, append_at, (g << 16) + LANES * box, near)
                     if near == 0:
                         break
-                    to += _AT_ONCE
-            count = found - there_to
-            here, there_to = there_to, here
-            there = (1 << LANES) - 1
-        for i in range(left):
+                    append_at += _AT_ONCE
+            count = list_end - next_list
+            list_start, next_list = next_list, list_start
+            box_mask = (1 << LANES) - 1
+        for i in range(remaining):
             counts[todo[i]] = 0
             store(best, todo[i] * LANES, splat(_NOTHING))
-        for i in range(here, here + count):
+        for i in range(list_start, list_start + count):
             g, run = np.int64(lists[i]) >> 16, np.int64(lists[i]) & 0xFFFF
             at = base + run * (LANES * size)
             if size == 8:
@@ -338,8 +338,8 @@ def find_near_vectors(
             score = (p * center + q) * center
             so_far = load(best, g * LANES)
             store(best, g * LANES, select(score < so_far, score, so_far))
-        again = 0
-        for i in range(left):
+        retries = 0
+        for i in range(remaining):
             g = todo[i]
             if counts[g] == 0:
                 limits[g] = 3 * limits[g] + 1
@@ -349,10 +349,10 @@ def find_near_vectors(
                 if limits[g] >= _ENOUGH * needed:
                     continue
                 limits[g] = needed
-            todo[again] = g
-            again += 1
-        left = again
-        if left == 0:
+            todo[retries] = g
+            retries += 1
+        remaining = retries
+        if remaining == 0:
             break
 
 

@@ -195,8 +195,8 @@ class _TrellisType:
         sides, picks = np.empty((rows, n // 32), np.uint8), np.empty((rows, n // 32), np.uint8)
         indices, d = np.empty(rows * n // self.size, np.int32), np.empty(rows, np.float32)
         fit_rows(np.abs(scaled) if self.absolute else scaled, qw, *self.search, sides, picks, indices, d)
-        kind = TYPES[self.name]
-        q = np.zeros((rows * n // SUPERBLOCK, kind.block_bytes), np.uint8)
+        tensor_type = TYPES[self.name]
+        q = np.zeros((rows * n // SUPERBLOCK, tensor_type.block_bytes), np.uint8)
         none = sides == 255
         codes = np.where(none, self.zero or 0, self.sides[np.where(none, 0, sides), picks]).astype(np.uint8)
         if len(self.books) > 1:
@@ -211,10 +211,10 @@ class _TrellisType:
         return np.concatenate([d[:, None].view(np.uint8), q.reshape(rows, -1)], axis=1)
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
-        kind = TYPES[self.name]
+        tensor_type = TYPES[self.name]
         rows = len(q)
-        d = q[:, : kind.row_meta].copy().view("<f4")
-        blocks = q[:, kind.row_meta :].reshape(-1, kind.block_bytes)
+        d = q[:, : tensor_type.row_meta].copy().view("<f4")
+        blocks = q[:, tensor_type.row_meta :].reshape(-1, tensor_type.block_bytes)
         codes, indices = self.read(blocks)
         scales = d.repeat(n // SUPERBLOCK, axis=0) * self.multiples[codes]
         out = np.empty((len(blocks), SUPERBLOCK), np.float32)
