@@ -16,8 +16,9 @@ from ggufmill.quantize.codecs.iqk.boundary_search import search_boundaries, sort
 from ggufmill.quantize.codecs.iqk.iqk import _TYPES, CODECS
 from ggufmill.quantize.codecs.iqk.scale_codes import read_header
 from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
-from ggufmill.simd import table_lookup as iqk_lookup
+from ggufmill.simd import permute, table_lookup
 from ggufmill.simd.lanes import load, store
+from ggufmill.simd.target import levels_here, target_at
 
 NAMES = list(CODECS)
 SPECS = {t.name: t for t in _TYPES}
@@ -91,7 +92,7 @@ def test_scale_codes_and_planes_round_trip(name):
     again = np.zeros_like(blocks)
     spec.header.write(again, levels, flags)
     start = spec.layout.codes.min() // 8
-    first = 0 if spec.by_row else 2
+    first = 0 if spec.has_row_scale else 2
     assert np.array_equal(again[:, first:start], blocks[:, first:start])
 
 
@@ -163,16 +164,17 @@ def test_boundary_search_finds_the_best_cut():
 
 
 @pytest.mark.parametrize("entries", [16, 32, 64])
-def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
+def test_lookups_agree_at_all_levels_of_the_processor(entries, monkeypatch):
     table = np.linspace(-7, 5, entries, dtype=np.float32)
     midpoints = np.append((table[1:] + table[:-1]) / 2, np.float32(np.inf))
     y = np.concatenate(
         [np.float32([-100, 100, 0]), midpoints[:5], np.random.default_rng(4).uniform(-8, 6, 8).astype(np.float32)]
     )
     results = []
-    for permutes in (iqk_lookup._permutes(), False):
-        monkeypatch.setattr(iqk_lookup, "_permutes", lambda answer=permutes: answer)
-        pick, quantise = iqk_lookup._make(entries)
+    for level in levels_here():
+        for module in (table_lookup, permute):
+            monkeypatch.setattr(module, "target", lambda level=level: target_at(level))
+        pick, quantise = table_lookup._operations(entries)
 
         @numba.njit
         def both(y, codes, values, picked, pick=pick, quantise=quantise):
@@ -185,7 +187,7 @@ def test_lookups_through_memory_and_by_permutation_agree(entries, monkeypatch):
         assert np.array_equal(codes, (y[:, None] >= midpoints).sum(axis=1))
         assert np.array_equal(values, table[codes])
         assert np.array_equal(picked, table[codes])
-    assert np.array_equal(*results)
+    assert all(np.array_equal(codes, results[0]) for codes in results)
 
 
 def test_candidate_values_refuse_a_search_that_is_too_wide():
