@@ -38,7 +38,7 @@ def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
 def emit_float_product(
     emit: Emitter, name: str, tokens: int, weights: Any, columns: Any, activations: Any, out: Any, stride: Any
 ) -> None:
-    """As gemv_blocks.emit_product, with activations the address of float32 [tokens, columns]."""
+    """As rows.emit_product, with activations the address of float32 [tokens, columns]."""
     builder = emit.builder
     row = builder.mul(columns, I64(4))
     inputs = [builder.add(activations, builder.mul(row, I64(t))) for t in range(tokens)]

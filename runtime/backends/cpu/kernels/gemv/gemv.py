@@ -128,7 +128,7 @@ class Gemv:
 
 @cache
 def gemv(type_name: str, level: str = "") -> Gemv | None:
-    """The product for a type's name (any letter case), None if there is none. level: see gemv_emit; '': the best here."""
+    """The product for a type's name (any letter case), None if there is none. level: as for Emitter; '': the best here."""
     kind = TYPES[type_name]
     if kind.name in FLOATS:
         return Gemv(kind.name, 0, kind.rows, FLOATS[kind.name].columns, level)

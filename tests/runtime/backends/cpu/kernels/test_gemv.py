@@ -18,7 +18,8 @@ from ggufmill.simd import team
 from ggufmill.simd.target import levels_here
 
 LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "portable") if level in levels_here()]
-OF_EACH_WAY = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]  # of each way one
+# One type for each kind of step and of look-up.
+OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]
 
 
 def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -125,7 +126,7 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(name):
             assert np.array_equal(some[-1], together[t])
 
 
-@pytest.mark.parametrize("name", OF_EACH_WAY)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_all_processors_get_the_same_bits(name):
     rng, n = np.random.default_rng(3), columns_of(name) * 9
     packed = random_rows(name, 16, n, rng)
@@ -196,7 +197,7 @@ def test_experts_in_slices(name):
         assert (out[2] == -1).all()
 
 
-def test_what_has_no_product():
+def test_types_without_a_product():
     assert gemv("i32") is None
     assert gemv("q8_k_r16") is None
     with pytest.raises(ValueError, match="q8_1 has no"):
