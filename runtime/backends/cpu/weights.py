@@ -190,8 +190,13 @@ class Linear:
     @property
     def multiplies_float32(self) -> bool:
         """Whether weights and activations of many tokens are multiplied as float32, not rounded to fewer bits."""
-        way = self.many.way if self.many is not None else gemm.row_way(self._packed is None)
+        way = self.many.way if self.many is not None else gemm.row_way(not self._rounds_decoded)
         return way[0] == FLOAT32
+
+    @property
+    def _rounds_decoded(self) -> bool:
+        """Whether decoded rows may be rounded to bf16: those of quantised types, not in `exact` mode (which has no _packed)."""
+        return self._packed is not None and self.tensor.stored is not None and not self.tensor.stored.is_float
 
     def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
         """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
@@ -206,6 +211,8 @@ class Linear:
         """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
         tokens = x if isinstance(x, Tokens) else Tokens(x)
         out = np.empty((len(tokens), self.rows), np.float32)
+        if not out.size:
+            return out
         # Whoever observes gets the same of a text whatever runs beside it: how many tokens an expert has must not matter.
         gemv = len(tokens) <= products.FEW and self.store.observer is None
         if gemv and self.plan is not None:
@@ -218,7 +225,7 @@ class Linear:
 
     def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray, gemv: bool) -> None:
         """Decodes tiles of rows and multiplies them: the threads share out the tiles, or the product of a single one."""
-        packed, workers, exact, n = self._packed, self.store.workers, self._packed is None, len(tokens)
+        packed, workers, exact, n = self._packed, self.store.workers, not self._rounds_decoded, len(tokens)
         worth = workers.ready() if n * self.rows * self.columns >= PARALLEL_THRESHOLD else 0
         step = self._tile
         if packed is not None:  # these are decoded at every use: as much as stays in the cache until it is multiplied

@@ -135,11 +135,9 @@ def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, part
     if parts and (amx.permitted() or has_bf16_dots()) and not (panels and columns % STEP):
         fill = 0 if panels else panel_part(name, True).address
         part, unit = (gemm_parts.tiles_part, TOKENS) if amx.permitted() else (gemm_parts.dots_part, UNIT)
-        # The tile unit's processors have a larger second-level cache.
-        size = 1 if amx.permitted() else 2
-        return _plan_of(packed, columns, matrices, part.address, (BF16, parts, unit), [fill, parts, 0, 0], size)
+        return _plan_of(packed, columns, matrices, part.address, (BF16, parts, unit), [fill, parts, 0, 0])
     fill = panel_part(name, False).address
-    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, (FLOAT32, 1, UNIT), [fill, 0, 0, 0], 4)
+    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, (FLOAT32, 1, UNIT), [fill, 0, 0, 0], 2)
 
 
 def _plan_of(
@@ -268,7 +266,7 @@ def matmul(
     fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
     known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
     words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
-    made = Plan(gemm_parts.floats_part.address, words, (FLOAT32, 1, UNIT), rows, columns, 4)
+    made = Plan(gemm_parts.floats_part.address, words, (FLOAT32, 1, UNIT), rows, columns, 2)
     padded = -(-n // UNIT) * UNIT
     places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
     places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)

@@ -271,7 +271,7 @@ def dots_part(argument, number):
     inputs = view(table[INPUT], INPUTS, np.int64)
     job, start, rows = _job(table, number)
     width, panels, parts, count = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), table[ZERO], -(-job[2] // UNIT)
-    together = min(count, _SUMS[1] // UNIT) * UNIT
+    together = min(count, -(-_SUMS[1] // UNIT)) * UNIT
     room, at = _memory(2 * PANEL * panels * width, panels, together)
     sums = _sums(at, panels, together)
     weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
@@ -289,7 +289,7 @@ def floats_part(argument, number):
     inputs = view(table[INPUT], INPUTS, np.int64)
     job, start, rows = _job(table, number)
     width, panels, count = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), -(-job[2] // UNIT)
-    together = min(count, _SUMS[1] // UNIT) * UNIT
+    together = min(count, -(-_SUMS[1] // UNIT)) * UNIT
     room, at = _memory(4 * PANEL * panels * width, panels, together)
     sums = _sums(at, panels, together)
     weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)

@@ -22,7 +22,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, mul
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
 from ggufmill.simd.memory import aligned_empty, scratch
-from ggufmill.simd.target import levels_here, target
+from ggufmill.simd.target import levels_here, target, target_at
 from ggufmill.simd.workers import Workers
 
 WORKERS = {threads: Workers(threads) for threads in (1, 2, 3, 7)}
@@ -107,29 +107,69 @@ def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
     assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()  # beyond 2^24 float32 sums are rounded
 
 
-@pytest.mark.skipif("avx2" not in levels_here(), reason="needs AVX2")
-def test_a_lesser_processor_gives_the_same_bits(tmp_path, monkeypatch):
-    """The whole path without AVX-512, in a process of its own, against this process's."""
-    (n, rows, columns), name = (7, 36, 256), "iq5_k"
-    x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
-    _, q = sample_of(name, rows, columns)
-    np.savez(tmp_path / "given.npz", x=x, q=q)
-    program = f"""
+# --- lesser processors ----------------------------------------------------------------------------------------------
+
+AT_LEVEL = """
+import sys
 import numpy as np
 from ggufmill.formats import TYPES
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-given = np.load({str(tmp_path / "given.npz")!r})
-out = np.zeros(({n}, {rows}), np.float32)
-gemm.multiply(given["q"], TYPES[{name!r}], gemm.Tokens(given["x"]), out)
-print(out.tobytes().hex())
+from ggufmill.simd.workers import Workers
+
+given, found = dict(np.load(sys.argv[1])), {}
+x = given.pop("x")
+for name, weights in given.items():
+    for exact in (False, True):
+        results = []
+        for threads, cuts in ((1, []), (3, []), (1, [1, 4])):
+            workers, out = Workers(threads), np.zeros((len(x), int(sys.argv[3])), np.float32)
+            for rows, part in zip(np.split(x, cuts), np.split(out, cuts)):
+                tokens = gemm.Tokens(rows)
+                if name == "rows":
+                    gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
+                    continue
+                plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.Program(threads)
+                if plan is not None:
+                    program.product(1, plan, program.of(0, plan.way, tokens), part, gemm.one_job(len(rows)))
+                    program.run(workers.ready())
+            results.append(out)
+        assert all(np.array_equal(result, results[0]) for result in results[1:]), (name, exact)
+        found[f"{name} {exact}"] = results[0]
+np.savez(sys.argv[2], **found)
 """
-    environment = {**os.environ, "GGUFMILL_CPU": "avx2", "GGUFMILL_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("level", ["portable", "x86-64-v2", "avx2", "avx512", "neon"])
+def test_a_lesser_processor(level, tmp_path, monkeypatch):
+    """The whole path in a process of its own: of bytes, and of float32 with fused multiply-add, it gives the bits of this
+    process, of float32 without it nearly so."""
+    if level not in levels_here():
+        pytest.skip(f"this processor is no {level}")
+    (n, rows, columns), byte_names = (7, 48, 512), ["iq5_k", "q4_k_r4"]
+    x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
+    samples = {name: sample_of(name, rows, columns) for name in ("f32", "f16", "bf16", "bf16_r16", *byte_names)}
+    packed = {name: q for name, (_, q) in samples.items()}
+    np.savez(tmp_path / "given.npz", x=x, **packed, rows=samples["f32"][0])
+    environment = {**os.environ, "GGUFMILL_CPU": level, "GGUFMILL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", AT_LEVEL, str(tmp_path / "given.npz"), str(tmp_path / "found.npz"), str(rows)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
     monkeypatch.setattr(amx, "permitted", lambda: False)
-    out = np.zeros((n, rows), np.float32)
-    gemm.multiply(q, TYPES[name], gemm.Tokens(x), out)
-    assert done.stdout.strip() == out.tobytes().hex()
+    for name in (*samples, "rows"):
+        out, is_bytes = np.zeros((n, rows), np.float32), name in byte_names
+        if name == "rows":
+            gemm.multiply_rows(samples["f32"][0], True, gemm.Tokens(x), out, 0)
+        else:
+            plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.Program(1)
+            program.product(1, plan, program.of(0, plan.way, gemm.Tokens(x)), out, gemm.one_job(n))
+            program.run(0)
+        for exact in (False,) if is_bytes else (False, True):  # there are no bf16 products at these levels
+            lesser = found[f"{name} {exact}"]
+            if is_bytes or target_at(level).has_fma == target().has_fma:
+                assert np.array_equal(lesser, out)
+            else:
+                assert np.abs(lesser - out).max() <= 2e-6 * np.abs(out).max()
 
 
 # --- floats ---------------------------------------------------------------------------------------------------------
