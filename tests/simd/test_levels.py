@@ -40,7 +40,9 @@ def test_products_are_those_of_numpy(best):
     random = np.random.default_rng(0)  # as level_checks.py draws them
     for size in (16, 16, 64):
         random.standard_normal(size)
-    random.integers(0, 16, 16), random.integers(0, 64, 16), random.standard_normal(16)
+    for size in (16, 64):
+        random.integers(0, size, 16)
+    random.standard_normal(16)
     unsigned, signed = random.integers(0, 256, 64), random.integers(-127, 128, 64)
     wide, small = 1 + (unsigned * signed).reshape(16, 4).sum(axis=1), 1 + (unsigned // 2 * signed).reshape(16, 4).sum(axis=1)
     assert np.array_equal(best["dots"][:32], np.concatenate([wide, small]))

@@ -22,7 +22,7 @@ def test_constant_tables_of_bytes(level, entries, count, run_piece):
     table = RANDOM.integers(0, 256, entries)
     codes = RANDOM.permutation(np.resize(np.arange(entries, dtype=np.uint8), count))
     codes[:2] = 0, entries - 1
-    out = run_piece(lambda b, c: lookup_bytes(b, table, c, target_at(level)), np.zeros(count, np.uint8), codes)
+    out = run_piece(lambda b, c: lookup_bytes(b, list(table), c, target_at(level)), np.zeros(count, np.uint8), codes)
     assert np.array_equal(out, table[codes])
 
 
@@ -56,7 +56,7 @@ def test_the_arithmetic_around_arm_look_ups(run_piece, monkeypatch):
 
     monkeypatch.setattr(arm, "tbl", tbl)
     table, codes = RANDOM.integers(0, 256, 64), RANDOM.permutation(64).astype(np.uint8)
-    out = run_piece(lambda b, c: lookup_bytes(b, table, c, NEON), np.zeros(64, np.uint8), codes)
+    out = run_piece(lambda b, c: lookup_bytes(b, list(table), c, NEON), np.zeros(64, np.uint8), codes)
     assert np.array_equal(out, table[codes])
     floats, indices = RANDOM.standard_normal((4, 16)).astype(np.float32), RANDOM.permutation(64)[:16].astype(np.int32)
     out = run_piece(lambda b, i, *t: lookup_floats(b, list(t), i, NEON), np.zeros(16, np.float32), indices, *floats)
@@ -66,7 +66,7 @@ def test_the_arithmetic_around_arm_look_ups(run_piece, monkeypatch):
 @pytest.mark.parametrize(("entries", "registers"), [(16, 1), (32, 2), (64, 4)])
 def test_arm_looks_bytes_up_in_registers(entries, registers, arm_assembly):
     table = list(range(entries))
-    text = arm_assembly(lambda b, c: lookup_bytes(b, table, c, NEON), "+neon", I8X64)
+    text = arm_assembly(lambda b, c: lookup_bytes(b, list(table), c, NEON), "+neon", I8X64)
     found = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
     assert len(found) == 4
     assert {_registers(operands) for operands in found} == {registers}

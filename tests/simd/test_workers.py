@@ -21,12 +21,12 @@ def test_results_come_in_order(count):
     assert workers.map(lambda i: i, []) == []
 
 
-def test_several_threads_work():
+def test_several_threads_take_items():
     barrier = threading.Barrier(3, timeout=10)
     Workers(3).map(lambda _: barrier.wait(), range(3))  # passes only when three are in it at once
 
 
-def test_little_work_stays_where_it_is():
+def test_little_work_stays_on_the_calling_thread():
     here = threading.get_ident()
     assert Workers(3).map(lambda _: threading.get_ident(), range(50), multiplications=1000) == [here] * 50
 
@@ -41,7 +41,7 @@ def test_an_exception_is_raised_again():
         Workers(2).map(work, range(10))
 
 
-def test_it_may_be_used_within_itself():
+def test_calls_may_be_nested():
     workers = Workers(2)
     sums = workers.map(lambda i: sum(workers.map(lambda j: i * j, range(20))), range(20))
     assert sums == [i * 190 for i in range(20)]
@@ -167,6 +167,7 @@ def test_idle_threads_sleep_and_wake_up():
     for _ in range(3):
         team.run(workers.ready(), program)
         deadline = time.monotonic() + 20
+        assert workers._helpers is not None
         while not workers._helpers.asleep and time.monotonic() < deadline:
             time.sleep(0.001)
         assert workers._helpers.asleep == 1
@@ -177,6 +178,7 @@ def test_idle_threads_sleep_and_wake_up():
 def test_threads_end_with_their_workers():
     workers = Workers(3)
     workers.ready()
+    assert workers._helpers is not None
     helpers = workers._helpers._threads
     assert len(helpers) == 2
     del workers
