@@ -26,7 +26,9 @@ def _row_amax(x, out):
         out[r] = reduce_max(amax)
 
 
-def normalise_rows(x: np.ndarray, exponents: tuple[int, int], min_amax: float = 0) -> tuple[np.ndarray, np.ndarray]:
+def normalise_rows(
+    x: np.ndarray, exponents: tuple[int, int], min_amax: float | np.floating = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Scales rows of extreme magnitude: float32 [rows, n] -> (float32 [rows, n] = x / 2^shifts, int32 shifts [rows]).
 
     exponents: rows whose amax has a binary exponent (of frexp) above the first and up to the second stay as they are, and so

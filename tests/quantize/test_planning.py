@@ -272,7 +272,7 @@ def test_metadata_record_recipe_imatrix_and_version(tmp_path):
     assert metadata["quantize.imatrix.file"] == "x.imatrix"
     assert (metadata["general.quantization_version"], metadata["general.file_type"]) == (2, 7)
     recipe_text = "[source]\nmodel = '/home/me/big'\n[quantize]\nrules = '.*=q8_0'"
-    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **options | {"recipe_text": recipe_text}).metadata
+    metadata = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", **{**options, "recipe_text": recipe_text}).metadata
     assert metadata["ggufmill.recipe"] == recipe_text.replace("/home/me/", "")
     hidden = plan_quantize(source_of(SMALL), tmp_path / "o.gguf", hide_imatrix=True, **options).metadata
     assert hidden["quantize.imatrix.file"] == "top_secret"
