@@ -67,7 +67,7 @@ def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Work
         sums = np.empty(2 * splits * n * heads, np.float32)
         job = np.array(
             (
-                *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0 if sinks is None else sinks.ctypes.data),
+                *(0, 0, segment.keys.address, segment.values.address, 0, 0, 0, 0, 0 if sinks is None else sinks.ctypes.data),
                 *(n, heads // kv_heads, kv_heads, k_width, v_width, segment.keys.kind, segment.values.kind),
                 *(segment.keys.row_bytes, segment.values.row_bytes, segment.keys.head_bytes, segment.values.head_bytes),
                 *(segment.past, span.window, splits),

@@ -171,6 +171,12 @@ class Linear:
         plan = self.plan_of(self.matrices)
         return None if plan is None else plan[None]
 
+    @property
+    def activation_block(self) -> int:
+        """Activations that share a scale in products of a few tokens (see `plan`), 0: float32."""
+        assert self.plan is not None
+        return int(self.plan[0, products.BLOCK])
+
     def plan_of(self, matrices: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
         """A plan for all rows as so many matrices, of each the rows from ... to (all if None), int64 [...]; or None."""
         packed, stored = self._packed, self.tensor.stored

@@ -46,7 +46,7 @@ def normalise_row(row, weight, epsilon, out):
 
 
 @kernel(fastmath=_FAST)
-def _mean(row):
+def mean(row):
     total = np.float32(0)
     for i in range(row.size):
         total += row[i]
@@ -57,9 +57,9 @@ def _mean(row):
 def centre(x, out):
     """Rows of x minus their mean: float32 x and out [rows, size] (may be one array)."""
     for r in range(len(x)):
-        mean = _mean(x[r])
+        shift = mean(x[r])
         for i in range(x.shape[1]):
-            out[r, i] = x[r, i] - mean
+            out[r, i] = x[r, i] - shift
 
 
 @part
@@ -72,7 +72,7 @@ def centre_part(argument, number):
 
 
 @kernel(fastmath=_FAST)
-def _product(a, b):
+def product(a, b):
     total = np.float32(0)
     for i in range(a.size):
         total += a[i] * b[i]
@@ -83,7 +83,7 @@ def _product(a, b):
 def share(x, gate, out):
     """Rows of out times sigmoid(x . gate) of their rows of x: float32 x and out [n, size], gate [size]."""
     for r in range(len(x)):
-        divisor = np.float32(1) + exp(-_product(x[r], gate))
+        divisor = np.float32(1) + exp(-product(x[r], gate))
         for i in range(out.shape[1]):
             out[r, i] /= divisor
 

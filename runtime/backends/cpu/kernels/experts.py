@@ -7,6 +7,8 @@ import numpy as np
 from .....simd.compile import kernel
 from .....simd.memory import view
 from .....simd.team import part
+from .elementwise import route
+from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 
 RUN = 16384  # numbers of one part: some microseconds
 
@@ -86,3 +88,77 @@ def combine_part(argument, number):
             else:
                 for i in range(columns):
                     out[i] += factor * result[i]
+
+
+ROUTE_FIELDS = (
+    *("rows", "row_step", "columns", "column_step"),  # the partition: of tokens
+    *("scores", "experts", "sigmoid", "bias", "groups", "groups_used", "normalise", "used", "chosen", "weights", "keep"),
+    *("scale", "share"),  # float64
+)
+
+
+@kernel
+def reduce_experts(chosen, weights, keep, share, normalise):
+    """Of one token's experts, best first, drops those behind the first `keep` that weigh less than `share` times the strongest.
+
+    A dropped expert becomes -1 and its weight 0; with `normalise` the others grow so that the sum stays. int64 and float32 [used].
+    """
+    strongest, before, after = weights[0], np.float32(0), np.float32(0)
+    for k in range(len(weights)):
+        strongest = max(strongest, weights[k])
+        before += weights[k]
+    for k in range(len(weights)):
+        if k >= keep and weights[k] < share * strongest:
+            chosen[k], weights[k] = -1, 0
+        after += weights[k]
+    if normalise:
+        factor = before / max(after, np.float32(1e-20))
+        for k in range(len(weights)):
+            weights[k] *= factor
+
+
+@part
+def route_part(argument, number):
+    """Chooses the experts of a run of tokens as `elementwise.route`; with `keep` above 0 reduced by `reduce_experts`."""
+    table, real = view(argument, 17, np.int64), view(argument, 17, np.float64)
+    first, experts, used = number * table[1], table[5], table[11]
+    n = min(table[1], table[0] - first)
+    scores = view(table[4] + 4 * first * experts, n * experts, np.float32).reshape(n, experts)
+    bias = view(table[7], experts if table[7] else 0, np.float32)
+    chosen = view(table[12] + 8 * first * used, n * used, np.int64).reshape(n, used)
+    weights = view(table[13] + 4 * first * used, n * used, np.float32).reshape(n, used)
+    route(scores, table[6] != 0, bias, table[8], table[9], table[10] != 0, real[15], chosen, weights)
+    if table[14]:
+        for t in range(n):
+            reduce_experts(chosen[t], weights[t], table[14], np.float32(real[16]), table[10] != 0)
+
+
+@part
+def arrange_part(argument, number):
+    """Sorts the choices of a few tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
+
+    Table: chosen, weights, tokens, used, experts, starts, counts, places, matrices, rows, factors, jobs int64 [2, tokens * used,
+    4]: the first for products of what the tokens have in common (one token: its own row, else rows as arranged), the second for
+    products of rows as arranged. Jobs that are not needed have no tokens.
+    """
+    table = view(argument, 12, np.int64)
+    n, used, experts = table[2], table[3], table[4]
+    choices = n * used
+    chosen = view(table[0], choices, np.int64).reshape(n, used)
+    weights = view(table[1], choices, np.float32).reshape(n, used)
+    starts, counts = view(table[5], experts, np.int64), view(table[6], experts, np.int64)
+    places, matrices = view(table[7], choices, np.int64), view(table[8], choices, np.int64)
+    rows = view(table[9], choices, np.int64).reshape(n, used)
+    factors = view(table[10], choices, np.float32).reshape(n, used)
+    arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
+    jobs = view(table[11], 8 * choices, np.int64).reshape(2, choices, 4)
+    jobs[:, :, TOKENS] = 0
+    job = 0
+    for expert in range(experts):
+        if counts[expert] > 0:
+            for side in range(2):
+                jobs[side, job, MATRIX], jobs[side, job, TOKENS] = expert, counts[expert]
+                jobs[side, job, FIRST] = jobs[side, job, TARGET] = starts[expert]
+            if n == 1:
+                jobs[0, job, FIRST] = 0
+            job += 1

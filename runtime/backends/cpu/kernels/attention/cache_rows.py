@@ -102,6 +102,26 @@ def decode_columns(kind, address, step, count, width, out, to, scratch):
             transpose(scratch.ctypes.data + 4 * i, 4 * width, target + 4 * PANEL * i, 4 * PANEL)
 
 
+@kernel
+def store_row(kind, row, to):
+    """Writes a row of numbers to an address as f32, f16 or bf16, filled up with zeros to a multiple of sixteen numbers."""
+    width = row.size
+    whole, end = width // LANES * LANES, np.zeros(LANES, np.float32)
+    for j in range(0, width, LANES):
+        if j < whole:
+            numbers = load(row, j)
+        else:
+            for e in range(width - whole):
+                end[e] = row[j + e]
+            numbers = load(end, 0)
+        if kind == _F32:
+            store(view(to, j + LANES, np.float32), j, numbers)
+        elif kind == _F16:
+            store_as_half(view(to, j + LANES, np.uint16), j, numbers)
+        else:
+            store_as_bfloat(view(to, j + LANES, np.uint16), j, numbers)
+
+
 ROWS_AT_ONCE = 64
 KEEP_FIELDS = ("rows", "to", "kind", "n", "heads", "width", "row", "head")
 
@@ -117,20 +137,7 @@ def keep(argument, number):
     table = view(argument, 8, np.int64)
     kind, n, heads, width = table[2], table[3], table[4], table[5]
     rows = view(table[0], n * heads * width, np.float32)
-    whole, end = width // LANES * LANES, np.zeros(LANES, np.float32)
     for i in range(number * ROWS_AT_ONCE, min(n, (number + 1) * ROWS_AT_ONCE)):
         for head in range(heads):
-            at, to = (i * heads + head) * width, table[1] + i * table[6] + head * table[7]
-            for j in range(0, width, LANES):
-                if j < whole:
-                    numbers = load(rows, at + j)
-                else:
-                    for e in range(width - whole):
-                        end[e] = rows[at + j + e]
-                    numbers = load(end, 0)
-                if kind == _F32:
-                    store(view(to, j + LANES, np.float32), j, numbers)
-                elif kind == _F16:
-                    store_as_half(view(to, j + LANES, np.uint16), j, numbers)
-                else:
-                    store_as_bfloat(view(to, j + LANES, np.uint16), j, numbers)
+            at = (i * heads + head) * width
+            store_row(kind, rows[at : at + width], table[1] + i * table[6] + head * table[7])

@@ -24,7 +24,8 @@ JOB_FIELDS = (
     "q",  # float32 [n, heads, k_width]
     "k",  # of row 0 of key head 0
     "v",
-    "out",  # float32 [splits, n, heads, v_width]
+    "out",  # float32 [n, heads, v_width]: of split 0, and in the end of all
+    "out_splits",  # float32 [splits - 1, n, heads, v_width]: of the others
     "top",  # float32 [splits, n, heads]: the largest score
     "total",  # float32 [splits, n, heads]: the sum of exp(score - top)
     "sinks",  # float32 [heads], or 0
@@ -51,7 +52,7 @@ JOB_FIELDS = (
     "softcap",  # 0: none
 )
 (
-    _TASKS, _Q, _K, _V, _OUT, _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
+    _TASKS, _Q, _K, _V, _OUT, _OUT_SPLITS, _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
     _K_HEAD, _V_HEAD, _PAST, _WINDOW, _SPLITS, _SHARED, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE,
     _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
@@ -132,14 +133,16 @@ def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
     """Divides the sums of a task's rows, m_width apart, by their totals, and writes them where the job wants them: v_width for
     a head's own values, and behind them those for shared ones. total then is what they were multiplied with."""
     heads, width, first = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], task[4]
-    results = job[_SPLITS] * job[_N] * heads
-    out = view(job[_OUT], results * width, np.float32)
+    rows_each = job[_N] * heads
+    results, split = job[_SPLITS] * rows_each, task[8]
+    out = view(job[_OUT] if split == 0 else job[_OUT_SPLITS] + 4 * (split - 1) * rows_each * width, rows_each * width, np.float32)
     tops, totals = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
     for r in range(rows):
         of_all = head * job[_GROUP] + task[2] + r % members
-        to = (task[8] * job[_N] + first + r // members) * heads + of_all
+        row = (first + r // members) * heads + of_all
+        to = split * rows_each + row
         highest, sum_, factor = top[r], total[r], np.float32(1)
-        if job[_SINKS] and task[8] == 0:  # counted once, however many splits there are
+        if job[_SINKS] and split == 0:  # counted once, however many splits there are
             sink = view(job[_SINKS], heads, np.float32)[of_all]
             highest = max(sink, top[r])
             factor = exp(top[r] - highest)
@@ -147,11 +150,11 @@ def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
         tops[to], totals[to] = highest, sum_
         factor = np.float32(0) if sum_ == 0 else factor / sum_
         for j in range(width):
-            out[to * width + j] = mixed[r * m_width + j] * factor
+            out[row * width + j] = mixed[r * m_width + j] * factor
         total[r] = factor
         if job[_SHARED_HEADS]:
-            row = (first + r // members) * job[_SHARED_HEADS] + of_all
-            more = view(job[_SHARED_OUT] + 4 * row * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float32)
+            place = (first + r // members) * job[_SHARED_HEADS] + of_all
+            more = view(job[_SHARED_OUT] + 4 * place * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float32)
             for j in range(more.size):
                 more[j] = mixed[r * m_width + v_width + j] * factor
 
@@ -163,6 +166,7 @@ def point(job, tasks, q, out, sums):
     The same in Python takes a microsecond per array, in every layer of every token.
     """
     job[_TASKS], job[_Q], job[_OUT] = tasks.ctypes.data, q.ctypes.data, out.ctypes.data
+    job[_OUT_SPLITS] = job[_OUT] + 4 * out.size // max(1, job[_SPLITS])
     job[_TOP] = sums.ctypes.data
     job[_TOTAL] = job[_TOP] + 2 * sums.size
     return job.ctypes.data
@@ -236,7 +240,7 @@ def merge(argument, number):
     job = view(argument, _JOB_SIZE, np.int64)
     heads, width, splits, n = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS], job[_N]
     results = splits * n * heads
-    out = view(job[_OUT], results * width, np.float32)
+    out, others = view(job[_OUT], n * heads * width, np.float32), view(job[_OUT_SPLITS], (splits - 1) * n * heads * width, np.float32)
     top, total = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
     for to in range(number * heads, (number + 1) * heads):
         highest = top[to]
@@ -250,5 +254,7 @@ def merge(argument, number):
             from_ = split * n * heads + to
             weight = total[from_] * exp(top[from_] - highest) / sum_
             for j in range(width):
-                value = out[from_ * width + j] * weight
-                out[to * width + j] = value if split == 0 else out[to * width + j] + value
+                if split == 0:
+                    out[to * width + j] = out[to * width + j] * weight
+                else:
+                    out[to * width + j] = out[to * width + j] + others[((split - 1) * n * heads + to) * width + j] * weight

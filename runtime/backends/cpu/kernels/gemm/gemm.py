@@ -209,6 +209,32 @@ class Program:
         team.run(address, np.array(sorted(self._tasks, key=lambda task: task[0]), np.int64))
 
 
+def input_bytes(way: Way, rows: int, columns: int) -> list[int]:
+    """What activations in the form that a way of multiplying wants take: bytes of codes or blocks, of scales, offsets, totals."""
+    if way[0] == BYTES:
+        groups = columns // way[2]
+        sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
+    else:
+        sizes = (2 * rows * -(-columns // STEP) * STEP * (2 if way[0] == SPLIT else 1), 0, 0, 0)
+    return [-(-size // 64) * 64 for size in sizes]
+
+
+def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarray, threads: int) -> tuple[np.ndarray, int]:
+    """The table of a product, and how many parts it has. inputs, out: addresses of the table of inputs, and of the result, rows
+    `stride` numbers apart; jobs: as for Program.product."""
+    words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
+    most = max(1, _CHUNK // (plan.columns * ROWS)) * ROWS
+    step = most
+    if threads > 1:
+        slices = max(1, int(_EACH * threads * tokens.max() // tokens.sum()))
+        step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
+    slices = -(-plan.rows // step)
+    words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
+    words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out, stride
+    words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs
+    return words, len(jobs) * slices
+
+
 def one_job(n: int, matrix: int = 0) -> np.ndarray:
     """All n rows times a matrix."""
     return np.array([[matrix, 0, n, 0]], np.int64)

@@ -1,0 +1,172 @@
+"""A graph compiled for the processor: each op's step, and the passes that are written with them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ....formats import MillError, PlanError
+from ....simd.workers import Workers, one_blas_thread
+from ...graph import Graph, Observer, Value, Weight
+from ...graph.graph import users
+from ...graph.ops import Attention, LatentAttention, Linear, Op
+from .cache_parts import cached_parts
+from .decoder import Settings
+from .kv_cache import KVCache, Part
+from .lower import steps_of
+from .lower.step import Step
+from .passes import Pass
+from .weights import Linear as Matrix
+from .weights import WeightStore
+
+_KEPT_PASSES, _KEPT_BYTES = 8, 64 << 20  # passes that are kept for the next time, and the memory of each
+_END = 1 << 60
+
+
+def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> Executable:
+    """What runs a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know; FormatError
+    for weights that do not fit."""
+    return Executable(graph, store, settings)
+
+
+class Executable:
+    """A graph that can be run, by several threads at once if need be.
+
+    graph     as it was compiled
+    observer  None, or who is told of inputs and outputs of ops; what it wants is asked when a pass begins
+    store     the weights
+    """
+
+    def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
+        self.graph, self.store, self.settings = graph, store, settings
+        self.observer: Observer | None = None
+        self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
+        self._matrices: dict[str, Matrix] = {}
+        self.users = users(self.all_ops)
+        self.parts, self.observed_parts = cached_parts(graph, settings)
+        self.n_layers = 1 + max((spec.layer for spec in graph.cache), default=-1)
+        self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
+        self.steps = steps_of(self, graph.ops)
+        self.head_steps = steps_of(self, graph.head)
+        self.last_use = self._last_uses()
+        self._passes: OrderedDict[tuple, list[Pass]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def workers(self) -> Workers:
+        return self.store.workers
+
+    # --- what steps ask -----------------------------------------------------------------------------------------------
+
+    def matrix(self, weight: Weight) -> Matrix:
+        """A weight tensor for products."""
+        if weight.name not in self._matrices:
+            self._matrices[weight.name] = self.store.linear(weight.name, *weight.shape)
+        return self._matrices[weight.name]
+
+    def vector(self, weight: Weight) -> np.ndarray:
+        """A small tensor decoded: float32, its shape in numpy's order."""
+        tensor = self.store.tensor(weight.name, weight.shape)
+        return np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
+
+    def part(self, name: str) -> Part:
+        """What a layer keeps per token under a name."""
+        return self.parts[name] if name in self.parts else self.observed_parts[name]
+
+    def _last_uses(self) -> dict[int, int]:
+        """Value index -> number of the last step that reads it (or of the one that makes it)."""
+        last: dict[int, int] = {}
+        for steps in (self.steps, self.head_steps):
+            for number, step in enumerate(steps):
+                for op in step.ops:
+                    for value in (*op.inputs, *op.outputs):
+                        last[value.index] = number
+        last[self.graph.hidden.index] = last[self.graph.logits.index] = _END
+        return last
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def new_cache(self, limit: int) -> KVCache:
+        """An empty cache for a sequence of at most `limit` tokens."""
+        return KVCache(self.n_layers, self.parts if self.observer is None else self.observed_parts, limit)
+
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[KVCache, int]]) -> np.ndarray:
+        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+
+        Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
+        """
+        for cache, count in caches:
+            cache.room_for(count)
+        key = (tuple(count for _, count in caches), tuple(caches[0][0].parts))
+        observer = self.observer
+        current = self._taken(key) if observer is None else None
+        if current is None:
+            current = self._written(self.steps, *key, observer)
+        with one_blas_thread():
+            current.run(tokens, list(caches))
+        out = current.view(self.graph.hidden).matrix.copy()
+        if observer is None:
+            self._keep(key, current)
+        for cache, count in caches:
+            cache.commit(count)
+        return out
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+        head = Pass(self, (len(hidden),), (), self.observer)
+        view = head.new(self.graph.hidden)
+        view.matrix[:] = hidden
+        self._write(head, self.head_steps)
+        with one_blas_thread():
+            head.run(np.empty(0, np.int64), [])
+        return head.view(self.graph.logits).matrix
+
+    def _written(
+        self, steps: Sequence[Step], counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None
+    ) -> Pass:
+        out = Pass(self, counts, names, observer)
+        self._write(out, steps)
+        return out
+
+    def _write(self, out: Pass, steps: Sequence[Step]) -> None:
+        for out.position, step in enumerate(steps):
+            out.ops = step.ops
+            step.emit(out)
+            self._observe_outputs(out, step)
+            out.release_temporary()
+            for value in {value.index: value for op in step.ops for value in (*op.inputs, *op.outputs)}.values():
+                if self.last_use[value.index] == out.position and value.index in out.values:
+                    out.drop(value.index)
+        out.finish()
+
+    def _observe_outputs(self, out: Pass, step: Step) -> None:
+        observer = out.observer
+        if observer is None:
+            return
+        for op in step.ops:
+            if observer.wants_output(op) and op.out.index in out.values:
+                array = step.output(out, op)
+
+                def tell(op: Op = op, array: np.ndarray = array) -> None:
+                    observer.on_output(op, array)
+
+                out.call(tell)
+
+    def _taken(self, key: tuple) -> Pass | None:
+        """A pass that nobody else runs."""
+        with self._lock:
+            passes = self._passes.get(key)
+            return passes.pop() if passes else None
+
+    def _keep(self, key: tuple, current: Pass) -> None:
+        if current.pool.nbytes + current.inner_pool.nbytes > _KEPT_BYTES:
+            return
+        with self._lock:
+            self._passes.setdefault(key, []).append(current)
+            self._passes.move_to_end(key)
+            while len(self._passes) > _KEPT_PASSES:
+                self._passes.popitem(last=False)

@@ -1,0 +1,160 @@
+"""Experts of many tokens: what is done when it is known which tokens chose which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..kernels.experts import arrange
+from ..kernels.gemm import gemm
+from ..kernels.gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
+from ..memory import View, view_of
+from ..passes import Pass
+
+if TYPE_CHECKING:
+    from .experts import Arranged, ExpertsStep
+
+MAX_GEMV_TOKENS = 4  # of an expert among many tokens: its products are then made row by row
+CHUNK_BYTES = 64 << 20  # results in between: experts of a batch are done some after others, so that these take no more
+
+
+class ManyTokens:
+    """The experts' part of one layer and pass.
+
+    chosen, weights   what the router says, int64 and float32 [tokens, used]
+    result            rows that the experts' results are added to; fresh: they are zero before
+    """
+
+    def __init__(self, step: ExpertsStep, out: Pass, chosen: View, weights: View, result: View, fresh: bool):
+        from .experts import ExpertLinearStep
+
+        self._step, self._pass, self._result, self._fresh = step, out, result, fresh
+        self._shape, self._place = (out.n, step.route.used), (out.position, out.ops)
+        self._chosen, self._weights = (view.array.reshape(self._shape) for view in (chosen, weights))
+        self._linear = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep)]
+        self._inputs = {inner.op.x.index: out.dense(inner.op.x) for inner in self._linear if inner.of_tokens}
+        units = (gemm.unit_of(m.many.way) for m in step.matrices if m.many is not None)
+        self._unit = math.lcm(1, *units)
+        observer = out.observer
+        self._watched = observer is not None and any(observer.wants_output(inner.op) for inner in step.inner)
+
+    def run(self) -> None:
+        step, out, experts = self._step, self._pass, self._step.experts
+        is_observed = out.observed or self._watched
+        few = MAX_GEMV_TOKENS if step.has_gemv and not is_observed else 0
+        most = self._chosen.size + experts * self._unit
+        starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, most, most))
+        rows, factors = np.empty(self._shape, np.int64), np.empty(self._shape, np.float32)
+        given = self._chosen, self._weights, experts, self._unit, few
+        many, rest = arrange(*given, starts, counts, places, matrices, rows, factors)
+        self._starts, self._counts, self._places, self._matrices = starts, counts, places, matrices
+        self._rows, self._factors, self._zero = view_of(rows), view_of(factors), self._fresh
+        if rest:
+            self._run_gemv(np.flatnonzero((counts > 0) & (counts <= few)), many, many + rest)
+        for some in self._chunks(np.flatnonzero(counts > few)):
+            self._run_gemm(some)
+        if self._zero:
+            self._result.matrix[:] = 0
+
+    def _chunks(self, experts: np.ndarray) -> Iterator[np.ndarray]:
+        """Cuts a list of experts into runs whose results fit into CHUNK_BYTES (one expert at least)."""
+        most = CHUNK_BYTES // (4 * self._step.columns) if not self._watched else 1 << 60
+        while len(experts):
+            ends = self._starts[experts] + self._counts[experts] - self._starts[experts[0]]
+            stop = max(1, int(np.searchsorted(ends, most, "right")))
+            yield experts[:stop]
+            experts = experts[stop:]
+
+    def _jobs(self, experts: np.ndarray, low: int) -> np.ndarray:
+        """int64 [experts, 4]: the rows of some experts, counted from row `low` on."""
+        jobs = np.empty((len(experts), 4), np.int64)
+        jobs[:, MATRIX], jobs[:, TOKENS] = experts, self._counts[experts]
+        jobs[:, FIRST] = jobs[:, TARGET] = self._starts[experts] - low
+        return jobs
+
+    def _begin(self, rows: int, gemv: bool) -> Pass:
+        """A pass over rows that are arranged by expert."""
+        out = self._pass.inner(rows, gemv, *self._place)
+        for inner in self._linear:
+            if inner.of_tokens and inner.op.x.index not in out.values:
+                view = self._inputs[inner.op.x.index]
+                out.borrow(inner.op.x, view.reshaped(1, view.size))
+        return out
+
+    def _end(self, out: Pass, low: int, high: int) -> None:
+        from .experts import combine
+
+        step = self._step
+        results = out.view(step.combine.x)
+        combine(out, results, self._factors, self._rows, self._result, (low, high), self._zero)
+        self._zero = False
+        out.finish()
+        out.run(np.empty(0, np.int64), [])
+        for index in list(out.values):
+            out.drop(index)
+        out.release_temporary()
+
+    def _run_gemv(self, experts: np.ndarray, low: int, high: int) -> None:
+        out = self._begin(high - low, True)
+        jobs = np.stack([self._jobs(experts, low)] * 2)
+        arranged = self._arranged(low, high, jobs)
+        for inner in self._step.inner:
+            if inner in self._linear:
+                inner.emit_gemv(out, arranged)  # type: ignore[attr-defined]
+            else:
+                inner.emit(out)
+        self._end(out, low, high)
+
+    def _run_gemm(self, experts: np.ndarray) -> None:
+        low = int(self._starts[experts[0]])
+        rows = int(self._starts[experts[-1]] + self._counts[experts[-1]]) - low
+        high = low + -(-rows // self._unit) * self._unit
+        out, jobs = self._begin(high - low, False), self._jobs(experts, low)
+        arranged = self._arranged(low, high, jobs)
+        told = self._starts[experts], self._counts[experts]
+        for inner in self._step.inner:
+            if inner in self._linear:
+                self._observe_input(out, inner, experts, low, *told)
+                inner.emit_gemm(out, arranged, jobs)  # type: ignore[attr-defined]
+            else:
+                inner.emit(out)
+            self._observe_output(out, inner)
+        self._end(out, low, high)
+
+    def _arranged(self, low: int, high: int, jobs: np.ndarray) -> Arranged:
+        from .experts import Arranged
+
+        places, matrices = (view_of(array[low:high]) for array in (self._places, self._matrices))
+        return Arranged(high - low, places, matrices, view_of(jobs), jobs.shape[-2], True)
+
+    def _observe_input(self, out: Pass, inner, experts: np.ndarray, low: int, starts: np.ndarray, counts: np.ndarray) -> None:
+        observer, op = self._pass.observer, inner.op
+        if observer is None or not observer.wants_input(op):
+            return
+        if inner.of_tokens:
+            observer.on_expert_inputs(op, op.weight, self._inputs[op.x.index].matrix, experts, starts, counts, self._places)
+        else:
+            x = out.view(op.x).matrix
+            out.call(lambda: observer.on_expert_inputs(op, op.weight, x, experts, starts - low, counts, None))
+
+    def _observe_output(self, out: Pass, inner) -> None:
+        """Rows in the order of tokens and their choices, for an observer that wants them."""
+        observer, op = self._pass.observer, inner.op
+        if observer is None or not observer.wants_output(op):
+            return
+        values = out.view(op.out).matrix
+        sorted_choices = np.argsort(self._chosen, axis=1, kind="stable")
+        dropped = (self._chosen < 0).sum(axis=1)
+
+        def tell() -> None:
+            result = np.zeros((*self._shape, values.shape[1]), np.float32)
+            rows = self._rows.array.reshape(self._shape)
+            for t in range(self._shape[0]):
+                count = self._shape[1] - dropped[t]
+                result[t, sorted_choices[t, dropped[t] :]] = values[rows[t, :count]]
+            observer.on_output(op, result.reshape(self._shape[0], *op.out.shape))
+
+        out.call(tell)

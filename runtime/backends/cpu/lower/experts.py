@@ -1,0 +1,258 @@
+"""A mixture of experts: from the router's logits to the sum of the experts' results.
+
+The ops from Route to CombineExperts, and an Add of one other value behind it, are lowered together. Rows of their values are
+arranged by expert. For few tokens everything is compiled: a task sorts the choices and fills in the jobs of products that are as
+many as there may be. For many tokens a Python function looks at what was chosen, and writes and runs programs of its own, some
+experts after others so that results in between take bounded memory; experts of a few tokens among them are done by GEMV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .....formats import PlanError
+from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, Value
+from ..kernels.experts import arrange_part, combine_part, route_part
+from ..memory import Partition, View
+from ..passes import Pass
+from ..schedule import real
+from .expert_rows import ManyTokens
+from ..kernels.gemv.gemv import TOKENS
+from .elementwise import AddStep
+from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
+from .step import Step, check_options, refuse
+
+if TYPE_CHECKING:
+    from ..executable import Executable
+
+GATINGS = {"softmax": 0, "sigmoid": 1}
+
+
+def find_mixtures(executable: Executable, ops: Sequence[Op]) -> dict[int, ExpertsStep]:
+    """id(last op) -> the step of each mixture of experts among ops."""
+    out = {}
+    for at, op in enumerate(ops):
+        if isinstance(op, Route):
+            members = _members(executable, ops[at:], op)
+            out[id(members[-1])] = ExpertsStep(executable, members)
+    return out
+
+
+def _members(executable: Executable, ops: Sequence[Op], route: Route) -> list[Op]:
+    """Route, what depends on the routing up to CombineExperts, and the Add of its result to what nothing else reads (that of a
+    shared expert)."""
+    reached: set[int] = {route.out.index}
+    members: list[Op] = []
+    combined: Value | None = None
+    for op in ops:
+        if op is route or (combined is None and any(value.index in reached for value in op.inputs)):
+            members.append(op)
+            reached.update(value.index for value in op.outputs)
+            if isinstance(op, CombineExperts):
+                combined = op.out
+    if combined is None:
+        raise PlanError("the cpu backend does not know a Route without CombineExperts")
+    users = [op for op in ops if combined in op.inputs]
+    last = users[0] if len(users) == 1 else None
+    if isinstance(last, Add) and last.scale == 1 and last.a is not last.b:
+        other = last.b if last.a is combined else last.a
+        if executable.users[other.index] == [last]:
+            members.append(last)
+    return members
+
+
+class ExpertsStep(Step):
+    def __init__(self, executable: Executable, ops: Sequence[Op]):
+        super().__init__(executable, ops[0])
+        self.ops = tuple(ops)
+        self.route: Route = ops[0]  # type: ignore[assignment]
+        check_options(self.route, frozenset({"used", "gating", "groups", "groups_used", "normalise", "scale"}))
+        if self.route.gating not in GATINGS:
+            raise refuse(self.route, "gating")
+        self.add = ops[-1] if isinstance(ops[-1], Add) else None
+        inner = ops[1 : -1 if self.add is not None else None]
+        self.combine: CombineExperts = inner[-1]  # type: ignore[assignment]
+        self.inner = [self._inner(op) for op in inner[:-1]]
+        self.bias = self.vector(self.route.bias)
+        self.experts = self.route.logits.shape[0]
+        self.matrices = [step.matrix for step in self.inner if isinstance(step, ExpertLinearStep)]
+        self.columns = max(step.op.out.shape[-1] for step in self.inner)
+
+    options = frozenset({"used", "gating", "groups", "groups_used", "normalise", "scale"})
+
+    def _inner(self, op: Op) -> Step:
+        from . import STEPS
+
+        if isinstance(op, ExpertLinear):
+            return ExpertLinearStep(self.executable, op)
+        if type(op) not in STEPS:
+            raise PlanError(f"the cpu backend does not know the op {type(op).__name__} between experts")
+        return STEPS[type(op)](self.executable, op)
+
+    def emit(self, out: Pass) -> None:
+        used = self.route.used
+        chosen, weights = out.words(out.n * used), out.words(out.n * used, np.float32)
+        self._choose(out, chosen, weights)
+        observer = out.observer
+        wanted = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
+        fused = self.add is not None and self.combine not in wanted
+        if out.gemv and self.has_gemv and not any(op.out is step.op.out for op in wanted for step in self.inner):
+            self._few(out, chosen, weights, fused)
+        else:
+            result, fresh = self._result(out, fused)
+            many = ManyTokens(self, out, chosen, weights, result, fresh)
+            out.call(many.run)
+        if self.add is not None and not fused:
+            AddStep(self.executable, self.add).emit(out)
+
+    @property
+    def has_gemv(self) -> bool:
+        """Whether all products of a few tokens can be made from packed weights."""
+        return all(matrix.plan is not None for matrix in self.matrices)
+
+    def _choose(self, out: Pass, chosen: View, weights: View) -> None:
+        route, logits = self.route, out.dense(self.route.logits)
+        if not out.overwritable(route.logits):
+            logits = out.copied(logits)
+        partition = out.by_rows(logits)
+        least, share = out.settings.expert_reduction or (0, 0.0)
+        words = (logits.address, self.experts, GATINGS[route.gating], 0 if self.bias is None else out.constant(self.bias))
+        words += (route.groups, route.groups_used, route.normalise, route.used, chosen.address, weights.address, least)
+        table = (*partition.words(), *words, real(route.scale), real(share))
+        out.schedule.task(route_part.address, table, partition, (logits,), (logits, chosen, weights))
+
+    def _few(self, out: Pass, chosen: View, weights: View, fused: bool) -> None:
+        n, used = out.n, self.route.used
+        choices = n * used
+        starts, counts = out.words(self.experts), out.words(self.experts)
+        places, matrices, rows, jobs = (out.words(size) for size in (choices, choices, choices, 8 * choices))
+        factors = out.words(choices, np.float32)
+        places.array[:], matrices.array[:] = 0, 0  # of rows that nobody chose
+        views = (starts, counts, places, matrices, rows, factors, jobs)
+        table = (chosen.address, weights.address, n, used, self.experts, *(view.address for view in views))
+        partition = out.by_rows(out.view(self.route.logits))
+        out.schedule.task(arrange_part.address, table, partition if partition.parts == 1 else 1, (chosen, weights), views)
+        arranged = Arranged(choices, places, matrices, jobs, choices, n > 1)
+        for step in self.inner:
+            if isinstance(step, ExpertLinearStep):
+                step.emit_gemv(out, arranged)
+            else:
+                step.emit(out)
+        result, fresh = self._result(out, fused)
+        combine(out, out.view(self.combine.x), factors, rows, result, (0, choices), fresh)
+
+    def _result(self, out: Pass, fused: bool) -> tuple[View, bool]:
+        """Memory for the result, and whether it is to be zero before the experts' results are added. fused: it is that of the
+        Add, and begins as its other operand."""
+        if self.add is None or not fused:
+            return out.new(self.combine.out), True
+        other = self.add.b if self.add.a is self.combine.out else self.add.a
+        x = out.view(other)
+        if x.is_dense and out.overwritable(other):
+            out.put(self.add.out, x, out.by_rows(x))
+            return x, False
+        result = out.new(self.add.out, partition=out.by_rows(x))
+        out.copy(x, result)
+        return result, False
+
+
+class Arranged:
+    """Rows of choices of experts, sorted by expert.
+
+    places, matrices   int64 [rows], each row's token (-1: none) and expert
+    jobs               int64 [2, n_jobs, 4] of GEMV (see arrange_part)
+    gather             whether products of tokens take copies of their rows
+    """
+
+    def __init__(self, rows: int, places: View, matrices: View, jobs: View, n_jobs: int, gather: bool):
+        self.rows, self.places, self.matrices, self.jobs, self.n_jobs = rows, places, matrices, jobs, n_jobs
+        self.gather, self.gathered = gather, dict[int, View]()
+
+
+def combine(
+    out: Pass, results: View, factors: View, rows: View, result: View, span: tuple[int, int], fresh: bool, matrices: int = 0
+) -> None:
+    """Adds results, the rows from span[0] to span[1] - 1, times their factors to their tokens' rows of result."""
+    partition = Partition(result.axis, result.rows, out.by_rows(result).row_step, result.size, result.size)
+    addresses = (view.address for view in (results, factors, rows, result))
+    used = factors.width // result.rows
+    table = (*addresses, result.rows, used, result.size, partition.row_step, 0, matrices, *span, fresh)
+    reads = (results, factors, rows) if fresh else (results, factors, rows, result)
+    out.schedule.task(combine_part.address, table, partition, reads, (result,))
+
+
+class ExpertLinearStep(Step):
+    def __init__(self, executable: Executable, op: ExpertLinear):
+        super().__init__(executable, op)
+        self.op, self.matrix, self.bias = op, executable.matrix(op.weight), self.vector(op.bias)
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether a token's experts multiply the same row."""
+        return len(self.op.x.shape) == 1
+
+    def emit_gemv(self, out: Pass, arranged: Arranged) -> None:
+        assert self.matrix.plan is not None
+        held, block = out.values[self.op.x.index], self.matrix.activation_block
+        x = held.view if held.view.is_row else out.copied(held.view)
+        gather = self.of_tokens and arranged.gather
+        key = ("gathered", block) if gather else block
+        if key not in held.inputs:
+            partition = input_partition(out, held)
+            if gather:
+                x = self._gathered(out, x, arranged)
+                partition = out.by_rows(x)
+
+            def take(memory: View) -> View:
+                return out.keep_with(self.op.x, memory)
+
+            held.inputs[key] = gemv_inputs(out, x, block, partition, take)
+        view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
+        out.put(self.op.out, view)
+        first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
+        gemv_task(out, self.matrix.plan[0], held.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
+        self._add_bias(out, view, arranged.matrices)
+
+    def emit_gemm(self, out: Pass, arranged: Arranged, jobs: np.ndarray) -> None:
+        """jobs: int64 [jobs, 4], one per expert: rows of the arrangement times its matrix."""
+        held, many = out.values[self.op.x.index], self.matrix.many
+        view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
+        out.put(self.op.out, view)
+        if many is None:
+            x, target, places = held.view.matrix, view.matrix, arranged.places.array[0, 0]
+            out.call(lambda: self._decoded(out, x, target, places, jobs))
+        else:
+            key = ("gathered", many.way) if self.of_tokens else many.way
+            if key not in held.inputs:
+
+                def take(memory: View) -> View:
+                    return out.keep_with(self.op.x, memory)
+
+                places = arranged.places if self.of_tokens else None
+                held.inputs[key] = gemm_inputs(out, held.view, many.way, take, places)
+            gemm_task(out, many, held.inputs[key], view, jobs)
+        self._add_bias(out, view, arranged.matrices)
+
+    def _decoded(self, out: Pass, x: np.ndarray, target: np.ndarray, places: np.ndarray, jobs: np.ndarray) -> None:
+        """The products of each expert's rows, made one by one: for weights that have to be decoded."""
+
+        def multiply(job: list[int]) -> None:
+            matrix, first, count, to = job
+            rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
+            target[to : to + count] = self.matrix.unobserved(x[rows], matrix)
+
+        out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
+
+    def _gathered(self, out: Pass, x: View, arranged: Arranged) -> View:
+        if id(x.block) not in arranged.gathered:
+            rows = out.temporary(arranged.rows, 1, x.size, EXPERT_ROWS)
+            out.copy(x.reshaped(1, x.size), rows, index=arranged.places)
+            arranged.gathered[id(x.block)] = rows
+        return arranged.gathered[id(x.block)]
+
+    def _add_bias(self, out: Pass, view: View, matrices: View) -> None:
+        if self.bias is not None:
+            out.add_bias(view, self.bias, out.by_cells(view), matrices)

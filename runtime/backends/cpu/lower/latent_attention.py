@@ -1,0 +1,6 @@
+from .step import Step
+
+
+class LatentAttentionStep(Step):
+    def __init__(self, executable, op):
+        raise NotImplementedError

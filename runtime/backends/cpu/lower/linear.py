@@ -1,0 +1,59 @@
+"""Linear: the product of all tokens with one matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....graph.ops import Linear, Value
+from ..kernels.gemm import gemm
+from ..memory import View
+from ..passes import Pass
+from ..weights import Linear as Matrix
+from .products import input_partition, gemm_inputs, gemm_task, gemv_inputs, gemv_task
+from .step import Step
+
+
+class LinearStep(Step):
+    def __init__(self, executable, op: Linear):
+        super().__init__(executable, op)
+        self.op = op
+        self.matrix = executable.matrix(op.weight)
+        self.bias = self.vector(op.bias)
+
+    def emit(self, out: Pass) -> None:
+        out.observe_inputs(self.op.x)
+        view = out.new(self.op.out)
+        multiply(out, self.op.x, self.matrix, view)
+        if self.bias is not None:
+            partition = out.by_rows(view)
+            out.add_bias(view, self.bias, partition)
+            out.values[self.op.out.index].partition = partition
+
+
+def multiply(out: Pass, x: Value, matrix: Matrix, to: View) -> None:
+    """to = x times the matrix."""
+    held = out.values[x.index]
+    view = held.view if held.view.is_row else out.dense(x)
+
+    def take(memory: View) -> View:
+        return out.keep_with(x, memory)
+
+    if out.gemv and matrix.plan is not None:
+        plan = matrix.plan[0]
+        block = matrix.activation_block
+        if block not in held.inputs:
+            held.inputs[block] = gemv_inputs(out, view, block, input_partition(out, held), take)
+        jobs = out.schedule.table([0, 0, out.n, 0])
+        gemv_task(out, plan, held.inputs[block], to, jobs, 1)
+    elif matrix.many is not None:
+        way = matrix.many.way
+        if way not in held.inputs:
+            held.inputs[way] = gemm_inputs(out, view if view.is_dense else out.copied(view), way, take)
+        gemm_task(out, matrix.many, held.inputs[way], to, gemm.one_job(out.n))
+    else:
+        source, target = out.dense(x).matrix, to.matrix
+
+        def product() -> None:
+            target[:] = matrix.unobserved(np.ascontiguousarray(source))
+
+        out.call(product)

@@ -1,0 +1,90 @@
+"""Products with weight matrices as tasks: GEMV for few tokens, GEMM for many, and a Python function for what has neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..kernels import products, row_parts
+from ..kernels.activations import RUN
+from ..kernels.gemm import gemm
+from ..kernels.gemm import parts as gemm_parts
+from ..kernels.gemv import gemv
+from ..memory import Partition, View
+from ..passes import Held, Pass
+
+_LINE = 64
+EXPERT_ROWS = "tokens by expert"  # the axis of rows that are arranged by expert
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What a GEMV takes: addresses of 8-bit codes, scales and sums, or of float32; and what these views cover."""
+
+    words: tuple[int, int, int]
+    views: tuple[View, ...]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """What a GEMM takes: the address of its table of inputs, and where the numbers lie."""
+
+    table: int
+    view: View
+
+
+def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Callable[[View], View]) -> Codes:
+    """x as rows that a GEMV takes. block: numbers that share a scale, 0: float32. take: has memory live as long as x."""
+    if not block:
+        view = x if x.is_dense else out.copied(x)
+        return Codes((view.address, 0, 0), (view,))
+    n = x.rows * x.size
+    sizes = [-(-size // _LINE) * _LINE for size in (n, 4 * (n // block), 2 * (n // RUN))]
+    memory = take(out.allocate(1, 1, sum(sizes) // 4))
+    words = memory.address, memory.address + sizes[0], memory.address + sizes[0] + sizes[1]
+    table = (*partition.words(), x.address, x.row_bytes, *words, block)
+    out.schedule.task(row_parts.quantise.address, table, partition, (x,), (memory,))
+    return Codes(words, (memory,))
+
+
+def gemv_task(
+    out: Pass, plan: np.ndarray, codes: Codes, to: View, jobs: int, n_jobs: int, reads: tuple[View, ...] = (), stride: int = 0
+) -> None:
+    """plan: of kernels.products; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to
+    the next, if not those of a dense one."""
+    p = plan.tolist()
+    sizes = p[products.ROWS], p[products.COLUMNS], p[products.SLICES]
+    weights = p[products.WEIGHTS], p[products.MATRIX_BYTES], p[products.ROW_BYTES]
+    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[products.ABREAST])
+    out.schedule.task(p[products.FUNCTION], table, n_jobs * p[products.SLICES], (*codes.views, *reads), (to,))
+
+
+def gemm_inputs(out: Pass, x: View, way: Any, take: Callable[[View], View], places: View | None = None) -> Panels:
+    """x [rows, columns], or its rows by `places` (int64, -1: zeros), in the form that a way of multiplying takes."""
+    unit, columns = gemm.unit_of(way), x.size
+    count = x.rows if places is None else places.width
+    rows = -(-count // unit) * unit
+    sizes = gemm.input_bytes(way, rows, columns)
+    memory = take(out.allocate(1, 1, sum(sizes) // 4))
+    starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
+    given, zero_group = 0 if places is None else places.address, way[1:]
+    table = out.schedule.table([x.address, given, x.rows, columns, way[0], *starts, *zero_group])
+    partition = Partition(x.axis if places is None else EXPERT_ROWS, count, unit, columns, gemm_parts.SPAN)
+    reads = (x,) if places is None else (x, places)
+    out.schedule.place(gemm_parts.prepare_part.address, table, partition, reads, (memory,))
+    return Panels(table, memory)
+
+
+def gemm_task(out: Pass, plan: gemm.Plan, panels: Panels, to: View, jobs: np.ndarray) -> None:
+    """jobs: int64 [jobs, 4] (see gemm.parts); to: rows that are filled, stride of a dense or a wider row."""
+    words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
+    out.schedule.keep(plan, jobs)
+    out.schedule.task(plan.function, words, parts, (panels.view,), (to,))
+
+
+def input_partition(out: Pass, held: Held) -> Partition:
+    """Of the quantisation of a value: that of the task which wrote it, if it has one."""
+    return held.partition or out.by_cells(held.view)

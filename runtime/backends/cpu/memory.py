@@ -1,0 +1,168 @@
+"""Memory of a pass: blocks that are used again when nothing reads them any more, and views of them as rows of activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+TOKENS = "tokens"  # the axis of rows that are the tokens of a pass
+_LINE = 64  # bytes
+
+
+class Block:
+    """Bytes from the start of a cache line on. records: which tasks have read and written them (see `schedule`)."""
+
+    __slots__ = ("address", "array", "generation", "nbytes", "records")
+
+    def __init__(self, nbytes: int, array: np.ndarray | None = None):
+        self.nbytes, self.generation = nbytes, 0
+        if array is None:
+            memory = np.empty(nbytes + _LINE, np.uint8)
+            start = -memory.ctypes.data % _LINE
+            array = memory[start : start + nbytes]
+        self.array = array
+        self.address = self.array.ctypes.data
+        self.records: list[Any] = []
+
+
+class Pool:
+    """Blocks of a pass. What is given back is handed out again, the oldest first, so that tasks need not wait for each other."""
+
+    def __init__(self) -> None:
+        self._free: list[Block] = []
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Block:
+        for i, block in enumerate(self._free):
+            if nbytes <= block.nbytes <= 2 * nbytes + 256:
+                del self._free[i]
+                block.generation += 1
+                return block
+        self.nbytes += nbytes
+        return Block(nbytes)
+
+    def give_back(self, block: Block) -> None:
+        self._free.append(block)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Rows of a block, one per token (or per token and expert), each of heads of numbers.
+
+    offset     bytes from the block's start to row 0
+    rows       how many there are, row_bytes apart
+    heads      of a row, head_bytes apart
+    width      numbers of a head, which lie together
+    dtype      float32 nearly always
+    axis       what the rows are
+    """
+
+    block: Block
+    offset: int
+    rows: int
+    row_bytes: int
+    heads: int
+    head_bytes: int
+    width: int
+    dtype: type = np.float32
+    axis: str = TOKENS
+
+    @property
+    def address(self) -> int:
+        return self.block.address + self.offset
+
+    @property
+    def size(self) -> int:
+        """Numbers of a row."""
+        return self.heads * self.width
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the numbers of a row lie together."""
+        return self.heads == 1 or self.head_bytes == 4 * self.width
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all numbers lie together."""
+        return self.is_row and (self.rows == 1 or self.row_bytes == 4 * self.size)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The bytes of a row that may be read or written, counted from the block's first row."""
+        start = self.offset % self.row_bytes if self.row_bytes else 0
+        return start, start + (self.heads - 1) * self.head_bytes + np.dtype(self.dtype).itemsize * self.width
+
+    @property
+    def array(self) -> np.ndarray:
+        """[rows, heads, width]."""
+        item = np.dtype(self.dtype).itemsize
+        flat = self.block.array[self.offset :].view(self.dtype) if self.offset % item == 0 else None
+        assert flat is not None
+        return np.lib.stride_tricks.as_strided(
+            flat, (self.rows, self.heads, self.width), (self.row_bytes, self.head_bytes, item)
+        )
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """[rows, numbers of a row]; needs `is_row`."""
+        assert self.is_row
+        return replace(self, heads=1, head_bytes=0, width=self.size).array[:, 0]
+
+    def reshaped(self, heads: int, width: int) -> View:
+        """The same numbers as other heads; needs `is_row`."""
+        assert self.is_row
+        assert heads * width == self.size
+        return replace(self, heads=heads, head_bytes=4 * width, width=width)
+
+    def columns(self, first: int, width: int) -> View:
+        """Some of the numbers of every head."""
+        return replace(self, offset=self.offset + 4 * first, width=width)
+
+    def some_rows(self, first: int, count: int) -> View:
+        return replace(self, offset=self.offset + first * self.row_bytes, rows=count)
+
+
+def dense(block: Block, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
+    """Rows that follow each other from the block's start on."""
+    return View(block, 0, rows, 4 * heads * width, heads, 4 * width, width, axis=axis)
+
+
+def view_of(array: np.ndarray) -> View:
+    """The numbers of an array as one row."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return View(Block(flat.nbytes, flat.view(np.uint8)), 0, 1, flat.nbytes, 1, flat.nbytes, flat.size, flat.dtype.type)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How the rows and columns of a matrix are divided into the parts of a task.
+
+    axis   what the rows are: tasks with rows of the same axis and the same partition may be chained
+    """
+
+    axis: str
+    rows: int
+    row_step: int
+    columns: int
+    column_step: int
+
+    @property
+    def parts(self) -> int:
+        return -(-self.rows // self.row_step) * self.across
+
+    @property
+    def across(self) -> int:
+        return -(-self.columns // self.column_step)
+
+    @property
+    def key(self) -> tuple:
+        """Equal for tasks whose parts with the same number take the same rows, and the same columns if these are divided."""
+        if self.across == 1:
+            return self.axis, self.rows, self.row_step
+        return self.axis, self.rows, self.row_step, self.columns, self.column_step
+
+    def words(self) -> tuple[int, int, int, int]:
+        """What tables begin with (see kernels.row_parts)."""
+        return self.rows, self.row_step, self.columns, self.column_step

@@ -1,0 +1,302 @@
+"""One pass through a graph: what lowerings write programs with, and what is filled in before each run.
+
+A pass is written for a number of tokens per sequence. What changes from run to run, places in the caches, positions and how
+attention is divided, is patched into its tables, so that a pass is written once and run for token after token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....formats import TYPES
+from ...graph import Observer, Value
+from ...graph.ops import Linear, Op, RotaryEmbedding
+from . import schedule
+from .attention_jobs import AttentionJobs
+from .kernels import row_parts
+from .kernels.attention.cache_rows import KINDS
+from .kernels.products import FEW
+from .kv_cache import KVCache
+from .memory import TOKENS, Partition, Pool, View, dense
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from .executable import Executable
+
+CELL = 1024  # columns of a part where rows are divided: a multiple of all blocks
+_ROW_NUMBERS = 16384  # numbers of the rows of one part: some microseconds
+
+Batch = list[tuple[KVCache, slice]]  # the cache of each sequence, and the rows that are its tokens
+
+
+@dataclass
+class Run:
+    """What a pass is being run with: read by its functions."""
+
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    batch: Batch = field(default_factory=list)
+    positions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass
+class Held:
+    """A value of the graph.
+
+    partition  of the task that wrote it, where that has one
+    inputs     what products take instead of it, by kind (8-bit codes, blocks of bf16, ...)
+    """
+
+    view: View
+    partition: Partition | None = None
+    inputs: dict[Any, Any] = field(default_factory=dict)
+    blocks: list[View] = field(default_factory=list)
+    is_told: bool = False  # an observer has seen it
+
+
+class Pass:
+    """Collects the tasks of one pass.
+
+    n         tokens; `counts` of each sequence
+    gemv      whether products are made row by row from packed weights, as for few tokens
+    observer  None, or one that wants something of this graph
+    """
+
+    def __init__(self, executable: Executable, counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None):
+        self.executable, self.counts, self.observer = executable, counts, observer
+        self.settings, self.workers, self.threads = executable.settings, executable.workers, executable.workers.count
+        self.n = sum(counts)
+        self.observed = observer is not None and any(observer.wants_input(op) for op in executable.all_ops)
+        self.gemv = self.n <= FEW and not self.observed
+        self.row_step = max(1, _ROW_NUMBERS // executable.graph.n_embd)
+        self.schedule, self.pool, self.run_state = Schedule(), Pool(), Run()
+        self.values: dict[int, Held] = {}
+        self.names = names  # of what caches keep
+        self.attention = AttentionJobs(self, executable.attention_layers)
+        self.places = np.zeros((executable.n_layers, len(names), self.n, 2), np.int64)
+        self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
+        self._users: dict[int, int] = {}  # values by block
+        self._temporary: list[View] = []
+        self.position, self.ops = 0, tuple[Op, ...]()  # number and ops of the step that is being lowered
+        self.inner_pool = Pool()  # for passes within this one
+        self._cache_views: dict[tuple[int, str], View] = {}
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def allocate(self, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
+        """Dense rows of memory that nothing else uses until it is given back to the pool."""
+        return dense(self.pool.take(4 * rows * heads * width), rows, heads, width, axis)
+
+    def temporary(self, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
+        """Rows that live until the lowering of this op is done."""
+        view = self.allocate(rows, heads, width, axis)
+        self._temporary.append(view)
+        return view
+
+    def words(self, count: int, dtype: type = np.int64) -> View:
+        """Numbers of another kind, as one row that lives until the lowering of this op is done."""
+        nbytes = count * np.dtype(dtype).itemsize
+        view = View(self.pool.take(nbytes), 0, 1, nbytes, 1, nbytes, count, dtype)
+        self._temporary.append(view)
+        return view
+
+    def release_temporary(self) -> None:
+        for view in self._temporary:
+            self.pool.give_back(view.block)
+        self._temporary = []
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def new(self, value: Value, like: View | None = None, partition: Partition | None = None) -> View:
+        """Memory for a value of the graph, with the rows of `like` (None: the tokens)."""
+        heads, width = value.shape if len(value.shape) == 2 else (1, value.shape[0])
+        rows, axis = (self.n, TOKENS) if like is None else (like.rows, like.axis)
+        if axis != TOKENS:  # per token and expert: the shape's first axis are the experts
+            heads = 1
+        view = self.allocate(rows, heads, width, axis)
+        self.put(value, view, partition)
+        return view
+
+    def put(self, value: Value, view: View, partition: Partition | None = None) -> None:
+        """Says where a value lies; several may share a block."""
+        self.values[value.index] = Held(view, partition)
+        self._users[id(view.block)] = self._users.get(id(view.block), 0) + 1
+
+    def view(self, value: Value) -> View:
+        return self.values[value.index].view
+
+    def dense(self, value: Value) -> View:
+        """A value's rows, all numbers together: copied if they are not."""
+        view = self.view(value)
+        return view if view.is_dense else self.copied(view)
+
+    def copied(self, view: View) -> View:
+        out = self.temporary(view.rows, view.heads, view.width, view.axis)
+        self.copy(view, out)
+        return out
+
+    def borrow(self, value: Value, view: View) -> None:
+        """As `put`, of memory that is not this pass's."""
+        self.put(value, view)
+        self._users[id(view.block)] += 1
+
+    def drop(self, index: int) -> None:
+        """Nothing reads the value of this index any more."""
+        held = self.values.pop(index)
+        block = held.view.block
+        for view in held.blocks:
+            self.pool.give_back(view.block)
+        self._users[id(block)] -= 1
+        if not self._users[id(block)]:
+            del self._users[id(block)]
+            self.pool.give_back(block)
+
+    def keep_with(self, value: Value, view: View) -> View:
+        """Has memory live as long as a value."""
+        self.values[value.index].blocks.append(view)
+        return view
+
+    def overwritable(self, value: Value) -> bool:
+        """Whether the op that is being lowered, as the last to read a value, may write its result there."""
+        last_use = self.executable.last_use
+        if last_use[value.index] > self.position or sum(value in op.inputs for op in self.ops) > 1:
+            return False
+        mine = self.values[value.index].view
+        low, high = mine.span
+        for index, held in self.values.items():
+            if held.view.block is mine.block and last_use[index] > self.position:
+                other_low, other_high = held.view.span
+                if other_low < high and low < other_high:
+                    return False
+        return True
+
+    def result(self, value: Value, source: Value, partition: Partition | None, rows: bool = False) -> View:
+        """Memory for what is computed from `source` element by element: the same where that may be overwritten.
+
+        rows: the numbers of each row have to lie together."""
+        view = self.view(source)
+        if (rows and not view.is_row) or not self.overwritable(source):
+            return self.new(value, view, partition)
+        if len(value.shape) == 2 and view.axis == TOKENS and view.heads != value.shape[0]:
+            view = view.reshaped(*value.shape)
+        self.put(value, view, partition)
+        return view
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def by_rows(self, view: View) -> Partition:
+        """Whole rows."""
+        return Partition(view.axis, view.rows, min(self.row_step, max(view.rows, 1)), view.size, view.size)
+
+    def by_cells(self, view: View, row_step: int = 1) -> Partition:
+        """Runs of CELL columns of some rows."""
+        return Partition(view.axis, view.rows, row_step, view.size, CELL)
+
+    def copy(self, x: View, out: View, partition: Partition | None = None, index: View | None = None) -> None:
+        """out = x, or x[index]; index: int64, one number per row of out."""
+        partition = partition or self.by_rows(out)
+        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, out.address, out.row_bytes, out.head_bytes)
+        reads = (x,) if index is None else (x, index)
+        table = (*partition.words(), *words, 0 if index is None else index.address)
+        self.schedule.task(row_parts.copy.address, table, partition, reads, (out,))
+
+    def add_bias(self, x: View, bias: np.ndarray, partition: Partition, matrices: View | None = None) -> None:
+        """x += bias float32 [matrices, columns], the row of each row's matrix."""
+        words = (x.address, x.row_bytes, self.constant(bias), 0 if matrices is None else matrices.address)
+        reads = (x,) if matrices is None else (x, matrices)
+        self.schedule.task(row_parts.add_bias.address, (*partition.words(), *words), partition, reads, (x,))
+
+    def constant(self, array: np.ndarray) -> int:
+        """The address of weights that are kept by the executable."""
+        self.schedule.keep(array)
+        return array.ctypes.data
+
+    def rotations(self, rope: RotaryEmbedding) -> np.ndarray:
+        """complex64 [n, pairs], filled in before each run."""
+        key = (rope.frequencies.tobytes(), rope.magnitude)
+        if key not in self._ropes:
+            self._ropes[key] = rope, np.zeros((self.n, len(rope.frequencies)), np.complex64)
+        return self._ropes[key][1]
+
+    def cache_view(self, layer: int, name: str) -> View:
+        """Stands for what a layer keeps under a name: what writes it, and what reads it."""
+        if (layer, name) not in self._cache_views:
+            self._cache_views[layer, name] = dense(self.pool.take(0), 1, 1, 1)
+        return self._cache_views[layer, name]
+
+    def write_cache(self, layer: int, name: str, x: View) -> None:
+        """Appends x to the caches of a layer."""
+        part = self.executable.part(name)
+        if not TYPES[part.type].is_float:
+
+            def put() -> None:
+                rows = x.array
+                for cache, at in self.run_state.batch:
+                    cache.put(layer, name, rows[at])
+
+            self.schedule.call(put)
+            return
+        partition = self.by_rows(x)
+        places = self.places[layer, self.names.index(name)]
+        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, KINDS[part.type], places.ctypes.data)
+        table = (*partition.words(), *words)
+        self.schedule.task(row_parts.cache.address, table, partition, (x,), (self.cache_view(layer, name),))
+
+    def inner(self, rows: int, gemv: bool, position: int, ops: tuple[Op, ...]) -> Pass:
+        """A pass over other rows, for a function of this one; position, ops: of the step that it is for."""
+        out = Pass(self.executable, (rows,), (), None)
+        out.gemv, out.pool, out.position, out.ops = gemv, self.inner_pool, position, ops
+        return out
+
+    def call(self, function: Callable[[], None]) -> None:
+        self.schedule.call(function)
+
+    def observe_inputs(self, value: Value) -> None:
+        """Tells the observer, once, what the products that take a value multiply."""
+        held = self.values[value.index]
+        if self.observer is None or held.is_told:
+            return
+        held.is_told, observer = True, self.observer
+        wanted = [op for op in self.executable.users[value.index] if isinstance(op, Linear) and observer.wants_input(op)]
+        if wanted:
+            x = self.dense(value).matrix
+
+            def tell() -> None:
+                for op in wanted:
+                    observer.on_input(op, op.weight, 0, x)
+
+            self.call(tell)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """To be called when all ops are lowered."""
+        self._steps = self.schedule.finish()
+        self.attention.finish()
+
+    def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]]) -> None:
+        """Runs the pass; `caches` then have the tokens' rows, not yet committed."""
+        state, row = self.run_state, 0
+        state.tokens, state.batch, positions = tokens, [], []
+        for cache, count in caches:
+            state.batch.append((cache, slice(row, row + count)))
+            positions.append(np.arange(cache.length, cache.length + count))
+            row += count
+        state.positions = np.concatenate(positions) if positions else np.empty(0, np.int64)
+        for rope, table in self._ropes.values():
+            angles = state.positions[:, None] * rope.frequencies
+            table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
+        self._find_places(caches)
+        self.attention.patch(state.batch)
+        with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
+            schedule.run(self._steps, self.workers.ready())
+
+    def _find_places(self, caches: list[tuple[KVCache, int]]) -> None:
+        for cache, at in self.run_state.batch:
+            where = cache.table(at.stop - at.start)
+            own = np.arange(cache.length, cache.length + at.stop - at.start)
+            self.places[:, :, at, 0] = where[:, :, None, 0] + own * where[:, :, None, 1]
+            self.places[:, :, at, 1] = where[:, :, None, 2]

@@ -1,0 +1,189 @@
+"""A pass as programs for the team of threads: tasks are put into stages by what they read and write.
+
+A task may run beside all others that it does not depend on: its stage is the first one behind those of all tasks that wrote what
+it reads, or that read or wrote what it writes. Where these have the same partition (see memory.Partition), it is not put into a
+stage of its own but chained to them: its part p follows their parts p on the same thread. So a token's small operations, such as
+an addition, a norm and the quantisation of the result, take one stage, and operations on many tokens go through memory once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ....simd import team
+from .kernels import row_parts
+from .memory import Block, Partition, View
+
+_TABLE_WORDS = 1 << 12
+
+
+def real(value: float) -> int:
+    """The bits of a float64, as tables of int64 hold it."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+class Group:
+    """Tasks that are chained: one row of a program.
+
+    program, row   where it stands once the program is finished
+    """
+
+    __slots__ = ("epoch", "into", "key", "level", "parts", "program", "row", "tasks")
+
+    def __init__(self, level: int, key: tuple | None, parts: int, epoch: object):
+        self.level, self.key, self.parts, self.epoch = level, key, parts, epoch
+        self.tasks: list[tuple[int, int]] = []  # function, argument
+        self.into: Group | None = None
+        self.program: np.ndarray | None = None
+        self.row = 0
+
+
+class _Record:
+    """A task of a group has read or written bytes `low` to `high` of each row of a block."""
+
+    __slots__ = ("generation", "group", "high", "low", "writes")
+
+    def __init__(self, group: Group, writes: bool, low: int, high: int, generation: int):
+        self.group, self.writes, self.low, self.high, self.generation = group, writes, low, high, generation
+
+
+def _last(group: Group) -> Group:
+    while group.into is not None:
+        group = group.into
+    return group
+
+
+class Schedule:
+    """Takes down tasks and Python functions in the order in which they could run one after the other."""
+
+    def __init__(self) -> None:
+        self._steps: list[np.ndarray | Callable[[], None]] = []
+        self._groups: list[Group] = []
+        self._epoch = object()  # of the program that is being taken down
+        self._tables: list[np.ndarray] = []
+        self._used = _TABLE_WORDS
+        self._base = 0
+        self._kept: list[object] = []
+
+    def keep(self, *objects: object) -> None:
+        """Has objects live as long as the programs."""
+        self._kept += objects
+
+    def table(self, words: Iterable[int]) -> int:
+        """The address of a table of int64."""
+        values = tuple(words)
+        if self._used + len(values) > _TABLE_WORDS:
+            self._tables.append(np.empty(max(_TABLE_WORDS, len(values)), np.int64))
+            self._used, self._base = 0, self._tables[-1].ctypes.data
+        at = self._used
+        self._tables[-1][at : at + len(values)] = values
+        self._used = at + len(values)
+        return self._base + 8 * at
+
+    def task(
+        self,
+        function: int,
+        words: Iterable[int],
+        parts: Partition | int,
+        reads: Iterable[View],
+        writes: Iterable[View],
+    ) -> Group:
+        """A part for programs, by its address, with a table of its own. Tasks with a Partition can be chained."""
+        return self.place(function, self.table(words), parts, reads, writes)
+
+    def place(
+        self, function: int, argument: int, parts: Partition | int, reads: Iterable[View], writes: Iterable[View]
+    ) -> Group:
+        """As `task`, with the address of its table."""
+        key, count = (parts.key, parts.parts) if isinstance(parts, Partition) else (None, parts)
+        group = self._find_group(key, count, reads := tuple(reads), writes := tuple(writes))
+        group.tasks.append((function, argument))
+        for view in reads:
+            self._note(group, view, False)
+        for view in writes:
+            self._note(group, view, True)
+        return group
+
+    def call(self, function: Callable[[], None]) -> None:
+        """A Python function, between what has been taken down before and what comes after."""
+        self._finish_program()
+        self._steps.append(function)
+
+    def finish(self) -> list[np.ndarray | Callable[[], None]]:
+        """Programs and functions, to be run one after the other for as long as this lives."""
+        self._finish_program()
+        return self._steps
+
+    def _find_group(self, key: tuple | None, parts: int, reads: tuple[View, ...], writes: tuple[View, ...]) -> Group:
+        """The group that a task is chained to, or a new one."""
+        level, last = -1, list[Group]()
+        chains = key is not None
+        for views, writing in ((reads, False), (writes, True)):
+            for view in views:
+                low, high = view.span
+                block = view.block
+                for record in block.records:
+                    if not (writing or record.writes):
+                        continue
+                    same = record.generation == block.generation
+                    if same and (record.low >= high or record.high <= low):
+                        continue
+                    group = _last(record.group)
+                    if group.epoch is not self._epoch or group.level < level:
+                        continue
+                    if group.level > level:
+                        level, last, chains = group.level, [group], key is not None
+                    elif group not in last:
+                        last.append(group)
+                    # What is a block of other rows by now may be read by another part than the one that writes it.
+                    chains = chains and group.key == key and (same or parts == 1)
+        if last and chains:
+            first = last[0]
+            for other in last[1:]:
+                first.tasks += other.tasks
+                other.into, other.tasks = first, []
+            return first
+        group = Group(level + 1, key, parts, self._epoch)
+        self._groups.append(group)
+        return group
+
+    def _note(self, group: Group, view: View, writes: bool) -> None:
+        block: Block = view.block
+        low, high = view.span
+        if writes:
+            everything = low == 0 and high >= view.row_bytes
+            block.records = [
+                record
+                for record in block.records
+                if not (everything or (record.generation == block.generation and low <= record.low and record.high <= high))
+            ]
+        block.records.append(_Record(group, writes, low, high, block.generation))
+
+    def _finish_program(self) -> None:
+        self._epoch = object()
+        groups = sorted((group for group in self._groups if group.into is None), key=lambda group: group.level)
+        self._groups = []
+        if not groups:
+            return
+        program = np.empty((len(groups), 4), np.int64)
+        for row, group in enumerate(groups):
+            if len(group.tasks) == 1:
+                function, argument = group.tasks[0]
+            else:
+                rows = [word for function, argument in group.tasks for word in (0, function, argument, 0)]
+                function, argument = row_parts.chain.address, self.table([len(group.tasks), *rows])
+            program[row] = group.level, function, argument, group.parts
+            group.program, group.row = program, row
+        self._steps.append(program)
+
+
+def run(steps: Iterable[np.ndarray | Callable[[], None]], address: int) -> None:
+    """address: of the team of threads (see Workers.ready)."""
+    for step in steps:
+        if isinstance(step, np.ndarray):
+            team.run(address, step)
+        else:
+            step()
