@@ -96,6 +96,11 @@ class Pass:
         self._temporary.append(view)
         return view
 
+    def take_temporary(self, view: View) -> View:
+        """Has memory live until the lowering of this op is done."""
+        self._temporary.append(view)
+        return view
+
     def words(self, count: int, dtype: type = np.int64) -> View:
         """Numbers of another kind, as one row that lives until the lowering of this op is done."""
         nbytes = count * np.dtype(dtype).itemsize

@@ -159,7 +159,13 @@ class Program(Writer):
         out, sums = self.room(splits * n * v_width), self.room(2 * splits * n)
         sinks = None if span.sinks is None else self.hold(np.ascontiguousarray(span.sinks, np.float32))
         top = sums.ctypes.data
-        job = {"q": q, "out": out.ctypes.data, "out_splits": out.ctypes.data + 4 * n * v_width, "top": top, "total": top + 4 * splits * n}
+        job = {
+            "q": q,
+            "out": out.ctypes.data,
+            "out_splits": out.ctypes.data + 4 * n * v_width,
+            "top": top,
+            "total": top + 4 * splits * n,
+        }
         job |= {"sinks": 0 if sinks is None else sinks.ctypes.data, "n": 1, "group": n // n_kv}
         job |= {"kv_heads": n_kv, "k_width": k_width, "v_width": v_width, "window": span.window}
         job |= {f"{part}_kind": KINDS[self.parts[name].type] for part, name in zip("kv", names, strict=True)}

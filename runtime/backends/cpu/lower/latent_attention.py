@@ -1,6 +1,121 @@
+"""LatentAttention: over each head's keys and values (-mla 0), or over the latents that these come from.
+
+Head h's key is (K_h c, k_pe) and its value V_h c, with the cached latent c. There are two ways to compute with the latents, equal
+but for rounding: absorb K_h into the query (q_h K_h) and V_h into the output, so that attention runs on the latents themselves, or
+expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Tokens that come one by one
+absorb, all of them at known places: then everything is compiled. For the rest see latent_batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....graph.ops import LatentAttention
+from ..latent_matrices import HeadMatrices, LatentShape
+from ..memory import View
+from ..passes import Pass
+from .attention import attend, shaped
+from .elementwise import heads_partition
+from .latent_batch import LatentBatch
+from .linear import multiply
+from .products import gemv_inputs, gemv_task
 from .step import Step
+
+if TYPE_CHECKING:
+    from ..executable import Executable
 
 
 class LatentAttentionStep(Step):
-    def __init__(self, executable, op):
-        raise NotImplementedError
+    options = frozenset({"layer", "scale", "v_width", "prefix"})
+
+    def __init__(self, executable: Executable, op: LatentAttention):
+        super().__init__(executable, op)
+        self.op, self.shape = op, LatentShape(op)
+        self.matrices = HeadMatrices(executable.store, op, self.shape)
+        self.mode = executable.settings.mla
+        self.kv_b = None if op.kv_b is None else executable.matrix(op.kv_b)
+
+    def emit(self, out: Pass) -> None:
+        op, s = self.op, self.shape
+        q = shaped(out.dense(op.q), s.heads, s.nope + s.rope)
+        row = self._row(out)
+        result = out.new(op.out)
+        is_observed = out.observer is not None and out.observer.wants_input(op)
+        batch = LatentBatch(self, out, q, row, result, is_observed)
+        if self.mode == 0:
+            self._over_heads(out, q, row, result)
+            if is_observed:
+                out.call(batch.observe)
+            return
+        out.write_cache(op.layer, "kv", row)
+        if self.mode == 1:
+            out.write_cache(op.layer, "v", row.columns(0, s.rank))
+        if self._is_static(out, is_observed):
+            self._absorb(out, q, result)
+        else:
+            out.call(batch.run)
+
+    def _is_static(self, out: Pass, is_observed: bool) -> bool:
+        """Whether all sequences absorb, whatever their lengths, with products of a few tokens."""
+        absorbs = self.mode == 1 or (self.mode == 3 and max(out.counts) == 1)
+        plans = self.matrices.query_plan is not None and self.matrices.output_plan is not None
+        return absorbs and plans and out.gemv and out.settings.flash and not is_observed
+
+    def _row(self, out: Pass) -> View:
+        """Latents with their rotated keys behind them: where they lie, or copied there."""
+        s, latent, k_pe = self.shape, out.view(self.op.latent), out.view(self.op.k_pe)
+        if latent.block is k_pe.block and k_pe.offset == latent.offset + 4 * s.rank and latent.row_bytes == k_pe.row_bytes:
+            return replace(latent, heads=1, head_bytes=0, width=s.rank + s.rope)
+        row = out.temporary(out.n, 1, s.rank + s.rope)
+        out.copy(latent, row.columns(0, s.rank))
+        out.copy(k_pe, row.columns(s.rank, s.rope))
+        return row
+
+    def _over_heads(self, out: Pass, q: View, row: View, result: View) -> None:
+        op, s, n = self.op, self.shape, out.n
+        k, v = out.temporary(n, s.heads, s.nope + s.rope), out.temporary(n, s.heads, s.v)
+        if self.kv_b is not None:
+            both = out.temporary(n, s.heads, s.nope + s.v)
+            multiply(out, op.latent, self.kv_b, both)
+            out.copy(both.columns(0, s.nope), k.columns(0, s.nope))
+            out.copy(both.columns(s.nope, s.v), v)
+        else:
+            latents, keys, values = row.columns(0, s.rank).array[:, 0], k.array[..., : s.nope], v.array
+            out.call(lambda: self.matrices.expand(np.ascontiguousarray(latents), keys, values))
+        out.copy(replace(row.columns(s.rank, s.rope), heads=s.heads, head_bytes=0), k.columns(s.nope, s.rope))
+        out.write_cache(op.layer, "k", k)
+        out.write_cache(op.layer, "v", v)
+        attend(out, op.layer, q, result, ("k", "v"), s.heads, op.scale)
+
+    def _absorb(self, out: Pass, q: View, result: View) -> None:
+        s, n = self.shape, out.n
+        rows = n * s.heads
+        partition = heads_partition(out, q)
+        # One row per token and head.
+        each = replace(q, rows=rows, row_bytes=q.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
+        nope = out.temporary(rows, 1, s.nope, partition.axis)
+        wide = out.temporary(rows, 1, s.rank + s.rope, partition.axis)
+        out.copy(each.columns(0, s.nope), nope, replace(partition, columns=s.nope, column_step=s.nope))
+        out.copy(each.columns(s.nope, s.rope), wide.columns(s.rank, s.rope), partition)
+        temporary = out.take_temporary
+        jobs = out.schedule.table(
+            word for head in range(s.heads) for t in range(n) for word in (head, t * s.heads + head, 1, t * s.heads + head)
+        )
+        plan, block = self.matrices.query_plan, self.matrices.query_block
+        assert plan is not None
+        codes = gemv_inputs(out, nope, block, replace(partition, columns=s.nope, column_step=s.nope), temporary)
+        gemv_task(out, plan, codes, wide.columns(0, s.rank), jobs, rows, stride=s.rank + s.rope)
+        weighted = out.temporary(n, s.heads, s.rank)
+        queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
+        names = ("kv", "v" if self.mode == 1 else "kv")
+        attend(out, self.op.layer, queries, weighted, names, 1, self.op.scale)
+        plan, block = self.matrices.output_plan, self.matrices.output_block
+        assert plan is not None
+        each = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
+        step = max(1, 1024 // s.rank)
+        codes = gemv_inputs(out, each, block, replace(partition, row_step=step, columns=s.rank, column_step=s.rank), temporary)
+        to = replace(result, rows=rows, row_bytes=4 * s.v, heads=1, head_bytes=0, width=s.v)
+        gemv_task(out, plan, codes, to, jobs, rows)

@@ -135,7 +135,9 @@ def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
     heads, width, first = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], task[4]
     rows_each = job[_N] * heads
     results, split = job[_SPLITS] * rows_each, task[8]
-    out = view(job[_OUT] if split == 0 else job[_OUT_SPLITS] + 4 * (split - 1) * rows_each * width, rows_each * width, np.float32)
+    out = view(
+        job[_OUT] if split == 0 else job[_OUT_SPLITS] + 4 * (split - 1) * rows_each * width, rows_each * width, np.float32
+    )
     tops, totals = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
     for r in range(rows):
         of_all = head * job[_GROUP] + task[2] + r % members
@@ -240,7 +242,10 @@ def merge(argument, number):
     job = view(argument, _JOB_SIZE, np.int64)
     heads, width, splits, n = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS], job[_N]
     results = splits * n * heads
-    out, others = view(job[_OUT], n * heads * width, np.float32), view(job[_OUT_SPLITS], (splits - 1) * n * heads * width, np.float32)
+    out, others = (
+        view(job[_OUT], n * heads * width, np.float32),
+        view(job[_OUT_SPLITS], (splits - 1) * n * heads * width, np.float32),
+    )
     top, total = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
     for to in range(number * heads, (number + 1) * heads):
         highest = top[to]
