@@ -5,19 +5,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
-from ....formats import MillError, PlanError
 from ....simd.workers import Workers, one_blas_thread
-from ...graph import Graph, Observer, Value, Weight
+from ...graph import Graph, Observer, Weight, check_support
 from ...graph.graph import users
-from ...graph.ops import Attention, LatentAttention, Linear, Op
+from ...graph.ops import Attention, LatentAttention, Op
 from .cache_parts import cached_parts
 from .decoder import Settings
 from .kv_cache import KVCache, Part
-from .lower import steps_of
+from .lower import SUPPORT, steps_of
 from .lower.step import Step
 from .passes import Pass
 from .weights import Linear as Matrix
@@ -28,8 +26,7 @@ _END = 1 << 60
 
 
 def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> Executable:
-    """What runs a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know; FormatError
-    for weights that do not fit."""
+    """What runs a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know."""
     return Executable(graph, store, settings)
 
 
@@ -42,6 +39,7 @@ class Executable:
     """
 
     def __init__(self, graph: Graph, store: WeightStore, settings: Settings):
+        check_support(graph, "cpu", SUPPORT)
         self.graph, self.store, self.settings = graph, store, settings
         self.observer: Observer | None = None
         self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
@@ -148,8 +146,8 @@ class Executable:
         if observer is None:
             return
         for op in step.ops:
-            if observer.wants_output(op) and op.out.index in out.values:
-                array = step.output(out, op)
+            array = step.output(out, op) if observer.wants_output(op) else None
+            if array is not None:
 
                 def tell(op: Op = op, array: np.ndarray = array) -> None:
                     observer.on_output(op, array)

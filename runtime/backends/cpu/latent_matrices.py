@@ -1,8 +1,8 @@
 """The matrices of latent attention that make keys and values from latents: K [heads, nope, rank] and V [heads, v, rank].
 
-GGUF holds them in up to two ways (see graph.ops.LatentAttention). For a few tokens the packed rows of k_b, and of v_b or V in kv_b,
-multiply; where a file lacks k_b, it is made from kv_b and kept in memory (as q8_0, unless kv_b holds floats). Everything else takes
-decoded matrices, those of kv_b where it is there.
+GGUF holds them in up to two ways (see graph.ops.LatentAttention). For a few tokens the packed rows of k_b, and of v_b or V in
+kv_b, multiply; where a file lacks k_b, it is made from kv_b and kept in memory (as q8_0, unless kv_b holds floats). Everything
+else takes decoded matrices, those of kv_b where it is there.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class HeadMatrices:
     @property
     def exact(self) -> bool:
         """Whether products with these are made in float32, of however many tokens."""
-        return not all(each.from_packed for each in (self.kv_b, self.v_b) if each is not None)
+        return any(each.multiplies_float32 for each in (self.kv_b, self.v_b) if each is not None)
 
 
 def _block(plan: np.ndarray | None) -> int:

@@ -28,7 +28,8 @@ class Block:
 
 
 class Pool:
-    """Blocks of a pass. What is given back is handed out again, the oldest first, so that tasks need not wait for each other."""
+    """Blocks of a pass. What is given back is handed out again, the oldest first, so that tasks need not wait for each
+    other."""
 
     def __init__(self) -> None:
         self._free: list[Block] = []

@@ -101,12 +101,14 @@ class Pass:
         self._temporary.append(view)
         return view
 
-    def words(self, count: int, dtype: type = np.int64) -> View:
-        """Numbers of another kind, as one row that lives until the lowering of this op is done."""
+    def numbers(self, count: int, dtype: type = np.int64) -> View:
+        """Memory for numbers of another kind, as one row."""
         nbytes = count * np.dtype(dtype).itemsize
-        view = View(self.pool.take(nbytes), 0, 1, nbytes, 1, nbytes, count, dtype)
-        self._temporary.append(view)
-        return view
+        return View(self.pool.take(nbytes), 0, 1, nbytes, 1, nbytes, count, dtype)
+
+    def words(self, count: int, dtype: type = np.int64) -> View:
+        """As `numbers`, until the lowering of this op is done."""
+        return self.take_temporary(self.numbers(count, dtype))
 
     def release_temporary(self) -> None:
         for view in self._temporary:

@@ -1,9 +1,10 @@
 """A pass as programs for the team of threads: tasks are put into stages by what they read and write.
 
-A task may run beside all others that it does not depend on: its stage is the first one behind those of all tasks that wrote what
-it reads, or that read or wrote what it writes. Where these have the same partition (see memory.Partition), it is not put into a
-stage of its own but chained to them: its part p follows their parts p on the same thread. So a token's small operations, such as
-an addition, a norm and the quantisation of the result, take one stage, and operations on many tokens go through memory once.
+A task may run beside all others that it does not depend on: its stage is the first one behind those of all tasks that wrote
+what it reads, or that read or wrote what it writes. Where these have the same partition (see memory.Partition), it is not put
+into a stage of its own but chained to them: its part p follows their parts p on the same thread. So a token's small operations,
+such as an addition, a norm and the quantisation of the result, take one stage, and operations on many tokens go through memory
+once.
 """
 
 from __future__ import annotations

@@ -213,14 +213,15 @@ class Linear:
         self.observe(tokens.x, matrix)
         return self.unobserved(tokens, matrix)
 
-    def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
-        """As matmul, but tells nobody: for those who tell the observer of this tensor themselves."""
+    def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0, gemv: bool | None = None) -> np.ndarray:
+        """As matmul, but tells nobody: for those who tell the observer of this tensor themselves. gemv: whether products are to
+        be made as for a few tokens."""
         tokens = x if isinstance(x, Tokens) else Tokens(x)
         out = np.empty((len(tokens), self.rows), np.float32)
         if not out.size:
             return out
         # Whoever observes gets the same of a text whatever runs beside it: how many tokens an expert has must not matter.
-        gemv = len(tokens) <= products.FEW and self.store.observer is None
+        gemv = len(tokens) <= products.FEW and self.store.observer is None if gemv is None else gemv
         if gemv and self.plan is not None:
             out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
         elif self.many is not None:

@@ -101,7 +101,8 @@ ROUTE_FIELDS = (
 def reduce_experts(chosen, weights, keep, share, normalise):
     """Of one token's experts, best first, drops those behind the first `keep` that weigh less than `share` times the strongest.
 
-    A dropped expert becomes -1 and its weight 0; with `normalise` the others grow so that the sum stays. int64 and float32 [used].
+    A dropped expert becomes -1 and its weight 0; with `normalise` the others grow so that the sum stays. int64 and float32
+    [used].
     """
     strongest, before, after = weights[0], np.float32(0), np.float32(0)
     for k in range(len(weights)):
@@ -137,9 +138,9 @@ def route_part(argument, number):
 def arrange_part(argument, number):
     """Sorts the choices of a few tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
 
-    Table: chosen, weights, tokens, used, experts, starts, counts, places, matrices, rows, factors, jobs int64 [2, tokens * used,
-    4]: the first for products of what the tokens have in common (one token: its own row, else rows as arranged), the second for
-    products of rows as arranged. Jobs that are not needed have no tokens.
+    Table: chosen, weights, tokens, used, experts, starts, counts, places, matrices, rows, factors, jobs int64 [2, tokens *
+    used, 4]: the first for products of what the tokens have in common (one token: its own row, else rows as arranged), the
+    second for products of rows as arranged. Jobs that are not needed have no tokens.
     """
     table = view(argument, 12, np.int64)
     n, used, experts = table[2], table[3], table[4]

@@ -1,12 +1,13 @@
 """Operations on the rows of activation matrices, as parts for programs of the team of threads (see simd.team).
 
 A part's argument is the address of a table of int64 words. All tables begin with how the matrix is partitioned: the number of
-rows, rows of one part, columns, columns of one part; part number p takes the rows and columns of cell p, cells counted along the
-columns first. What follows are operands: the address of a matrix's first row and bytes from row to row. Operations over whole
-rows (normalisation, rotation) have all columns in one part. Every number is computed in one order, whatever the partition.
+rows, rows of one part, columns, columns of one part; part number p takes the rows and columns of cell p, cells counted along
+the columns first. What follows are operands: the address of a matrix's first row and bytes from row to row. Operations over
+whole rows (normalisation, rotation) have all columns in one part. Every number is computed in one order, whatever the
+partition.
 
-Parts with the same partition may be chained: `chain` runs part p of one task after the other on one thread, so that what the first
-writes is still in the processor's cache for the next.
+Parts with the same partition may be chained: `chain` runs part p of one task after the other on one thread, so that what the
+first writes is still in the processor's cache for the next.
 """
 
 from __future__ import annotations
@@ -59,10 +60,9 @@ def add(argument, number):
 
 @part
 def add_bias(argument, number):
-    """x += bias. Table: ..., x, row bytes, biases float32 [matrices, columns], int64 [rows] matrix of each row (0: the first)."""
-    table = view(argument, 8, np.int64)
-    first, stop, column, width = _cell(table, number)
-    for r in range(first, stop):
+    """x += bias. Table: ..., x, row bytes, biases float32 [matrices, columns], int64 [rows] matrix of each row (0: the
+    first).""" table = view(argument, 8, np.int64) first, stop, column, width = _cell(table, number) for r in range(first,
+    stop):
         matrix = view(table[7], r + 1, np.int64)[r] if table[7] else 0
         x, bias = _row(table[4], table[5], r, column, width), _row(table[6], 4 * table[COLUMNS], matrix, column, width)
         for j in range(width):
@@ -82,8 +82,8 @@ def scale(argument, number):
 
 @part
 def gate(argument, number):
-    """out = activation(gate) * up, as elementwise.gate_run. Table: ..., gate, up (0: ones), out (each with its row bytes), which
-    activation, limit (float64)."""
+    """out = activation(gate) * up, as elementwise.gate_run. Table: ..., gate, up (0: ones), out (each with its row bytes),
+    which activation, limit (float64)."""
     table, limit = view(argument, 12, np.int64), np.float32(view(argument, 12, np.float64)[11])
     first, stop, column, width = _cell(table, number)
     ones = np.ones(0 if table[6] else width, np.float32)

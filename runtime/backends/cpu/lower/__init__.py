@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from .....formats import PlanError
 from ....graph import ops as o
+from ....graph.support import Support
 from .attention import AttentionStep
 from .elementwise import (
-    AddStep, EmbeddingStep, GateStep, NormStep, ReshapeStep, RopeStep, ScaleStep, SigmoidGateStep, SoftCapStep, SplitStep,
+    ACTIVATIONS,
+    GATES,
+    AddStep,
+    EmbeddingStep,
+    GateStep,
+    NormStep,
+    ReshapeStep,
+    RopeStep,
+    ScaleStep,
+    SigmoidGateStep,
+    SoftCapStep,
+    SplitStep,
 )  # fmt: skip
-from .experts import ExpertsStep, find_mixtures
+from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
 from .step import Step
@@ -36,11 +48,35 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Split: SplitStep,
 }
 
+# What is taken account of (see graph.check_support): fields of ops, and the values that they may have where these are limited.
+SUPPORT: Support = {
+    o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
+    o.Add: dict.fromkeys(("a", "b", "scale")),
+    o.Attention: dict.fromkeys(("q", "k", "v", "layer", "scale", "window", "softcap", "sinks")),
+    o.CombineExperts: dict.fromkeys(("x", "routing")),
+    o.Embedding: dict.fromkeys(("table", "scale")),
+    o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
+    o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},
+    o.LatentAttention: dict.fromkeys(("q", "latent", "k_pe", "layer", "scale", "v_width", "prefix", "kv_b", "k_b", "v_b")),
+    o.Linear: dict.fromkeys(("x", "weight", "bias")),
+    o.Norm: {"x": None, "weight": None, "epsilon": None, "bias": None, "kind": ("rms", "layer"), "over": ("last", "all")},
+    o.Reshape: dict.fromkeys(("x",)),
+    o.Rope: dict.fromkeys(("x", "rope", "start")),
+    o.Route: {
+        **dict.fromkeys(("logits", "used", "bias", "groups", "groups_used", "normalise", "scale")),
+        "gating": tuple(GATINGS),
+    },
+    o.Scale: dict.fromkeys(("x", "factor")),
+    o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
+    o.SoftCap: dict.fromkeys(("x", "cap")),
+    o.Split: dict.fromkeys(("x", "sizes", "more")),
+}
+
 
 def steps_of(executable: Executable, ops: Sequence[o.Op]) -> list[Step]:
     """One step per op; the ops of a mixture of experts have one together, in place of the last of them.
 
-    Raises PlanError for an op, or an option of one, that is not known.
+    Raises PlanError for an op that is not where it can be run.
     """
     mixtures = find_mixtures(executable, ops)
     grouped = {id(op) for mixture in mixtures.values() for op in mixture.ops}
@@ -51,9 +87,6 @@ def steps_of(executable: Executable, ops: Sequence[o.Op]) -> list[Step]:
         elif id(op) not in grouped:
             step = STEPS.get(type(op))
             if step is None:
-                raise PlanError(f"the cpu backend does not know the op {type(op).__name__} here")
+                raise PlanError(f"the cpu backend cannot run {type(op).__name__} outside of a mixture of experts")
             out.append(step(executable, op))
     return out
-
-
-__all__ = ["STEPS", "ExpertsStep", "Step", "steps_of"]

@@ -14,8 +14,6 @@ SCORES_BYTES = 2 << 20  # scores that a thread has in hand: about what its own c
 
 
 class AttentionStep(Step):
-    options = frozenset({"layer", "scale", "window", "softcap"})
-
     def __init__(self, executable, op: Attention):
         super().__init__(executable, op)
         self.op = op

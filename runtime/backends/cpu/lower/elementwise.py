@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from ....graph.ops import (
-    Activation, Add, Embedding, ExpertLinear, GatedActivation, LatentAttention, Linear, Norm, Reshape, Rope, Scale, SigmoidGate, SoftCap, Split,
+    Activation,
+    Add,
+    Embedding,
+    ExpertLinear,
+    GatedActivation,
+    LatentAttention,
+    Linear,
+    Norm,
+    Reshape,
+    Rope,
+    Scale,
+    SigmoidGate,
+    SoftCap,
+    Split,
 )  # fmt: skip
 from ..kernels import row_parts
 from ..kernels.elementwise import CLAMPED_SWISH, GELU, SILU, SQUARED_RELU
@@ -14,7 +27,7 @@ from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
 from ..passes import CELL, Pass
 from ..schedule import real
-from .step import Step, refuse
+from .step import Step
 
 GATES = {"silu": SILU, "gelu": GELU, "clamped_swish": CLAMPED_SWISH}
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "squared_relu": SQUARED_RELU}
@@ -22,8 +35,6 @@ _HEADS = 16  # whose queries one part takes where there are many
 
 
 class EmbeddingStep(Step):
-    options = frozenset({"scale"})
-
     def __init__(self, executable, op: Embedding):
         super().__init__(executable, op)
         self.op, self.table = op, executable.matrix(op.table)
@@ -40,8 +51,6 @@ class EmbeddingStep(Step):
 
 
 class SplitStep(Step):
-    options = frozenset({"sizes", "more"})
-
     def __init__(self, executable, op: Split):
         super().__init__(executable, op)
         self.op = op
@@ -72,14 +81,8 @@ class ReshapeStep(Step):
 
 
 class NormStep(Step):
-    options = frozenset({"epsilon", "kind", "over"})
-
     def __init__(self, executable, op: Norm):
         super().__init__(executable, op)
-        if op.kind not in ("rms", "layer"):
-            raise refuse(op, "kind")
-        if op.over not in ("last", "all"):
-            raise refuse(op, "over")
         self.op = op
         self.weight, self.bias = self.vector(op.weight), self.vector(op.bias)
 
@@ -100,8 +103,6 @@ class NormStep(Step):
 
 
 class RopeStep(Step):
-    options = frozenset({"rope", "start"})
-
     def __init__(self, executable, op: Rope):
         super().__init__(executable, op)
         self.op = op
@@ -139,13 +140,9 @@ def heads_partition(out: Pass, x: View) -> Partition:
 class GateStep(Step):
     """GatedActivation and Activation."""
 
-    options = frozenset({"function", "limit"})
-
     def __init__(self, executable, op: GatedActivation | Activation):
         super().__init__(executable, op)
         known = GATES if isinstance(op, GatedActivation) else ACTIVATIONS
-        if op.function not in known:
-            raise refuse(op, "function")
         self.op, self.function = op, known[op.function]
 
     def emit(self, out: Pass) -> None:
@@ -175,8 +172,6 @@ class GateStep(Step):
 
 
 class AddStep(Step):
-    options = frozenset({"scale"})
-
     def __init__(self, executable, op: Add):
         super().__init__(executable, op)
         self.op = op
@@ -191,8 +186,6 @@ class AddStep(Step):
 
 
 class ScaleStep(Step):
-    options = frozenset({"factor"})
-
     def __init__(self, executable, op: Scale):
         super().__init__(executable, op)
         self.op = op
@@ -207,8 +200,6 @@ class ScaleStep(Step):
 
 
 class SoftCapStep(Step):
-    options = frozenset({"cap"})
-
     def __init__(self, executable, op: SoftCap):
         super().__init__(executable, op)
         self.op = op

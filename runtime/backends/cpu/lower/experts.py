@@ -1,9 +1,9 @@
 """A mixture of experts: from the router's logits to the sum of the experts' results.
 
 The ops from Route to CombineExperts, and an Add of one other value behind it, are lowered together. Rows of their values are
-arranged by expert. For few tokens everything is compiled: a task sorts the choices and fills in the jobs of products that are as
-many as there may be. For many tokens a Python function looks at what was chosen, and writes and runs programs of its own, some
-experts after others so that results in between take bounded memory; experts of a few tokens among them are done by GEMV.
+arranged by expert. For few tokens everything is compiled: a task sorts the choices and fills in the jobs of products that are
+as many as there may be. For many tokens a Python function looks at what was chosen, and writes and runs programs of its own,
+some experts after others so that results in between take bounded memory; experts of a few tokens among them are done by GEMV.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from .....formats import PlanError
 from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, Value
 from ..kernels.experts import arrange_part, combine_part, route_part
+from ..kernels.gemv.gemv import TOKENS
 from ..memory import Partition, View
 from ..passes import Pass
 from ..schedule import real
-from .expert_rows import ManyTokens
-from ..kernels.gemv.gemv import TOKENS
 from .elementwise import AddStep
+from .expert_rows import ManyTokens
 from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
-from .step import Step, check_options, refuse
+from .step import Step
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -69,9 +69,6 @@ class ExpertsStep(Step):
         super().__init__(executable, ops[0])
         self.ops = tuple(ops)
         self.route: Route = ops[0]  # type: ignore[assignment]
-        check_options(self.route, frozenset({"used", "gating", "groups", "groups_used", "normalise", "scale"}))
-        if self.route.gating not in GATINGS:
-            raise refuse(self.route, "gating")
         self.add = ops[-1] if isinstance(ops[-1], Add) else None
         inner = ops[1 : -1 if self.add is not None else None]
         self.combine: CombineExperts = inner[-1]  # type: ignore[assignment]
@@ -80,8 +77,6 @@ class ExpertsStep(Step):
         self.experts = self.route.logits.shape[0]
         self.matrices = [step.matrix for step in self.inner if isinstance(step, ExpertLinearStep)]
         self.columns = max(step.op.out.shape[-1] for step in self.inner)
-
-    options = frozenset({"used", "gating", "groups", "groups_used", "normalise", "scale"})
 
     def _inner(self, op: Op) -> Step:
         from . import STEPS
@@ -92,10 +87,17 @@ class ExpertsStep(Step):
             raise PlanError(f"the cpu backend does not know the op {type(op).__name__} between experts")
         return STEPS[type(op)](self.executable, op)
 
+    def output(self, out: Pass, op: Op) -> np.ndarray | None:
+        """Of Route the weights; of what is between the experts nothing: `ManyTokens` tells of that."""
+        if op is self.route:
+            return out.view(self.route.out).array.reshape(out.n, self.route.used)
+        return super().output(out, op) if op in (self.combine, self.add) and op.out.index in out.values else None
+
     def emit(self, out: Pass) -> None:
         used = self.route.used
-        chosen, weights = out.words(out.n * used), out.words(out.n * used, np.float32)
+        chosen, weights = out.words(out.n * used), out.numbers(out.n * used, np.float32)
         self._choose(out, chosen, weights)
+        out.put(self.route.out, weights)
         observer = out.observer
         wanted = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
         fused = self.add is not None and self.combine not in wanted
@@ -242,7 +244,7 @@ class ExpertLinearStep(Step):
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job
             rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
-            target[to : to + count] = self.matrix.unobserved(x[rows], matrix)
+            target[to : to + count] = self.matrix.unobserved(x[rows], matrix, out.gemv)
 
         out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
 

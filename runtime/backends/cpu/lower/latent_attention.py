@@ -1,9 +1,9 @@
 """LatentAttention: over each head's keys and values (-mla 0), or over the latents that these come from.
 
-Head h's key is (K_h c, k_pe) and its value V_h c, with the cached latent c. There are two ways to compute with the latents, equal
-but for rounding: absorb K_h into the query (q_h K_h) and V_h into the output, so that attention runs on the latents themselves, or
-expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Tokens that come one by one
-absorb, all of them at known places: then everything is compiled. For the rest see latent_batch.
+Head h's key is (K_h c, k_pe) and its value V_h c, with the cached latent c. There are two ways to compute with the latents,
+equal but for rounding: absorb K_h into the query (q_h K_h) and V_h into the output, so that attention runs on the latents
+themselves, or expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Tokens that
+come one by one absorb, all of them at known places: then everything is compiled. For the rest see latent_batch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class LatentAttentionStep(Step):
-    options = frozenset({"layer", "scale", "v_width", "prefix"})
-
     def __init__(self, executable: Executable, op: LatentAttention):
         super().__init__(executable, op)
         self.op, self.shape = op, LatentShape(op)

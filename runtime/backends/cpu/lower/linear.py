@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ....graph.ops import Linear, Value
 from ..kernels.gemm import gemm
 from ..memory import View
 from ..passes import Pass
 from ..weights import Linear as Matrix
-from .products import input_partition, gemm_inputs, gemm_task, gemv_inputs, gemv_task
+from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
 from .step import Step
 
 
@@ -54,6 +52,6 @@ def multiply(out: Pass, x: Value, matrix: Matrix, to: View) -> None:
         source, target = out.dense(x).matrix, to.matrix
 
         def product() -> None:
-            target[:] = matrix.unobserved(np.ascontiguousarray(source))
+            target[:] = matrix.unobserved(source, gemv=out.gemv)
 
         out.call(product)

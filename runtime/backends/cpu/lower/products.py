@@ -12,7 +12,6 @@ from ..kernels import products, row_parts
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm
 from ..kernels.gemm import parts as gemm_parts
-from ..kernels.gemv import gemv
 from ..memory import Partition, View
 from ..passes import Held, Pass
 
@@ -53,8 +52,8 @@ def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Call
 def gemv_task(
     out: Pass, plan: np.ndarray, codes: Codes, to: View, jobs: int, n_jobs: int, reads: tuple[View, ...] = (), stride: int = 0
 ) -> None:
-    """plan: of kernels.products; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to
-    the next, if not those of a dense one."""
+    """plan: of kernels.products; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result
+    to the next, if not those of a dense one."""
     p = plan.tolist()
     sizes = p[products.ROWS], p[products.COLUMNS], p[products.SLICES]
     weights = p[products.WEIGHTS], p[products.MATRIX_BYTES], p[products.ROW_BYTES]

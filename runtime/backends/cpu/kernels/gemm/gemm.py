@@ -65,12 +65,7 @@ class Inputs:
 
     def __init__(self, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""):
         columns, (form, first, second) = x.shape[1], way
-        if form == BYTES:
-            groups = columns // second
-            sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
-        else:
-            sizes = ((4 if form == FLOAT32 else 2 * first) * rows * -(-columns // STEP) * STEP, 0, 0, 0)
-        ends = np.cumsum([-(-size // 64) * 64 for size in sizes])
+        ends = np.cumsum(input_bytes(way, rows, columns))
         memory = room(name, (int(ends[-1]),), np.uint8)
         starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
         given = 0 if places is None else places.ctypes.data
@@ -78,6 +73,17 @@ class Inputs:
         assert len(self.table) == INPUTS
         self._kept = memory, x, places
         self.parts = rows // unit_of(way) * -(-columns // SPAN)
+
+
+def input_bytes(way: Way, rows: int, columns: int) -> list[int]:
+    """Bytes that activations take in a form: numbers or codes, and for BYTES scales, offsets and totals; whole cache lines."""
+    form, first, second = way
+    if form == BYTES:
+        groups = columns // second
+        sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
+    else:
+        sizes = ((4 if form == FLOAT32 else 2 * first) * rows * -(-columns // STEP) * STEP, 0, 0, 0)
+    return [-(-size // 64) * 64 for size in sizes]
 
 
 def unit_of(way: Way) -> int:
@@ -192,38 +198,24 @@ class Program:
         jobs int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs from the first on (a multiple of their
         unit) times a matrix go to the rows from TARGET on of out.
         """
-        words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
-        most = max(1, _CHUNK // (plan.columns * plan.size * ROWS)) * ROWS
-        step = most
-        if self.threads > 1:
-            slices = max(1, int(_EACH * self.threads * tokens.max() // tokens.sum()))
-            step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
-        slices = -(-plan.rows // step)
-        words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
-        words[gemm_parts.OUT], words[gemm_parts.STRIDE] = out.ctypes.data + 4 * column, stride or out.shape[1]
-        words[gemm_parts.JOBS], words[gemm_parts.INPUT] = jobs.ctypes.data, inputs.table.ctypes.data
-        self.task(stage, plan.function, words, len(jobs) * slices, out, jobs, inputs)
+        words, parts = product_words(
+            plan, inputs.table.ctypes.data, out.ctypes.data + 4 * column, stride or out.shape[1], jobs, self.threads
+        )
+        self.task(stage, plan.function, words, parts, out, jobs, inputs)
 
     def run(self, address: int) -> None:
         """address: of the team (see Workers.ready)."""
         team.run(address, np.array(sorted(self._tasks, key=lambda task: task[0]), np.int64))
 
 
-def input_bytes(way: Way, rows: int, columns: int) -> list[int]:
-    """What activations in the form that a way of multiplying wants take: bytes of codes or blocks, of scales, offsets, totals."""
-    if way[0] == BYTES:
-        groups = columns // way[2]
-        sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
-    else:
-        sizes = (2 * rows * -(-columns // STEP) * STEP * (2 if way[0] == SPLIT else 1), 0, 0, 0)
-    return [-(-size // 64) * 64 for size in sizes]
-
-
 def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarray, threads: int) -> tuple[np.ndarray, int]:
-    """The table of a product, and how many parts it has. inputs, out: addresses of the table of inputs, and of the result, rows
-    `stride` numbers apart; jobs: as for Program.product."""
+    """The table of a product, and how many parts it has, enough for so many threads.
+
+    inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart; jobs: as for
+    Program.product.
+    """
     words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
-    most = max(1, _CHUNK // (plan.columns * ROWS)) * ROWS
+    most = max(1, _CHUNK // (plan.columns * plan.size * ROWS)) * ROWS
     step = most
     if threads > 1:
         slices = max(1, int(_EACH * threads * tokens.max() // tokens.sum()))
