@@ -60,9 +60,10 @@ def add(argument, number):
 
 @part
 def add_bias(argument, number):
-    """x += bias. Table: ..., x, row bytes, biases float32 [matrices, columns], int64 [rows] matrix of each row (0: the
-    first).""" table = view(argument, 8, np.int64) first, stop, column, width = _cell(table, number) for r in range(first,
-    stop):
+    """x += bias. Table: ..., x, row bytes, biases float32 [matrices, columns], int64 [rows] matrix of each row (0: first)."""
+    table = view(argument, 8, np.int64)
+    first, stop, column, width = _cell(table, number)
+    for r in range(first, stop):
         matrix = view(table[7], r + 1, np.int64)[r] if table[7] else 0
         x, bias = _row(table[4], table[5], r, column, width), _row(table[6], 4 * table[COLUMNS], matrix, column, width)
         for j in range(width):

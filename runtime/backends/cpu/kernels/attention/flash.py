@@ -52,7 +52,8 @@ JOB_FIELDS = (
     "softcap",  # 0: none
 )
 (
-    _TASKS, _Q, _K, _V, _OUT, _OUT_SPLITS, _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
+    _TASKS, _Q, _K, _V, _OUT, _OUT_SPLITS,
+    _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
     _K_HEAD, _V_HEAD, _PAST, _WINDOW, _SPLITS, _SHARED, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE,
     _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
