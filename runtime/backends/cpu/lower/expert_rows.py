@@ -78,6 +78,7 @@ class ManyTokens:
     def _begin(self, rows: int, gemv: bool) -> Pass:
         """A pass over rows that are arranged by expert."""
         out = self._pass.inner(rows, gemv, *self._place)
+        out.observed = self._pass.observed
         for inner in self._linear:
             if inner.of_tokens and inner.op.x.index not in out.values:
                 view = self._inputs[inner.op.x.index]

@@ -17,6 +17,7 @@ from .....formats import PlanError
 from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, Value
 from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
+from ..kernels.products import FEW
 from ..memory import Partition, View
 from ..passes import Pass
 from ..schedule import real
@@ -244,7 +245,7 @@ class ExpertLinearStep(Step):
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job
             rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
-            target[to : to + count] = self.matrix.unobserved(x[rows], matrix, out.gemv)
+            target[to : to + count] = self.matrix.unobserved(x[rows], matrix, count <= FEW and not out.observed)
 
         out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
 
