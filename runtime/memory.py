@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from .backends.cpu import grouped, latent
-from .backends.cpu.decoder import Settings
-from .backends.cpu.latent import Shape
+from .backends.cpu.cache_parts import grouped_parts, latent_parts
 from .hparams import HParams
-from .settings import check_latent, settings_from
+from .models.attention import Heads, LatentHeads
+from .settings import Settings, check_latent, settings_from
 
 CPU = "CPU"
 MIB = 1 << 20
@@ -143,17 +142,19 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> 
     hparams = HParams(dict(metadata), "the model")
     settings = use.settings(hparams)
     if hparams.is_latent:
-        parts = latent.cached_parts(Shape(hparams), settings)
+        heads = LatentHeads.of(hparams)
+        parts = latent_parts(heads.n, heads.nope + heads.rope, heads.v_width, heads.rank, heads.rope, settings)
     else:
-        parts = grouped.cached_parts(_heads(hparams, layer), settings)
+        heads = _heads(hparams, layer)
+        parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
     return sum(part.token_bytes for part in parts.values())
 
 
-def _heads(hparams: HParams, layer: int) -> grouped.Heads:
+def _heads(hparams: HParams, layer: int) -> Heads:
     n_head = _of_layer(hparams, "attention.head_count", layer)
     size = hparams.int("embedding_length") // max(1, n_head)
     shared = _of_layer(hparams, "attention.head_count_kv", layer, n_head)
-    return grouped.Heads(n_head, shared, hparams.int("attention.key_length", size), hparams.int("attention.value_length", size))
+    return Heads(n_head, shared, hparams.int("attention.key_length", size), hparams.int("attention.value_length", size))
 
 
 def _of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
@@ -176,13 +177,13 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     n_head, ub, n_ctx = _of_layer(hparams, "attention.head_count", 0), use.ubatch, use.n_ctx
     bound = use.attention_bytes
     if hparams.is_latent:
-        shape = Shape(hparams)
-        width = shape.nope + shape.rope
+        heads = LatentHeads.of(hparams)
+        width = heads.nope + heads.rope
         if not use.flash:
-            return _scores(n_ctx, n_head, ub, bound) + n_ctx * shape.rank * 4
-        expanded = n_head * (width + shape.v) * 2 if use.settings(hparams).mla in (2, 3) else 0
-        queries = ub * n_head * (width + shape.rope) * 4
-        return n_ctx * (expanded + shape.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
+            return _scores(n_ctx, n_head, ub, bound) + n_ctx * heads.rank * 4
+        expanded = n_head * (width + heads.v_width) * 2 if use.settings(hparams).mla in (2, 3) else 0
+        queries = ub * n_head * (width + heads.rope) * 4
+        return n_ctx * (expanded + heads.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
     n_embd, n_vocab = hparams.int("embedding_length"), hparams.int("vocab_size", 0)
     inner = _of_layer(hparams, "feed_forward_length", 0, 4 * n_embd)
     passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,30 +14,21 @@ from ..formats import MillError, PlanError, TensorSource
 from ..quantize import gguf_source
 from ..simd.workers import Workers, available_cores
 from .available_memory import decoded_bytes
-from .backends import Cache
-from .backends.cpu.decoder import Decoder, Settings
+from .backends import Cache, Executable
+from .backends.cpu.executable import compile_graph
 from .backends.cpu.interleaved import repacked
-from .backends.cpu.kernels.products import FEW
-from .backends.cpu.legacy_observer import LegacyObserver, layer_listener
-from .backends.cpu.moe import MixtureOfExperts
-from .backends.cpu.single import Single
 from .backends.cpu.weights import WeightStore
+from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
 from .hparams import HParams
 from .mapped_files import MappedFiles
-from .models import build_graph, legacy_deepseek2, legacy_llama
-from .settings import check_latent, settings_from
+from .models import build_graph
+from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .generation.generate import Generation
-
-# general.architecture -> what builds its graph: one module per architecture
-GRAPHS: dict[str, Callable[[WeightStore, HParams, Settings], Decoder]] = {
-    **dict.fromkeys(("deepseek2", "minicpm3"), legacy_deepseek2.build),
-    **dict.fromkeys(legacy_llama.VARIATIONS, legacy_llama.build),
-}
 
 
 def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Model:
@@ -49,10 +39,6 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     """
     chosen = settings_from(settings)
     source = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
-    build = GRAPHS.get(source.architecture)
-    if build is None:
-        known_names = ", ".join(sorted(GRAPHS))
-        raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {known_names})")
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
     stored, packed_bytes = source, 0
@@ -60,19 +46,8 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         source, packed_bytes = repacked(stored, Workers(chosen.threads or available_cores()))
     cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, chosen.threads or available_cores(), chosen.exact)
-    decoder = build(store, hparams, chosen)
-    if chosen.expert_reduction is not None:
-        _reduce_experts(decoder, *chosen.expert_reduction)
     graph = build_graph(source, chosen.n_ctx)
-    return Model(source, graph, replace(decoder, single=Single(decoder)), chosen, stored, packed_bytes)
-
-
-def _reduce_experts(graph: Decoder, least: int, share: float) -> None:
-    mixtures = [block.feed_forward for block in graph.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
-    if not mixtures:
-        raise PlanError(f"-ser {least},{share} has nothing to act on: {graph.store.source.path} has no experts")
-    for mixture in mixtures:
-        mixture.reduction = (least, share)
+    return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes)
 
 
 class Model:
@@ -90,16 +65,15 @@ class Model:
     def __init__(
         self,
         source: TensorSource,
-        graph: Graph,
-        executable: Any,
+        executable: Executable,
         settings: Settings,
         stored: TensorSource,
         packed_bytes: int,
     ):
-        self.source, self.graph, self.executable, self.settings = source, graph, executable, settings
+        self.source, self.executable, self.settings = source, executable, settings
+        self.graph: Graph = executable.graph
         self.stored, self.packed_bytes = stored, packed_bytes
         self.files = MappedFiles(source.files)
-        self._observer: Observer | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -133,12 +107,12 @@ class Model:
     @property
     def workers(self) -> Workers:
         """The threads that it computes with."""
-        return self.executable.store.workers
+        return self.executable.workers
 
     @property
     def decode_batch(self) -> int:
         """Sequences whose next tokens can be computed in one pass with the same results as one by one."""
-        return FEW
+        return self.executable.decode_batch
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -148,16 +122,11 @@ class Model:
     @property
     def observer(self) -> Observer | None:
         """Who is told of inputs and outputs of ops (see `graph.observer`), in the passes that begin from now on."""
-        return self._observer
+        return self.executable.observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._observer, store = observer, self.executable.store
-        store.observer, self.executable.on_layer[:] = None, []
-        if observer is not None:
-            adapter = LegacyObserver(observer, self.graph)
-            store.observer = adapter if adapter.uses else None
-            self.executable.on_layer.append(layer_listener(observer, self.graph))
+        self.executable.observer = observer
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
@@ -171,7 +140,7 @@ class Model:
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """The rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
-        return self.executable.embedding.lookup(ids)
+        return self.executable.embeddings(ids)
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """One sequence from scratch: int [n] -> float32 [n, n_vocab]; row i predicts token i + 1.
@@ -263,16 +232,20 @@ class Model:
         return self.first_nonfinite(tokens) or MillError(missing)
 
     def first_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError | None:
-        """Runs the sequence again, looking at every step; the error names the first tensor or layer at fault."""
-        store = self.executable.store
-        observer, self.observer, store.watch = self.observer, None, True
+        """Runs the sequence again, looking at what every op computes; the error names the first weight or layer at fault."""
+        before, self.observer = self.observer, FiniteCheck(self.source.path, self._cache_types())
         try:
             self.logits(tokens)
         except MillError as error:
             return error
         finally:
-            self.observer, store.watch = observer, False
+            self.observer = before
         return None
+
+    def _cache_types(self) -> str:
+        """Of what caches keep, in words."""
+        parts = self.new_cache(1).parts
+        return " and ".join(part.type for part in parts.values())
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         try:

@@ -1,13 +1,12 @@
-"""What each setting of a model may be."""
+"""How a model is run: the settings, and what each may be."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..formats import PlanError
-from .backends.cpu.decoder import Settings
 from .hparams import HParams
 
 _MOST_THREADS = 1024
@@ -16,6 +15,51 @@ _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
 _FLAGS = ("flash", "repack", "exact")
 _TYPES = ("cache_k", "cache_v")
 _PLAIN_TYPES = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is run; every field can be given to `load_model` by name.
+
+    n_ctx             tokens a session may hold; None: the context length that the model was trained for
+    cache_bytes       decoded float32 weights kept in memory; None: 4 GiB, or a quarter of what is free if that is less
+    threads           cores used; None: all that the process may use
+    batch             tokens of several sequences taken on together
+    ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
+    parallel          sequences that a server works on at once, each with n_ctx tokens of its own
+    cache_k, cache_v  types of the cached keys and values; None: f16, or f32 with `exact`. With mla 2 and 3 only cache_k counts.
+    flash             attention that never stores its scores; without it they are, within `attention_bytes`
+    attention_bytes   most that attention takes for scores, or for keys and values that it expands from latents
+    mla               latent attention: 0 caches each head's keys and values; 1 caches the latents for keys and for values apart
+                      and absorbs the matrices of both into query and output; 2 caches the latents once and expands keys and
+                      values from them; 3 caches them once and does whichever multiplies less for the tokens at hand. The same
+                      numbers up to rounding.
+    repack            weights are interleaved (as `repack` does for files) when they are loaded
+    expert_reduction  (n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least
+                      share times the strongest
+    exact             weights multiply as float32, without rounding the activations to eight bits first
+    """
+
+    n_ctx: int | None = None
+    cache_bytes: int | None = None
+    threads: int | None = None
+    batch: int = 2048
+    ubatch: int = 2048
+    parallel: int = 1
+    cache_k: str | None = None
+    cache_v: str | None = None
+    flash: bool = True
+    attention_bytes: int = 512 << 20
+    mla: int = 3
+    repack: bool = False
+    expert_reduction: tuple[int, float] | None = None
+    exact: bool = False
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """Of keys and of values."""
+        usual = "f32" if self.exact else "f16"
+        return self.cache_k or usual, self.cache_v or usual
 
 
 def settings_from(values: dict[str, Any]) -> Settings:

@@ -55,6 +55,10 @@ class Executable(Protocol):
         """
         ...
 
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
+        ...
+
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""
         ...

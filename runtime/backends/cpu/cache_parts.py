@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....formats import PlanError
 from ...graph import Graph
 from ...graph.ops import CacheSpec, LatentAttention
-from .decoder import Settings
+from ...settings import Settings
 from .kv_cache import Part, part_of
 
 
@@ -21,24 +21,26 @@ def cached_parts(graph: Graph, settings: Settings) -> tuple[dict[str, Part], dic
     if len(shapes) > 1:
         raise PlanError("the cpu backend does not know layers that keep different rows per token")
     latent = next((op for op in graph.ops if isinstance(op, LatentAttention)), None)
-    parts = _latent_parts(latent, settings) if latent is not None else _grouped_parts(graph, settings)
-    if latent is None or settings.mla:
+    if latent is None:
+        specs = {spec.name: spec for spec in graph.cache}
+        parts = grouped_parts(specs["k"].heads, specs["k"].width, specs["v"].width, settings) if specs else {}
         return parts, parts
-    return parts, {"kv": Part(1, latent.latent.shape[0] + latent.k_pe.shape[0]), **parts}
+    (heads, width), (rank,), (rope,) = latent.q.shape, latent.latent.shape, latent.k_pe.shape
+    parts = latent_parts(heads, width, latent.v_width, rank, rope, settings)
+    return parts, parts if settings.mla else {"kv": Part(1, rank + rope), **parts}
 
 
-def _grouped_parts(graph: Graph, settings: Settings) -> dict[str, Part]:
-    specs = {spec.name: spec for spec in graph.cache}
-    what = {"k": ("keys", "-ctk"), "v": ("values", "-ctv")}
-    types = dict(zip("kv", settings.cache_types, strict=True))
-    return {name: part_of(*what[name], spec.heads, spec.width, types[name]) for name, spec in specs.items()}
+def grouped_parts(heads: int, k_width: int, v_width: int, settings: Settings) -> dict[str, Part]:
+    """Keys and values of so many heads."""
+    k, v = settings.cache_types
+    return {"k": part_of("keys", "-ctk", heads, k_width, k), "v": part_of("values", "-ctv", heads, v_width, v)}
 
 
-def _latent_parts(op: LatentAttention, settings: Settings) -> dict[str, Part]:
-    (heads, width), rank, rope = op.q.shape, op.latent.shape[0], op.k_pe.shape[0]
+def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, settings: Settings) -> dict[str, Part]:
+    """Each head's keys and values (-mla 0), or latents of `rank` numbers with `rope` rotated ones of their keys."""
     k, v = settings.cache_types
     if settings.mla == 0:
-        return {"k": part_of("keys", "-ctk", heads, width, k), "v": part_of("values", "-ctv", heads, op.v_width, v)}
+        return grouped_parts(heads, k_width, v_width, settings)
     parts = {"kv": part_of("latents with their rotated keys", "-ctk", 1, rank + rope, k)}
     if settings.mla == 1:
         parts["v"] = part_of("latents", "-ctv", 1, rank, v)

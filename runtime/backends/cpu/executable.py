@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ....formats import PlanError
 from ....simd.workers import Workers, one_blas_thread
 from ...graph import Graph, Observer, Weight, check_support
 from ...graph.graph import users
-from ...graph.ops import Attention, LatentAttention, Op
+from ...graph.ops import Attention, LatentAttention, Op, Route
+from ...settings import Settings
 from .cache_parts import cached_parts
-from .decoder import Settings
+from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache, Part
 from .lower import SUPPORT, steps_of
 from .lower.step import Step
 from .passes import Pass
-from .weights import Linear as Matrix
-from .weights import WeightStore
+from .weights import WeightMatrix, WeightStore
 
 _KEPT_PASSES, _KEPT_BYTES = 8, 64 << 20  # passes that are kept for the next time, and the memory of each
 _END = 1 << 60
@@ -43,8 +44,11 @@ class Executable:
         self.graph, self.store, self.settings = graph, store, settings
         self.observer: Observer | None = None
         self.all_ops: tuple[Op, ...] = (*graph.ops, *graph.head)
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, WeightMatrix] = {}
         self.users = users(self.all_ops)
+        if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
+            keep, share = settings.expert_reduction
+            raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
         self.parts, self.observed_parts = cached_parts(graph, settings)
         self.n_layers = 1 + max((spec.layer for spec in graph.cache), default=-1)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
@@ -56,14 +60,24 @@ class Executable:
 
     @property
     def workers(self) -> Workers:
+        """The threads that it computes with."""
         return self.store.workers
+
+    @property
+    def decode_batch(self) -> int:
+        """Tokens of one pass up to which each token's results do not depend on how many there are."""
+        return GEMV_TOKENS
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
+        return self.matrix(self.graph.embedding).lookup(ids)
 
     # --- what steps ask -----------------------------------------------------------------------------------------------
 
-    def matrix(self, weight: Weight) -> Matrix:
+    def matrix(self, weight: Weight) -> WeightMatrix:
         """A weight tensor for products."""
         if weight.name not in self._matrices:
-            self._matrices[weight.name] = self.store.linear(weight.name, *weight.shape)
+            self._matrices[weight.name] = self.store.matrix(weight.name, *weight.shape)
         return self._matrices[weight.name]
 
     def vector(self, weight: Weight) -> np.ndarray:

@@ -13,7 +13,7 @@ from ....simd.workers import Workers
 from .attention import Span
 from .kernels.attention import flash
 from .kernels.attention.shared_values import Shared
-from .kv_cache import Rows, Task
+from .kv_cache import Rows
 
 _ROW_BYTES = 1 << 20  # for the rows that a task has in hand: half of the cache that is a core's own
 _MOST_ROWS, _FEWEST_ROWS = 288, 48  # beyond, more gain nothing; below, decoding a block of keys takes longer than its products
@@ -40,16 +40,9 @@ class Segment:
     shared_out: np.ndarray | None = None
 
 
-def run_tasks(tasks: Sequence[Task], workers: Workers) -> None:
-    """Runs tasks that do not depend on each other."""
-    if tasks:
-        program = np.array([(0, task.function, task.table.ctypes.data, task.parts) for task in tasks], np.int64)
-        team.run(workers.ready() if len(program) > 1 or program[0, 3] > 1 else 0, program)
-
-
-def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Workers, before: Sequence[Task] = ()) -> None:
-    """softmax(scale * q k^T, causally masked) v for all segments, after the tasks `before` (which may write their rows)."""
-    program = [(0, task.function, task.table.ctypes.data, task.parts) for task in before]
+def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Workers) -> None:
+    """softmax(scale * q k^T, causally masked) v for all segments."""
+    program: list[tuple[int, int, int, int]] = []
     kept: list[np.ndarray] = []  # what the program refers to by address
     last, squares, products = [], [], 0
     sinks = None if span.sinks is None else np.ascontiguousarray(span.sinks, np.float32)
@@ -78,11 +71,11 @@ def attend(segments: Sequence[Segment], kv_heads: int, span: Span, workers: Work
         )
         job.view(np.float64)[-2:] = span.scale, span.softcap
         address = flash.point(job, tasks, segment.q.reshape(-1), out.reshape(-1), sums)
-        program.append((1, flash.attend.address, address, len(tasks)))
+        program.append((0, flash.attend.address, address, len(tasks)))
         kept += [tasks, out, sums, job]
         products += heads * n * total * (k_width + v_width)
         if splits > 1:
-            last.append((segment, out, (2, flash.merge.address, address, n)))
+            last.append((segment, out, (1, flash.merge.address, address, n)))
     program += [row for _, _, row in last]
     team.run(workers.ready() if products >= _WORTH_SHARING else 0, np.array(program, np.int64))
     for segment, out, _ in last:

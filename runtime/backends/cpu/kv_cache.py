@@ -10,7 +10,7 @@ import numpy as np
 from ....formats import TYPES, MillError, PlanError
 from ....quantize import decode, encode
 from ....quantize.codecs.registry import NonFiniteError
-from .kernels.attention.cache_rows import KINDS, ROWS_AT_ONCE, keep
+from .kernels.attention.cache_rows import KINDS
 
 CACHE_TYPES = tuple(KINDS)
 _SMALLEST = 64  # tokens
@@ -27,9 +27,13 @@ class Part:
     type: str = "f32"
 
     @property
+    def padded_width(self) -> int:
+        """Numbers of a row in memory."""
+        return -(-self.width // _LANES) * _LANES if TYPES[self.type].is_float else self.width
+
+    @property
     def row_bytes(self) -> int:
-        kind = TYPES[self.type]
-        return kind.row_bytes(-(-self.width // _LANES) * _LANES if kind.is_float else self.width)
+        return TYPES[self.type].row_bytes(self.padded_width)
 
     @property
     def token_bytes(self) -> int:
@@ -64,17 +68,6 @@ class Rows:
     def of(cls, array: np.ndarray, kind: int = KINDS["f32"]) -> Rows:
         """array [heads, tokens, numbers or bytes of a row], a row's lying together."""
         return cls(array.ctypes.data, kind, array.strides[1], array.strides[0], array)
-
-
-@dataclass(frozen=True)
-class Task:
-    """Work for a team of threads: the address of a kernel part (see kernels.team), its table, how many parts there are, and
-    the arrays that the table refers to."""
-
-    function: int
-    table: np.ndarray
-    parts: int
-    arrays: tuple[np.ndarray, ...]
 
 
 class KVCache:
@@ -123,21 +116,14 @@ class KVCache:
             self._table, self._table_end = places.reshape(self.n_layers, -1, 3), min(place.owner.shape[1] for place in rows)
         return self._table
 
-    def put(self, layer: int, name: str, rows: np.ndarray) -> Task | None:
-        """Has the rows of this pass written, float32 [n, heads, width]: at once, or by the task that is returned.
-
-        Where a type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN.
-        """
+    def put(self, layer: int, name: str, rows: np.ndarray) -> None:
+        """Writes the rows of this pass, float32 [n, heads, width]. Where a type in blocks cannot hold a row (NaN, infinity), all
+        of it becomes NaN."""
         n, part = len(rows), self.parts[name]
-        rows = np.ascontiguousarray(rows, np.float32)
         place = self.rows(layer, name, n)
-        if TYPES[part.type].is_float:
-            address = place.address + self.length * place.row_bytes
-            fields = (rows.ctypes.data, address, place.kind, n, part.heads, part.width, place.row_bytes, place.head_bytes)
-            return Task(keep.address, np.array(fields, np.int64), -(-n // ROWS_AT_ONCE), (rows, place.owner))
-        bytes_ = encoded(rows.reshape(n * part.heads, part.width), part.type)
-        place.owner[:, self.length : self.length + n] = bytes_.reshape(n, part.heads, -1).transpose(1, 0, 2)
-        return None
+        values = np.zeros((n * part.heads, part.padded_width), np.float32)
+        values[:, : part.width] = rows.reshape(n * part.heads, part.width)
+        place.owner[:, self.length : self.length + n] = encoded(values, part.type).reshape(n, part.heads, -1).transpose(1, 0, 2)
 
     def read(self, layer: int, name: str, new: int = 0) -> np.ndarray:
         """Rows of the past and of `new` tokens of this pass, float32 [heads, tokens, width]; a view where they are float32."""
@@ -145,8 +131,9 @@ class KVCache:
         stored = self._rows[layer][name][:, :end]
         if part.type == "f32":
             return stored.view(np.float32)[..., : part.width]
-        numbers = part.width if not TYPES[part.type].is_float else part.row_bytes // TYPES[part.type].block_bytes
-        return decode(stored.reshape(-1, part.row_bytes), part.type, numbers).reshape(part.heads, end, -1)[..., : part.width]
+        return decode(stored.reshape(-1, part.row_bytes), part.type, part.padded_width).reshape(part.heads, end, -1)[
+            ..., : part.width
+        ]
 
     def commit(self, n: int) -> None:
         self.length += n

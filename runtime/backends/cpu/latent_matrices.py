@@ -11,10 +11,12 @@ import numpy as np
 
 from ....formats import TYPES, SourceTensor
 from ....quantize import decode
+from ....simd.workers import PARALLEL_THRESHOLD
 from ...graph.ops import LatentAttention, Weight
-from .kernels import products
+from .kernels import gemv_plan
+from .kernels.gemm import gemm
 from .kv_cache import encoded
-from .weights import Linear, PerHead, WeightStore
+from .weights import HeadWeights, WeightMatrix, WeightStore
 
 
 class LatentShape:
@@ -31,26 +33,26 @@ class HeadMatrices:
     def __init__(self, store: WeightStore, op: LatentAttention, shape: LatentShape):
         self.store, self.shape = store, shape
 
-        def linear(weight: Weight | None) -> Linear | None:
-            return None if weight is None else store.linear(weight.name, *weight.shape)
+        def matrix(weight: Weight | None) -> WeightMatrix | None:
+            return None if weight is None else store.matrix(weight.name, *weight.shape)
 
-        self.kv_b, self.k_b, self.v_b = linear(op.kv_b), linear(op.k_b), linear(op.v_b)
+        self.kv_b, self.k_b, self.v_b = matrix(op.kv_b), matrix(op.k_b), matrix(op.v_b)
         # What multiplies along the rows of a tensor can do so from its packed bytes; the first that can is taken.
         into_query = self.k_b if self.k_b is not None else self._transposed()
-        self._into_query = [] if into_query is None else [PerHead(into_query, shape.heads)]
-        self._into_output = [PerHead(self.v_b, shape.heads)] if self.v_b is not None else []
+        self._into_query = [] if into_query is None else [HeadWeights(into_query, shape.heads)]
+        self._into_output = [HeadWeights(self.v_b, shape.heads)] if self.v_b is not None else []
         if self.kv_b is not None:
-            self._into_output.append(PerHead(self.kv_b, shape.heads, (shape.nope, shape.nope + shape.v)))
+            self._into_output.append(HeadWeights(self.kv_b, shape.heads, (shape.nope, shape.nope + shape.v)))
 
     @property
     def query_plan(self) -> np.ndarray | None:
-        """Of products of each head's queries with K from packed rows (see kernels.products)."""
-        return next((each.plan for each in self._into_query if each.plan is not None), None)
+        """Of products of each head's queries with K from packed rows (see kernels.gemv_plan)."""
+        return next((each.gemv_plan for each in self._into_query if each.gemv_plan is not None), None)
 
     @property
     def output_plan(self) -> np.ndarray | None:
         """Of products of each head's weighted latents with V."""
-        return next((each.plan for each in self._into_output if each.plan is not None), None)
+        return next((each.gemv_plan for each in self._into_output if each.gemv_plan is not None), None)
 
     @property
     def query_block(self) -> int:
@@ -61,7 +63,7 @@ class HeadMatrices:
     def output_block(self) -> int:
         return _block(self.output_plan)
 
-    def _transposed(self) -> Linear | None:
+    def _transposed(self) -> WeightMatrix | None:
         """k_b as kv_b has it, to be made when it is first used, if there is room for it."""
         s, tensor = self.shape, self.kv_b.tensor if self.kv_b is not None else None
         if tensor is None or tensor.stored is None or (self.store.exact and not tensor.stored.is_float):
@@ -81,7 +83,7 @@ class HeadMatrices:
             return decode(raw(start, stop), kind.name, s.nope)
 
         shape = (s.nope, s.rank, s.heads)
-        return Linear(self.store, SourceTensor(f"{tensor.name} (K, transposed)", shape, kind.name, read, raw, kind))
+        return WeightMatrix(self.store, SourceTensor(f"{tensor.name} (K, transposed)", shape, kind.name, read, raw, kind))
 
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """K, V as float32 views. kv_b wins where both are there."""
@@ -95,13 +97,13 @@ class HeadMatrices:
 
     def absorb(self, q: np.ndarray) -> np.ndarray:
         """Each head's queries times K: float32 [heads, n, nope] -> [heads, n, rank]."""
-        ready = next((each for each in self._into_query if each.takes(q.shape[1])), None)
-        return ready.matmul(q) if ready is not None else self._with_all(q, self.load()[0])
+        ready = next((each for each in self._into_query if each.can_multiply(q.shape[1])), None)
+        return ready.multiply(q) if ready is not None else self._with_all(q, self.load()[0])
 
     def finish(self, weighted: np.ndarray) -> np.ndarray:
         """V times each head's weighted latents: float32 [heads, n, rank] -> [heads, n, v]."""
-        ready = next((each for each in self._into_output if each.takes(weighted.shape[1])), None)
-        return ready.matmul(weighted) if ready is not None else self._with_all(weighted, self.load()[1].transpose(0, 2, 1))
+        ready = next((each for each in self._into_output if each.can_multiply(weighted.shape[1])), None)
+        return ready.multiply(weighted) if ready is not None else self._with_all(weighted, self.load()[1].transpose(0, 2, 1))
 
     def expand(self, latents: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
         """Fills in every head's keys and values of latents [n, rank]: k [n, heads, nope], v [n, heads, v]."""
@@ -111,16 +113,9 @@ class HeadMatrices:
 
     def _with_all(self, x: np.ndarray, matrices: np.ndarray) -> np.ndarray:
         """x [heads, n, inner] or [n, inner] times matrices [heads, inner, outer] -> float32 [heads, n, outer]."""
-        heads, n, inner = len(matrices), x.shape[-2], x.shape[-1]
-        out, workers = np.empty((heads, n, matrices.shape[2]), np.float32), self.store.workers
-        step = -(-heads // workers.count)
-
-        def multiply(low: int) -> None:
-            some = slice(low, low + step)
-            np.matmul(x if x.ndim == 2 else x[some], matrices[some], out=out[some])
-
-        workers.map(multiply, range(0, heads, step), n * inner * heads * out.shape[2])
-        return out
+        workers = self.store.workers
+        team = workers.ready() if x.shape[-2] * matrices.size >= PARALLEL_THRESHOLD else 0
+        return gemm.matmul(x, matrices, None, team, workers.count)
 
     @property
     def exact(self) -> bool:
@@ -130,4 +125,4 @@ class HeadMatrices:
 
 def _block(plan: np.ndarray | None) -> int:
     assert plan is not None
-    return int(plan[products.BLOCK])
+    return int(plan[gemv_plan.BLOCK])

@@ -19,7 +19,7 @@ from . import schedule
 from .attention_jobs import AttentionJobs
 from .kernels import row_parts
 from .kernels.attention.cache_rows import KINDS
-from .kernels.products import FEW
+from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .memory import TOKENS, Partition, Pool, View, dense
 from .schedule import Schedule
@@ -70,7 +70,7 @@ class Pass:
         self.settings, self.workers, self.threads = executable.settings, executable.workers, executable.workers.count
         self.n = sum(counts)
         self.observed = observer is not None and any(observer.wants_input(op) for op in executable.all_ops)
-        self.gemv = self.n <= FEW and not self.observed
+        self.gemv = self.n <= GEMV_TOKENS and not self.observed
         self.row_step = max(1, _ROW_NUMBERS // executable.graph.n_embd)
         self.schedule, self.pool, self.run_state = Schedule(), Pool(), Run()
         self.values: dict[int, Held] = {}

@@ -1,6 +1,6 @@
 """A model's tensors as the graphs use them: matrices that multiply, from their packed bytes or decoded as they are needed.
 
-Products are made from the packed bytes where they lie, for a few tokens (GEMV, kernels.products) and for many (GEMM,
+Products are made from the packed bytes where they lie, for a few tokens (GEMV, kernels.gemv_plan) and for many (GEMM,
 kernels.gemm), wherever there is a kernel for the type. What is left (types without a layout, types of checkpoints, quantised
 types in `exact` mode) is decoded tile by tile, and multiplied by the same kernels as rows of float32.
 
@@ -12,21 +12,19 @@ tile by tile at every use, and memory stays bounded whatever the model's size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
 
-from ....formats import TYPES, FormatError, MillError, SourceTensor, TensorSource
+from ....formats import TYPES, FormatError, SourceTensor, TensorSource
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD, Workers
-from .kernels import products
+from .kernels import gemv_plan, row_parts
 from .kernels.gemm import gemm
 from .kernels.gemm.gemm import Tokens
 from .kernels.gemm.parts import FLOAT32
-
-Observer = Callable[[str, int, np.ndarray], None]
+from .kernels.gemv_plan import GEMV_TOKENS
 
 TILE_BYTES = 8 << 20  # decoded float32 of one tile
 PACKED_SPEED = 4  # multiplications of packed weights in the time of one of decoded ones
@@ -36,24 +34,17 @@ GROUP = 16  # tiles begin at multiples of this many rows: the widest row interle
 class WeightStore:
     """The tensors of one source, and what all uses of them share.
 
-    workers   the threads that products are shared out to
-    observer  called as observer(tensor name, matrix index, activations float32 [n, row length]) at every linear use; by one
-              thread at a time, unless it has an attribute `concurrent` that is true: then by several, never for one matrix.
-              One with methods squares(float32 [n, heads, columns]) and add_heads(name, their sums, n, pooled) is told of the
-              inputs of heads that way (pooled: of one matrix), and may be given rows that lie apart; one with a method
-              add_runs(tensor names, x, matrices, starts, counts, places) of those of all experts at once
-    exact     weights multiply as float32, and activations are not rounded to fewer bits first
-    watch     check every result and name the first tensor whose output is not finite (slow; for finding the cause of NaN)
+    workers  the threads that products are shared out to
+    exact    weights multiply as float32, and activations are not rounded to fewer bits first
+    free     bytes that decoded rows, and stored bytes that had to be read, may still take
     """
 
     def __init__(self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False):
         self.source, self.workers, self.exact = source, Workers(threads), exact
         self.free = cache_bytes
-        self.observer: Observer | None = None
-        self.watch = False
-        self.lock, self._holding = threading.Lock(), threading.Lock()
-        self._held: dict[str, np.ndarray] = {}
-        self._kept: dict[tuple[str, int, int], np.ndarray] = {}
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._bytes: dict[str, np.ndarray] = {}
+        self._rows: dict[tuple[str, int, int], np.ndarray] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.source.tensors
@@ -67,86 +58,62 @@ class WeightStore:
             raise FormatError(f"{self.source.path}: tensor {name} has shape {tensor.shape}, expected is {shape}")
         return tensor
 
-    def linear(self, name: str, *shape: int) -> Linear:
-        """The matrix (or stack of matrices) `name`; shape in ne order, not checked when left out."""
-        return Linear(self, self.tensor(name, shape or None))
-
-    def vector(self, name: str, size: int) -> np.ndarray:
-        """A one-dimensional tensor, float32 [size]."""
-        return self.tensor(name, (size,)).read(0, 1)[0]
-
-    def vectors(self, name: str, size: int, *stack: int) -> np.ndarray:
-        """The vectors that go with a stack of matrices, float32 [matrices, size]; without a stack the one of a matrix."""
-        tensor = self.tensor(name, (size, *stack))
-        return np.ascontiguousarray(tensor.read(0, tensor.n_rows))
+    def matrix(self, name: str, *shape: int) -> WeightMatrix:
+        """The matrix, or stack of matrices, of a tensor; shape in ne order, not checked when left out."""
+        return WeightMatrix(self, self.tensor(name, shape or None))
 
     def rows(self, tensor: SourceTensor, matrix: int, start: int, stop: int) -> np.ndarray:
-        """Decoded rows [stop - start, row length] of one matrix, kept if there is room."""
+        """Decoded rows float32 [stop - start, columns] of one matrix, kept if there is memory for them."""
         key = (tensor.name, matrix, start)
-        kept = self._kept.get(key)
-        if kept is not None and len(kept) == stop - start:
-            return kept
+        cached = self._rows.get(key)
+        if cached is not None and len(cached) == stop - start:
+            return cached
         first = matrix * tensor.shape[1]
         decoded = np.ascontiguousarray(tensor.read(first + start, first + stop), np.float32)
         self._keep(key, decoded)
         return decoded
 
     def _keep(self, key: tuple[str, int, int], decoded: np.ndarray) -> None:
-        with self.lock:
-            if key not in self._kept and decoded.nbytes <= self.free:
+        with self._lock:
+            if key not in self._rows and decoded.nbytes <= self.free:
                 self.free -= decoded.nbytes
-                self._kept[key] = decoded
+                self._rows[key] = decoded
 
-    def held(self, tensor: SourceTensor) -> np.ndarray | None:
-        """The stored bytes of a tensor that lies nowhere in memory, read or made once and kept; None if there is no room."""
+    def stored_bytes(self, tensor: SourceTensor) -> np.ndarray | None:
+        """The stored bytes of a tensor that is not mapped, read or made once and kept: uint8 [rows of all matrices, row bytes].
+        None if there is no memory for them."""
         raw, stored = tensor.raw, tensor.stored
         if raw is None or stored is None:
             return None
-        with self._holding:  # the threads that share out a product ask for it all at once, and have to get the same
-            if tensor.name not in self._held:
+        with self._reading:  # the threads that share out a product ask for it all at once, and have to get the same
+            if tensor.name not in self._bytes:
                 nbytes = stored.nbytes(tensor.shape)
-                with self.lock:
+                with self._lock:
                     if nbytes > self.free:
                         return None
                     self.free -= nbytes
                 per_matrix = tensor.shape[1]
                 runs = range(0, tensor.n_rows, per_matrix)
-                self._held[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
-            return self._held[tensor.name]
+                self._bytes[tensor.name] = np.concatenate([raw(first, first + per_matrix) for first in runs])
+            return self._bytes[tensor.name]
 
-    def whole(self, tensor: SourceTensor) -> np.ndarray:
-        """All rows of all matrices, float32 [rows in all, row length], kept if there is room."""
+    def all_rows(self, tensor: SourceTensor) -> np.ndarray:
+        """All rows of all matrices decoded, float32 [rows in all, columns], kept if there is memory for them."""
         per_matrix = tensor.shape[1]
         if tensor.n_rows == per_matrix:
             return self.rows(tensor, 0, 0, per_matrix)
         key = (tensor.name, -1, 0)
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+        cached = self._rows.get(key)
+        if cached is not None:
+            return cached
         decoded = np.empty((tensor.n_rows, tensor.shape[0]), np.float32)
         for first in range(0, tensor.n_rows, per_matrix):
             decoded[first : first + per_matrix] = tensor.read(first, first + per_matrix)
         self._keep(key, decoded)
         return decoded
 
-    def tell(self, name: str, matrix: int, x: np.ndarray) -> None:
-        """Tells the observer, if there is one, of activations float32 [n, columns]."""
-        observer = self.observer
-        if observer is None:
-            return
-        if getattr(observer, "concurrent", False):
-            observer(name, matrix, x)
-            return
-        with self.lock:
-            observer(name, matrix, x)
 
-    def check(self, what: str, values: np.ndarray) -> None:
-        """Raises MillError if `watch` is on and a value is NaN or infinite."""
-        if self.watch and not np.isfinite(values).all():
-            raise MillError(f"{self.source.path}: the first output that is not finite (NaN or infinity) is that of {what}")
-
-
-class Linear:
+class WeightMatrix:
     """A weight matrix [rows, columns], or a stack of them (one per expert or head), applied as x @ W.T."""
 
     def __init__(self, store: WeightStore, tensor: SourceTensor):
@@ -163,31 +130,30 @@ class Linear:
         tensor, stored = self.tensor, self.tensor.stored
         if stored is None or tensor.raw is None or not stored.is_known or (self.store.exact and not stored.is_float):
             return None
-        return tensor.mapped if tensor.mapped is not None else self.store.held(tensor)
+        return tensor.mapped if tensor.mapped is not None else self.store.stored_bytes(tensor)
 
     @cached_property
-    def plan(self) -> np.ndarray | None:
-        """What products of a few tokens straight from the packed rows need (see kernels.products), int64 [1, ...]; or None."""
-        plan = self.plan_of(self.matrices)
-        return None if plan is None else plan[None]
+    def gemv_plan(self) -> np.ndarray | None:
+        """For products of a few tokens straight from the packed rows, int64 words (see kernels.gemv_plan); None: there is none."""
+        return self.head_plan(self.matrices)
 
     @property
-    def activation_block(self) -> int:
-        """Activations that share a scale in products of a few tokens (see `plan`), 0: float32."""
-        assert self.plan is not None
-        return int(self.plan[0, products.BLOCK])
+    def gemv_block(self) -> int:
+        """Activations that share a scale in products by `gemv_plan`; 0: they are float32."""
+        assert self.gemv_plan is not None
+        return int(self.gemv_plan[gemv_plan.BLOCK])
 
-    def plan_of(self, matrices: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
-        """A plan for all rows as so many matrices, of each the rows from ... to (all if None), int64 [...]; or None."""
+    def head_plan(self, heads: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
+        """A GEMV plan for all rows as so many equal matrices, of each the rows part[0] to part[1] - 1 (None: all); or None."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
         threads = self.store.workers.count
-        return products.plan(packed, stored, self.columns, matrices, part, threads)  # it has the address of the bytes
+        return gemv_plan.plan(packed, stored, self.columns, heads, part, threads)  # it has the address of the bytes
 
     @cached_property
-    def many(self) -> gemm.Plan | None:
-        """What products of many tokens straight from the packed rows need (see kernels.gemm), or None."""
+    def gemm_plan(self) -> gemm.Plan | None:
+        """For products of many tokens straight from the packed rows; None: the weights have to be decoded first."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
@@ -196,7 +162,7 @@ class Linear:
     @property
     def multiplies_float32(self) -> bool:
         """Whether weights and activations of many tokens are multiplied as float32, not rounded to fewer bits."""
-        way = self.many.way if self.many is not None else gemm.row_way(not self._rounds_decoded)
+        way = self.gemm_plan.way if self.gemm_plan is not None else gemm.row_way(not self._rounds_decoded)
         return way[0] == FLOAT32
 
     @property
@@ -204,33 +170,30 @@ class Linear:
         """Whether decoded rows may be rounded to bf16: those of quantised types, not in `exact` mode (which has no _packed)."""
         return self._packed is not None and self.tensor.stored is not None and not self.tensor.stored.is_float
 
-    def matmul(self, x: np.ndarray | Tokens, matrix: int = 0) -> np.ndarray:
-        """x float32 [n, columns] times one matrix -> float32 [n, rows]. Tells the observer.
+    def multiply(self, x: np.ndarray, matrix: int = 0, use_gemv: bool | None = None) -> np.ndarray:
+        """x float32 [n, columns] times one matrix -> float32 [n, rows].
 
-        Several matrices that multiply the same x had better be given the same Tokens(x).
+        use_gemv: row by row of the weights, as for few tokens (None: for GEMV_TOKENS at most); else in tiles, whose sums have
+        another order.
         """
-        tokens = x if isinstance(x, Tokens) else Tokens(x)
-        self.observe(tokens.x, matrix)
-        return self.unobserved(tokens, matrix)
-
-    def unobserved(self, x: np.ndarray | Tokens, matrix: int = 0, gemv: bool | None = None) -> np.ndarray:
-        """As matmul, but tells nobody: for those who tell the observer of this tensor themselves. gemv: whether products are to
-        be made as for a few tokens."""
-        tokens = x if isinstance(x, Tokens) else Tokens(x)
-        out = np.empty((len(tokens), self.rows), np.float32)
+        tokens, workers, n = Tokens(x), self.store.workers, len(x)
+        use_gemv = n <= GEMV_TOKENS if use_gemv is None else use_gemv
+        out = np.empty((n, self.rows), np.float32)
         if not out.size:
             return out
-        # Whoever observes gets the same of a text whatever runs beside it: how many tokens an expert has must not matter.
-        gemv = len(tokens) <= products.FEW and self.store.observer is None if gemv is None else gemv
-        if gemv and self.plan is not None:
-            out = _multiply(self.store.workers, self.plan, tokens.x, matrix, self.rows).reshape(len(tokens), self.rows)
-        elif self.many is not None:
-            (out,) = _multiply_many(self.store.workers, [self.many], tokens, matrix)
+        if use_gemv and self.gemv_plan is not None:
+            jobs = gemm.one_job(n, matrix)
+            gemv_plan.multiply(workers.ready(), row_parts.quantise.address, self.gemv_plan, jobs, tokens.x, out)
+        elif self.gemm_plan is not None:
+            program, plan = gemm.Program(workers.count), self.gemm_plan
+            program.product(1, plan, program.of(0, plan.way, tokens), out, gemm.one_job(n, matrix))
+            work = n * plan.rows * plan.columns // PACKED_SPEED
+            program.run(workers.ready() if work >= PARALLEL_THRESHOLD else 0)
         else:
-            self._multiply_decoded(tokens, matrix, out, gemv)
-        return self._checked(out, matrix)
+            self._multiply_decoded(tokens, matrix, out, use_gemv)
+        return out
 
-    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray, gemv: bool) -> None:
+    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray, use_gemv: bool) -> None:
         """Decodes tiles of rows and multiplies them: the threads share out the tiles, or the product of a single one."""
         packed, workers, exact, n = self._packed, self.store.workers, not self._rounds_decoded, len(tokens)
         worth = workers.ready() if n * self.rows * self.columns >= PARALLEL_THRESHOLD else 0
@@ -241,7 +204,7 @@ class Linear:
 
         def multiply(low: int, team: int = 0, threads: int = 1) -> None:
             rows = self._decoded(matrix, low, min(low + step, self.rows))
-            if gemv:
+            if use_gemv:
                 out[:, low : low + len(rows)] = _multiply_rows(tokens.x, rows, team, threads)
             else:
                 gemm.multiply_rows(rows, exact, tokens, out, low, team, threads)
@@ -249,7 +212,7 @@ class Linear:
         if self.rows <= step:
             multiply(0, worth, workers.count)
             return
-        if not gemv:
+        if not use_gemv:
             gemm.make_inputs(gemm.row_way(exact), tokens, worth, workers.count)
         workers.map(multiply, range(0, self.rows, step), n * self.rows * self.columns)
 
@@ -261,137 +224,70 @@ class Linear:
         first = matrix * self.rows
         return np.ascontiguousarray(decode(packed[first + start : first + stop], stored.name, self.columns), np.float32)
 
-    def _checked(self, out: np.ndarray, matrix: int = 0) -> np.ndarray:
-        if self.store.watch:
-            self.store.check(self.name + (f" (matrix {matrix})" if self.matrices > 1 else ""), out)
-        return out
-
-    def observe(self, x: np.ndarray, matrix: int = 0) -> None:
-        if self.store.observer is not None:
-            self.store.tell(self.name, matrix, np.ascontiguousarray(x, np.float32).reshape(-1, self.columns))
-
     def lookup(self, ids: np.ndarray) -> np.ndarray:
-        """Rows by number, float32 [len(ids), columns]: what an embedding does."""
+        """Rows by number decoded, float32 [len(ids), columns]: what an embedding does."""
         if self.rows <= self._tile:
             return self.store.rows(self.tensor, 0, 0, self.rows)[ids]
         if len(ids) == 1:
             return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
-        wanted, where = np.unique(ids, return_inverse=True)
+        unique, index = np.unique(ids, return_inverse=True)
         stored, mapped = self.tensor.stored, self.tensor.mapped
         if mapped is not None and stored is not None and stored.rows == 1:
-            return decode(mapped[wanted], stored.name, self.columns)[where]
-        found = np.empty((len(wanted), self.columns), np.float32)
-        for i, row in enumerate(wanted.tolist()):
-            found[i] = self.tensor.read(row, row + 1)[0]
-        return found[where]
+            return decode(mapped[unique], stored.name, self.columns)[index]
+        rows = np.empty((len(unique), self.columns), np.float32)
+        for i, row in enumerate(unique.tolist()):
+            rows[i] = self.tensor.read(row, row + 1)[0]
+        return rows[index]
 
     def heads(self, n: int) -> np.ndarray:
-        """The whole tensor decoded and cut into n equal runs of rows: float32 [n, rows of all / n, columns].
+        """All of the tensor decoded and cut into n equal runs of rows: float32 [n, rows of all / n, columns].
 
         For products along the rows instead of the columns. A 2D tensor and a 3D one with a matrix per head come out alike.
         """
-        return self.store.whole(self.tensor).reshape(n, -1, self.columns)
+        return self.store.all_rows(self.tensor).reshape(n, -1, self.columns)
 
 
-class PerHead:
+class HeadWeights:
     """A matrix per head, each for its own head's tokens: products of a few, straight from the packed rows.
 
-    linear  holds the rows of all heads, one head's after the other's, in one matrix or in one per head
-    part    of each head's rows those that count, from ... to; all if None
+    weights  holds the rows of all heads, one head's after the other's, in one matrix or in one per head
+    part     first row of those of each head that count, and the row behind the last; all if None
     """
 
-    def __init__(self, linear: Linear, heads: int, part: tuple[int, int] | None = None):
-        self.linear, self.heads = linear, heads
-        low, high = part or (0, linear.rows * linear.matrices // heads)
-        self.part, self.rows = (low, high), high - low
+    def __init__(self, weights: WeightMatrix, heads: int, part: tuple[int, int] | None = None):
+        self.weights, self.heads = weights, heads
+        first, stop = part or (0, weights.rows * weights.matrices // heads)
+        self.part, self.rows = (first, stop), stop - first
 
     @cached_property
-    def plan(self) -> np.ndarray | None:
-        return self.linear.plan_of(self.heads, self.part)
+    def gemv_plan(self) -> np.ndarray | None:
+        return self.weights.head_plan(self.heads, self.part)
 
-    def takes(self, n: int) -> bool:
-        """Whether `matmul` can multiply n tokens per head."""
-        return n <= products.FEW and self.plan is not None
+    def can_multiply(self, n: int) -> bool:
+        """Whether `multiply` takes n tokens per head."""
+        return n <= GEMV_TOKENS and self.gemv_plan is not None
 
-    def matmul(self, x: np.ndarray) -> np.ndarray:
-        """x float32 [heads, n, columns] -> float32 [heads, n, rows]. Tells no observer."""
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        """x float32 [heads, n, columns] -> float32 [heads, n, rows]."""
         heads, n, columns = x.shape
-        plan, store = self.plan, self.linear.store
-        assert plan is not None
+        assert self.gemv_plan is not None
         out = np.empty((heads * n, self.rows), np.float32)
         rows = np.ascontiguousarray(x, np.float32).reshape(heads * n, columns)
-        products.multiply_each(store.workers.ready(), products.quantise_part.address, plan, _of_each(heads, n), rows, out)
-        if store.watch:
-            store.check(self.linear.name, out)
+        team = self.weights.store.workers.ready()
+        gemv_plan.multiply(team, row_parts.quantise.address, self.gemv_plan, _head_jobs(heads, n), rows, out)
         return out.reshape(heads, n, self.rows)
 
 
 @lru_cache(256)
-def _of_each(heads: int, n: int) -> np.ndarray:
+def _head_jobs(heads: int, n: int) -> np.ndarray:
     """Jobs (see kernels.gemv): each head's n rows with its own matrix."""
     return np.array([(head, head * n, n, head * n) for head in range(heads)], np.int64)
 
 
-class Together:
-    """Matrices that multiply the same input: for a few tokens in one go."""
-
-    def __init__(self, linears: Sequence[Linear]):
-        self.linears = tuple(linears)
-
-    @cached_property
-    def _plans(self) -> np.ndarray | None:
-        plans = [plan for linear in self.linears if (plan := linear.plan) is not None]
-        return np.concatenate(plans) if len(plans) == len(self.linears) else None
-
-    @cached_property
-    def _many(self) -> list[gemm.Plan] | None:
-        plans = [linear.many for linear in self.linears if linear.many is not None]
-        return plans if len(plans) == len(self.linears) else None
-
-    def matmul(self, x: np.ndarray) -> list[np.ndarray]:
-        """x float32 [n, columns] -> each matrix's product, float32 [n, its rows]. Tells the observer."""
-        n, plans, store = len(x), self._plans, self.linears[0].store
-        many = self._many if n > products.FEW else None
-        if store.watch or (many is None and (n > products.FEW or plans is None)):
-            tokens = Tokens(x)
-            return [linear.matmul(tokens) for linear in self.linears]
-        if store.observer is not None:
-            for linear in self.linears:
-                linear.observe(x)
-        if many is not None:
-            return _multiply_many(store.workers, many, Tokens(x))
-        assert plans is not None
-        out, results, at = _multiply(store.workers, plans, x, 0, sum(linear.rows for linear in self.linears)), [], 0
-        for linear in self.linears:
-            end = at + n * linear.rows
-            results.append(out[at:end].reshape(n, linear.rows))
-            at = end
-        return results
-
-
-def _multiply(workers: Workers, plans: np.ndarray, x: np.ndarray, matrix: int, rows: int) -> np.ndarray:
-    """All products, one plan's after the other's: float32 [n * rows], rows: of all plans."""
-    out = np.empty(len(x) * rows, np.float32)
-    x = np.ascontiguousarray(x, np.float32)
-    products.multiply(workers.ready(), products.quantise_part.address, plans, matrix, x, out)
-    return out
-
-
 def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> np.ndarray:
     """x float32 [n, columns] times decoded rows [rows, columns], of a few tokens: float32 [n, rows]."""
-    plan = products.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
+    plan = gemv_plan.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
     assert plan is not None
     out = np.empty((len(x), len(rows)), np.float32)
-    products.multiply(team, products.quantise_part.address, plan[None], 0, x, out.reshape(-1))
+    gemv_plan.multiply(team, row_parts.quantise.address, plan, gemm.one_job(len(x)), x, out)
     return out
-
-
-def _multiply_many(workers: Workers, plans: list[gemm.Plan], tokens: Tokens, matrix: int = 0) -> list[np.ndarray]:
-    """Each plan's product of many tokens, float32 [n, its rows]."""
-    program, jobs = gemm.Program(workers.count), gemm.one_job(len(tokens), matrix)
-    results = [np.empty((len(tokens), plan.rows), np.float32) for plan in plans]
-    for plan, out in zip(plans, results, strict=True):
-        program.product(1, plan, program.of(0, plan.way, tokens), out, jobs)
-    work = len(tokens) * sum(plan.rows * plan.columns for plan in plans) // PACKED_SPEED
-    program.run(workers.ready() if work >= PARALLEL_THRESHOLD else 0)
-    return results

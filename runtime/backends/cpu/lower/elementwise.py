@@ -166,7 +166,7 @@ class GateStep(Step):
         step, columns = 1, CELL
         users = self.executable.users.get(self.op.out.index, [])
         if not out.gemv and users and isinstance(users[0], Linear | ExpertLinear):
-            many = self.executable.matrix(users[0].weight).many
+            many = self.executable.matrix(users[0].weight).gemm_plan
             step, columns = (gemm.unit_of(many.way), SPAN) if many is not None else (1, columns)
         return Partition(x.axis, x.rows, step, x.size, columns)
 

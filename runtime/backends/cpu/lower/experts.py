@@ -17,7 +17,7 @@ from .....formats import PlanError
 from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, Value
 from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
-from ..kernels.products import FEW
+from ..kernels.gemv_plan import GEMV_TOKENS
 from ..memory import Partition, View
 from ..passes import Pass
 from ..schedule import real
@@ -114,7 +114,7 @@ class ExpertsStep(Step):
     @property
     def has_gemv(self) -> bool:
         """Whether all products of a few tokens can be made from packed weights."""
-        return all(matrix.plan is not None for matrix in self.matrices)
+        return all(matrix.gemv_plan is not None for matrix in self.matrices)
 
     def _choose(self, out: Pass, chosen: View, weights: View) -> None:
         route, logits = self.route, out.dense(self.route.logits)
@@ -198,8 +198,8 @@ class ExpertLinearStep(Step):
         return len(self.op.x.shape) == 1
 
     def emit_gemv(self, out: Pass, arranged: Arranged) -> None:
-        assert self.matrix.plan is not None
-        held, block = out.values[self.op.x.index], self.matrix.activation_block
+        assert self.matrix.gemv_plan is not None
+        held, block = out.values[self.op.x.index], self.matrix.gemv_block
         x = held.view if held.view.is_row else out.copied(held.view)
         gather = self.of_tokens and arranged.gather
         key = ("gathered", block) if gather else block
@@ -216,12 +216,12 @@ class ExpertLinearStep(Step):
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
-        gemv_task(out, self.matrix.plan[0], held.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
+        gemv_task(out, self.matrix.gemv_plan, held.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
         self._add_bias(out, view, arranged.matrices)
 
     def emit_gemm(self, out: Pass, arranged: Arranged, jobs: np.ndarray) -> None:
         """jobs: int64 [jobs, 4], one per expert: rows of the arrangement times its matrix."""
-        held, many = out.values[self.op.x.index], self.matrix.many
+        held, many = out.values[self.op.x.index], self.matrix.gemm_plan
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         if many is None:
@@ -245,7 +245,7 @@ class ExpertLinearStep(Step):
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job
             rows = places[first : first + count] if self.of_tokens else slice(first, first + count)
-            target[to : to + count] = self.matrix.unobserved(x[rows], matrix, count <= FEW and not out.observed)
+            target[to : to + count] = self.matrix.multiply(x[rows], matrix, count <= GEMV_TOKENS and not out.observed)
 
         out.workers.map(multiply, jobs.tolist(), int(jobs[:, TOKENS].sum()) * self.matrix.rows * self.matrix.columns)
 

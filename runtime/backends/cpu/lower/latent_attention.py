@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .....formats import PlanError
 from ....graph.ops import LatentAttention
 from ..latent_matrices import HeadMatrices, LatentShape
 from ..memory import View
@@ -46,6 +47,11 @@ class LatentAttentionStep(Step):
         if self.mode == 0:
             self._over_heads(out, q, row, result)
             if is_observed:
+                if "kv" not in out.names:
+                    raise PlanError(
+                        "with -mla 0 an observer has to be set before the cache is made: it keeps the latents for it"
+                    )
+                out.write_cache(op.layer, "kv", row)
                 out.call(batch.observe)
             return
         out.write_cache(op.layer, "kv", row)

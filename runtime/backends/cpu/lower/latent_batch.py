@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .....formats import PlanError
 from .....simd.workers import Workers
 from ..attention import Span
 from ..flash import Segment, attend
 from ..kernels.attention.shared_values import Shared
+from ..kernels.gemm import gemm
 from ..kv_cache import KVCache, Rows
 from ..memory import View
 from ..passes import Batch, Pass
@@ -68,13 +68,7 @@ class LatentBatch:
 
     def observe(self) -> None:
         """With -mla 0: tells the observer of the weighted latents, which are cached for it."""
-        batch = self._pass.run_state.batch
-        if any("kv" not in cache.parts for cache, _ in batch):
-            raise PlanError("with -mla 0 an observer has to be set before the cache is made: it keeps the latents for it")
-        for cache, at in batch:
-            task = cache.put(self._op.layer, "kv", np.ascontiguousarray(self._row[at])[:, None])
-            assert task is None
-        s = self._shape
+        batch, s = self._pass.run_state.batch, self._shape
         weighted = np.empty((len(self._q), s.heads, s.rank), np.float32)
         self._weigh(weighted, ("kv", "kv"), batch)
         self._tell(weighted, None)
@@ -144,12 +138,11 @@ class LatentBatch:
             latents = Shared(past[:, : s.rank], self._matrices.exact or wanted.dtype == np.float32)
 
         def expand(a: int) -> None:
-            b = min(a + heads, s.heads)
+            b, team = min(a + heads, s.heads), _ALONE if side_by_side else workers
             k, v = np.zeros((b - a, m, k_width), np.float32), np.zeros((b - a, m, v_width), np.float32)
-            np.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), out=k[..., : s.nope])
+            gemm.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), k[..., : s.nope], team.ready(), team.count)
             k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
-            team = _ALONE if side_by_side else workers
-            np.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), out=v[..., : s.v])
+            gemm.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), v[..., : s.v], team.ready(), team.count)
             result = np.empty((len(q), b - a, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, a:b])
             if latents is None or wanted is None:

@@ -6,7 +6,7 @@ from ....graph.ops import Linear, Value
 from ..kernels.gemm import gemm
 from ..memory import View
 from ..passes import Pass
-from ..weights import Linear as Matrix
+from ..weights import WeightMatrix
 from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
 from .step import Step
 
@@ -28,7 +28,7 @@ class LinearStep(Step):
             out.values[self.op.out.index].partition = partition
 
 
-def multiply(out: Pass, x: Value, matrix: Matrix, to: View) -> None:
+def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
     """to = x times the matrix."""
     held = out.values[x.index]
     view = held.view if held.view.is_row else out.dense(x)
@@ -36,22 +36,22 @@ def multiply(out: Pass, x: Value, matrix: Matrix, to: View) -> None:
     def take(memory: View) -> View:
         return out.keep_with(x, memory)
 
-    if out.gemv and matrix.plan is not None:
-        plan = matrix.plan[0]
-        block = matrix.activation_block
+    if out.gemv and matrix.gemv_plan is not None:
+        plan = matrix.gemv_plan
+        block = matrix.gemv_block
         if block not in held.inputs:
             held.inputs[block] = gemv_inputs(out, view, block, input_partition(out, held), take)
         jobs = out.schedule.table([0, 0, out.n, 0])
         gemv_task(out, plan, held.inputs[block], to, jobs, 1)
-    elif matrix.many is not None:
-        way = matrix.many.way
+    elif matrix.gemm_plan is not None:
+        way = matrix.gemm_plan.way
         if way not in held.inputs:
             held.inputs[way] = gemm_inputs(out, view if view.is_dense else out.copied(view), way, take)
-        gemm_task(out, matrix.many, held.inputs[way], to, gemm.one_job(out.n))
+        gemm_task(out, matrix.gemm_plan, held.inputs[way], to, gemm.one_job(out.n))
     else:
         source, target = out.dense(x).matrix, to.matrix
 
         def product() -> None:
-            target[:] = matrix.unobserved(source, gemv=out.gemv)
+            target[:] = matrix.multiply(source, use_gemv=out.gemv)
 
         out.call(product)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels import products, row_parts
+from ..kernels import gemv_plan, row_parts
 from ..kernels.activations import RUN
 from ..kernels.gemm import gemm
 from ..kernels.gemm import parts as gemm_parts
@@ -52,13 +52,13 @@ def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Call
 def gemv_task(
     out: Pass, plan: np.ndarray, codes: Codes, to: View, jobs: int, n_jobs: int, reads: tuple[View, ...] = (), stride: int = 0
 ) -> None:
-    """plan: of kernels.products; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result
+    """plan: of kernels.gemv_plan; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result
     to the next, if not those of a dense one."""
     p = plan.tolist()
-    sizes = p[products.ROWS], p[products.COLUMNS], p[products.SLICES]
-    weights = p[products.WEIGHTS], p[products.MATRIX_BYTES], p[products.ROW_BYTES]
-    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[products.ABREAST])
-    out.schedule.task(p[products.FUNCTION], table, n_jobs * p[products.SLICES], (*codes.views, *reads), (to,))
+    sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
+    weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]
+    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[gemv_plan.ABREAST])
+    out.schedule.task(p[gemv_plan.FUNCTION], table, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
 
 
 def gemm_inputs(out: Pass, x: View, way: Any, take: Callable[[View], View], places: View | None = None) -> Panels:

@@ -18,7 +18,6 @@ from ......simd.byte_lanes import (
 from ......simd.compile import kernel
 from ......simd.lanes import LANES, load, load_half, splat, store
 from ......simd.memory import view
-from ......simd.team import part
 from .tiles import PANEL, load_bfloat, store_as_bfloat, store_as_half, transpose
 
 # The types a cache may have, by the numbers that kernels know them by.
@@ -120,24 +119,3 @@ def store_row(kind, row, to):
             store_as_half(view(to, j + LANES, np.uint16), j, numbers)
         else:
             store_as_bfloat(view(to, j + LANES, np.uint16), j, numbers)
-
-
-ROWS_AT_ONCE = 64
-KEEP_FIELDS = ("rows", "to", "kind", "n", "heads", "width", "row", "head")
-
-
-@part
-def keep(argument, number):
-    """Writes rows of a float type to a cache: those of tokens ROWS_AT_ONCE * number and on.
-
-    Table, int64: address of float32 [n, heads, width], of the first token's row of head 0 in the cache, kind (f32, f16, bf16),
-    n, heads, width, bytes from row to row and from head to head. Rows are filled up with zeros to a multiple of
-    sixteen numbers.
-    """
-    table = view(argument, 8, np.int64)
-    kind, n, heads, width = table[2], table[3], table[4], table[5]
-    rows = view(table[0], n * heads * width, np.float32)
-    for i in range(number * ROWS_AT_ONCE, min(n, (number + 1) * ROWS_AT_ONCE)):
-        for head in range(heads):
-            at = (i * heads + head) * width
-            store_row(kind, rows[at : at + width], table[1] + i * table[6] + head * table[7])

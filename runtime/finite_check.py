@@ -1,0 +1,40 @@
+"""The search for the first op whose result has NaN or infinity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..formats import MillError
+from .graph import Observer, Op
+from .graph.ops import Add, Attention, LatentAttention
+
+
+class FiniteCheck(Observer):
+    """Raises MillError at the first result that is not finite, naming the op's weight where it has one.
+
+    path: of the model; cache_types: what it caches keys and values as, in words.
+    """
+
+    def __init__(self, path: str, cache_types: str):
+        self.path, self.cache_types = path, cache_types
+        self._layer = 0
+
+    def wants_output(self, op: Op) -> bool:
+        return True
+
+    def on_output(self, op: Op, out: np.ndarray) -> None:
+        if isinstance(op, Attention | LatentAttention):
+            self._layer = op.layer
+        if not np.isfinite(out).all():
+            what = "the first output that is not finite (NaN or infinity) is that of"
+            raise MillError(f"{self.path}: {what} {self._describe(op, out)}")
+
+    def _describe(self, op: Op, out: np.ndarray) -> str:
+        if isinstance(op, Attention | LatentAttention):  # keys and values may be beyond the range of the type they are kept in
+            return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}"
+        if not op.weights:
+            return f"{'a sum' if isinstance(op, Add) else type(op).__name__} in layer {self._layer}"
+        name = op.weights[0].name
+        if len(op.weights[0].shape) < 3:
+            return name
+        return f"{name} (one of its matrices)"
