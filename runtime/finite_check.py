@@ -31,7 +31,8 @@ class FiniteCheck(Observer):
 
     def _describe(self, op: Op, out: np.ndarray) -> str:
         if isinstance(op, Attention | LatentAttention):  # keys and values may be beyond the range of the type they are kept in
-            return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}"
+            weights = "".join(f", or {weight.name}" for weight in op.weights)
+            return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}{weights}"
         if not op.weights:
             return f"{'a sum' if isinstance(op, Add) else type(op).__name__} in layer {self._layer}"
         name = op.weights[0].name

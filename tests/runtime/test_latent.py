@@ -8,8 +8,8 @@ import pytest
 from ggufmill.formats import TYPES, MillError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
-from ggufmill.runtime.backends.cpu.kernels.products import FEW
-from ggufmill.runtime.backends.cpu.weights import PerHead, WeightStore
+from ggufmill.runtime.backends.cpu.kernels.gemv_plan import GEMV_TOKENS
+from ggufmill.runtime.backends.cpu.weights import HeadWeights, WeightStore
 
 N_EMBD, HEADS, NOPE, ROPE, V, RANK, N_VOCAB = 64, 4, 64, 32, 32, 256, 96
 NOISE = 0.03  # of the logits' root mean square: what activations of eight bits may change
@@ -85,8 +85,8 @@ def test_generation_is_as_exact_as_eight_bits_are(tokens, monkeypatch, layout, k
     source = model_source(layout, kind)
     expected = load_model(source, mla=2, exact=True).logits(tokens)
     decoded = []
-    whole = WeightStore.whole
-    monkeypatch.setattr(WeightStore, "whole", lambda store, tensor: decoded.append(tensor.name) or whole(store, tensor))
+    all_rows = WeightStore.all_rows
+    monkeypatch.setattr(WeightStore, "all_rows", lambda store, tensor: decoded.append(tensor.name) or all_rows(store, tensor))
     model = load_model(source, mla=mla, cache_k="f32", cache_v="f32", threads=2)
     session = model.session()
     first = session.feed(tokens[:30])
@@ -133,25 +133,25 @@ def test_a_matrix_per_head_is_that_of_its_rows():
     for kind, shape in (("q8_0", (3, 24, 64)), ("q8_0_r8", (72, 64)), ("f16", (72, 64))):
         tensor = stored_as("w", array.reshape(shape), kind)
         store = WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20, 2)
-        weights = store.linear("w").heads(3)
+        weights = store.matrix("w").heads(3)
         for part in (None, (8, 24)):
             low, high = part or (0, 24)
-            each = PerHead(store.linear("w"), 3, part)
-            for n in (1, 5, FEW):
-                assert each.takes(n)
+            each = HeadWeights(store.matrix("w"), 3, part)
+            for n in (1, 5, GEMV_TOKENS):
+                assert each.can_multiply(n)
                 x = draw.standard_normal((3, n, 64), np.float32)
                 expected = x @ weights[:, low:high].transpose(0, 2, 1)
                 assert each.rows == high - low
-                assert rms(each.matmul(x) - expected) < 0.02 * rms(expected)
-            assert not each.takes(FEW + 1)
+                assert rms(each.multiply(x) - expected) < 0.02 * rms(expected)
+            assert not each.can_multiply(GEMV_TOKENS + 1)
     interleaved = store_of_interleaved(array)
-    assert not PerHead(interleaved, 3, (4, 24)).takes(1)  # begins within a group of rows
-    assert PerHead(interleaved, 3, (8, 24)).takes(1)
+    assert not HeadWeights(interleaved, 3, (4, 24)).can_multiply(1)  # begins within a group of rows
+    assert HeadWeights(interleaved, 3, (8, 24)).can_multiply(1)
 
 
 def store_of_interleaved(array):
     tensor = stored_as("w", array.reshape(72, 64), "q8_0_r8")
-    return WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20).linear("w")
+    return WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20).matrix("w")
 
 
 def test_nan_in_a_packed_matrix_is_found(tokens):

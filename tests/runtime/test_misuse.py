@@ -211,7 +211,7 @@ def test_bytes_that_lie_nowhere_are_read_once_for_all_threads():
 
     tensor = SourceTensor("w", (32, 64), "q8_0", lambda a, b: np.zeros((b - a, 32), np.float32), raw, TYPES["q8_0"])
     store, found = WeightStore(TensorSource("", {}, {"w": tensor}, ""), 1 << 20), []
-    callers = [threading.Thread(target=lambda: found.append(store.held(tensor))) for _ in range(4)]
+    callers = [threading.Thread(target=lambda: found.append(store.stored_bytes(tensor))) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:

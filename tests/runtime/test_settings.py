@@ -10,8 +10,8 @@ from ggufmill.formats import TYPES, PlanError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import Settings, load_model
 from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache
-from ggufmill.runtime.backends.cpu.latent import cached_parts
-from ggufmill.runtime.backends.cpu.moe import reduced
+from ggufmill.runtime.backends.cpu.cache_parts import latent_parts
+from ggufmill.runtime.backends.cpu.kernels.experts import reduce_experts
 
 ROUNDING = 1e-4
 EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}
@@ -243,8 +243,8 @@ def test_memory_of_a_session_is_what_the_settings_say(dense, deep, tokens):
     ],
 )
 def test_bytes_per_token_are_those_on_record(mla, heads, k, v, nbytes):
-    shape = SimpleNamespace(n_head=heads, nope=128, rope=64, v=128, rank=512)
-    cache = KVCache(61, cached_parts(shape, Settings(mla=mla, cache_k=k, cache_v=v)), 163_840)
+    parts = latent_parts(heads, 192, 128, 512, 64, Settings(mla=mla, cache_k=k, cache_v=v))
+    cache = KVCache(61, parts, 163_840)
     assert cache.token_bytes == nbytes
     if (mla, k) == (3, "q8_0"):  # the log: "KV self size = 5833.12 MiB" for 163840 tokens
         assert round(cache.token_bytes * 163_840 / 2**20, 2) == 5833.12
@@ -264,14 +264,20 @@ def test_weights_interleaved_at_load_give_the_same_logits(tokens, type_name):
 
 def test_experts_that_weigh_little_are_dropped():
     weights = np.array([[0.5, 0.3, 0.15, 0.05], [0.3, 0.28, 0.22, 0.2]], np.float32)
-    experts = np.arange(8).reshape(2, 4)
-    kept = weights.copy()
-    assert reduced(experts, kept, 1, 0.5, True).tolist() == [[0, 1, -1, -1], [4, 5, 6, 7]]
-    assert np.allclose(kept[0], [0.625, 0.375, 0, 0])
-    assert np.allclose(kept[1], weights[1])
-    kept = weights.copy()
-    assert reduced(experts, kept, 3, 1.0, False).tolist() == [[0, 1, 2, -1], [4, 5, 6, -1]]
-    assert np.allclose(kept[0], [0.5, 0.3, 0.15, 0])
+
+    def reduced(keep, share, normalise):
+        experts, left = np.arange(8).reshape(2, 4), weights.copy()
+        for row in range(2):
+            reduce_experts(experts[row], left[row], keep, np.float32(share), normalise)
+        return experts.tolist(), left
+
+    experts, left = reduced(1, 0.5, True)
+    assert experts == [[0, 1, -1, -1], [4, 5, 6, 7]]
+    assert np.allclose(left[0], [0.625, 0.375, 0, 0])
+    assert np.allclose(left[1], weights[1])
+    experts, left = reduced(3, 1.0, False)
+    assert experts == [[0, 1, 2, -1], [4, 5, 6, -1]]
+    assert np.allclose(left[0], [0.5, 0.3, 0.15, 0])
 
 
 def test_expert_reduction_uses_fewer_experts(tokens):

@@ -296,13 +296,14 @@ class Pass:
         for rope, table in self._ropes.values():
             angles = state.positions[:, None] * rope.frequencies
             table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
-        self._find_places(caches)
+        self._find_places()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
             schedule.run(self._steps, self.workers.ready())
 
-    def _find_places(self, caches: list[tuple[KVCache, int]]) -> None:
-        for cache, at in self.run_state.batch:
+    def _find_places(self) -> None:
+        """Where the tokens' rows go in the caches of every layer and name."""
+        for cache, at in self.run_state.batch if self.names else ():
             where = cache.table(at.stop - at.start)
             own = np.arange(cache.length, cache.length + at.stop - at.start)
             self.places[:, :, at, 0] = where[:, :, None, 0] + own * where[:, :, None, 1]

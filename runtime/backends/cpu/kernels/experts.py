@@ -151,6 +151,7 @@ def arrange_part(argument, number):
     places, matrices = view(table[7], choices, np.int64), view(table[8], choices, np.int64)
     rows = view(table[9], choices, np.int64).reshape(n, used)
     factors = view(table[10], choices, np.float32).reshape(n, used)
+    places[:], matrices[:] = -1, 0  # of rows that nobody chose
     arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
     jobs = view(table[11], 8 * choices, np.int64).reshape(2, choices, 4)
     jobs[:, :, TOKENS] = 0

@@ -133,7 +133,6 @@ class ExpertsStep(Step):
         starts, counts = out.words(self.experts), out.words(self.experts)
         places, matrices, rows, jobs = (out.words(size) for size in (choices, choices, choices, 8 * choices))
         factors = out.words(choices, np.float32)
-        places.array[:], matrices.array[:] = 0, 0  # of rows that nobody chose
         views = (starts, counts, places, matrices, rows, factors, jobs)
         table = (chosen.address, weights.address, n, used, self.experts, *(view.address for view in views))
         partition = out.by_rows(out.view(self.route.logits))

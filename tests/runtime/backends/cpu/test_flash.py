@@ -15,7 +15,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime.backends.cpu import flash
 from ggufmill.runtime.backends.cpu.attention import Span, causal_attention
-from ggufmill.runtime.backends.cpu.flash import Segment, attend, run_tasks
+from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache, Part
 from ggufmill.simd.target import levels_here
 from ggufmill.simd.workers import Workers
@@ -50,8 +50,8 @@ def cached(k, v, past, k_type="f32", v_type="f32"):
     cache = KVCache(1, {"k": Part(heads, k_width, k_type), "v": Part(heads, v.shape[2], v_type)}, m)
     for rows in (slice(0, past), slice(past, m)):
         if rows.stop > rows.start:
-            tasks = [cache.put(0, name, x[:, rows].transpose(1, 0, 2)) for name, x in (("k", k), ("v", v))]
-            run_tasks([task for task in tasks if task is not None], ALONE)
+            for name, x in (("k", k), ("v", v)):
+                cache.put(0, name, x[:, rows].transpose(1, 0, 2))
             if rows.start == 0 and past:
                 cache.commit(past)
     return cache
@@ -223,7 +223,7 @@ def test_a_cache_can_be_cut_and_copied(type_name):
     assert np.array_equal(copy.read(0, "k"), everything[:, :70])
     cache.truncate(30)
     rows = np.ones((5, 2, 64), np.float32)
-    run_tasks([task for task in [cache.put(0, "k", rows)] if task], ALONE)
+    cache.put(0, "k", rows)
     cache.commit(5)
     assert np.array_equal(cache.read(0, "k")[:, :30], everything[:, :30])
     assert np.abs(cache.read(0, "k")[:, 30:] - 1).max() < 0.01

@@ -32,11 +32,11 @@ def test_products_are_right_whatever_is_kept(small_tiles, threads, cache_bytes):
     random, reads = np.random.default_rng(0), []
     array = random.standard_normal((3, 40, 8)).astype(np.float32)
     store = WeightStore(source_of(array, reads), cache_bytes, threads)
-    linear = store.linear("w", 8, 40, 3)
+    loaded = store.matrix("w", 8, 40, 3)
     x = random.standard_normal((5, 8)).astype(np.float32)
     for matrix in (0, 2, 2, 1):
-        assert np.allclose(linear.matmul(x, matrix), x @ array[matrix].T, atol=1e-5)
-    kept = sum(rows.nbytes for rows in store._kept.values())
+        assert np.allclose(loaded.multiply(x, matrix), x @ array[matrix].T, atol=1e-5)
+    kept = sum(rows.nbytes for rows in store._rows.values())
     assert kept + store.free == cache_bytes
     if cache_bytes == 1 << 20:
         assert len(reads) == 9  # three tiles of each of three matrices, each read once
@@ -44,23 +44,23 @@ def test_products_are_right_whatever_is_kept(small_tiles, threads, cache_bytes):
         assert len(reads) == 12
         assert kept == 0
     else:
-        assert len(store._kept) == 2
+        assert len(store._rows) == 2
         assert len(reads) == 12  # tiles of matrix 0 are kept, which is used only once
     assert all(stop - start <= 16 for start, stop in reads)
 
 
 def test_lookup_reads_only_the_rows_it_needs(small_tiles):
     array, reads = np.arange(40 * 8, dtype=np.float32).reshape(40, 8), []
-    linear = WeightStore(source_of(array, reads), 1 << 20).linear("w")
-    assert np.array_equal(linear.lookup(np.array([30, 2, 30])), array[[30, 2, 30]])
+    loaded = WeightStore(source_of(array, reads), 1 << 20).matrix("w")
+    assert np.array_equal(loaded.lookup(np.array([30, 2, 30])), array[[30, 2, 30]])
     assert sorted(reads) == [(2, 3), (30, 31)]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 def test_heads_of_stacks_and_of_flat_tensors_are_the_same(cache_bytes):
     array = np.random.default_rng(1).standard_normal((4, 6, 8)).astype(np.float32)
-    stacked = WeightStore(source_of(array, []), cache_bytes).linear("w")
-    flat = WeightStore(source_of(array.reshape(24, 8), []), cache_bytes).linear("w")
+    stacked = WeightStore(source_of(array, []), cache_bytes).matrix("w")
+    flat = WeightStore(source_of(array.reshape(24, 8), []), cache_bytes).matrix("w")
     for _ in range(2):
         assert np.array_equal(stacked.heads(4), array)
         assert np.array_equal(flat.heads(4), array)
@@ -70,8 +70,8 @@ def test_large_products_are_shared_out(monkeypatch):
     monkeypatch.setattr(weights, "PARALLEL_THRESHOLD", 1)
     array = np.random.default_rng(2).standard_normal((7, 8)).astype(np.float32)
     x = np.ones((3, 8), np.float32)
-    linear = WeightStore(source_of(array, []), 1 << 20, threads=3).linear("w")
-    assert np.allclose(linear.matmul(x), x @ array.T, atol=1e-5)
+    loaded = WeightStore(source_of(array, []), 1 << 20, threads=3).matrix("w")
+    assert np.allclose(loaded.multiply(x), x @ array.T, atol=1e-5)
 
 
 def test_a_vector_is_no_matrix():
@@ -79,4 +79,4 @@ def test_a_vector_is_no_matrix():
     vector = dataclasses.replace(source.tensors["w"], shape=(8,))
     store = WeightStore(dataclasses.replace(source, tensors={"w": vector}), 0)
     with pytest.raises(FormatError, match="is no matrix"):
-        store.linear("w")
+        store.matrix("w")

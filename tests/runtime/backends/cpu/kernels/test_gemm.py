@@ -284,17 +284,16 @@ def test_products_with_every_type(name, monkeypatch):
     permitted = amx.permitted()
     for tiles in {permitted, False}:
         monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
-        ours = store_of(name, q, rows, columns).linear("w").matmul(x)
+        ours = store_of(name, q, rows, columns).matrix("w").multiply(x)
         error = np.sqrt(np.mean((ours - expected) ** 2) / np.mean(expected**2))
         assert error < (2e-5 if TYPES[name].is_float or name == "bf16_r16" else 1e-2)
-    exact = store_of(name, q, rows, columns, exact=True).linear("w").matmul(x)
+    exact = store_of(name, q, rows, columns, exact=True).matrix("w").multiply(x)
     assert np.abs(exact - expected).max() <= 2e-5 * np.abs(expected).max()
 
 
-def multiplied(linear, x, cuts=(), matrix=0):
+def multiplied(weights, x, cuts=(), matrix=0):
     """The product of x, cut into batches, always as a GEMM."""
-    linear.store.observer = lambda name, matrix, x: None
-    return np.concatenate([linear.matmul(part, matrix) for part in np.split(x, cuts)])
+    return np.concatenate([weights.multiply(part, matrix, use_gemv=False) for part in np.split(x, cuts)])
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -307,18 +306,18 @@ def test_threads_batches_and_other_matrices_change_no_bit(name, exact, monkeypat
     permitted = amx.permitted()
     for tiles in {permitted, False}:
         monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
-        alone = store_of(name, q, rows, columns, exact=exact).linear("w")
+        alone = store_of(name, q, rows, columns, exact=exact).matrix("w")
         expected = multiplied(alone, x)
         double = x.astype(np.float64) @ weights[:rows].T.astype(np.float64)
         assert np.sqrt(np.mean((expected - double) ** 2)) <= (1e-6 if exact else 1e-2) * np.sqrt(np.mean(double**2))
         for threads in (2, 3, 7):
-            shared = store_of(name, q, rows, columns, exact=exact, threads=threads).linear("w")
+            shared = store_of(name, q, rows, columns, exact=exact, threads=threads).matrix("w")
             assert np.array_equal(multiplied(shared, x), expected)
         for cuts in ((1,), (5, 6, 14), tuple(range(1, n)), (n - 1,)):
             assert np.array_equal(multiplied(alone, x, cuts), expected)
         assert np.array_equal(multiplied(alone, x[::-1].copy())[::-1], expected)
         assert not np.array_equal(multiplied(alone, x, (), 1), expected)
-        other = store_of(name, q[rows:], rows, columns, exact=exact).linear("w")
+        other = store_of(name, q[rows:], rows, columns, exact=exact).matrix("w")
         assert np.array_equal(multiplied(alone, x, (), 1), multiplied(other, x))
 
 
@@ -397,7 +396,7 @@ def test_a_token_that_is_not_finite_spoils_its_own_result_only(monkeypatch):
     permitted = amx.permitted()
     for tiles in {permitted, False}:
         monkeypatch.setattr(amx, "permitted", lambda tiles=tiles: tiles)
-        out = store_of("q4_K", q, 32, 256).linear("w").matmul(x)
+        out = store_of("q4_K", q, 32, 256).matrix("w").multiply(x)
         assert np.isnan(out[3]).all()
         assert np.isfinite(np.delete(out, 3, axis=0)).all()
     assert np.isfinite(weights).all()
@@ -417,9 +416,9 @@ def test_stored_bytes_that_lie_nowhere_are_kept_within_the_limit():
     for room, times in ((q.nbytes, 2), (q.nbytes - 1, 0)):
         made.clear()
         store_ = WeightStore(source, room)
-        linear = store_.linear("w")
+        linear = store_.matrix("w")
         for matrix in (0, 1, 0):
-            linear.matmul(x, matrix)
+            linear.multiply(x, matrix)
         assert len(made) == times
         assert store_.free >= 0
 
@@ -428,7 +427,7 @@ def test_lookup_reads_rows_where_they_lie(monkeypatch):
     monkeypatch.setattr(weights_module, "TILE_BYTES", 1)
     weights, q = sample_of("q6_K", 40, 256)
     ids = np.array([30, 2, 30, 39])
-    assert np.array_equal(store_of("q6_K", q, 40, 256).linear("w").lookup(ids), weights[ids])
+    assert np.array_equal(store_of("q6_K", q, 40, 256).matrix("w").lookup(ids), weights[ids])
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
