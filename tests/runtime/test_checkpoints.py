@@ -16,7 +16,8 @@ from ggufmill.formats import TYPES, FormatError
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.plan import Output, make_plan
 from ggufmill.quantize import decode, encode
-from ggufmill.runtime import ARCHITECTURES, load_model
+from ggufmill.runtime import ARCHITECTURES as RUNNABLE
+from ggufmill.runtime import load_model
 
 TOLERANCE = 1e-4  # of float32 against float32; logits have a standard deviation of about 1
 EXACT = {"exact": True}
@@ -294,7 +295,7 @@ def test_every_architecture_is_tried():
     others |= {name for name, function in ARCHITECTURES.items() if function == "multimodal.text_model"}
     others |= {"Ernie4_5_ForCausalLM"}  # another spelling of Ernie4_5ForCausalLM
     assert set(ARCHITECTURES) - tried == others
-    assert len(ARCHITECTURES) >= 8
+    assert len(RUNNABLE) >= 8
 
 
 def other_model(family, options, zeroed="nothing"):

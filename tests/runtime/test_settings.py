@@ -1,7 +1,6 @@
 """Settings of `load_model` that choose what is kept in memory and how: cache types, latent attention, repacking, experts."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +8,9 @@ import pytest
 from ggufmill.formats import TYPES, PlanError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import Settings, load_model
-from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache
 from ggufmill.runtime.backends.cpu.cache_parts import latent_parts
 from ggufmill.runtime.backends.cpu.kernels.experts import reduce_experts
+from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache
 
 ROUNDING = 1e-4
 EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....formats import PlanError
-from ....simd.workers import Workers, one_blas_thread
+from ....simd.workers import Workers
 from ...graph import Graph, Observer, Weight, check_support
 from ...graph.graph import users
 from ...graph.ops import Attention, LatentAttention, Op, Route
@@ -118,8 +118,7 @@ class Executable:
         current = self._taken(key) if observer is None else None
         if current is None:
             current = self._written(self.steps, *key, observer)
-        with one_blas_thread():
-            current.run(tokens, list(caches))
+        current.run(tokens, list(caches))
         out = current.view(self.graph.hidden).matrix.copy()
         if observer is None:
             self._keep(key, current)
@@ -133,8 +132,7 @@ class Executable:
         view = head.new(self.graph.hidden)
         view.matrix[:] = hidden
         self._write(head, self.head_steps)
-        with one_blas_thread():
-            head.run(np.empty(0, np.int64), [])
+        head.run(np.empty(0, np.int64), [])
         return head.view(self.graph.logits).matrix
 
     def _written(

@@ -117,8 +117,10 @@ class KVCache:
         return self._table
 
     def put(self, layer: int, name: str, rows: np.ndarray) -> None:
-        """Writes the rows of this pass, float32 [n, heads, width]. Where a type in blocks cannot hold a row (NaN, infinity), all
-        of it becomes NaN."""
+        """Writes the rows of this pass, float32 [n, heads, width].
+
+        Where a type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN.
+        """
         n, part = len(rows), self.parts[name]
         place = self.rows(layer, name, n)
         values = np.zeros((n * part.heads, part.padded_width), np.float32)

@@ -134,7 +134,7 @@ class WeightMatrix:
 
     @cached_property
     def gemv_plan(self) -> np.ndarray | None:
-        """For products of a few tokens straight from the packed rows, int64 words (see kernels.gemv_plan); None: there is none."""
+        """For products of a few tokens straight from the packed rows, int64 words (see kernels.gemv_plan), or None."""
         return self.head_plan(self.matrices)
 
     @property

@@ -1,4 +1,4 @@
-"""Products of a few tokens with packed weights (GEMV): what does not change from product to product, and a product by itself."""
+"""Products of a few tokens with packed weights (GEMV): what stays the same from product to product, and a product by itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(
     part: tuple[int, int] | None = None,
     threads: int = 1,
 ) -> np.ndarray | None:
-    """What products need to know of a matrix, or of a stack of them, int64 words as named above; None if there is no GEMV for it.
+    """What products need to know of a matrix or a stack of them, int64 words as named above; None if there is no GEMV for it.
 
     packed: uint8 [rows of all matrices, row bytes], contiguous: it has to be kept as long as the plan is used.
     part: only rows part[0] to part[1] - 1 of each matrix take part; all if None. threads: among which products are shared out.

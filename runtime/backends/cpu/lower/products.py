@@ -52,8 +52,11 @@ def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Call
 def gemv_task(
     out: Pass, plan: np.ndarray, codes: Codes, to: View, jobs: int, n_jobs: int, reads: tuple[View, ...] = (), stride: int = 0
 ) -> None:
-    """plan: of kernels.gemv_plan; jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result
-    to the next, if not those of a dense one."""
+    """Multiplies with the weights of a plan (see kernels.gemv_plan).
+
+    jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to the next, if these are not
+    those of `to`.
+    """
     p = plan.tolist()
     sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
     weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]

@@ -16,7 +16,6 @@ from ......simd.compile import kernel
 from ......simd.memory import address, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
-from ..elementwise import gate_run
 from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
 from .float_panels import (
     CODES,
@@ -119,41 +118,6 @@ def prepare_part(argument, number):
     spans = -(-table[WIDTH] // SPAN)
     first = number % spans * SPAN
     _prepare(table, number // spans, first, min(first + SPAN, table[WIDTH]))
-
-
-@kernel
-def _add(row, biases, matrix, columns, first):
-    values = view(biases + 4 * (matrix * columns + first), row.size, np.float32)
-    for i in range(row.size):
-        row[i] += values[i]
-
-
-@part
-def gate_part(argument, number):
-    """The activation of a feed-forward block, and the form of its result that the product wants which follows.
-
-    Table: gate (overwritten), up, kind, limit (float64), biases of gate and of up (0: none), matrix of each row (0: none; read
-    for biases only), address of the table of activations, whose x is gate. Parts as for these.
-    """
-    given, limit = view(argument, 8, np.int64), np.float32(view(argument, 8, np.float64)[3])
-    table = view(given[7], INPUTS, np.int64)
-    columns, size = table[WIDTH], TILE_TOKENS if table[FORM] == BYTES else table[IN_UNIT]
-    spans = -(-columns // SPAN)
-    unit, first = number // spans, number % spans * SPAN
-    stop = min(first + SPAN, columns)
-    for r in range(unit * size, (unit + 1) * size):
-        row = _place(table, r)
-        if row < 0:
-            continue
-        at = 4 * (row * columns + first)
-        gate, up = view(given[0] + at, stop - first, np.float32), view(given[1] + at, stop - first, np.float32)
-        matrix = view(given[6], row + 1, np.int64)[row] if given[6] else 0
-        if given[4]:
-            _add(gate, given[4], matrix, columns, first)
-        if given[5]:
-            _add(up, given[5], matrix, columns, first)
-        gate_run(given[2], gate, up, gate, limit)
-    _prepare(table, unit, first, stop)
 
 
 # --- products -------------------------------------------------------------------------------------------------------

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 
 from ggufmill.runtime.backends.cpu.kernels import elementwise as small
-from ggufmill.runtime.backends.cpu.rope import Rope
 from ggufmill.simd.compile import kernel
 from ggufmill.simd.exponential import exp, exp_lanes
-from ggufmill.simd.workers import Workers
 
 
 @kernel
@@ -33,23 +31,15 @@ def test_exponential():
         assert np.array_equal(found[-8:], [0, np.inf, np.nan, np.inf, 0, 1, 1, 1], equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (3, 100), (70, 1024)])  # the last one is shared out
-def test_normalise(shape):
-    draw = np.random.default_rng(1)
-    x, weight = draw.standard_normal(shape).astype(np.float32), draw.standard_normal(shape[1]).astype(np.float32)
-    wide = x.astype(np.float64)
-    expected = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-3) * weight
-    results = []
-    for count in (1, 3):
-        out = np.empty_like(x)
-        small.normalise(Workers(count).ready(), small.normalise_part.address, x, weight, 1e-3, out)
-        results.append(out)
-    assert np.allclose(results[0], expected, rtol=2e-6, atol=1e-7)
-    assert np.array_equal(*results)
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
+
+
+def gated(kind, gate, up):
+    gate, up = np.ascontiguousarray(gate), np.ascontiguousarray(up)
+    out = np.empty_like(gate)
+    small.gate_run(kind, gate.reshape(-1), up.reshape(-1), out.reshape(-1), np.float32(7))
+    return out
 
 
 ACTIVATIONS = {
@@ -67,40 +57,18 @@ def test_gated(kind, shape):
     gate[0, :2] = -1e4, 1e25
     with np.errstate(over="ignore"):
         expected = ACTIVATIONS[kind](gate.astype(np.float64), up.astype(np.float64))
-    alone = gate.copy()
-    small.gated(0, small.gate_part.address, kind, alone, up, 7.0)
-    assert np.allclose(alone, expected, rtol=2e-6, atol=1e-6)
-    small.gated(Workers(3).ready(), small.gate_part.address, kind, gate, up, 7.0)
-    assert np.array_equal(gate, alone)
+    out = gated(kind, gate, up)
+    assert np.allclose(out, expected, rtol=2e-6, atol=1e-6)
+    each = [gated(kind, gate[:, i : i + 1], up[:, i : i + 1]) for i in range(min(shape[1], 40))]
+    assert np.array_equal(np.concatenate(each, axis=1), out[:, :40])  # an element depends on its own inputs alone
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_gates_that_are_no_numbers_stay_so(kind):
     gate, up = np.array([[np.nan, 1, np.inf]], np.float32), np.array([[1, np.nan, 1]], np.float32)
-    small.gated(0, small.gate_part.address, kind, gate, up, 7.0)
-    assert np.isnan(gate[0, :2]).all()
-    assert gate[0, 2] == (pytest.approx(14, rel=1e-4) if kind == small.CLAMPED_SWISH else np.inf)
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("cut", [0, 2])  # elements in front of the heads: with them, heads do not lie side by side
-def test_rotate(interleaved, cut):
-    draw = np.random.default_rng(3)
-    rope = Rope(draw.random(4), 1.5, interleaved)
-    x = draw.standard_normal((3, 2, 10 + cut)).astype(np.float32)
-    table = rope.table(np.array([0, 5, 1000]))
-    expected = x.copy()
-    heads = expected[..., cut:]
-    first, second = (slice(0, 8, 2), slice(1, 8, 2)) if interleaved else (slice(0, 4), slice(4, 8))
-    turned = (heads[..., first] + 1j * heads[..., second]) * table[:, None]
-    heads[..., first], heads[..., second] = turned.real, turned.imag
-    rope.rotate(x[..., cut:], table)
-    assert np.allclose(x, expected, atol=1e-6)
-    many = np.tile(x, (1000, 1, 1))
-    shared, turns = many.copy(), np.tile(table, (1000, 1))
-    rope.rotate(many[..., cut:], turns)
-    rope.rotate(shared[..., cut:], turns, Workers(3))
-    assert np.array_equal(many, shared)
+    out = gated(kind, gate, up)
+    assert np.isnan(out[0, :2]).all()
+    assert out[0, 2] == (pytest.approx(14, rel=1e-4) if kind == small.CLAMPED_SWISH else np.inf)
 
 
 def route_by_hand(scores, sigmoid_scores, bias, groups, groups_used, normalised, scale, used):
