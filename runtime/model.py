@@ -233,7 +233,7 @@ class Model:
 
     def first_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError | None:
         """Runs the sequence again, looking at what every op computes; the error names the first weight or layer at fault."""
-        before, self.observer = self.observer, FiniteCheck(self.source.path, self._cache_types())
+        before, self.observer = self.observer, FiniteCheck(self.source.path, self.new_cache(1).types)
         try:
             self.logits(tokens)
         except MillError as error:
@@ -241,11 +241,6 @@ class Model:
         finally:
             self.observer = before
         return None
-
-    def _cache_types(self) -> str:
-        """Of what caches keep, in words."""
-        parts = self.new_cache(1).parts
-        return " and ".join(part.type for part in parts.values())
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         try:

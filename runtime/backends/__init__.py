@@ -17,6 +17,11 @@ class Cache(Protocol):
     length: int
     limit: int
 
+    @property
+    def types(self) -> str:
+        """As what keys and values are kept, in words: "f16 and f16"."""
+        ...
+
     def room_for(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
 

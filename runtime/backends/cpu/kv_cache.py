@@ -84,6 +84,11 @@ class KVCache:
         self._places: list[dict[str, Rows]] = [{} for _ in range(n_layers)]
         self._table, self._table_end = np.zeros((0, 0, 3), np.int64), 0
 
+    @property
+    def types(self) -> str:
+        """As what each layer's rows are kept, in words."""
+        return " and ".join(part.type for part in self.parts.values())
+
     def room_for(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
         if self.length + n > self.limit:

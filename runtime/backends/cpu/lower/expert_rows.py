@@ -39,7 +39,7 @@ class ManyTokens:
         units = (gemm.unit_of(m.gemm_plan.way) for m in step.matrices if m.gemm_plan is not None)
         self._unit = math.lcm(1, *units)
         observer = out.observer
-        self._watched = observer is not None and any(observer.wants_output(inner.op) for inner in step.inner)
+        self._watched = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)
 
     def run(self) -> None:
         step, out, experts = self._step, self._pass, self._step.experts

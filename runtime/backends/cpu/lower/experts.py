@@ -77,7 +77,7 @@ class ExpertsStep(Step):
         self.bias = self.vector(self.route.bias)
         self.experts = self.route.logits.shape[0]
         self.matrices = [step.matrix for step in self.inner if isinstance(step, ExpertLinearStep)]
-        self.columns = max(step.op.out.shape[-1] for step in self.inner)
+        self.columns = max(step.ops[0].out.shape[-1] for step in self.inner)
 
     def _inner(self, op: Op) -> Step:
         from . import STEPS
@@ -102,7 +102,7 @@ class ExpertsStep(Step):
         observer = out.observer
         wanted = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
         fused = self.add is not None and self.combine not in wanted
-        if out.gemv and self.has_gemv and not any(op.out is step.op.out for op in wanted for step in self.inner):
+        if out.gemv and self.has_gemv and not any(op.out is step.ops[0].out for op in wanted for step in self.inner):
             self._few(out, chosen, weights, fused)
         else:
             result, fresh = self._result(out, fused)
