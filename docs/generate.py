@@ -40,7 +40,10 @@ def command_line() -> str:
 
 def _help(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
     """(words of the command, its help), of its sub-commands too."""
-    context = click.Context(command, info_name=f"ggufmill {path}", max_content_width=100, terminal_width=100, color=False)
+    names = ["-h", "--help"]
+    context = click.Context(
+        command, info_name=f"ggufmill {path}", max_content_width=100, terminal_width=100, help_option_names=names
+    )
     yield path, command.get_help(context)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
