@@ -4,61 +4,52 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..formats import MillError
+from ..formats import MillError, TensorSource, dims
 from .graph import Observer, Op, Weight
-from .graph.ops import Add, Attention, Embedding, ExpertLinear, LatentAttention
+from .graph.ops import Add, Attention, LatentAttention
+
+_READ_BYTES = 16 << 20  # decoded weights that are in memory at a time
+_GROUP = 16  # rows that may be interleaved: such groups are decoded together
 
 
 class FiniteCheck(Observer):
-    """Raises MillError at the first result that is not finite, naming the op's weight where it has one.
+    """Raises MillError at the first result that is not finite, naming the tensor at fault, or else the op.
 
-    path: of the model; cache_types: what it caches keys and values as, in words.
+    source: the model; cache_types: what it caches keys and values as, in words.
     """
 
-    def __init__(self, path: str, cache_types: str):
-        self.path, self.cache_types = path, cache_types
+    def __init__(self, source: TensorSource, cache_types: str):
+        self.source, self.cache_types = source, cache_types
         self._layer = 0
-        self._tokens: dict[int, dict[int, set[int]]] = {}  # of each routing: matrix -> the tokens that it multiplies
 
     def wants_output(self, op: Op) -> bool:
         return True
 
-    def wants_input(self, op: Op) -> bool:
-        return isinstance(op, ExpertLinear)
-
-    def on_expert_inputs(
-        self,
-        op: Op,
-        weight: Weight,
-        x: np.ndarray,
-        matrices: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        rows: np.ndarray | None,
-    ) -> None:
-        if isinstance(op, ExpertLinear) and rows is not None:
-            tokens = self._tokens.setdefault(op.routing.index, {})
-            for matrix, start, count in zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True):
-                tokens[matrix] = set(rows[start : start + count].tolist())
-
     def on_output(self, op: Op, out: np.ndarray) -> None:
-        if isinstance(op, Embedding):  # the first of a pass
-            self._tokens = {}
         if isinstance(op, Attention | LatentAttention):
             self._layer = op.layer
         if not np.isfinite(out).all():
             what = "the first output that is not finite (NaN or infinity) is that of"
-            raise MillError(f"{self.path}: {what} {self._describe(op, out)}")
+            raise MillError(f"{self.source.path}: {what} {self._describe(op)}")
 
-    def _describe(self, op: Op, out: np.ndarray) -> str:
-        if isinstance(op, Attention | LatentAttention):  # keys and values may be beyond the range of the type they are kept in
-            weights = "".join(f", or {weight.name}" for weight in op.weights)
-            return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}{weights}"
-        if not op.weights:
-            return f"{'a sum' if isinstance(op, Add) else type(op).__name__} in layer {self._layer}"
-        name = op.weights[0].name
-        if not isinstance(op, ExpertLinear):
-            return name
-        bad = set(np.flatnonzero(~np.isfinite(out).all(axis=(1, 2))).tolist())
-        matrices = [matrix for matrix, tokens in self._tokens.get(op.routing.index, {}).items() if tokens == bad]
-        return f"{name} (matrix {matrices[0]})" if len(matrices) == 1 else name
+    def _describe(self, op: Op) -> str:
+        """The first of its tensors that is damaged, else its first tensor, else the op in words."""
+        damaged = next(filter(None, map(self._damaged, op.weights)), None)
+        if damaged is not None:
+            return damaged
+        if isinstance(op, Attention | LatentAttention):  # they may be beyond the range of the type that they are kept in
+            return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}"
+        if op.weights:
+            return op.weights[0].name
+        return f"{'a sum' if isinstance(op, Add) else type(op).__name__} in layer {self._layer}"
+
+    def _damaged(self, weight: Weight) -> str | None:
+        """The tensor, with the number of its first matrix that has NaN or infinity; None if all weights are finite."""
+        tensor = self.source.tensors[weight.name]
+        columns, rows, matrices = dims(tensor.shape)
+        step = max(_GROUP, _READ_BYTES // (4 * columns) // _GROUP * _GROUP)
+        for first in range(0, matrices * rows, rows):
+            for start in range(first, first + rows, step):
+                if not np.isfinite(tensor.read(start, min(start + step, first + rows))).all():
+                    return f"{weight.name} (matrix {first // rows})" if matrices > 1 else weight.name
+        return None

@@ -233,7 +233,7 @@ class Model:
 
     def first_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError | None:
         """Runs the sequence again, looking at what every op computes; the error names the first weight or layer at fault."""
-        before, self.observer = self.observer, FiniteCheck(self.source.path, self.new_cache(1).types)
+        before, self.observer = self.observer, FiniteCheck(self.source, self.new_cache(1).types)
         try:
             self.logits(tokens)
         except MillError as error:
