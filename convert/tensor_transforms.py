@@ -1,7 +1,7 @@
-"""Source tensors out of a checkpoint's weights: as they are, stacked, with rows in another order, transposed per head.
+"""Transforms from a checkpoint's weights to GGUF tensors: unchanged, stacked, with rows in another order, transposed per head.
 
-Each function takes the GGUF name and the weights that it is made of. Nothing is read until the result's `read` or `raw` is
-called, and then only the rows asked for.
+A transform takes the GGUF name and the weights that the tensor is made of, and returns a `SourceTensor`. Nothing is read until
+its `read` or `raw` is called, and then only the rows asked for.
 """
 
 from __future__ import annotations
@@ -14,162 +14,181 @@ import numpy as np
 from ..formats import SourceTensor
 from .quantization.stored_weights import Rows, Weight
 
-Edit = Callable[[str, list[Weight]], SourceTensor]
+Transform = Callable[[str, list[Weight]], SourceTensor]
+RowOrder = Callable[[int, int], Rows]  # (start, stop): rows of the result -> the weight's rows that they are
 
 
-def plain(name: str, weights: list[Weight]) -> SourceTensor:
-    """The one weight as it is: a vector stays one, [rows, columns] becomes ne (columns, rows)."""
+def unchanged(name: str, weights: list[Weight]) -> SourceTensor:
+    """One weight as it is: a vector stays one, a matrix [rows, columns] has ne shape (columns, rows)."""
     weight = weights[0]
     shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
-    return _by_rows(name, shape, weight, slice)
+    return _reordered(name, shape, weight, slice)
 
 
-def stacked(name: str, weights: list[Weight]) -> SourceTensor:
-    """Experts' matrices of one shape -> ne (columns, rows, number of experts)."""
+def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:
+    """Matrices [rows, columns] of one shape, one per expert -> ne shape (columns, rows, experts)."""
     first = weights[0]
     rows = first.rows
 
+    def select(start: int, stop: int) -> tuple[Weight, slice]:
+        expert, first_row = divmod(start, rows)
+        return weights[expert], slice(first_row, first_row + stop - start)
+
     def read(start: int, stop: int) -> np.ndarray:
-        matrix, at = divmod(start, rows)
-        return weights[matrix].read(slice(at, at + stop - start))
+        weight, run = select(start, stop)
+        return weight.read(run)
 
     def raw(start: int, stop: int) -> np.ndarray:
-        matrix, at = divmod(start, rows)
-        return weights[matrix].raw(slice(at, at + stop - start))
+        weight, run = select(start, stop)
+        return weight.raw(run)
 
-    def narrow(start: int, stop: int) -> np.ndarray:
-        matrix, at = divmod(start, rows)
-        return weights[matrix].narrow(slice(at, at + stop - start))
+    def read_bf16(start: int, stop: int) -> np.ndarray:
+        weight, run = select(start, stop)
+        return weight.read_bf16(run)
 
-    kinds = {w.kind for w in weights}
-    kind = first.kind if len(kinds) == 1 else None
-    sources = "+".join(sorted({w.source_type for w in weights}))
-    narrows = all(w.narrows for w in weights)
-    shape, optional = (first.columns, rows, len(weights)), (raw if kind else None, kind)
-    return SourceTensor(name, shape, sources, read, *optional, read_bf16=narrow if narrows else None)
+    types = {w.ggml_type for w in weights}
+    ggml_type = first.ggml_type if len(types) == 1 else None
+    source_type = "+".join(sorted({w.source_type for w in weights}))
+    return SourceTensor(
+        name,
+        (first.columns, rows, len(weights)),
+        source_type,
+        read,
+        raw if ggml_type else None,
+        ggml_type,
+        read_bf16=read_bf16 if all(w.has_read_bf16 for w in weights) else None,
+    )
 
 
-def interleaved(n_head: int) -> Edit:
-    """For rotary embeddings: Hugging Face rotates a head's first half of rows against its second half, GGUF's llama
-    neighbouring pairs. Row 2 i + s of a head is its row s * half + i there. Vectors (biases) alike.
+def permute_heads(n_heads: int) -> Transform:
+    """Rows in the order that GGUF's llama needs for rotary embeddings (`permute` in convert_hf_to_gguf.py).
+
+    Hugging Face rotates row i of a head's first half with row i of its second half, llama.cpp neighbouring rows: row 2 i + s of
+    a head is row s * half + i of the checkpoint. Elements of vectors (biases) likewise.
     """
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
         is_vector = len(weight.shape) == 1
-        size = (weight.columns if is_vector else weight.rows) // n_head
+        head_dim = (weight.columns if is_vector else weight.rows) // n_heads
 
         def order(start: int, stop: int) -> np.ndarray:
-            head, at = np.divmod(np.arange(start, stop), size)
-            return head * size + at % 2 * (size // 2) + at // 2
+            return interleave_halves(np.arange(start, stop), head_dim)
 
         if is_vector:
-            return _vector(name, weight, order(0, weight.columns))
-        return _by_rows(name, (weight.columns, weight.rows), weight, order)
+            return _selected_elements(name, weight, order(0, weight.columns))
+        return _reordered(name, (weight.columns, weight.rows), weight, order)
 
-    return edit
+    return transform
 
 
-def value_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> Edit:
-    """attn_v_b out of kv_b_proj, whose heads are key_size rows and then value_size rows each: the latter.
+def interleave_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Row numbers with interleaved halves of each head -> the numbers of these rows in the checkpoint; int64 of any shape."""
+    head, row = np.divmod(rows, head_dim)
+    return head * head_dim + row % 2 * (head_dim // 2) + row // 2
 
-    -> ne (columns, value_size, n_head) if by_head, else (columns, value_size * n_head).
+
+def kv_b_values(n_heads: int, key_size: int, value_size: int, *, by_head: bool) -> Transform:
+    """attn_v_b from kv_b_proj, whose heads are key_size rows followed by value_size rows each: the latter.
+
+    -> ne shape (columns, value_size, n_heads) if by_head, else (columns, value_size * n_heads).
     """
 
     def order(start: int, stop: int) -> np.ndarray:
-        head, at = np.divmod(np.arange(start, stop), value_size)
-        return head * (key_size + value_size) + key_size + at
+        head, row = np.divmod(np.arange(start, stop), value_size)
+        return head * (key_size + value_size) + key_size + row
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         columns = weights[0].columns
-        shape = (columns, value_size, n_head) if by_head else (columns, value_size * n_head)
-        return _by_rows(name, shape, weights[0], order)
+        shape = (columns, value_size, n_heads) if by_head else (columns, value_size * n_heads)
+        return _reordered(name, shape, weights[0], order)
 
-    return edit
+    return transform
 
 
-def key_part(n_head: int, key_size: int, value_size: int, *, by_head: bool) -> Edit:
-    """attn_k_b out of kv_b_proj: each head's key_size rows, transposed, so that a row holds key_size elements.
+def kv_b_keys(n_heads: int, key_size: int, value_size: int, *, by_head: bool) -> Transform:
+    """attn_k_b from kv_b_proj: each head's key_size rows, transposed, so that a row has key_size elements.
 
-    -> ne (key_size, columns, n_head) if by_head, else (key_size, columns * n_head). A run of rows decodes the heads it touches.
+    -> ne shape (key_size, columns, n_heads) if by_head, else (key_size, columns * n_heads). Reading a run of rows decodes the
+    heads that it touches.
     """
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
         rank = weight.columns
 
         def read(start: int, stop: int) -> np.ndarray:
             out = np.empty((stop - start, key_size), np.float32)
             for head in range(start // rank, -(-stop // rank)):
-                first = head * (key_size + value_size)
-                block = weight.read(slice(first, first + key_size))
+                first_row = head * (key_size + value_size)
+                keys = weight.read(slice(first_row, first_row + key_size))
                 low, high = max(start, head * rank), min(stop, (head + 1) * rank)
-                out[low - start : high - start] = block.T[low - head * rank : high - head * rank]
+                out[low - start : high - start] = keys.T[low - head * rank : high - head * rank]
             return out
 
-        shape = (key_size, rank, n_head) if by_head else (key_size, rank * n_head)
+        shape = (key_size, rank, n_heads) if by_head else (key_size, rank * n_heads)
         return SourceTensor(name, shape, weight.source_type, read)
 
-    return edit
+    return transform
 
 
-def plus_one(name: str, weights: list[Weight]) -> SourceTensor:
-    """A vector with 1 added: Gemma's norms multiply by 1 + weight, GGUF's by the weight."""
+def add_one(name: str, weights: list[Weight]) -> SourceTensor:
+    """A vector plus 1: Gemma's norms multiply by 1 + weight, GGUF's by the weight."""
     weight = weights[0]
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
 
 
-def flattened(name: str, weights: list[Weight]) -> SourceTensor:
+def flatten(name: str, weights: list[Weight]) -> SourceTensor:
     """A matrix of one row as a vector."""
     weight = weights[0]
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
 
 
-def stack_rows(first: int = 0, step: int = 1) -> Edit:
-    """Of a stack [matrices, rows, columns] every step-th row of each matrix -> ne (columns, rows / step, matrices)."""
+def expert_rows(first: int = 0, step: int = 1) -> Transform:
+    """From a stack [experts, rows, columns] every step-th row of each matrix -> ne shape (columns, rows / step, experts)."""
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        matrices = weight.shape[0]
-        rows = weight.rows // matrices
-        kept = rows // step
+        experts = weight.shape[0]
+        rows = weight.rows // experts
+        n_selected = rows // step
 
         def order(start: int, stop: int) -> Rows:
             if step == 1:
                 return slice(start, stop)
-            matrix, at = np.divmod(np.arange(start, stop), kept)
-            return matrix * rows + first + step * at
+            expert, row = np.divmod(np.arange(start, stop), n_selected)
+            return expert * rows + first + step * row
 
-        return _by_rows(name, (weight.columns, kept, matrices), weight, order)
+        return _reordered(name, (weight.columns, n_selected, experts), weight, order)
 
-    return edit
+    return transform
 
 
-def half_rows(number: int) -> Edit:
-    """Of a stack [matrices, rows, columns] the first (0) or second (1) half of each matrix's rows."""
+def expert_half(half: int) -> Transform:
+    """From a stack [experts, rows, columns] the first (0) or second (1) half of each matrix's rows."""
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        matrices = weight.shape[0]
-        kept = weight.rows // matrices // 2
+        experts = weight.shape[0]
+        n_selected = weight.rows // experts // 2
 
         def order(start: int, stop: int) -> Rows:
-            matrix, at = divmod(start, kept)
-            first = (2 * matrix + number) * kept + at
-            return slice(first, first + stop - start)
+            expert, row = divmod(start, n_selected)
+            first_row = (2 * expert + half) * n_selected + row
+            return slice(first_row, first_row + stop - start)
 
-        return _by_rows(name, (weight.columns, kept, matrices), weight, order)
+        return _reordered(name, (weight.columns, n_selected, experts), weight, order)
 
-    return edit
+    return transform
 
 
-def run_of_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray] | None = None) -> Edit:
-    """`count` rows of a matrix from `first` on -> ne (columns, count); of a vector, these elements.
+def select_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray] | None = None) -> Transform:
+    """`count` rows of a matrix from `first` on -> ne shape (columns, count); of a vector, these elements.
 
-    order: numbers of rows of the result -> which of the `count` they are.
+    order: row numbers of the result -> which of the `count` rows they are.
     """
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
 
         def rows(start: int, stop: int) -> Rows:
@@ -177,43 +196,43 @@ def run_of_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray
 
         if len(weight.shape) == 1:
             numbers = np.arange(count)
-            return _vector(name, weight, first + (numbers if order is None else order(numbers)))
-        return _by_rows(name, (weight.columns, count), weight, rows)
+            return _selected_elements(name, weight, first + (numbers if order is None else order(numbers)))
+        return _reordered(name, (weight.columns, count), weight, rows)
 
-    return edit
+    return transform
 
 
-def stack_columns(first: int = 0, step: int = 1) -> Edit:
-    """As `stack_rows`, of a stack whose matrices are stored the other way round: [matrices, columns, rows]."""
+def transposed_expert_rows(first: int = 0, step: int = 1) -> Transform:
+    """As `expert_rows`, from a stack whose matrices are stored transposed: [experts, columns, rows]."""
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        matrices = weight.shape[0]
-        columns, kept = weight.rows // matrices, weight.columns // step
+        experts = weight.shape[0]
+        columns, n_selected = weight.rows // experts, weight.columns // step
 
-        def turned(take: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
-            matrix, at = divmod(start, kept)
-            whole = take(slice(matrix * columns, (matrix + 1) * columns))
-            return np.ascontiguousarray(whole[:, first::step][:, at : at + stop - start].T)
+        def transposed(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
+            expert, row = divmod(start, n_selected)
+            matrix = read_rows(slice(expert * columns, (expert + 1) * columns))
+            return np.ascontiguousarray(matrix[:, first::step][:, row : row + stop - start].T)
 
         def read(start: int, stop: int) -> np.ndarray:
-            if weight.kind is None:
-                return turned(weight.read, start, stop)
-            return weight.widened(turned(weight.words, start, stop))
+            if weight.ggml_type is None:
+                return transposed(weight.read, start, stop)
+            return weight.to_float32(transposed(weight.words, start, stop))
 
         def raw(start: int, stop: int) -> np.ndarray:
-            return turned(weight.words, start, stop).view(np.uint8)
+            return transposed(weight.words, start, stop).view(np.uint8)
 
-        shape = (columns, kept, matrices)
-        return SourceTensor(name, shape, weight.source_type, read, raw if weight.kind else None, weight.kind)
+        shape = (columns, n_selected, experts)
+        return SourceTensor(name, shape, weight.source_type, read, raw if weight.ggml_type else None, weight.ggml_type)
 
-    return edit
+    return transform
 
 
-def every(first: int, step: int) -> Edit:
-    """Of a matrix [rows, columns] every step-th column -> ne (columns / step, rows)."""
+def select_columns(first: int, step: int) -> Transform:
+    """From a matrix [rows, columns] every step-th column -> ne shape (columns / step, rows)."""
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -221,32 +240,34 @@ def every(first: int, step: int) -> Edit:
 
         return SourceTensor(name, (weight.columns // step, weight.rows), weight.source_type, read)
 
-    return edit
+    return transform
 
 
-def constant(make: Callable[[], np.ndarray]) -> Edit:
-    """A vector float32 [n] that the checkpoint does not hold; made when the sizes have been found to be right."""
+def computed(compute: Callable[[], np.ndarray]) -> Transform:
+    """A vector float32 [n] that the checkpoint does not contain; computed when all sizes have been checked."""
 
-    def edit(name: str, weights: list[Weight]) -> SourceTensor:
-        values = make()
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        values = compute()
         return SourceTensor(name, values.shape, "f32", lambda start, stop: values[None].copy())
 
-    return edit
+    return transform
 
 
-def _by_rows(name: str, shape: tuple[int, ...], weight: Weight, order: Callable[[int, int], Rows]) -> SourceTensor:
-    """Rows of one weight; order(start, stop) gives the weight's rows that make up the tensor's rows start ... stop."""
+def _reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrder) -> SourceTensor:
+    """A tensor whose rows are rows of one weight, in some order."""
 
-    def run(take: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
-        return take(order(start, stop))
+    def run(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
+        return read_rows(order(start, stop))
 
-    raw = partial(run, weight.raw) if weight.kind else None
-    narrow = partial(run, weight.narrow) if weight.narrows else None
-    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.kind, read_bf16=narrow)
+    raw = partial(run, weight.raw) if weight.ggml_type else None
+    read_bf16 = partial(run, weight.read_bf16) if weight.has_read_bf16 else None
+    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.ggml_type, read_bf16=read_bf16)
 
 
-def _vector(name: str, weight: Weight, order: np.ndarray) -> SourceTensor:
+def _selected_elements(name: str, weight: Weight, elements: np.ndarray) -> SourceTensor:
+    """A vector of the same length whose elements are a vector's, in some order."""
+
     def read(start: int, stop: int) -> np.ndarray:
-        return weight.read(slice(0, 1))[:, order]
+        return weight.read(slice(0, 1))[:, elements]
 
     return SourceTensor(name, (weight.columns,), weight.source_type, read)

@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import __version__
 from ..convert import open_source
-from ..convert.hub.hub import is_repository
+from ..convert.hub.fetch import is_repository
 from ..convert.model_card import file_metadata
-from ..convert.outtype import out_type
+from ..convert.outtype import outtype_rules
 from ..formats import TYPES
 from ..quantize.planning import plan_quantize
 from .common.arguments import Size, as_bytes
@@ -80,7 +80,7 @@ def convert_model(
         if earlier is not None:
             return earlier
     opened = open_source(source, mla_layout=mla_layout, remote=remote or (dry_run and is_repository(source)))
-    weights, rules = out_type(opened, outtype)
+    weights, rules = outtype_rules(opened, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(
         opened,

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import __version__
 from ..convert import open_source
-from ..convert.hub.hub import is_repository
+from ..convert.hub.fetch import is_repository
 from ..convert.outtype import recipe_types
 from ..errors import PlanError, UsageError
 from ..jobs.atomic_write import write_text

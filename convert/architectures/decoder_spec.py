@@ -1,17 +1,17 @@
-"""What decoders with grouped-query attention have in common: the outline that a family's module fills in.
+"""What decoders with grouped-query attention have in common: `DecoderSpec`, which a family's function fills in.
 
-    outline = Outline("qwen3", config)
+    spec = DecoderSpec("qwen3", config)
     layer = [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(head_norms=True),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
-        *outline.gated(),
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(head_norms=unchanged),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *spec.gated_mlp(),
     ]
-    return outline.describe(layer)
+    return spec.build(layer)
 
-A layer is a list of parts, each the name of a tensor in the GGUF (after blk.N.), in the checkpoint (after the layer's own
-prefix), and its shape. The outline knows the sizes from config.json and writes the keys that such models have in common; what
-else a family has goes into `metadata`, `notes` and `left_out`.
+A layer is a list of `LayerTensor`: the tensor's name in the GGUF (after blk.N.), in the checkpoint (after the layer's
+prefix), and its shape. The spec takes the sizes from config.json and writes the metadata that such models share; what else a
+family needs it adds with `add_uint32`, `add_float32`, or directly to `metadata`, `notes` and `skipped_prefixes`.
 """
 
 from __future__ import annotations
@@ -22,35 +22,45 @@ from functools import partial
 
 import numpy as np
 
-from ..checkpoint import Description, Wanted
 from ..config import Config
-from ..metadata import RMS_NORM, common, counts, llama3_factors, longrope, read_rope, rope_scaling
-from ..tensor_transforms import Edit, constant, half_rows, interleaved, plain, stack_rows, stacked
+from ..metadata import RMS_NORM, hparam_keys, uint32_keys
+from ..model_spec import ModelSpec, TensorSpec
+from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
+from ..tensor_transforms import Transform, computed, expert_half, expert_rows, permute_heads, stack_experts, unchanged
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}
+EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}  # the usual names; {}: the expert
+SIGMOID_GATING = 2  # expert_gating_func in the GGUF
 
 
 @dataclass(frozen=True)
-class Part:
-    """A kind of tensor that each layer has: full names, with {} in `source` for the number of one of `experts`."""
+class LayerTensor:
+    """A tensor that every layer has.
+
+    name         in the GGUF, without blk.N.
+    source       in the checkpoint, without the layer's prefix; with n_experts, {} stands for the expert's number
+    n_experts    how many sources it is stacked from; 0: it has one source
+    alternative  the same tensor from other sources (see `TensorSpec`)
+    """
 
     name: str
     source: str
     shape: tuple[int, ...]
-    edit: Edit = plain
-    experts: int = 0
-    instead: Part | None = None
+    transform: Transform = unchanged
+    n_experts: int = 0
+    alternative: LayerTensor | None = None
 
-    def wanted(self, block: str, layer: str) -> Wanted:
-        numbers = range(self.experts) if self.experts else (0,)
-        sources = tuple(f"{layer}.{self.source.format(number)}" for number in numbers)
-        instead = self.instead.wanted(block, layer) if self.instead else None
-        return Wanted(f"{block}.{self.name}", sources, self.shape, self.edit, instead=instead)
+    def spec(self, block: str, layer: str) -> TensorSpec:
+        """The tensor of one layer: `block` is its prefix in the GGUF, `layer` in the checkpoint."""
+        experts = range(self.n_experts) if self.n_experts else (0,)
+        sources = tuple(f"{layer}.{self.source.format(expert)}" for expert in experts)
+        alternative = self.alternative.spec(block, layer) if self.alternative else None
+        return TensorSpec(f"{block}.{self.name}", sources, self.shape, self.transform, alternative=alternative)
 
 
 @dataclass(frozen=True)
-class Names:
-    """Where a checkpoint keeps its layers ({}: the number), and what stands around them."""
+class CheckpointNames:
+    """The names in the checkpoint of what surrounds the layers, and the layers' prefix ({}: the layer's number)."""
 
     layer: str = "model.layers.{}"
     embedding: str = "model.embed_tokens.weight"
@@ -58,17 +68,22 @@ class Names:
     head: str = "lm_head.weight"
 
 
-def linear(name: str, source: str, shape: tuple[int, int], *, bias: bool = False, edit: Edit = plain) -> list[Part]:
-    """A matrix NAME.weight [rows, columns] and, if it has one, NAME.bias [rows]; the edit is for both."""
-    parts = [Part(f"{name}.weight", f"{source}.weight", shape, edit)]
-    return [*parts, Part(f"{name}.bias", f"{source}.bias", shape[:1], edit)] if bias else parts
+def linear(
+    name: str, source: str, shape: tuple[int, int], *, bias: bool = False, transform: Transform = unchanged
+) -> list[LayerTensor]:
+    """A matrix NAME.weight [rows, columns] and, if `bias`, NAME.bias [rows]; the transform is applied to both."""
+    tensors = [LayerTensor(f"{name}.weight", f"{source}.weight", shape, transform)]
+    return [*tensors, LayerTensor(f"{name}.bias", f"{source}.bias", shape[:1], transform)] if bias else tensors
 
 
-class Outline:
-    """Sizes, metadata and parts of one model.
+class DecoderSpec:
+    """Sizes, metadata and layer tensors of one model.
 
-    inner, experts, ...   elements and numbers from config.json; `rotary` are the rotated elements of a head
-    metadata, notes       to be added to; left_out and renamed are those of Description
+    hidden_size, intermediate_size, vocab_size, n_layers, n_heads, n_kv_heads, head_dim  from config.json
+    rotary_dim                                    elements of a head that are rotated
+    rope                                          the rotary embedding
+    metadata, notes                               may be added to
+    skipped_prefixes, renamed_prefixes            as in `ModelSpec`; may be added to
     """
 
     def __init__(
@@ -79,74 +94,78 @@ class Outline:
         keys: Mapping[str, str] | None = None,
         norm: tuple[str, str] = RMS_NORM,
         rope: Config | None = None,
-        rope_kinds: Mapping[str, str] | None = None,
+        rope_scalings: Mapping[str, str] | None = None,
     ):
-        """keys: further or other keys of the GGUF and of config.json than metadata.COMMON has. rope: where to look for rotary
-        settings, if not in config; rope_kinds: scalings that this family has beside the usual. Raises FormatError for a
-        config.json whose sizes cannot be.
+        """keys: metadata keys beside `metadata.HPARAMS`, or other keys of config.json for them; norm: those of the norms'
+        epsilon; rope: the config with the rotary settings, by default `config`; rope_scalings: see `read_rope`.
+
+        Raises FormatError for missing or impossible sizes.
         """
         self.architecture, self.config = architecture, config
         self.notes: list[str] = []
-        self.left_out: dict[str, str] = {}
-        self.renamed: dict[str, str] = {}
-        self.hidden, self.n_vocab = config.integer("hidden_size"), config.integer("vocab_size")
-        self.inner = config.integer((keys or {}).get("feed_forward_length", "intermediate_size"))
-        self.layers = config.count("num_hidden_layers")
-        self.heads = config.integer("num_attention_heads")
-        self.heads_kv = config.integer("num_key_value_heads", self.heads)
-        self.head = config.integer("head_dim", self.hidden // self.heads)
-        if self.heads % self.heads_kv or self.head % 2:
-            raise config.fail(f"{self.heads} heads over {self.heads_kv} key-value heads of {self.head} elements cannot be")
-        self.rope = read_rope(rope or config, rope_kinds)
-        self.rotary = int(self.head * self.rope.part)
-        self.metadata = common(architecture, config, self.rope, keys, norm)
-        self.count({"attention.head_count_kv": self.heads_kv, "rope.dimension_count": self.rotary})
+        self.skipped_prefixes: dict[str, str] = {}
+        self.renamed_prefixes: dict[str, str] = {}
+        self.hidden_size, self.vocab_size = config.integer("hidden_size"), config.integer("vocab_size")
+        self.intermediate_size = config.integer((keys or {}).get("feed_forward_length", "intermediate_size"))
+        self.n_layers = config.count("num_hidden_layers")
+        self.n_heads = config.integer("num_attention_heads")
+        self.n_kv_heads = config.integer("num_key_value_heads", self.n_heads)
+        self.head_dim = config.integer("head_dim", self.hidden_size // self.n_heads)
+        if self.n_heads % self.n_kv_heads or self.head_dim % 2:
+            raise config.error(
+                f"{self.n_heads} heads over {self.n_kv_heads} key-value heads of {self.head_dim} elements cannot be"
+            )
+        self.rope = read_rope(rope or config, rope_scalings)
+        self.rotary_dim = int(self.head_dim * self.rope.fraction)
+        self.metadata = hparam_keys(architecture, config, self.rope, keys, norm)
+        self.add_uint32({"attention.head_count_kv": self.n_kv_heads, "rope.dimension_count": self.rotary_dim})
         if config.get("head_dim") is not None:
-            self.count({"attention.key_length": self.head, "attention.value_length": self.head})
-        self.metadata |= rope_scaling(architecture, self.rope, self.notes)
-        self.factors: dict[str, np.ndarray] = {}
-        if self.rope.kind == "longrope":
-            keys, self.factors = longrope(architecture, config, self.rope, self.rotary)
-            self.metadata |= keys
+            self.add_uint32({"attention.key_length": self.head_dim, "attention.value_length": self.head_dim})
+        self.metadata |= rope_scaling_keys(architecture, self.rope, self.notes)
+        self._rope_factors: dict[str, np.ndarray] = {}
+        if self.rope.scaling == "longrope":
+            longrope_keys, self._rope_factors = longrope(architecture, config, self.rope, self.rotary_dim)
+            self.metadata |= longrope_keys
 
-    def count(self, values: Mapping[str, int]) -> None:
-        """Adds uint32 keys, named as they are after the architecture."""
-        self.metadata |= counts(self.architecture, values)
+    def add_uint32(self, values: Mapping[str, int]) -> None:
+        """Adds uint32 metadata; keys are without the architecture."""
+        self.metadata |= uint32_keys(self.architecture, values)
 
-    def real(self, values: Mapping[str, float]) -> None:
-        """As `count`, for float32 keys."""
+    def add_float32(self, values: Mapping[str, float]) -> None:
+        """Adds float32 metadata; keys are without the architecture."""
         self.metadata |= {f"{self.architecture}.{key}": np.float32(value) for key, value in values.items()}
 
-    def window(self, is_local: Sequence[bool], period: int = 0) -> None:
-        """Adds the sliding window's keys. is_local: for each layer, whether it sees sliding_window tokens instead of all.
+    def add_sliding_window(self, is_local: Sequence[bool], default_period: int = 0) -> None:
+        """Adds the metadata of a sliding window; is_local: for each layer, whether its attention is limited to the window.
 
-        period: what readers take for granted: all but every period-th layer are local (0: all are). Where layers are otherwise
-        a flag for each is written (attention.sliding_window_pattern).
+        default_period: the pattern that llama.cpp assumes for the architecture: every default_period-th layer is global (0:
+        none is). For another pattern a flag per layer is written (attention.sliding_window_pattern).
         """
         if not any(is_local):
             return
         size = self.config.integer("sliding_window")
-        self.count({"attention.sliding_window": size})
-        if list(is_local) != [period == 0 or (i + 1) % period != 0 for i in range(self.layers)]:
+        self.add_uint32({"attention.sliding_window": size})
+        if list(is_local) != [default_period == 0 or (i + 1) % default_period != 0 for i in range(self.n_layers)]:
             self.metadata[f"{self.architecture}.attention.sliding_window_pattern"] = np.array(is_local, bool)
 
-    def layer_types(self, default: Callable[[int], bool]) -> list[bool]:
-        """For each layer whether it is local: by config.json's layer_types, else by default(number of the layer)."""
-        kinds = self.config.get("layer_types")
-        if kinds is None:
-            return [default(i) for i in range(self.layers)]
+    def local_layers(self, default: Callable[[int], bool]) -> list[bool]:
+        """For each layer whether its attention is local: from config.json's layer_types, else default(layer number)."""
+        types = self.config.get("layer_types")
+        if types is None:
+            return [default(i) for i in range(self.n_layers)]
         known = {"sliding_attention": True, "full_attention": False}
-        if not isinstance(kinds, list) or len(kinds) != self.layers or any(str(kind) not in known for kind in kinds):
-            raise self.config.fail(f"layer_types is {kinds!r:.80}; one of {' and '.join(known)} is needed for each layer")
-        return [known[kind] for kind in kinds]
+        if not isinstance(types, list) or len(types) != self.n_layers or any(str(t) not in known for t in types):
+            raise self.config.error(f"layer_types is {types!r:.80}; one of {' and '.join(known)} is needed for each layer")
+        return [known[t] for t in types]
 
-    def norm(self, name: str, source: str, size: int | None = None, edit: Edit = plain) -> Part:
-        """The weights of a normalisation, of the width of the model unless told otherwise."""
-        return Part(f"{name}.weight", f"{source}.weight", (size or self.hidden,), edit)
+    def norm(self, name: str, source: str, size: int | None = None, transform: Transform = unchanged) -> LayerTensor:
+        """The weight of an RMSNorm, of hidden_size elements by default."""
+        return LayerTensor(f"{name}.weight", f"{source}.weight", (size or self.hidden_size,), transform)
 
-    def layer_norm(self, name: str, source: str, edit: Edit = plain) -> list[Part]:
-        """Weights and bias of a LayerNorm of the width of the model; the edit is for the weights."""
-        return [self.norm(name, source, edit=edit), Part(f"{name}.bias", f"{source}.bias", (self.hidden,))]
+    def layer_norm(self, name: str, source: str, transform: Transform = unchanged) -> list[LayerTensor]:
+        """Weight and bias of a LayerNorm over hidden_size elements; the transform is applied to the weight."""
+        bias = LayerTensor(f"{name}.bias", f"{source}.bias", (self.hidden_size,))
+        return [self.norm(name, source, transform=transform), bias]
 
     def attention(
         self,
@@ -154,101 +173,123 @@ class Outline:
         *,
         bias: bool = False,
         output_bias: bool = False,
-        pairs: bool = False,
-        head_norms: Edit | None = None,
-    ) -> list[Part]:
-        """attn_q, attn_k, attn_v and attn_output, from matrices of their own.
+        permute: bool = False,
+        head_norms: Transform | None = None,
+    ) -> list[LayerTensor]:
+        """attn_q, attn_k, attn_v and attn_output, each from its own matrix.
 
-        names: of q, k, v and output in the checkpoint; bias: q, k and v have one; pairs: the reader rotates neighbouring pairs;
-        head_norms: the edit of q_norm and k_norm, which normalise each head, in a model that has them.
+        names: of q, k, v and output in the checkpoint. bias: q, k and v have biases. permute: the GGUF's architecture rotates
+        neighbouring rows (see `permute_heads`). head_norms: the transform of q_norm and k_norm, in a model that normalises
+        heads.
         """
         names = names or ATTENTION
-        width, width_kv = self.heads * self.head, self.heads_kv * self.head
-        if pairs and self.rotary != self.head:
-            raise self.config.fail("rotating a part of each head cannot be converted for this architecture")
-        edits = (interleaved(self.heads), interleaved(self.heads_kv)) if pairs else (plain, plain)
-        parts = [
-            *linear("attn_q", names["q"], (width, self.hidden), bias=bias, edit=edits[0]),
-            *linear("attn_k", names["k"], (width_kv, self.hidden), bias=bias, edit=edits[1]),
-            *linear("attn_v", names["v"], (width_kv, self.hidden), bias=bias),
-            *linear("attn_output", names["output"], (self.hidden, width), bias=output_bias),
+        q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        if permute and self.rotary_dim != self.head_dim:
+            raise self.config.error("rotating a part of each head cannot be converted for this architecture")
+        transforms = (permute_heads(self.n_heads), permute_heads(self.n_kv_heads)) if permute else (unchanged, unchanged)
+        tensors = [
+            *linear("attn_q", names["q"], (q_rows, self.hidden_size), bias=bias, transform=transforms[0]),
+            *linear("attn_k", names["k"], (kv_rows, self.hidden_size), bias=bias, transform=transforms[1]),
+            *linear("attn_v", names["v"], (kv_rows, self.hidden_size), bias=bias),
+            *linear("attn_output", names["output"], (self.hidden_size, q_rows), bias=output_bias),
         ]
         if head_norms is not None:
-            parts += [self.norm(f"attn_{part}_norm", f"self_attn.{part}_norm", self.head, head_norms) for part in "qk"]
-        return parts
+            tensors += [self.norm(f"attn_{p}_norm", f"self_attn.{p}_norm", self.head_dim, head_norms) for p in "qk"]
+        return tensors
 
-    def gated(self, source: str = "mlp", inner: int | None = None, suffix: str = "", *, bias: bool = False) -> list[Part]:
-        """A feed-forward block of gate, up and down: ffn_{gate,up,down}SUFFIX from SOURCE.{gate,up,down}_proj."""
-        rows = inner or self.inner
-        shapes = {"gate": (rows, self.hidden), "up": (rows, self.hidden), "down": (self.hidden, rows)}
-        parts = (linear(f"ffn_{p}{suffix}", f"{source}.{p}_proj", s, bias=bias) for p, s in shapes.items())
-        return [part for pair in parts for part in pair]
+    def gated_mlp(
+        self, source: str = "mlp", rows: int | None = None, suffix: str = "", *, bias: bool = False
+    ) -> list[LayerTensor]:
+        """A gated feed-forward block: ffn_{gate,up,down}SUFFIX from SOURCE.{gate,up,down}_proj.
 
-    def routed(self, n: int, inner: int, sources: Mapping[str, str], router: str = "mlp.gate") -> list[Part]:
-        """The router and stacks of n experts; sources: of gate, up and down in the checkpoint, {} for the expert's number."""
-        shapes = {"gate": (inner, self.hidden), "up": (inner, self.hidden), "down": (self.hidden, inner)}
-        parts = [Part("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden))]
-        stack = sources["up"].partition(".{}")[0]
-        both, whole = (n, 2 * inner, self.hidden), (n, self.hidden, inner)
-        # As transformers keeps them in memory: all experts in one tensor, the gates' rows in front of the ups'.
-        fused = {
-            "gate": Part("ffn_gate_exps.weight", f"{stack}.gate_up_proj", both, half_rows(0)),
-            "up": Part("ffn_up_exps.weight", f"{stack}.gate_up_proj", both, half_rows(1)),
-            "down": Part("ffn_down_exps.weight", f"{stack}.down_proj", whole, stack_rows()),
-        }
-        for p, s in shapes.items():
-            parts.append(Part(f"ffn_{p}_exps.weight", f"{sources[p]}.weight", s, stacked, n, fused[p]))
-        return parts
-
-    def expert_counts(
-        self, n: str, inner: int | None = None, used: str = "num_experts_per_tok", layers: int | None = None
-    ) -> int:
-        """Adds the keys of experts: n and used are keys of config.json, inner the width of one. Returns how many there are.
-
-        layers: how many have experts that are stored one by one, if not all have (0: experts are stored in stacks).
+        rows: of gate and up, by default intermediate_size.
         """
-        times = self.layers if layers is None else layers
-        experts = self.config.count(n, times=times, where=f" in each of {times} layers")
-        chosen = self.config.integer(used)
-        if chosen > experts:
-            raise self.config.fail(f"{used} is {chosen}, more than {n}, which is {experts}")
-        self.count({"expert_count": experts, "expert_used_count": chosen})
-        if inner:
-            self.count({"expert_feed_forward_length": inner})
+        shapes = self._mlp_shapes(rows or self.intermediate_size)
+        matrices = (linear(f"ffn_{p}{suffix}", f"{source}.{p}_proj", s, bias=bias) for p, s in shapes.items())
+        return [tensor for matrix in matrices for tensor in matrix]
+
+    def experts(self, n: int, rows: int, sources: Mapping[str, str] = EXPERTS, router: str = "mlp.gate") -> list[LayerTensor]:
+        """The router and the stacked gate, up and down matrices of n experts.
+
+        rows: of an expert's gate and up; sources: names in the checkpoint as in EXPERTS.
+        """
+        tensors = [LayerTensor("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden_size))]
+        stack = sources["up"].partition(".{}")[0]
+        gate_up_shape, down_shape = (n, 2 * rows, self.hidden_size), (n, self.hidden_size, rows)
+        # As transformers has them in memory: all experts in one tensor, the rows of gate before those of up.
+        fused = {
+            "gate": LayerTensor("ffn_gate_exps.weight", f"{stack}.gate_up_proj", gate_up_shape, expert_half(0)),
+            "up": LayerTensor("ffn_up_exps.weight", f"{stack}.gate_up_proj", gate_up_shape, expert_half(1)),
+            "down": LayerTensor("ffn_down_exps.weight", f"{stack}.down_proj", down_shape, expert_rows()),
+        }
+        for p, shape in self._mlp_shapes(rows).items():
+            source = f"{sources[p]}.weight"
+            tensors.append(LayerTensor(f"ffn_{p}_exps.weight", source, shape, stack_experts, n, fused[p]))
+        return tensors
+
+    def _mlp_shapes(self, rows: int) -> dict[str, tuple[int, int]]:
+        return {"gate": (rows, self.hidden_size), "up": (rows, self.hidden_size), "down": (self.hidden_size, rows)}
+
+    def add_expert_counts(
+        self, n_key: str, rows: int | None = None, used_key: str = "num_experts_per_tok", layers: int | None = None
+    ) -> int:
+        """Adds the metadata of experts and returns their number.
+
+        n_key, used_key: keys of config.json for the number of experts and of those used per token; rows: of an expert's gate
+        and up, if it is to be written; layers: how many layers have experts stored one by one, by default all (0: they are
+        stored in stacks), which bounds a number that can be right.
+        """
+        experts = self.config.count(n_key, layers=self.n_layers if layers is None else layers)
+        used = self.config.integer(used_key)
+        if used > experts:
+            raise self.config.error(f"{used_key} is {used}, more than {n_key}, which is {experts}")
+        self.add_uint32({"expert_count": experts, "expert_used_count": used})
+        if rows:
+            self.add_uint32({"expert_feed_forward_length": rows})
         return experts
 
-    def describe(
+    def skip_prediction_layers(self, count: int) -> None:
+        """The `count` layers after the last one, for multi-token prediction, are left out."""
+        for number in range(self.n_layers, self.n_layers + count):
+            self.skipped_prefixes[f"model.layers.{number}."] = f"multi-token prediction layer {number}"
+
+    def build(
         self,
-        layer: list[Part] | Callable[[int], list[Part]],
-        names: Names | None = None,
+        layer: list[LayerTensor] | Callable[[int], list[LayerTensor]],
+        names: CheckpointNames | None = None,
         *,
-        norm_edit: Edit = plain,
+        norm_transform: Transform = unchanged,
         norm_bias: bool = False,
         tied: bool = False,
-    ) -> Description:
-        """layer: the parts of every layer, or of the layer of a number. tied: what an absent tie_word_embeddings means.
+    ) -> ModelSpec:
+        """The complete model: embedding, layers, output norm and output.
 
-        norm_bias: the output's norm has one.
+        layer: the tensors of every layer, or a function from a layer's number to its tensors. norm_transform, norm_bias: of the
+        output norm. tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
         """
-        names = names or Names()
-        config, shape = self.config, (self.n_vocab, self.hidden)
+        names = names or CheckpointNames()
+        config, shape = self.config, (self.vocab_size, self.hidden_size)
         is_tied = config.flag("tie_word_embeddings", tied)
-        wanted: list[Wanted] = []
-        if self.rope.kind == "llama3":
-            factors = partial(llama3_factors, config, self.rope, self.rotary)
-            wanted.append(Wanted("rope_freqs.weight", (), (self.rotary // 2,), constant(factors)))
-        for name, values in self.factors.items():
-            wanted.append(Wanted(name, (), values.shape, constant(lambda values=values: values)))
-        wanted.append(Wanted("token_embd.weight", (names.embedding,), shape, or_else=names.head if is_tied else None))
-        for i in range(self.layers):
-            parts = layer if isinstance(layer, list) else layer(i)
-            wanted += [part.wanted(f"blk.{i}", names.layer.format(i)) for part in parts]
-        wanted.append(Wanted("output_norm.weight", (names.norm,), (self.hidden,), norm_edit))
+        tensors: list[TensorSpec] = []
+        if self.rope.scaling == "llama3":
+            factors = partial(llama3_factors, config, self.rope, self.rotary_dim)
+            tensors.append(TensorSpec("rope_freqs.weight", (), (self.rotary_dim // 2,), computed(factors)))
+        for name, values in self._rope_factors.items():
+            tensors.append(TensorSpec(name, (), values.shape, computed(lambda values=values: values)))
+        tied_source = names.head if is_tied else None
+        tensors.append(TensorSpec("token_embd.weight", (names.embedding,), shape, fallback_source=tied_source))
+        for i in range(self.n_layers):
+            layer_tensors = layer if isinstance(layer, list) else layer(i)
+            tensors += [tensor.spec(f"blk.{i}", names.layer.format(i)) for tensor in layer_tensors]
+        tensors.append(TensorSpec("output_norm.weight", (names.norm,), (self.hidden_size,), norm_transform))
         if norm_bias:
-            wanted.append(Wanted("output_norm.bias", (f"{names.norm.removesuffix('weight')}bias",), (self.hidden,)))
-        left_out = dict(self.left_out)
+            bias = f"{names.norm.removesuffix('weight')}bias"
+            tensors.append(TensorSpec("output_norm.bias", (bias,), (self.hidden_size,)))
+        skipped_prefixes = dict(self.skipped_prefixes)
         if is_tied:
-            left_out[names.head] = "output tied to the embeddings"
+            skipped_prefixes[names.head] = "output tied to the embeddings"
         else:
-            wanted.append(Wanted("output.weight", (names.head,), shape))
-        return Description(self.architecture, self.metadata, wanted, self.n_vocab, left_out, self.notes, self.renamed)
+            tensors.append(TensorSpec("output.weight", (names.head,), shape))
+        return ModelSpec(
+            self.architecture, self.metadata, tensors, self.vocab_size, skipped_prefixes, self.notes, self.renamed_prefixes
+        )

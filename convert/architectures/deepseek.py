@@ -1,7 +1,7 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1: latent attention (MLA), routed and shared experts.
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2: multi-head latent attention (MLA), routed and shared experts.
 
-Latent attention is written in one of three layouts, which differ in how kv_b_proj is kept and in the head counts and lengths
-that go with it: 'ik' (attn_kv_b, and attn_k_b and attn_v_b taken out of it, 2-D), 'mainline' (only those two, 3-D, one
+Latent attention is written in one of three layouts, which differ in how kv_b_proj is stored and in the metadata of head counts
+and lengths: 'ik' (attn_kv_b, and also its parts attn_k_b and attn_v_b, 2-D), 'mainline' (only these parts, 3-D, with one
 key-value head of the latent's width), 'legacy' (only attn_kv_b).
 """
 
@@ -13,30 +13,36 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Description, Wanted
 from ..config import Config
-from ..metadata import common, counts, read_rope, rope_scaling
-from ..tensor_transforms import key_part, stacked, value_part
+from ..metadata import hparam_keys, uint32_keys
+from ..model_spec import ModelSpec, TensorSpec
+from ..rope import read_rope, rope_scaling_keys
+from ..tensor_transforms import kv_b_keys, kv_b_values, stack_experts
 
 ARCHITECTURE = "deepseek2"
-GATING = {"softmax": 1, "sigmoid": 2}
+GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
 PROJECTIONS = ("gate", "up", "down")
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Sizes of the latent attention. q_rank is 0 where queries have no latent (V2-Lite)."""
+class LatentAttention:
+    """Sizes of the latent attention.
 
-    heads: int
+    q_rank, kv_rank     of the latents; q_rank is 0 if queries have none (V2-Lite)
+    nope_dim, rope_dim  elements of a head's query and key without and with rotary embedding
+    value_dim           elements of a head's value
+    """
+
+    n_heads: int
     q_rank: int
     kv_rank: int
-    nope: int  # elements of a head's query and key without rotary embedding
-    rope: int  # ... and with it
-    value: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
 
 
-def deepseek2(config: Config, mla_layout: str) -> Description:
-    """Hyper-parameters and tensors. Raises FormatError for what config.json says that cannot be converted."""
+def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
+    """All models with architecture deepseek2. Raises FormatError for settings that cannot be converted."""
     notes: list[str] = []
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
@@ -45,153 +51,159 @@ def deepseek2(config: Config, mla_layout: str) -> Description:
         ("rope_interleave", True, "this order of rotary dimensions"),
         ("tie_word_embeddings", False, "an output tied to the embeddings"),
     ):
-        config.expect(key, supported, what)
+        config.require(key, supported, what)
     attention = latent_attention(config)
     rope = read_rope(config)
-    metadata = common(ARCHITECTURE, config, rope)
+    metadata = hparam_keys(ARCHITECTURE, config, rope)
     metadata |= _attention_keys(attention, mla_layout)
     metadata |= _expert_keys(config)
-    metadata |= counts(ARCHITECTURE, {"rope.dimension_count": attention.rope})
-    metadata |= rope_scaling(ARCHITECTURE, rope, notes)
+    metadata |= uint32_keys(ARCHITECTURE, {"rope.dimension_count": attention.rope_dim})
+    metadata |= rope_scaling_keys(ARCHITECTURE, rope, notes)
 
-    layers = config.count("num_hidden_layers")
-    left_out = {
-        f"model.layers.{layers + i}.": f"multi-token prediction layer {layers + i}"
-        for i in range(config.count("num_nextn_predict_layers", 0, least=0))
+    n_layers = config.count("num_hidden_layers")
+    skipped_prefixes = {
+        f"model.layers.{n_layers + i}.": f"multi-token prediction layer {n_layers + i}"
+        for i in range(config.count("num_nextn_predict_layers", 0, minimum=0))
     }
-    wanted = list(_tensors(config, attention, mla_layout, layers))
-    return Description(ARCHITECTURE, metadata, wanted, config.integer("vocab_size"), left_out, notes)
+    tensors = list(_tensors(config, attention, mla_layout, n_layers))
+    return ModelSpec(ARCHITECTURE, metadata, tensors, config.integer("vocab_size"), skipped_prefixes, notes)
 
 
-def latent_attention(config: Config) -> Attention:
-    """The sizes. Raises FormatError for those that are missing or cannot be."""
-    heads = config.integer("num_attention_heads")
-    if config.integer("num_key_value_heads", heads) != heads:
-        raise config.fail(f"num_key_value_heads is {config.get('num_key_value_heads')}; latent attention has one per head")
+def latent_attention(config: Config) -> LatentAttention:
+    """The sizes of the attention. Raises FormatError for missing or impossible ones."""
+    n_heads = config.integer("num_attention_heads")
+    if config.integer("num_key_value_heads", n_heads) != n_heads:
+        raise config.error(f"num_key_value_heads is {config.get('num_key_value_heads')}; latent attention has one per head")
     sizes = (config.integer(k) for k in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    return Attention(heads, config.integer("q_lora_rank", 0, least=0), *sizes)
+    return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes)
 
 
-def _attention_keys(a: Attention, mla_layout: str) -> dict[str, Any]:
+def _attention_keys(a: LatentAttention, mla_layout: str) -> dict[str, Any]:
     values = {"attention.q_lora_rank": a.q_rank} if a.q_rank else {}
     values["attention.kv_lora_rank"] = a.kv_rank
     if mla_layout == "mainline":
         values |= {
             "attention.head_count_kv": 1,
-            "attention.key_length": a.kv_rank + a.rope,
+            "attention.key_length": a.kv_rank + a.rope_dim,
             "attention.value_length": a.kv_rank,
-            "attention.key_length_mla": a.nope + a.rope,
-            "attention.value_length_mla": a.value,
+            "attention.key_length_mla": a.nope_dim + a.rope_dim,
+            "attention.value_length_mla": a.value_dim,
         }
     else:
         values |= {
-            "attention.head_count_kv": a.heads,
-            "attention.key_length": a.nope + a.rope,
-            "attention.value_length": a.value,
+            "attention.head_count_kv": a.n_heads,
+            "attention.key_length": a.nope_dim + a.rope_dim,
+            "attention.value_length": a.value_dim,
         }
-    return counts(ARCHITECTURE, values)
+    return uint32_keys(ARCHITECTURE, values)
 
 
 def _expert_keys(config: Config) -> dict[str, Any]:
-    names = config.get("architectures")  # of the text part of a larger model nobody has looked at them yet
-    is_v3 = isinstance(names, list) and "DeepseekV3ForCausalLM" in names
+    is_v3 = _is_v3(config)
     scoring = config.get("scoring_func", "sigmoid" if is_v3 else "softmax")
-    if not isinstance(scoring, str) or scoring not in GATING:
-        raise config.fail(f"scoring_func is {scoring!r}; known are {', '.join(GATING)}")
-    layers, dense = config.count("num_hidden_layers"), config.integer("first_k_dense_replace", 0, least=0)
-    if dense > layers:
-        raise config.fail(f"first_k_dense_replace is {dense}, of {layers} layers")
-    experts = config.count("n_routed_experts", times=layers - dense, where=f" in each of {layers - dense} layers")
+    if not isinstance(scoring, str) or scoring not in GATING_FUNCTIONS:
+        raise config.error(f"scoring_func is {scoring!r}; known are {', '.join(GATING_FUNCTIONS)}")
+    n_layers, dense = config.count("num_hidden_layers"), config.integer("first_k_dense_replace", 0, minimum=0)
+    if dense > n_layers:
+        raise config.error(f"first_k_dense_replace is {dense}, of {n_layers} layers")
+    experts = config.count("n_routed_experts", layers=n_layers - dense)
     used = config.integer("num_experts_per_tok")
     if used > experts:
-        raise config.fail(f"num_experts_per_tok is {used}, more than n_routed_experts, which is {experts}")
+        raise config.error(f"num_experts_per_tok is {used}, more than n_routed_experts, which is {experts}")
     values = {
         "leading_dense_block_count": dense,
         "expert_count": experts,
         "expert_used_count": used,
-        "expert_shared_count": config.integer("n_shared_experts", 0, least=0),
+        "expert_shared_count": config.integer("n_shared_experts", 0, minimum=0),
         "expert_feed_forward_length": config.integer("moe_intermediate_size"),
-        "expert_gating_func": GATING[scoring],
+        "expert_gating_func": GATING_FUNCTIONS[scoring],
     }
     groups = config.integer("n_group", 1)
     if groups > 1 and _topk_method(config) != "greedy":
-        groups_used = config.integer("topk_group")
+        used_groups = config.integer("topk_group")
         if experts % groups:
-            raise config.fail(f"n_routed_experts is {experts}, not a multiple of n_group, which is {groups}")
-        if groups_used > groups:
-            raise config.fail(f"topk_group is {groups_used}, more than n_group, which is {groups}")
-        values |= {"expert_group_count": groups, "expert_group_used_count": groups_used}
-    return counts(ARCHITECTURE, values) | {
-        f"{ARCHITECTURE}.expert_weights_scale": np.float32(config.real("routed_scaling_factor", 1.0, positive=True)),
+            raise config.error(f"n_routed_experts is {experts}, not a multiple of n_group, which is {groups}")
+        if used_groups > groups:
+            raise config.error(f"topk_group is {used_groups}, more than n_group, which is {groups}")
+        values |= {"expert_group_count": groups, "expert_group_used_count": used_groups}
+    return uint32_keys(ARCHITECTURE, values) | {
+        f"{ARCHITECTURE}.expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0, positive=True)),
         f"{ARCHITECTURE}.expert_weights_norm": config.flag("norm_topk_prob", is_v3),
     }
 
 
+def _is_v3(config: Config) -> bool:
+    """Whether V3's defaults hold; `architectures` of a text_config has not been checked before."""
+    names = config.get("architectures")
+    return isinstance(names, list) and "DeepseekV3ForCausalLM" in names
+
+
 def _topk_method(config: Config) -> str:
     """'greedy', 'group_limited_greedy' (V2) or 'noaux_tc' (V3: a bias on every expert's score)."""
-    names = config.get("architectures")  # of the text part of a larger model nobody has looked at them yet
-    is_v3 = isinstance(names, list) and "DeepseekV3ForCausalLM" in names
-    method = config.get("topk_method", "noaux_tc" if is_v3 else "greedy")
+    method = config.get("topk_method", "noaux_tc" if _is_v3(config) else "greedy")
     known = ("greedy", "group_limited_greedy", "noaux_tc")
     if method not in known:
-        raise config.fail(f"topk_method is {method!r}; known are {', '.join(known)}")
+        raise config.error(f"topk_method is {method!r}; known are {', '.join(known)}")
     return method
 
 
-def _tensors(config: Config, a: Attention, mla_layout: str, layers: int) -> Iterator[Wanted]:
-    n_vocab, hidden = config.integer("vocab_size"), config.integer("hidden_size")
-    dense = config.integer("first_k_dense_replace", 0, least=0)
-    yield Wanted("token_embd.weight", ("model.embed_tokens.weight",), (n_vocab, hidden))
-    for i in range(layers):
+def _tensors(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> Iterator[TensorSpec]:
+    vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
+    dense = config.integer("first_k_dense_replace", 0, minimum=0)
+    yield TensorSpec("token_embd.weight", ("model.embed_tokens.weight",), (vocab_size, hidden_size))
+    for i in range(n_layers):
         block, layer = f"blk.{i}", f"model.layers.{i}"
-        yield Wanted(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden,))
-        yield from attention_tensors(a, mla_layout, hidden, block, f"{layer}.self_attn")
-        yield Wanted(f"{block}.ffn_norm.weight", (f"{layer}.post_attention_layernorm.weight",), (hidden,))
+        yield TensorSpec(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden_size,))
+        yield from attention_tensors(a, mla_layout, hidden_size, block, f"{layer}.self_attn")
+        yield TensorSpec(f"{block}.ffn_norm.weight", (f"{layer}.post_attention_layernorm.weight",), (hidden_size,))
         if i < dense:
             for p in PROJECTIONS:
-                shape = _projection(p, hidden, config.integer("intermediate_size"))
-                yield Wanted(f"{block}.ffn_{p}.weight", (f"{layer}.mlp.{p}_proj.weight",), shape)
+                shape = _projection(p, hidden_size, config.integer("intermediate_size"))
+                yield TensorSpec(f"{block}.ffn_{p}.weight", (f"{layer}.mlp.{p}_proj.weight",), shape)
         else:
-            yield from _expert_tensors(config, hidden, block, f"{layer}.mlp")
-    yield Wanted("output_norm.weight", ("model.norm.weight",), (hidden,))
-    yield Wanted("output.weight", ("lm_head.weight",), (n_vocab, hidden))
+            yield from _expert_tensors(config, hidden_size, block, f"{layer}.mlp")
+    yield TensorSpec("output_norm.weight", ("model.norm.weight",), (hidden_size,))
+    yield TensorSpec("output.weight", ("lm_head.weight",), (vocab_size, hidden_size))
 
 
-def attention_tensors(a: Attention, mla_layout: str, hidden: int, block: str, attn: str) -> Iterator[Wanted]:
-    """Of the layer BLOCK in the GGUF, from ATTN in the checkpoint."""
-    rows_q = a.heads * (a.nope + a.rope)
+def attention_tensors(a: LatentAttention, mla_layout: str, hidden_size: int, block: str, attn: str) -> Iterator[TensorSpec]:
+    """The attention of one layer; block: its prefix in the GGUF, attn: in the checkpoint."""
+    q_rows = a.n_heads * (a.nope_dim + a.rope_dim)
     if a.q_rank:
-        yield Wanted(f"{block}.attn_q_a.weight", (f"{attn}.q_a_proj.weight",), (a.q_rank, hidden))
-        yield Wanted(f"{block}.attn_q_a_norm.weight", (f"{attn}.q_a_layernorm.weight",), (a.q_rank,))
-        yield Wanted(f"{block}.attn_q_b.weight", (f"{attn}.q_b_proj.weight",), (rows_q, a.q_rank))
+        yield TensorSpec(f"{block}.attn_q_a.weight", (f"{attn}.q_a_proj.weight",), (a.q_rank, hidden_size))
+        yield TensorSpec(f"{block}.attn_q_a_norm.weight", (f"{attn}.q_a_layernorm.weight",), (a.q_rank,))
+        yield TensorSpec(f"{block}.attn_q_b.weight", (f"{attn}.q_b_proj.weight",), (q_rows, a.q_rank))
     else:
-        yield Wanted(f"{block}.attn_q.weight", (f"{attn}.q_proj.weight",), (rows_q, hidden))
-    yield Wanted(f"{block}.attn_kv_a_mqa.weight", (f"{attn}.kv_a_proj_with_mqa.weight",), (a.kv_rank + a.rope, hidden))
-    yield Wanted(f"{block}.attn_kv_a_norm.weight", (f"{attn}.kv_a_layernorm.weight",), (a.kv_rank,))
-    source, shape = (f"{attn}.kv_b_proj.weight",), (a.heads * (a.nope + a.value), a.kv_rank)
+        yield TensorSpec(f"{block}.attn_q.weight", (f"{attn}.q_proj.weight",), (q_rows, hidden_size))
+    kv_a_source = f"{attn}.kv_a_proj_with_mqa.weight"
+    yield TensorSpec(f"{block}.attn_kv_a_mqa.weight", (kv_a_source,), (a.kv_rank + a.rope_dim, hidden_size))
+    yield TensorSpec(f"{block}.attn_kv_a_norm.weight", (f"{attn}.kv_a_layernorm.weight",), (a.kv_rank,))
+    source, shape = (f"{attn}.kv_b_proj.weight",), (a.n_heads * (a.nope_dim + a.value_dim), a.kv_rank)
     if mla_layout != "mainline":
-        yield Wanted(f"{block}.attn_kv_b.weight", source, shape)
+        yield TensorSpec(f"{block}.attn_kv_b.weight", source, shape)
     if mla_layout != "legacy":
         by_head = mla_layout == "mainline"
-        yield Wanted(f"{block}.attn_k_b.weight", source, shape, key_part(a.heads, a.nope, a.value, by_head=by_head))
-        yield Wanted(f"{block}.attn_v_b.weight", source, shape, value_part(a.heads, a.nope, a.value, by_head=by_head))
-    yield Wanted(f"{block}.attn_output.weight", (f"{attn}.o_proj.weight",), (hidden, a.heads * a.value))
+        keys = kv_b_keys(a.n_heads, a.nope_dim, a.value_dim, by_head=by_head)
+        values = kv_b_values(a.n_heads, a.nope_dim, a.value_dim, by_head=by_head)
+        yield TensorSpec(f"{block}.attn_k_b.weight", source, shape, keys)
+        yield TensorSpec(f"{block}.attn_v_b.weight", source, shape, values)
+    yield TensorSpec(f"{block}.attn_output.weight", (f"{attn}.o_proj.weight",), (hidden_size, a.n_heads * a.value_dim))
 
 
-def _expert_tensors(config: Config, hidden: int, block: str, mlp: str) -> Iterator[Wanted]:
-    experts, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
-    yield Wanted(f"{block}.ffn_gate_inp.weight", (f"{mlp}.gate.weight",), (experts, hidden))
+def _expert_tensors(config: Config, hidden_size: int, block: str, mlp: str) -> Iterator[TensorSpec]:
+    experts, rows = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    yield TensorSpec(f"{block}.ffn_gate_inp.weight", (f"{mlp}.gate.weight",), (experts, hidden_size))
     if _topk_method(config) == "noaux_tc":
-        yield Wanted(f"{block}.exp_probs_b.bias", (f"{mlp}.gate.e_score_correction_bias",), (experts,))
+        yield TensorSpec(f"{block}.exp_probs_b.bias", (f"{mlp}.gate.e_score_correction_bias",), (experts,))
     for p in PROJECTIONS:
         sources = tuple(f"{mlp}.experts.{e}.{p}_proj.weight" for e in range(experts))
-        yield Wanted(f"{block}.ffn_{p}_exps.weight", sources, _projection(p, hidden, inner), stacked)
-    shared = inner * config.integer("n_shared_experts", 0, least=0)
+        yield TensorSpec(f"{block}.ffn_{p}_exps.weight", sources, _projection(p, hidden_size, rows), stack_experts)
+    shared = rows * config.integer("n_shared_experts", 0, minimum=0)
     for p in PROJECTIONS if shared else ():
         source = f"{mlp}.shared_experts.{p}_proj.weight"
-        yield Wanted(f"{block}.ffn_{p}_shexp.weight", (source,), _projection(p, hidden, shared))
+        yield TensorSpec(f"{block}.ffn_{p}_shexp.weight", (source,), _projection(p, hidden_size, shared))
 
 
-def _projection(name: str, hidden: int, inner: int) -> tuple[int, int]:
+def _projection(name: str, hidden_size: int, rows: int) -> tuple[int, int]:
     """[rows, columns] of a feed-forward matrix."""
-    return (hidden, inner) if name == "down" else (inner, hidden)
+    return (hidden_size, rows) if name == "down" else (rows, hidden_size)

@@ -1,63 +1,63 @@
-"""ERNIE 4.5: neighbouring pairs are rotated; dense, or experts chosen by softmax and bias in every layer or every so many."""
+"""ERNIE 4.5: dense, or with experts by softmax plus bias in every layer or every n-th; q and k rows are already interleaved.
+
+Both functions raise FormatError for settings that cannot be converted.
+"""
 
 from __future__ import annotations
 
-from ..checkpoint import Description
 from ..config import Config
-from ..tensor_transforms import flattened
-from .decoder_spec import Outline, Part
+from ..model_spec import ModelSpec
+from ..tensor_transforms import flatten
+from .decoder_spec import DecoderSpec, LayerTensor
 
-EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-THETA = {"rope_theta": 500000.0}  # what the models' own code takes where config.json does not say
-PREDICTION = ("model.mtp_block.", "model.mtp_emb_norm.", "model.mtp_hidden_norm.", "model.mtp_linear_proj.")
-
-
-def ernie(config: Config, mla_layout: str) -> Description:
-    """The dense models. Raises FormatError for what config.json says that cannot be converted."""
-    outline = _outline("ernie4_5", config)
-    return outline.describe(_layer(outline, outline.gated()), tied=True)
+DEFAULTS = {"rope_theta": 500000.0}  # of the models' own code
+PREDICTION_PREFIXES = ("model.mtp_block.", "model.mtp_emb_norm.", "model.mtp_hidden_norm.", "model.mtp_linear_proj.")
 
 
-def ernie_moe(config: Config, mla_layout: str) -> Description:
-    """The mixtures of experts. Raises FormatError for what config.json says that cannot be converted."""
-    outline = _outline("ernie4_5-moe", config)
-    layers, interval = outline.layers, config.integer("moe_layer_interval", 1)
-    first = config.integer("moe_layer_start_index", 1, least=0)
-    last = config.integer("moe_layer_end_index", -1, least=-1)
-    if last not in (-1, layers - 1):
-        raise config.fail(f"moe_layer_end_index is {last}; only experts up to the last layer, {layers - 1}, can be converted")
+def ernie(config: Config, mla_layout: str) -> ModelSpec:
+    """The dense models."""
+    spec = _spec("ernie4_5", config)
+    return spec.build(_layer(spec, spec.gated_mlp()), tied=True)
+
+
+def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
+    """The mixtures of experts."""
+    spec = _spec("ernie4_5-moe", config)
+    n_layers, interval = spec.n_layers, config.integer("moe_layer_interval", 1)
+    first = config.integer("moe_layer_start_index", 1, minimum=0)
+    last = config.integer("moe_layer_end_index", -1, minimum=-1)
+    if last not in (-1, n_layers - 1):
+        raise config.error(
+            f"moe_layer_end_index is {last}; only experts up to the last layer, {n_layers - 1}, can be converted"
+        )
     if interval > 1:
-        outline.notes.append("llama.cpp cannot read this architecture with experts in every so many layers")
-    inner, shared = config.integer("moe_intermediate_size"), config.integer("moe_num_shared_experts", 0, least=0)
-    routed_layers = sum(i >= first and (i + 1) % interval == 0 for i in range(layers))
-    experts = outline.expert_counts("moe_num_experts", inner, used="moe_k", layers=routed_layers)
-    outline.count({"interleave_moe_layer_step": interval, "leading_dense_block_count": first, "expert_shared_count": shared})
+        spec.notes.append("llama.cpp cannot read this architecture with experts in every so many layers")
+    rows, shared = config.integer("moe_intermediate_size"), config.integer("moe_num_shared_experts", 0, minimum=0)
+    has_experts = [i >= first and (i + 1) % interval == 0 for i in range(n_layers)]
+    experts = spec.add_expert_counts("moe_num_experts", rows, used_key="moe_k", layers=sum(has_experts))
+    spec.add_uint32({"interleave_moe_layer_step": interval, "leading_dense_block_count": first, "expert_shared_count": shared})
     if shared:
-        outline.count({"expert_shared_feed_forward_length": inner * shared})
-    outline.left_out |= dict.fromkeys(PREDICTION, "multi-token prediction")
-    bias = Part("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", (1, experts), flattened)
+        spec.add_uint32({"expert_shared_feed_forward_length": rows * shared})
+    spec.skipped_prefixes |= dict.fromkeys(PREDICTION_PREFIXES, "multi-token prediction")
+    bias = LayerTensor("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", (1, experts), flatten)
     routed = [
-        *outline.routed(experts, inner, EXPERTS),
+        *spec.experts(experts, rows),
         *([bias] if config.flag("moe_use_aux_free", True) else ()),
-        *(outline.gated("mlp.shared_experts", inner * shared, "_shexp") if shared else ()),
+        *(spec.gated_mlp("mlp.shared_experts", rows * shared, "_shexp") if shared else ()),
     ]
-
-    def layer(i: int) -> list[Part]:
-        return _layer(outline, routed if i >= first and (i + 1) % interval == 0 else outline.gated())
-
-    return outline.describe(layer, tied=True)
+    return spec.build(lambda i: _layer(spec, routed if has_experts[i] else spec.gated_mlp()), tied=True)
 
 
-def _outline(architecture: str, config: Config) -> Outline:
-    config.expect("hidden_act", "silu", "this activation")
-    config.expect("use_bias", False, "a model with biases")
-    return Outline(architecture, config.over(THETA))
+def _spec(architecture: str, config: Config) -> DecoderSpec:
+    config.require("hidden_act", "silu", "this activation")
+    config.require("use_bias", False, "a model with biases")
+    return DecoderSpec(architecture, config.with_defaults(DEFAULTS))
 
 
-def _layer(outline: Outline, feed_forward: list[Part]) -> list[Part]:
+def _layer(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> list[LayerTensor]:
     return [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
         *feed_forward,
     ]

@@ -1,77 +1,81 @@
-"""Hunyuan: queries and keys are normalised after their rotation; dense, or with experts beside a shared one (A13B)."""
+"""Hunyuan: queries and keys are normalised after their rotation; dense, or with experts beside a shared one (A13B).
+
+Both functions raise FormatError for settings that cannot be converted.
+"""
 
 from __future__ import annotations
 
-from ..checkpoint import Description
 from ..config import Config
-from .decoder_spec import Outline, Part
+from ..model_spec import ModelSpec
+from .decoder_spec import DecoderSpec, LayerTensor
 
-EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-STRETCHED = 256 * 1024  # tokens that the stretched rotation is made for; max_position_embeddings does not say so
+SCALED_CONTEXT = 256 * 1024  # tokens for which the scaled rotary embedding is made; not what max_position_embeddings says
 
 
-def hunyuan_moe(config: Config, mla_layout: str) -> Description:
-    """Hunyuan-A13B. Raises FormatError for what config.json says that cannot be converted."""
-    config = _alike(config, "moe_topk", "moe_intermediate_size", "num_shared_expert", "num_experts")
-    outline = _outline("hunyuan-moe", config)
-    inner = config.integer("moe_intermediate_size", outline.inner)
-    if inner != outline.inner:
-        raise config.fail(f"moe_intermediate_size is {inner}; it has to be intermediate_size, which is {outline.inner}")
-    experts = outline.expert_counts("num_experts", inner, used="moe_topk")
+def hunyuan_moe(config: Config, mla_layout: str) -> ModelSpec:
+    """Hunyuan-A13B."""
+    config = _same_in_all_layers(config, "moe_topk", "moe_intermediate_size", "num_shared_expert", "num_experts")
+    spec = _spec("hunyuan-moe", config)
+    rows = config.integer("moe_intermediate_size", spec.intermediate_size)
+    if rows != spec.intermediate_size:
+        raise config.error(
+            f"moe_intermediate_size is {rows}; it has to be intermediate_size, which is {spec.intermediate_size}"
+        )
+    experts = spec.add_expert_counts("num_experts", rows, used_key="moe_topk")
     shared = config.integer("num_shared_expert", 1)
-    outline.count({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * inner})
+    spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * rows})
     feed_forward = [
-        *outline.routed(experts, inner, EXPERTS, "mlp.gate.wg"),
-        *outline.gated("mlp.shared_mlp", shared * inner, "_shexp"),
+        *spec.experts(experts, rows, router="mlp.gate.wg"),
+        *spec.gated_mlp("mlp.shared_mlp", shared * rows, "_shexp"),
     ]
-    return outline.describe(_layer(outline, feed_forward))
+    return spec.build(_layer(spec, feed_forward))
 
 
-def hunyuan_dense(config: Config, mla_layout: str) -> Description:
-    """The dense models of 0.5 B to 7 B. Raises FormatError for what config.json says that cannot be converted."""
-    outline = _outline("hunyuan-dense", config)
-    return outline.describe(_layer(outline, outline.gated()))
+def hunyuan_dense(config: Config, mla_layout: str) -> ModelSpec:
+    """The dense models of 0.5 B to 7 B."""
+    spec = _spec("hunyuan-dense", config)
+    return spec.build(_layer(spec, spec.gated_mlp()))
 
 
-def _alike(config: Config, *keys: str) -> Config:
-    """These keys may be lists with a value for each layer; GGUF takes one for all."""
+def _same_in_all_layers(config: Config, *keys: str) -> Config:
+    """Replaces lists with a value per layer by that value, which must be the same in all: GGUF has one for all layers."""
     values = {}
     for key in keys:
         value = config.get(key)
         if isinstance(value, list):
             if not value or any(v != value[0] for v in value):
-                raise config.fail(f"{key} is {value!r:.60}; only the same value for every layer can be converted")
+                raise config.error(f"{key} is {value!r:.60}; only the same value for every layer can be converted")
             values[key] = value[0]
-    return Config(config.path, config.values | values, config.n_stored)
+    return config.with_values(values)
 
 
-def _outline(architecture: str, config: Config) -> Outline:
+def _spec(architecture: str, config: Config) -> DecoderSpec:
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("use_qk_norm", True, "attention without normalised queries and keys"),
         ("use_cla", False, "attention across layers"),
         ("mlp_bias", False, "biases in the feed-forward block"),
     ):
-        config.expect(key, supported, what)
-    outline = Outline(architecture, config)
-    rope = outline.rope
-    if rope.kind == "dynamic" and rope.settings.get("alpha") is not None:
-        # NTK-aware scaling by a fixed alpha: the base is stretched, once and for all lengths, so that nothing is left out.
-        alpha, size = rope.settings.real("alpha", positive=True), outline.head
-        outline.notes.clear()
-        outline.real({"rope.freq_base": rope.theta * alpha ** (size / (size - 2)), "rope.scaling.factor": 1.0})
-        outline.metadata[f"{architecture}.rope.scaling.type"] = "none"
-        outline.count({"rope.scaling.original_context_length": STRETCHED, "context_length": STRETCHED})
-    return outline
+        config.require(key, supported, what)
+    spec = DecoderSpec(architecture, config)
+    rope = spec.rope
+    if rope.scaling == "dynamic" and rope.settings.get("alpha") is not None:
+        # NTK-aware scaling with a fixed alpha: theta is enlarged, the same for all lengths, so nothing is left out.
+        alpha, dim = rope.settings.number("alpha", positive=True), spec.head_dim
+        spec.notes.clear()
+        spec.add_float32({"rope.freq_base": rope.theta * alpha ** (dim / (dim - 2)), "rope.scaling.factor": 1.0})
+        spec.metadata[f"{architecture}.rope.scaling.type"] = "none"
+        spec.add_uint32({"rope.scaling.original_context_length": SCALED_CONTEXT, "context_length": SCALED_CONTEXT})
+    return spec
 
 
-def _layer(outline: Outline, feed_forward: list[Part]) -> list[Part]:
-    bias = outline.config.flag("attention_bias", False)
+def _layer(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> list[LayerTensor]:
+    bias = spec.config.flag("attention_bias", False)
     return [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(bias=bias, output_bias=bias),
-        outline.norm("attn_q_norm", "self_attn.query_layernorm", outline.head),
-        outline.norm("attn_k_norm", "self_attn.key_layernorm", outline.head),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias),
+        spec.norm("attn_q_norm", "self_attn.query_layernorm", spec.head_dim),
+        spec.norm("attn_k_norm", "self_attn.key_layernorm", spec.head_dim),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
         *feed_forward,
     ]

@@ -1,63 +1,56 @@
-"""Llama 2 and 3 and what is built like them (TinyLlama, ...), Mistral with its window, Mixtral with its experts."""
+"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Mixtral with experts."""
 
 from __future__ import annotations
 
-from ..checkpoint import Description
 from ..config import Config
-from .decoder_spec import Outline
+from ..model_spec import ModelSpec
+from .decoder_spec import DecoderSpec, LayerTensor
 
 MIXTRAL_EXPERTS = {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
 MIXTRAL_EXPERTS |= {"down": "block_sparse_moe.experts.{}.w2"}
 
 
-def llama(config: Config, mla_layout: str) -> Description:
-    """Hyper-parameters and tensors of a Llama. Raises FormatError for what config.json says that cannot be converted."""
+def llama(config: Config, mla_layout: str) -> ModelSpec:
+    """Llama. Raises FormatError for settings that cannot be converted."""
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
-    outline = _outline(config)
-    layer = [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(pairs=True, bias=bias, output_bias=bias),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
-        *outline.gated(bias=mlp_bias),
-    ]
-    return outline.describe(layer)
+    spec = _spec(config)
+    attention = spec.attention(permute=True, bias=bias, output_bias=bias)
+    return spec.build(_layer(spec, attention, spec.gated_mlp(bias=mlp_bias)))
 
 
-def mistral(config: Config, mla_layout: str) -> Description:
-    """As `llama`; every layer sees `sliding_window` tokens, where there is one."""
-    outline = _outline(config)
-    _window(outline)
-    layer = [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(pairs=True),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
-        *outline.gated(),
-    ]
-    return outline.describe(layer)
+def mistral(config: Config, mla_layout: str) -> ModelSpec:
+    """As `llama`; the attention of every layer is limited to `sliding_window` tokens, if that is set."""
+    spec = _spec(config)
+    _add_window(spec)
+    return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))
 
 
-def mixtral(config: Config, mla_layout: str) -> Description:
+def mixtral(config: Config, mla_layout: str) -> ModelSpec:
     """As `mistral`, with experts in every layer."""
-    outline = _outline(config)
-    _window(outline)
-    n = outline.expert_counts("num_local_experts")
-    layer = [
-        outline.norm("attn_norm", "input_layernorm"),
-        *outline.attention(pairs=True),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
-        *outline.routed(n, outline.inner, MIXTRAL_EXPERTS, "block_sparse_moe.gate"),
+    spec = _spec(config)
+    _add_window(spec)
+    n = spec.add_expert_counts("num_local_experts")
+    experts = spec.experts(n, spec.intermediate_size, MIXTRAL_EXPERTS, "block_sparse_moe.gate")
+    return spec.build(_layer(spec, spec.attention(permute=True), experts))
+
+
+def _spec(config: Config) -> DecoderSpec:
+    config.require("hidden_act", "silu", "this activation")
+    return DecoderSpec("llama", config)
+
+
+def _layer(spec: DecoderSpec, attention: list[LayerTensor], feed_forward: list[LayerTensor]) -> list[LayerTensor]:
+    return [
+        spec.norm("attn_norm", "input_layernorm"),
+        *attention,
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *feed_forward,
     ]
-    return outline.describe(layer)
 
 
-def _outline(config: Config) -> Outline:
-    config.expect("hidden_act", "silu", "this activation")
-    return Outline("llama", config)
-
-
-def _window(outline: Outline) -> None:
-    size = outline.config.get("sliding_window")
+def _add_window(spec: DecoderSpec) -> None:
+    size = spec.config.get("sliding_window")
     if size is not None:
-        outline.window([True] * outline.layers)
-        if size < outline.config.integer("max_position_embeddings"):
-            outline.notes.append(f"llama.cpp does not know of the sliding window of {size} tokens in this architecture")
+        spec.add_sliding_window([True] * spec.n_layers)
+        if size < spec.config.integer("max_position_embeddings"):
+            spec.notes.append(f"llama.cpp does not know of the sliding window of {size} tokens in this architecture")

@@ -2,54 +2,56 @@
 
 from __future__ import annotations
 
-from ..checkpoint import Description
 from ..config import Config
-from ..metadata import LONGROPE
-from .decoder_spec import Outline, Part
-from .deepseek import Attention, attention_tensors, latent_attention
+from ..model_spec import ModelSpec
+from ..rope import LONGROPE
+from .decoder_spec import DecoderSpec, LayerTensor
+from .deepseek import LatentAttention, attention_tensors, latent_attention
 
 ARCHITECTURE = "minicpm3"
-PREFIX = "self_attn"
-USUAL = (12.0, 1.4, 256)  # scale_emb, scale_depth, dim_model_base, which llama.cpp takes for granted
+PUBLISHED_FACTORS = (12.0, 1.4, 256)  # scale_emb, scale_depth, dim_model_base, which llama.cpp assumes
 
 
-def minicpm3(config: Config, mla_layout: str) -> Description:
-    """Hyper-parameters and tensors; there is one layout of the attention, with kv_b whole. Raises FormatError."""
-    config.expect("hidden_act", "silu", "this activation")
-    config.expect("attention_bias", False, "biases in the attention")
-    rank = config.integer("qk_rope_head_dim")
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    values = config.over({"v_head_dim": hidden // heads, "num_key_value_heads": heads})
-    attention = latent_attention(values)
-    # The outline's heads are those that are rotated: all of them.
-    outline = Outline(ARCHITECTURE, values.over({}).replaced({"head_dim": rank}), rope_kinds=LONGROPE)
+def minicpm3(config: Config, mla_layout: str) -> ModelSpec:
+    """MiniCPM 3 4B; its attention has one layout, with attn_kv_b. Raises FormatError for settings that cannot be converted."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("attention_bias", False, "biases in the attention")
+    rope_dim = config.integer("qk_rope_head_dim")
+    n_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    config = config.with_defaults({"v_head_dim": hidden_size // n_heads, "num_key_value_heads": n_heads})
+    attention = latent_attention(config)
+    # head_dim of the spec is the rotated part of a head, all of which is rotated.
+    spec = DecoderSpec(ARCHITECTURE, config.with_values({"head_dim": rope_dim}), rope_scalings=LONGROPE)
     for key in ("attention.key_length", "attention.value_length"):
-        del outline.metadata[f"{ARCHITECTURE}.{key}"]
-    outline.count({"attention.key_length": attention.nope + attention.rope, "attention.value_length": attention.value})
-    outline.count({"attention.q_lora_rank": attention.q_rank, "attention.kv_lora_rank": attention.kv_rank})
-    _factors(outline)
+        del spec.metadata[f"{ARCHITECTURE}.{key}"]
+    spec.add_uint32(
+        {"attention.key_length": attention.nope_dim + attention.rope_dim, "attention.value_length": attention.value_dim}
+    )
+    spec.add_uint32({"attention.q_lora_rank": attention.q_rank, "attention.kv_lora_rank": attention.kv_rank})
+    _add_factors(spec)
     layer = [
-        outline.norm("attn_norm", "input_layernorm"),
-        *_attention(attention, hidden),
-        outline.norm("ffn_norm", "post_attention_layernorm"),
-        *outline.gated(),
+        spec.norm("attn_norm", "input_layernorm"),
+        *_attention_tensors(attention, hidden_size),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *spec.gated_mlp(),
     ]
-    return outline.describe(layer, tied=True)
+    return spec.build(layer, tied=True)
 
 
-def _factors(outline: Outline) -> None:
-    """What embeddings, residuals and logits are multiplied by."""
-    config, layers = outline.config, outline.layers
-    embedding = config.real("scale_emb", USUAL[0], positive=True)
-    depth = config.real("scale_depth", USUAL[1], positive=True)
-    base = config.integer("dim_model_base", int(USUAL[2]))
-    outline.real({"embedding_scale": embedding, "residual_scale": depth / layers**0.5, "logit_scale": base / outline.hidden})
-    if (embedding, depth, base) != USUAL:
-        outline.notes.append("llama.cpp knows only the published factors of embeddings, residuals and logits")
+def _add_factors(spec: DecoderSpec) -> None:
+    """The factors of embeddings, residuals and logits."""
+    config = spec.config
+    embedding = config.number("scale_emb", PUBLISHED_FACTORS[0], positive=True)
+    depth = config.number("scale_depth", PUBLISHED_FACTORS[1], positive=True)
+    base = config.integer("dim_model_base", int(PUBLISHED_FACTORS[2]))
+    residual, logit = depth / spec.n_layers**0.5, base / spec.hidden_size
+    spec.add_float32({"embedding_scale": embedding, "residual_scale": residual, "logit_scale": logit})
+    if (embedding, depth, base) != PUBLISHED_FACTORS:
+        spec.notes.append("llama.cpp knows only the published factors of embeddings, residuals and logits")
 
 
-def _attention(a: Attention, hidden: int) -> list[Part]:
+def _attention_tensors(attention: LatentAttention, hidden_size: int) -> list[LayerTensor]:
     return [
-        Part(w.name.removeprefix("."), PREFIX + w.sources[0], w.shape, w.edit)
-        for w in attention_tensors(a, "legacy", hidden, "", "")
+        LayerTensor(t.name.removeprefix("."), f"self_attn{t.sources[0]}", t.shape, t.transform)
+        for t in attention_tensors(attention, "legacy", hidden_size, "", "")
     ]

@@ -1,86 +1,89 @@
-"""Qwen 2 and 2.5, Qwen 3, and their mixtures of experts."""
+"""Qwen 2 and 2.5, Qwen 3, and their mixtures of experts.
+
+All functions raise FormatError for settings that cannot be converted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..checkpoint import Description
 from ..config import Config
-from ..tensor_transforms import flattened, plain
-from .decoder_spec import Outline, Part
+from ..model_spec import ModelSpec
+from ..tensor_transforms import flatten, unchanged
+from .decoder_spec import DecoderSpec, LayerTensor
 
-EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
-NOTHING: list[int] = []
-
-
-def qwen2(config: Config, mla_layout: str) -> Description:
-    """Biases on q, k and v. Raises FormatError for what config.json says that cannot be converted."""
-    outline = _outline("qwen2", config)
-    _window(outline, lambda i: i >= config.integer("max_window_layers", 28, least=0))
-    return outline.describe(_layer(outline, outline.attention(bias=True), outline.gated()))
+NO_LAYERS: list[int] = []
 
 
-def qwen3(config: Config, mla_layout: str) -> Description:
-    """Every head's queries and keys are normalised. Raises FormatError for what cannot be converted."""
-    outline = _outline("qwen3", config)
-    _window(outline, lambda i: i >= config.integer("max_window_layers", 28, least=0))
+def qwen2(config: Config, mla_layout: str) -> ModelSpec:
+    """Qwen 2 and 2.5: biases on q, k and v."""
+    spec = _spec("qwen2", config)
+    _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
+    return spec.build(_layer(spec, spec.attention(bias=True), spec.gated_mlp()))
+
+
+def qwen3(config: Config, mla_layout: str) -> ModelSpec:
+    """Qwen 3: queries and keys of every head are normalised."""
+    spec = _spec("qwen3", config)
+    _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
     bias = config.flag("attention_bias", False)
-    attention = outline.attention(bias=bias, output_bias=bias, head_norms=plain)
-    return outline.describe(_layer(outline, attention, outline.gated()))
+    attention = spec.attention(bias=bias, output_bias=bias, head_norms=unchanged)
+    return spec.build(_layer(spec, attention, spec.gated_mlp()))
 
 
-def qwen2moe(config: Config, mla_layout: str) -> Description:
-    """As `qwen2`, with experts and a shared one behind a gate of its own (Qwen 1.5 MoE and 2 57B-A14B)."""
-    _experts_everywhere(config)
-    outline = _outline("qwen2moe", config)
+def qwen2moe(config: Config, mla_layout: str) -> ModelSpec:
+    """Qwen 1.5 MoE and 2 57B-A14B: as `qwen2`, with experts and a shared expert that has a gate of its own."""
+    _require_experts_everywhere(config)
+    spec = _spec("qwen2moe", config)
     if config.flag("use_sliding_window", False):
-        raise config.fail("use_sliding_window is true: windows in this architecture cannot be converted")
-    inner, shared = config.integer("moe_intermediate_size"), config.integer("shared_expert_intermediate_size")
-    n = outline.expert_counts("num_experts", inner)
-    outline.count({"expert_shared_feed_forward_length": shared})
-    outline.metadata["qwen2moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
+        raise config.error("use_sliding_window is true: windows in this architecture cannot be converted")
+    rows, shared_rows = config.integer("moe_intermediate_size"), config.integer("shared_expert_intermediate_size")
+    n = spec.add_expert_counts("num_experts", rows)
+    spec.add_uint32({"expert_shared_feed_forward_length": shared_rows})
+    spec.metadata["qwen2moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     feed_forward = [
-        *outline.routed(n, inner, EXPERTS),
-        Part("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", (1, outline.hidden), flattened),
-        *outline.gated("mlp.shared_expert", shared, "_shexp"),
+        *spec.experts(n, rows),
+        LayerTensor("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", (1, spec.hidden_size), flatten),
+        *spec.gated_mlp("mlp.shared_expert", shared_rows, "_shexp"),
     ]
-    return outline.describe(_layer(outline, outline.attention(bias=config.flag("qkv_bias", True)), feed_forward))
+    return spec.build(_layer(spec, spec.attention(bias=config.flag("qkv_bias", True)), feed_forward))
 
 
-def qwen3moe(config: Config, mla_layout: str) -> Description:
-    """As `qwen3`, with experts and no shared one."""
-    config = config.over({"num_experts": config.get("num_local_experts")})  # the name that newer files have
-    _experts_everywhere(config)
-    outline = _outline("qwen3moe", config)
-    _window(outline, lambda i: True)
-    inner = config.integer("moe_intermediate_size")
-    n = outline.expert_counts("num_experts", inner)
-    outline.metadata["qwen3moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
+def qwen3moe(config: Config, mla_layout: str) -> ModelSpec:
+    """As `qwen3`, with experts and no shared expert."""
+    config = config.with_defaults({"num_experts": config.get("num_local_experts")})  # the key of newer files
+    _require_experts_everywhere(config)
+    spec = _spec("qwen3moe", config)
+    _add_window(spec, lambda i: True)
+    rows = config.integer("moe_intermediate_size")
+    n = spec.add_expert_counts("num_experts", rows)
+    spec.metadata["qwen3moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
     bias = config.flag("attention_bias", False)
-    attention = outline.attention(bias=bias, output_bias=bias, head_norms=plain)
-    return outline.describe(_layer(outline, attention, outline.routed(n, inner, EXPERTS)))
+    attention = spec.attention(bias=bias, output_bias=bias, head_norms=unchanged)
+    return spec.build(_layer(spec, attention, spec.experts(n, rows)))
 
 
-def _outline(architecture: str, config: Config) -> Outline:
-    config.expect("hidden_act", "silu", "this activation")
-    return Outline(architecture, config)
+def _spec(architecture: str, config: Config) -> DecoderSpec:
+    config.require("hidden_act", "silu", "this activation")
+    return DecoderSpec(architecture, config)
 
 
-def _layer(outline: Outline, attention: list[Part], feed_forward: list[Part]) -> list[Part]:
+def _layer(spec: DecoderSpec, attention: list[LayerTensor], feed_forward: list[LayerTensor]) -> list[LayerTensor]:
     return [
-        outline.norm("attn_norm", "input_layernorm"),
+        spec.norm("attn_norm", "input_layernorm"),
         *attention,
-        outline.norm("ffn_norm", "post_attention_layernorm"),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
         *feed_forward,
     ]
 
 
-def _experts_everywhere(config: Config) -> None:
-    config.expect("decoder_sparse_step", 1, "experts in only some of the layers")
-    config.expect("mlp_only_layers", NOTHING, "experts in only some of the layers")
+def _require_experts_everywhere(config: Config) -> None:
+    config.require("decoder_sparse_step", 1, "experts in only some of the layers")
+    config.require("mlp_only_layers", NO_LAYERS, "experts in only some of the layers")
 
 
-def _window(outline: Outline, default: Callable[[int], bool]) -> None:
-    if outline.config.flag("use_sliding_window", False):
-        outline.window(outline.layer_types(default))
-        outline.notes.append("llama.cpp does not know of the sliding window in this architecture")
+def _add_window(spec: DecoderSpec, default: Callable[[int], bool]) -> None:
+    """default: which layers are local if config.json has no layer_types."""
+    if spec.config.flag("use_sliding_window", False):
+        spec.add_sliding_window(spec.local_layers(default))
+        spec.notes.append("llama.cpp does not know of the sliding window in this architecture")

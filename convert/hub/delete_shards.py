@@ -13,7 +13,7 @@ from ...formats.deleted_shards import delete_shard, record_path
 from ...formats.safetensors import local_shards
 from ...jobs.plan import Plan
 from ..source import describe
-from .hub import fetch_repository, is_repository
+from .fetch import fetch_repository, is_repository
 
 
 def completed_output(
@@ -33,9 +33,9 @@ def completed_output(
     config = folder / "config.json"
     if not config.is_file() or local_shards(folder) or config.stat().st_mtime_ns > first.stat().st_mtime_ns:
         return None
-    output, description = open_gguf(first), describe(folder, mla_layout)
-    metadata = {"general.architecture": description.architecture, **(expected or {})}
-    same_tensors = output.tensors.keys() == {w.name for w in description.wanted}
+    output, expected_model = open_gguf(first), describe(folder, mla_layout)
+    metadata = {"general.architecture": expected_model.architecture, **(expected or {})}
+    same_tensors = output.tensors.keys() == {t.name for t in expected_model.tensors}
     return first if same_tensors and all(output.metadata.get(key) == value for key, value in metadata.items()) else None
 
 

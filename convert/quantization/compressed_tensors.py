@@ -1,8 +1,8 @@
-"""compressed-tensors: packed integers, int8 and four-bit floats, each module as its own tensors say.
+"""compressed-tensors (vllm-project/compressed-tensors): packed integers, int8 and four-bit floats.
 
-Its config_groups give a scheme to modules by name or pattern, but the tensors beside a weight tell the same: `weight_packed`
-of int32 (integers of 1 to 8 bits, -2^(bits-1) stored as 0) or of uint8 (see fp4.py), or a `weight` of int8. So groups of
-several kinds and lists of ignored modules need no looking up.
+config_groups assigns a scheme to modules by name or pattern, but the tensors of a module tell the same: `weight_packed` of
+int32 (integers of 1 to 8 bits, -2^(bits-1) stored as 0) or of uint8 (see fp4.py), or a `weight` of int8. So neither groups with
+different schemes nor lists of ignored modules have to be looked up.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ import numpy as np
 from ...formats import FormatError
 from ...formats.safetensors import StoredTensor
 from .fp4 import Fp4Weight
-from .integer_weights import SCALES, DecodedWeight, as_float, scale_by_index, share, unpacked, widen_codes
-from .stored_weights import Found, beside
+from .integer_weights import (
+    SCALE_DTYPES,
+    DecodedWeight,
+    columns_per_group,
+    dequantise,
+    scale_by_index,
+    to_float32,
+    unpack_codes,
+)
+from .stored_weights import WeightTensors, sibling_tensors
 
 
 class IntegerWeight(DecodedWeight):
-    """Packed codes or int8. scales [rows, groups], [rows], or one; zero points alike, or packed down the rows."""
+    """Packed codes or int8. Scales are [rows, groups], [rows], or one; zero points likewise, or packed along the rows."""
 
-    __slots__ = ("_bits", "_codes", "_groups", "_index", "_per", "_scales", "_zeros")
+    __slots__ = ("_bits", "_group_size", "_groups", "_index", "_scales", "_zeros")
 
     def __init__(
         self,
@@ -32,7 +40,7 @@ class IntegerWeight(DecodedWeight):
         zeros: StoredTensor | None = None,
         index: StoredTensor | None = None,
     ):
-        """shape: that the weight has to have. Raises FormatError if the tensors do not fit it."""
+        """shape: that the weight must have; index: group of each column. Raises FormatError if the tensors do not fit."""
         columns, rows = (shape[-1], prod(shape[:-1])) if shape else (0, 0)
         where = f"{codes.path}: {codes.name} is {codes.dtype} {list(codes.shape)}"
         self._bits = 8
@@ -43,11 +51,11 @@ class IntegerWeight(DecodedWeight):
             self._bits = fits[0]
         elif codes.dtype != "I8" or codes.shape != shape:
             raise FormatError(f"{where}; I8 {list(shape)} or packed I32 is needed")
-        if scales.dtype not in SCALES:
-            raise FormatError(f"{scales.path}: {scales.name} is {scales.dtype}; scales can be {', '.join(SCALES)}")
-        self._groups = self._grid(scales, shape)
-        self._per = share(self._groups, columns)
-        if not self._per:
+        if scales.dtype not in SCALE_DTYPES:
+            raise FormatError(f"{scales.path}: {scales.name} is {scales.dtype}; scales can be {', '.join(SCALE_DTYPES)}")
+        self._groups = self._groups_per_row(scales, shape)
+        self._group_size = columns_per_group(self._groups, columns)
+        if not self._group_size:
             raise FormatError(
                 f"{scales.path}: {scales.name} of shape {list(scales.shape)} does not fit a weight of {list(shape)}"
             )
@@ -60,11 +68,11 @@ class IntegerWeight(DecodedWeight):
         if index is not None and (index.shape != (columns,) or index.dtype not in ("I32", "I64")):
             raise FormatError(f"{index.path}: {index.name} is {index.dtype} {list(index.shape)}, not integers [{columns}]")
         super().__init__(codes, shape, f"int{self._bits}")
-        self._codes, self._scales, self._zeros, self._index = self._flat, scales, zeros, index
+        self._scales, self._zeros, self._index = scales, zeros, index
 
     @staticmethod
-    def _grid(scales: StoredTensor, shape: tuple[int, ...]) -> int:
-        """Scales per row: 1 for one of each row or of the whole; 0 if they do not fit."""
+    def _groups_per_row(scales: StoredTensor, shape: tuple[int, ...]) -> int:
+        """1 for a scale per row or for the whole matrix; 0 if the shapes do not fit."""
         if prod(scales.shape) == 1:
             return 1
         if scales.shape == shape[:-1]:
@@ -72,62 +80,65 @@ class IntegerWeight(DecodedWeight):
         return scales.shape[-1] if scales.shape[:-1] == shape[:-1] else 0
 
     def _rows_of(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-        """Rows of a table like the scales, [stop - start, groups]."""
+        """Rows of the scales or of unpacked zero points, [stop - start, groups]."""
         data = tensor.data
         if data.size == 1:
             return np.broadcast_to(data.reshape(1, 1), (stop - start, 1))
         return data.reshape(self.rows, self._groups)[start:stop]
 
     def _zero_points(self, start: int, stop: int) -> np.ndarray:
-        """As codes, float32 [stop - start, groups]."""
-        middle = np.float32(1 << (self._bits - 1))
+        """In units of codes, float32 [stop - start, groups]."""
+        midpoint = np.float32(1 << (self._bits - 1))
         if self._zeros is None:
-            return np.full((stop - start, self._groups), middle, np.float32)
+            return np.full((stop - start, self._groups), midpoint, np.float32)
         if self._zeros.dtype == "I8":
-            return np.ascontiguousarray(self._rows_of(self._zeros, start, stop).astype(np.float32) + middle)
+            return np.ascontiguousarray(self._rows_of(self._zeros, start, stop).astype(np.float32) + midpoint)
         base = start - start % 32
         words = self._zeros.data[base * self._bits // 32 : -(-stop * self._bits // 32)]
-        table = unpacked(words.T, self._bits, stop - base)[:, start - base :]
-        return np.ascontiguousarray(table.T).astype(np.float32)
+        zeros = unpack_codes(words.T, self._bits, stop - base)[:, start - base :]
+        return np.ascontiguousarray(zeros.T).astype(np.float32)
 
-    def run(self, start: int, stop: int) -> np.ndarray:
+    def read_run(self, start: int, stop: int) -> np.ndarray:
         """float32 [stop - start, columns], exact for scales of 16 bits."""
-        scale = np.ascontiguousarray(as_float(self._rows_of(self._scales, start, stop), self._scales.dtype))
+        scale = np.ascontiguousarray(to_float32(self._rows_of(self._scales, start, stop), self._scales.dtype))
         zero = self._zero_points(start, stop)
-        codes = self._codes.rows(start, stop).view(np.uint8).reshape(stop - start, -1)
+        codes = self._matrix.rows(start, stop).view(np.uint8).reshape(stop - start, -1)
         flip = np.uint8(128 if self.stored.dtype == "I8" else 0)
         out = np.empty((stop - start, self.columns), np.float32)
         if self._index is None:
-            widen_codes(codes, self._bits, flip, scale, zero, self._per, out)
+            dequantise(codes, self._bits, flip, scale, zero, self._group_size, out)
             return out
         index = np.asarray(self._index.data, np.int32)
         if index.min() < 0 or index.max() >= self._groups:
             raise FormatError(f"{self._index.path}: {self._index.name} has groups beyond the {self._groups} that there are")
-        plain = np.ones((stop - start, 1), np.float32)
-        widen_codes(codes, self._bits, flip, plain, np.zeros_like(plain), self.columns, out)
+        ones = np.ones((stop - start, 1), np.float32)
+        dequantise(codes, self._bits, flip, ones, np.zeros_like(ones), self.columns, out)
         scale_by_index(index, scale, zero, out)
         return out
 
 
-def find(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Found | None:
-    """A packed or int8 weight, whichever lies there."""
+def find_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
+    """A packed or int8 weight; None if neither is stored under this name."""
     optional = ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale")
     if name in stored:
         if stored[name].dtype != "I8":
             return None
-        parts = beside(name, stored, ("weight", "weight_scale"), optional)
+        tensors = sibling_tensors(name, stored, ("weight", "weight_scale"), optional)
     else:
-        parts = beside(name, stored, ("weight_packed", "weight_scale"), optional)
-    if parts is None:
+        tensors = sibling_tensors(name, stored, ("weight_packed", "weight_scale"), optional)
+    if tensors is None:
         return None
-    codes, scales = parts.get("weight_packed") or parts["weight"], parts["weight_scale"]
-    _check_shape(parts.get("weight_shape"), shape)
+    codes, scales = tensors.get("weight_packed") or tensors["weight"], tensors["weight_scale"]
+    _check_shape(tensors.get("weight_shape"), shape)
     if codes.dtype == "U8":
-        return Fp4Weight(codes, scales, parts.get("weight_global_scale"), True), list(parts.values())
-    zeros, index = parts.get("weight_zero_point"), parts.get("weight_g_idx")
-    return IntegerWeight(shape, codes, scales, zeros, index), list(parts.values())
+        return Fp4Weight(codes, scales, tensors.get("weight_global_scale"), global_is_divisor=True), list(tensors.values())
+    zeros, index = tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
+    return IntegerWeight(shape, codes, scales, zeros, index), list(tensors.values())
 
 
-def _check_shape(told: StoredTensor | None, shape: tuple[int, ...]) -> None:
-    if told is not None and (told.nbytes > 1024 or tuple(told.data.reshape(-1).tolist()) != shape[-told.data.size :]):
-        raise FormatError(f"{told.path}: {told.name} does not say {list(shape)}, the shape that the model's config gives")
+def _check_shape(declared: StoredTensor | None, shape: tuple[int, ...]) -> None:
+    """declared: the tensor weight_shape, if it is stored."""
+    if declared is None:
+        return
+    if declared.nbytes > 1024 or tuple(declared.data.reshape(-1).tolist()) != shape[-declared.data.size :]:
+        raise FormatError(f"{declared.path}: {declared.name} is not {list(shape)}, the shape according to config.json")

@@ -1,7 +1,7 @@
-"""Ways in which checkpoints are quantised: what config.json calls them, and who finds the weights that each stores.
+"""The quantisation methods of checkpoints: their names in config.json, and the functions that find the weights they store.
 
-quantization_config names a method and its settings; which weights are quantised, and how each, their tensors say. So a finder
-looks at what lies under a weight's name: None means that it is no business of its own.
+quantization_config names a method and its settings; which weights are quantised, and how each is, the tensors themselves tell.
+So a finder looks at the tensors under a weight's name, and returns None if they are not of its method.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ..config import Config, read_json
 from . import awq, fp4, gptq
 from . import compressed_tensors as compressed
 from .mxfp4 import Mxfp4Weight
-from .stored_weights import BLOCKS, SCALES, Found, Weight, find_scale
+from .stored_weights import BLOCKS_SUFFIX, SCALES_SUFFIX, Weight, WeightTensors, find_scale
 
-Finder = Callable[[str, Mapping[str, StoredTensor], tuple[int, ...]], Found | None]
+# (name of a weight, stored tensors, shape that the weight must have) -> the weight and its tensors
+FindWeight = Callable[[str, Mapping[str, StoredTensor], tuple[int, ...]], WeightTensors | None]
 
 DENSE = ("dense", None)
 COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized")
@@ -29,115 +30,121 @@ MODELOPT += ("MIXED_PRECISION",)
 
 @dataclass(frozen=True)
 class Method:
-    """key: of quantization_config, and the values of it that are known; finders: beside the one for floats and fp8."""
+    """A value of quant_method.
+
+    key     of quantization_config that distinguishes variants; known: its supported values
+    finder  (config, quantization_config) -> the method's finder; None if weights are floats or fp8 with scales
+    """
 
     key: str
     known: tuple[object, ...]
-    finders: Callable[[Config, dict], list[Finder]] = lambda config, settings: []
+    finder: Callable[[Config, dict], FindWeight] | None = None
 
 
 METHODS = {
     "fp8": Method("fmt", (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2")),
     "fbgemm_fp8": Method("quant_method", ("fbgemm_fp8",)),
-    "compressed-tensors": Method("format", (*COMPRESSED, None), lambda config, settings: [compressed.find]),
-    "modelopt": Method("quant_algo", MODELOPT, lambda config, settings: [fp4.modelopt]),
-    "modelopt_fp4": Method("quant_algo", (*MODELOPT, None), lambda config, settings: [fp4.modelopt]),
-    "mxfp4": Method("quant_method", ("mxfp4",)),  # of experts' stacks, whose names say so: see mxfp4.py
-    "gptq": Method("quant_method", ("gptq",), lambda config, settings: [gptq.finder(config, settings)]),
-    "awq": Method("quant_method", ("awq",), lambda config, settings: [awq.finder(config, settings)]),
+    "compressed-tensors": Method("format", (*COMPRESSED, None), lambda config, settings: compressed.find_weight),
+    "modelopt": Method("quant_algo", MODELOPT, lambda config, settings: fp4.find_modelopt_weight),
+    "modelopt_fp4": Method("quant_algo", (*MODELOPT, None), lambda config, settings: fp4.find_modelopt_weight),
+    "mxfp4": Method("quant_method", ("mxfp4",)),  # stacks of experts with _blocks in their names: see mxfp4.py
+    "gptq": Method("quant_method", ("gptq",), gptq.weight_finder),
+    "awq": Method("quant_method", ("awq",), awq.weight_finder),
 }
 
 
-class Finders:
+class WeightFinder:
     """Finds the weights of a checkpoint that is quantised as its config.json says, or not at all."""
 
     def __init__(self, config: Config):
-        """Raises FormatError for a quantization that cannot be decoded, naming it and what is known."""
+        """Raises FormatError for a quantisation that cannot be decoded, with the ones that are supported."""
         self.block: tuple[int, int] | None = None
-        self._own: list[Finder] = []
-        settings = _settings(config)
+        self._find_quantised: FindWeight | None = None
+        settings = _quantization_config(config)
         if settings is None:
             return
         name = settings.get("quant_method")
         if not isinstance(name, str) or name not in METHODS:
-            raise config.fail(f"quantization_config has quant_method {name!r}; known are {', '.join(METHODS)}")
+            raise config.error(f"quantization_config has quant_method {name!r}; known are {', '.join(METHODS)}")
         method = METHODS[name]
-        _expect(config, name, method, settings.get(method.key))
+        _check_variant(config, name, method, settings.get(method.key))
         block = settings.get("weight_block_size")
         if name == "compressed-tensors":
-            block = _groups(config, method, settings)
-        self.block = _block(config, block)
-        self._own = method.finders(config, settings)
+            block = _block_structure(config, method, settings)
+        self.block = _check_block(config, block)
+        if method.finder is not None:
+            self._find_quantised = method.finder(config, settings)
 
-    def __call__(self, name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> Found | None:
-        """The weight of this name and shape, and the tensors that it is made of; None if it is not there.
+    def __call__(self, name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
+        """The weight of this name and shape, and the tensors that it is decoded from; None if it does not exist.
 
         Raises FormatError for tensors that do not fit together.
         """
-        for find in self._own:
-            found = find(name, stored, shape)
-            if found is not None:
-                return found
+        if self._find_quantised is not None:
+            weight = self._find_quantised(name, stored, shape)
+            if weight is not None:
+                return weight
         tensor = stored.get(name)
         if tensor is None:
             return None
-        is_packed = name.endswith(BLOCKS)
-        scale = find_scale(name, stored) if is_packed or tensor.dtype.startswith("F8_") else None
-        if is_packed:
+        is_mxfp4 = name.endswith(BLOCKS_SUFFIX)
+        scale = find_scale(name, stored) if is_mxfp4 or tensor.dtype.startswith("F8_") else None
+        if is_mxfp4:
             return (Mxfp4Weight(tensor, scale), [tensor, scale]) if scale is not None else None
         return Weight(tensor, scale, self.block), [tensor] if scale is None else [tensor, scale]
 
 
-def missing(name: str, stored: Mapping[str, StoredTensor]) -> str:
-    """What is to be called missing where a weight was not found: itself, or the scales without which it is nothing."""
-    return name.removesuffix(BLOCKS) + SCALES if name in stored and name.endswith(BLOCKS) else name
+def missing_name(name: str, stored: Mapping[str, StoredTensor]) -> str:
+    """The name of the tensor to report as missing for a weight that was not found: its own, or that of its mxfp4 scales."""
+    has_blocks = name in stored and name.endswith(BLOCKS_SUFFIX)
+    return name.removesuffix(BLOCKS_SUFFIX) + SCALES_SUFFIX if has_blocks else name
 
 
-def _settings(config: Config) -> dict[str, Any] | None:
+def _quantization_config(config: Config) -> dict[str, Any] | None:
     settings = config.get("quantization_config") or config.get("compression_config")
     if settings is None:
         text = config.get("text_config")
         settings = text.get("quantization_config") if isinstance(text, dict) else None
     if settings is None:
-        path = config.path.with_name("hf_quant_config.json")  # where modelopt says it in its older checkpoints
-        told = read_json(path).get("quantization") if path.is_file() else None
-        if isinstance(told, dict) and told.get("quant_algo") is not None:
-            settings = told | {"quant_method": "modelopt"}
+        path = config.path.with_name("hf_quant_config.json")  # where older modelopt checkpoints have it
+        quantization = read_json(path).get("quantization") if path.is_file() else None
+        if isinstance(quantization, dict) and quantization.get("quant_algo") is not None:
+            settings = quantization | {"quant_method": "modelopt"}
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise config.fail("quantization_config is not an object")
+        raise config.error("quantization_config is not an object")
     return settings
 
 
-def _expect(config: Config, name: str, method: Method, value: object) -> None:
+def _check_variant(config: Config, name: str, method: Method, value: object) -> None:
     if isinstance(value, (list, dict)) or value not in method.known:
         known = ", ".join(str(k) for k in method.known if k is not None)
-        raise config.fail(f"quantization_config of quant_method {name} has {method.key} {value!r:.60}; known are {known}")
+        raise config.error(f"quantization_config of quant_method {name} has {method.key} {value!r:.60}; known are {known}")
 
 
-def _groups(config: Config, method: Method, settings: dict) -> object:
-    """The block_structure of compressed-tensors' config_groups: one for all groups, or None. Their formats are checked."""
+def _block_structure(config: Config, method: Method, settings: dict) -> object:
+    """The block_structure of compressed-tensors' config_groups, the same for all of them, or None; checks their formats."""
     sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in DENSE:
-        raise config.fail(f"quantization_config has sparsity_config of format {sparsity.get('format')!r}; only dense is known")
+        raise config.error(f"quantization_config has sparsity_config of format {sparsity.get('format')!r}; only dense is known")
     structures = set()
     try:
         for group in settings["config_groups"].values():
-            _expect(config, "compressed-tensors", method, group.get("format"))
+            _check_variant(config, "compressed-tensors", method, group.get("format"))
             structure = (group.get("weights") or {}).get("block_structure")
             if structure:
                 structures.add(json.dumps(structure))
     except (KeyError, TypeError, AttributeError):
-        raise config.fail("quantization_config of quant_method compressed-tensors lacks config_groups with weights") from None
+        raise config.error("quantization_config of quant_method compressed-tensors lacks config_groups with weights") from None
     if len(structures) > 1:
-        raise config.fail(f"quantization_config has several block structures: {', '.join(sorted(structures))}")
+        raise config.error(f"quantization_config has several block structures: {', '.join(sorted(structures))}")
     return json.loads(next(iter(structures), "null"))
 
 
-def _block(config: Config, block: object) -> tuple[int, int] | None:
+def _check_block(config: Config, block: object) -> tuple[int, int] | None:
     if block is None:
         return None
     if not isinstance(block, (list, tuple)) or len(block) != 2 or not all(type(b) is int and b > 0 for b in block):
-        raise config.fail(f"weight_block_size is {block!r}; two whole numbers are needed")
+        raise config.error(f"weight_block_size is {block!r}; two whole numbers are needed")
     return block[0], block[1]

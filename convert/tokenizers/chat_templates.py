@@ -1,17 +1,18 @@
-"""Chat templates of a checkpoint: chat_template.jinja, or what tokenizer_config.json holds."""
+"""Chat templates of a checkpoint: chat_template.jinja, or those in tokenizer_config.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-_LONGEST_NAME = 200  # of a chat template: it becomes part of a key
+_MAX_NAME = 200  # characters of a template's name, which becomes part of a metadata key
 
 
 def chat_templates(folder: Path, settings: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """tokenizer.chat_template: a chat_template.jinja file, or tokenizer_config.json's text or list of named ones.
+    """The key tokenizer.chat_template, and those of named templates: from chat_template.jinja, or else tokenizer_config.json
+    (settings), which has one text or a list of named ones.
 
-    A model is of use without: what is broken is left out and noted.
+    Malformed templates are left out with a note, since a model can be used without.
     """
     path = folder / "chat_template.jinja"
     if path.exists():
@@ -21,18 +22,18 @@ def chat_templates(folder: Path, settings: dict[str, Any], notes: list[str]) -> 
             notes.append(f"{path.name} cannot be read ({error.strerror or error}) and is left out")
         except UnicodeDecodeError:
             notes.append(f"{path.name} is not UTF-8 text and is left out")
-    told = settings.get("chat_template")
-    if told is None:
+    setting = settings.get("chat_template")
+    if setting is None:
         return {}
-    if isinstance(told, str):
-        return {"tokenizer.chat_template": told}
-    if not isinstance(told, list):
+    if isinstance(setting, str):
+        return {"tokenizer.chat_template": setting}
+    if not isinstance(setting, list):
         notes.append("the chat_template of tokenizer_config.json is neither a text nor a list of named ones and is left out")
         return {}
     templates: dict[str, str] = {}
-    for entry in told:
+    for entry in setting:
         name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and isinstance(text, str):
+        if isinstance(name, str) and 0 < len(name) <= _MAX_NAME and isinstance(text, str):
             templates[name] = text
         else:
             notes.append(f"the chat template {entry!r:.100} is not a name with a text and is left out")

@@ -1,8 +1,8 @@
-"""Which pre-tokenizer of llama.cpp's list a byte-level tokenizer.json has.
+"""Recognising llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json.
 
-A GGUF names the rule that cuts text into words (tokenizer.ggml.pre); tokenizer.json spells it out. The two are brought together
-by what they do, not by how they are written: both cut a long probe text full of awkward places, and equal cuts count as the
-same rule. So another spelling of a regex is recognised, and a small difference in meaning is not missed.
+A GGUF names the pre-tokenizer (tokenizer.ggml.pre), tokenizer.json defines it by regular expressions. The two are compared by
+their behaviour: both split a long probe text that is full of edge cases, and equal pieces count as the same rule. So a regex
+that is written differently is recognised, and a small difference in meaning is not missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from ...formats.pretokenizers import PRE_TOKENIZERS
 
-# Names that a checkpoint's rule is compared with, in this order: of several that cut alike the first is written.
+# Names that are compared, in this order: of several with the same behaviour the first is written.
 _CANDIDATES = (
     "deepseek-v3",
     "deepseek-llm",
@@ -40,7 +40,7 @@ _CANDIDATES = (
     "viking",
 )
 
-# What the probe text is drawn from: characters and runs between which the rules differ.
+# The probe text is drawn from these characters and runs, in whose treatment the rules differ.
 _RUNS = (
     "'s|'T|'ll|'RE|'x|the|The|HTTP|iPhone|12345|3.14|   |    |\r\n|\n\n\n| \n | \t|());\n|//|#include|=="
     "|中文|カタカナ|Привет|العربية|हिन्दी|ไทย| a| 1| !| 中|!a|a1|1a"
@@ -61,12 +61,12 @@ def _probe() -> tuple[str, ...]:
     return tuple("".join(draw.choices(_PIECES, k=_LENGTH)) for _ in range(_TEXTS))
 
 
-Cutter = Callable[[str], list[str]]
+Splitter = Callable[[str], list[str]]  # text -> its pieces
 
 
-def _cutter(pre_tokenizer: dict[str, Any]) -> Cutter:
-    """What cuts a text as a pre_tokenizer of tokenizer.json does. Raises what `tokenizers` does if it cannot be one."""
-    shell = {
+def _splitter(pre_tokenizer: dict[str, Any]) -> Splitter:
+    """The splitter of a pre_tokenizer of tokenizer.json. Raises what `tokenizers` raises for a malformed one."""
+    minimal = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
@@ -75,37 +75,39 @@ def _cutter(pre_tokenizer: dict[str, Any]) -> Cutter:
         "decoder": None,
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
-    built = Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+    built = Tokenizer.from_str(json.dumps(minimal)).pre_tokenizer
     return lambda text: [piece for piece, _ in built.pre_tokenize_str(text)]
 
 
 @cache
-def _known_cutter(name: str) -> Cutter:
+def _known_splitter(name: str) -> Splitter:
     splits = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
         for regex in PRE_TOKENIZERS[name].splits
     ]
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return _cutter({"type": "Sequence", "pretokenizers": [*splits, to_bytes]})
+    return _splitter({"type": "Sequence", "pretokenizers": [*splits, to_bytes]})
 
 
 def identify(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> tuple[str, str]:
-    """(name for tokenizer.ggml.pre, what is not as it should be or '').
+    """A pre_tokenizer and ignore_merges of tokenizer.json -> (name for tokenizer.ggml.pre, a problem or '').
 
-    'default' where no known rule cuts the same; a rule that only differs in `ignore_merges` is taken, and the difference told.
+    'default' if no known rule splits the same; a rule that differs only in `ignore_merges` is taken, and the problem says so.
     """
     try:
-        cutter = _cutter(pre_tokenizer)
-        cuts = [cutter(text) for text in _probe()]
+        split = _splitter(pre_tokenizer)
+        pieces = [split(text) for text in _probe()]
     except Exception as error:  # `tokenizers` raises bare exceptions
         return "default", f"the pre-tokenizer of tokenizer.json cannot be built ({error}); written as 'default'"
-    same = []
+    candidates = []
     for name in _CANDIDATES:
-        known = _known_cutter(name)
-        if all(known(text) == cut for text, cut in zip(_probe(), cuts, strict=True)):  # most differ in the first text
+        known = _known_splitter(name)
+        if all(known(text) == p for text, p in zip(_probe(), pieces, strict=True)):  # most differ in the first text
             if PRE_TOKENIZERS[name].ignore_merges == ignore_merges:
                 return name, ""
-            same.append(name)
-    if same:
-        return same[0], f"the pre-tokenizer is that of {same[0]} but for ignore_merges {ignore_merges}: token ids may differ"
+            candidates.append(name)
+    if candidates:
+        return candidates[
+            0
+        ], f"the pre-tokenizer is that of {candidates[0]} but for ignore_merges {ignore_merges}: token ids may differ"
     return "default", "the pre-tokenizer of tokenizer.json is unknown; written as 'default', so token ids may differ"

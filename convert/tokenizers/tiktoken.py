@@ -1,7 +1,7 @@
-"""tiktoken's files: a line for each token, its bytes in base 64 and its rank, which is its id (Kimi, Qwen 1, Llama 3).
+"""tiktoken's files: per line the bytes of a token in base64 and its rank, which is its id (Kimi, Qwen 1, Llama 3).
 
-Such a file has neither merges nor the rule that cuts words. A token's merge is the pair that comes together last when its bytes
-are merged by ranks below its own; the rule is known by the family that config.json names.
+Such a file has neither merges nor the pre-tokenizer. A token's merge is the pair that is left when its bytes are merged by
+ranks below its own; the pre-tokenizer follows from config.json's model_type.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from ...formats import FormatError
 
 FILES = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
-# beginning of model_type -> name for tokenizer.ggml.pre
-RULES = {"kimi": "kimi-k2", "qwen": "qwen2", "llama": "llama-bpe"}
+# prefix of model_type -> name for tokenizer.ggml.pre
+PRE_TOKENIZERS = {"kimi": "kimi-k2", "qwen": "qwen2", "llama": "llama-bpe"}
 
 
-def is_ranks(path: Path) -> bool:
-    """Whether a file looks like one of these (tokenizer.model may be SentencePiece's instead)."""
+def is_ranks_file(path: Path) -> bool:
+    """Whether a file looks like tiktoken's (tokenizer.model may be SentencePiece's instead)."""
     try:
         with path.open("rb") as file:
             first = file.readline(4096).split()
@@ -28,7 +28,7 @@ def is_ranks(path: Path) -> bool:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """bytes of a token -> rank, in order of rank. Raises FormatError for malformed lines, ranks or tokens that come twice."""
+    """Bytes of a token -> rank, in order of rank. Raises FormatError for malformed lines and duplicate ranks or tokens."""
     ranks: dict[bytes, int] = {}
     try:
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -50,25 +50,25 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pair that makes each token of more than a byte, in order of rank."""
+    """The pair that each token of more than one byte is merged from, in order of rank."""
     pairs = []
     for token, rank in ranks.items():
-        parts = _merged(ranks, token, rank) if len(token) > 1 else []
+        parts = _merge_bytes(ranks, token, rank) if len(token) > 1 else []
         if len(parts) == 2:
             pairs.append((parts[0], parts[1]))
     return pairs
 
 
-def _merged(ranks: dict[bytes, int], token: bytes, below: int) -> list[bytes]:
-    """What the bytes of a token become by merges of ranks below a number."""
+def _merge_bytes(ranks: dict[bytes, int], token: bytes, max_rank: int) -> list[bytes]:
+    """The parts of a token after all merges with ranks below max_rank, but at least two."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        best, at = below, -1
+        best, left = max_rank, -1
         for i in range(len(parts) - 1):
-            rank = ranks.get(parts[i] + parts[i + 1], below)
+            rank = ranks.get(parts[i] + parts[i + 1], max_rank)
             if rank < best:
-                best, at = rank, i
-        if at < 0:
+                best, left = rank, i
+        if left < 0:
             break
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        parts[left : left + 2] = [parts[left] + parts[left + 1]]
     return parts

@@ -1,6 +1,7 @@
-"""WordPiece (BERT): a vocab.txt with a word to a line, or tokenizer.json's model of this name -> GGUF's model 'bert'.
+"""WordPiece (BERT): a vocab.txt with a word per line, or tokenizer.json's model of this name -> GGUF's model 'bert'.
 
-There a piece that continues a word is written "##x", in a GGUF as it is, and one that begins a word behind U+2581.
+In these files a piece that continues a word is written "##x"; in a GGUF it is "x", and one that begins a word starts with
+U+2581.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...formats import FormatError
+import numpy as np
 
-USUAL = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
-CASE = "the tokenizer tells capitals from small letters; readers of GGUF do not, so token ids may differ"
+from ...formats import FormatError
+from .token_list import CONTROL, NORMAL, AddedTokens, token_list
+
+SPECIAL_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
+SPECIAL_TOKENS |= {"mask_token": "[MASK]"}
+CASE_NOTE = "the tokenizer tells capitals from small letters; readers of GGUF do not, so token ids may differ"
 
 
 def gguf_text(piece: str) -> str:
-    """A piece as GGUF spells it."""
+    """A piece as it is written in a GGUF."""
     return piece[2:] if piece.startswith("##") and len(piece) > 2 else "\u2581" + piece
 
 
 def read_words(path: Path) -> dict[str, int]:
-    """word -> id of a vocab.txt. Raises FormatError if it cannot be read."""
+    """A vocab.txt: word -> id. Raises FormatError if it cannot be read."""
     try:
         lines = path.read_text("utf-8").split("\n")
     except OSError as error:
@@ -33,15 +38,25 @@ def read_words(path: Path) -> dict[str, int]:
     return words
 
 
+def model_keys(vocab: dict[str, int], added: AddedTokens, vocab_size: int, notes: list[str]) -> dict[str, Any]:
+    """Keys without tokenizer.ggml. for vocab_size tokens, special tokens not included; vocab: word -> id."""
+    special = {text for text, _ in added.values()} | set(SPECIAL_TOKENS.values())
+    tokens = {}
+    for text, id in vocab.items():
+        tokens[id] = (text, CONTROL) if text in special else (gguf_text(text), NORMAL)
+    texts, types = token_list(tokens, added, vocab_size, notes)
+    return {"model": "bert", "pre": "default", "tokens": texts, "token_type": np.array(types, np.int32)}
+
+
 def differences(tokenizer: dict[str, Any], steps: list[dict[str, Any]]) -> list[str]:
-    """Notes on what readers of GGUF do otherwise. steps: of the normalizer and the pre-tokenizer."""
+    """Notes on what readers of a GGUF do differently. steps: of the normalizer and the pre-tokenizer."""
     notes = [
         f"the tokenizer's step {step.get('type')} has no counterpart in GGUF: words may be cut otherwise"
         for step in steps
         if step.get("type") not in ("BertNormalizer", "BertPreTokenizer")
     ]
     if any(step.get("type") == "BertNormalizer" and step.get("lowercase") is False for step in steps):
-        notes.append(CASE)
+        notes.append(CASE_NOTE)
     if tokenizer["model"].get("continuing_subword_prefix", "##") != "##":
         notes.append("pieces that continue a word begin with something else than ##: token ids may differ")
     return notes

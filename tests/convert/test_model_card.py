@@ -1,4 +1,4 @@
-"""Model cards and files of metadata -> general.* keys, held against gguf's own."""
+"""Model cards and metadata files -> general.* keys, compared with the gguf package's."""
 
 import json
 
@@ -36,7 +36,7 @@ license: not this one
 
 
 def reference(folder):
-    """What gguf's own writer is told for the card."""
+    """The metadata that the gguf package makes of the card."""
     card = gguf.Metadata.load_model_card(folder)
     metadata = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, None, None, 0)
     metadata.name = metadata.name or "x"
@@ -45,34 +45,34 @@ def reference(folder):
     return {key: value.value for key, value in writer.kv_data[0].items()}
 
 
-def test_the_keys_are_those_of_the_reference(tmp_path):
+def test_card_metadata_equals_the_gguf_packages(tmp_path):
     (tmp_path / "README.md").write_text(CARD)
     notes = []
-    found = card_metadata(tmp_path, notes)
+    metadata = card_metadata(tmp_path, notes)
     expected = reference(tmp_path)
     for key in ("general.quantized_by", "general.architecture"):
         expected.pop(key, None)
-    if "general.name" not in found:
+    if "general.name" not in metadata:
         expected.pop("general.name")
-    assert {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()} == expected
-    assert found["general.license"] == "other"
-    assert found["general.base_model.count"] == 2
-    assert found["general.base_model.0.repo_url"] == "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct"
-    assert found["general.tags"] == ["merge", "no", "text-generation"]
-    assert found["general.languages"] == ["en", "no"]
+    assert {k: v.item() if isinstance(v, np.generic) else v for k, v in metadata.items()} == expected
+    assert metadata["general.license"] == "other"
+    assert metadata["general.base_model.count"] == 2
+    assert metadata["general.base_model.0.repo_url"] == "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct"
+    assert metadata["general.tags"] == ["merge", "no", "text-generation"]
+    assert metadata["general.languages"] == ["en", "no"]
     assert not notes
 
 
 @pytest.mark.parametrize(
     "text", ["", "# no front matter\n---\nlicense: mit\n---\n", "---\n- a\n- list\n---\n", "---\nlicense: mit\n"]
 )
-def test_cards_that_say_nothing(tmp_path, text):
+def test_cards_without_front_matter(tmp_path, text):
     (tmp_path / "README.md").write_text(text)
     assert card_metadata(tmp_path, []) == {}
 
 
 @pytest.mark.parametrize("text", ["---\nlicense: [\n---\n", "---\nbase_model: 5\ntags: {a: 1}\n---\n", "---\n\x00\n---\n"])
-def test_broken_cards_are_told_and_left_aside(tmp_path, text):
+def test_malformed_cards_are_noted(tmp_path, text):
     (tmp_path / "README.md").write_text(text)
     notes = []
     card_metadata(tmp_path, notes)
@@ -83,7 +83,7 @@ def test_no_card(tmp_path):
     assert card_metadata(tmp_path, []) == {}
 
 
-def test_a_source_carries_them(tmp_path, write_checkpoint, tiny_llama):
+def test_a_source_has_the_cards_metadata(tmp_path, write_checkpoint, tiny_llama):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama())
     (folder / "README.md").write_text(CARD)
     metadata = open_source(folder).metadata
@@ -93,7 +93,7 @@ def test_a_source_carries_them(tmp_path, write_checkpoint, tiny_llama):
     assert metadata["general.size_label"].endswith("K")
 
 
-def test_a_file_of_metadata(tmp_path):
+def test_metadata_file(tmp_path):
     path = tmp_path / "m.json"
     path.write_text(
         json.dumps(
@@ -110,8 +110,8 @@ def test_a_file_of_metadata(tmp_path):
             }
         )
     )
-    found = file_metadata(path)
-    assert found == {
+    metadata = file_metadata(path)
+    assert metadata == {
         "x.count": np.uint32(7),
         "x.scale": np.float32(0.5),
         "x.flag": True,
@@ -124,7 +124,7 @@ def test_a_file_of_metadata(tmp_path):
         "general.base_model.0.organization": "Org",
         "general.tags": ["a"],
     }
-    assert type(found["x.count"]) is np.uint32
+    assert type(metadata["x.count"]) is np.uint32
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_file_of_metadata(tmp_path):
         ("{", FormatError),
     ],
 )
-def test_files_that_are_refused(tmp_path, content, error):
+def test_metadata_files_that_are_refused(tmp_path, content, error):
     path = tmp_path / "m.json"
     path.write_text(content)
     with pytest.raises(error, match=r"m\.json"):

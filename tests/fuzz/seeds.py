@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ggufmill.convert.source import ARCHITECTURES
+from ggufmill.convert.architectures.registry import ARCHITECTURES
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.types import TYPES
 from ggufmill.imatrix.checkpoint import State

@@ -325,7 +325,7 @@ TARGETS = {
     "tokenizer": Target(
         _vocabulary_from("tokenizer.json"),
         "json",
-        ("convert.tokenizers.vocabulary", "convert.tokenizers.sentencepiece", "convert.tokenizers.wordpiece"),
+        ("convert.tokenizers.tokenizer_json", "convert.tokenizers.sentencepiece", "convert.tokenizers.wordpiece"),
         seeds.tokenizers,
     ),
     "settings": Target(

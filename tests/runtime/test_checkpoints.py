@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.convert import open_source
-from ggufmill.convert.source import ARCHITECTURES
+from ggufmill.convert.architectures.registry import ARCHITECTURES
 from ggufmill.formats import TYPES, FormatError
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.plan import Output, make_plan

@@ -11,15 +11,15 @@ from ggufmill.formats import FormatError, PlanError
 HEADS, NOPE, VALUE, RANK = 4, 16, 12, 48  # of the tiny model
 
 
-def whole(tensor):
-    """Every row of a source tensor, matrix by matrix as the executor reads them, in the shape of the array outermost first."""
+def read_all(tensor):
+    """All rows of a source tensor, read matrix by matrix as `execute` does, with the outermost dimension first."""
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    parts = [tensor.read(at, at + rows) for at in range(0, tensor.n_rows, rows)]
-    return np.concatenate(parts).reshape(tensor.shape[::-1])
+    matrices = [tensor.read(start, start + rows) for start in range(0, tensor.n_rows, rows)]
+    return np.concatenate(matrices).reshape(tensor.shape[::-1])
 
 
 def dense(tensors, name, block):
-    """A weight of the checkpoint in float32, fp8 scales applied the plain way."""
+    """A weight of the checkpoint as float32, with fp8 scales applied by numpy."""
     values = tensors[f"{name}.weight"].astype(np.float32)
     if not block or f"{name}.weight_scale_inv" not in tensors:
         return values
@@ -92,10 +92,10 @@ def test_names(convert):
     for name in tensors:
         if name.startswith("model.layers.3."):
             continue
-        stacked = name.split(".")
-        if "experts" in stacked:
-            del stacked[stacked.index("experts") + 1]
-        name = ".".join(stacked).replace("e_score_correction_bias", "e_score_correction.bias")
+        parts = name.split(".")
+        if "experts" in parts:
+            del parts[parts.index("experts") + 1]
+        name = ".".join(parts).replace("e_score_correction_bias", "e_score_correction.bias")
         expected.add(names.get_name(name, (".weight", ".bias")))
     assert set(source.tensors) == expected
     blocks = [int(n.split(".")[1]) for n in source.tensors if n.startswith("blk.")]
@@ -103,42 +103,45 @@ def test_names(convert):
 
 
 @pytest.mark.parametrize("block", [None, (16, 16), (7, 9), (128, 128)])
-def test_key_and_value_parts(convert, block):
+def test_parts_of_kv_b(convert, block):
     source, tensors = convert(block)
     attn = "model.layers.1.self_attn"
     kv_b = dense(tensors, f"{attn}.kv_b_proj", block)
-    parts = kv_b.reshape(HEADS, NOPE + VALUE, RANK)
-    keys, values = parts[:, :NOPE], parts[:, NOPE:]
-    got = {p: source.tensors[f"blk.1.attn_{p}.weight"] for p in ("kv_b", "k_b", "v_b")}
-    assert {p: t.shape for p, t in got.items()} == {"kv_b": (48, 112), "k_b": (16, 192), "v_b": (48, 48)}
-    assert np.array_equal(whole(got["kv_b"]), kv_b)
-    assert np.array_equal(whole(got["k_b"]), keys.transpose(0, 2, 1).reshape(-1, NOPE))
-    assert np.array_equal(whole(got["v_b"]), values.reshape(-1, RANK))
+    heads = kv_b.reshape(HEADS, NOPE + VALUE, RANK)
+    keys, values = heads[:, :NOPE], heads[:, NOPE:]
+    ik = {p: source.tensors[f"blk.1.attn_{p}.weight"] for p in ("kv_b", "k_b", "v_b")}
+    assert {p: t.shape for p, t in ik.items()} == {"kv_b": (48, 112), "k_b": (16, 192), "v_b": (48, 48)}
+    assert np.array_equal(read_all(ik["kv_b"]), kv_b)
+    assert np.array_equal(read_all(ik["k_b"]), keys.transpose(0, 2, 1).reshape(-1, NOPE))
+    assert np.array_equal(read_all(ik["v_b"]), values.reshape(-1, RANK))
     # any run of rows, also across heads
     for part, start, stop in (("k_b", 40, 150), ("k_b", 47, 48), ("v_b", 10, 30), ("kv_b", 1, 100)):
-        assert np.array_equal(got[part].read(start, stop), whole(got[part])[start:stop])
+        assert np.array_equal(ik[part].read(start, stop), read_all(ik[part])[start:stop])
     mainline, _ = convert(block, "mainline")
     for part, shape in (("k_b", (16, 48, 4)), ("v_b", (48, 12, 4))):
         tensor = mainline.tensors[f"blk.1.attn_{part}.weight"]
         assert tensor.shape == shape
-        assert np.array_equal(whole(tensor).reshape(-1), whole(got[part]).reshape(-1))
-    # what the parts are for: q . k and the values come out as with kv_b_proj itself
+        assert np.array_equal(read_all(tensor).reshape(-1), read_all(ik[part]).reshape(-1))
+    # q . k and the values are the same as with kv_b_proj itself
     latent = np.random.default_rng(0).standard_normal(RANK).astype(np.float32)
     query = np.random.default_rng(1).standard_normal((HEADS, NOPE)).astype(np.float32)
-    plain = np.einsum("hn,hn->h", query, (kv_b @ latent).reshape(HEADS, -1)[:, :NOPE])
-    k_b = whole(got["k_b"]).reshape(HEADS, RANK, NOPE)
+    direct = np.einsum("hn,hn->h", query, (kv_b @ latent).reshape(HEADS, -1)[:, :NOPE])
+    k_b = read_all(ik["k_b"]).reshape(HEADS, RANK, NOPE)
     absorbed = np.einsum("hrn,hn,r->h", k_b, query, latent)
-    assert np.allclose(plain, absorbed, rtol=1e-4, atol=1e-4)
+    assert np.allclose(direct, absorbed, rtol=1e-4, atol=1e-4)
     assert np.allclose(
-        (kv_b @ latent).reshape(HEADS, -1)[:, NOPE:].reshape(-1), whole(got["v_b"]) @ latent, rtol=1e-4, atol=1e-4
+        (kv_b @ latent).reshape(HEADS, -1)[:, NOPE:].reshape(-1), read_all(ik["v_b"]) @ latent, rtol=1e-4, atol=1e-4
     )
 
 
-def test_layouts_hold_what_they_should(convert):
+def test_tensors_of_each_layout(convert):
     names = {layout: set(convert(layout=layout)[0].tensors) for layout in ("ik", "mainline", "legacy")}
-    kv, both = {f"blk.{i}.attn_kv_b.weight" for i in range(3)}, {f"blk.{i}.attn_{p}_b.weight" for i in range(3) for p in "kv"}
-    assert names["ik"] - names["mainline"] == kv
-    assert names["ik"] - names["legacy"] == both
+    kv_b, k_b_and_v_b = (
+        {f"blk.{i}.attn_kv_b.weight" for i in range(3)},
+        {f"blk.{i}.attn_{p}_b.weight" for i in range(3) for p in "kv"},
+    )
+    assert names["ik"] - names["mainline"] == kv_b
+    assert names["ik"] - names["legacy"] == k_b_and_v_b
     with pytest.raises(PlanError, match="unknown MLA layout 'other'; known are ik, mainline, legacy"):
         convert(layout="other")
 
@@ -150,7 +153,7 @@ def test_experts_are_stacked(convert, block):
         tensor = source.tensors[f"blk.2.ffn_{part}_exps.weight"]
         expected = np.stack([dense(tensors, f"model.layers.2.mlp.experts.{e}.{part}_proj", block) for e in range(4)])
         assert tensor.shape == shape
-        assert np.array_equal(whole(tensor), expected)
+        assert np.array_equal(read_all(tensor), expected)
         rows = shape[1]
         assert np.array_equal(tensor.read(3 * rows + 5, 3 * rows + 9), expected[3, 5:9])
         if block:
@@ -161,11 +164,11 @@ def test_experts_are_stacked(convert, block):
             assert tensor.stored.name == "bf16"
 
 
-def test_routing_tensors(convert):
+def test_router_and_dense_layer(convert):
     source, tensors = convert((16, 16))
     bias, gate = source.tensors["blk.1.exp_probs_b.bias"], source.tensors["blk.1.ffn_gate_inp.weight"]
     assert np.array_equal(bias.read(0, 1)[0], tensors["model.layers.1.mlp.gate.e_score_correction_bias"])
-    assert np.array_equal(whole(gate), tensors["model.layers.1.mlp.gate.weight"].astype(np.float32))
+    assert np.array_equal(read_all(gate), tensors["model.layers.1.mlp.gate.weight"].astype(np.float32))
     assert "blk.0.ffn_gate.weight" in source.tensors
     assert "blk.0.ffn_gate_inp.weight" not in source.tensors
 
@@ -202,19 +205,19 @@ def test_v2_lite(convert):
     assert keys["expert_weights_norm"] is False
     assert source.tensors["blk.0.attn_q.weight"].shape == (64, 96)
     assert np.array_equal(
-        whole(source.tensors["blk.2.attn_q.weight"]), tensors["model.layers.2.self_attn.q_proj.weight"].astype(np.float32)
+        read_all(source.tensors["blk.2.attn_q.weight"]), tensors["model.layers.2.self_attn.q_proj.weight"].astype(np.float32)
     )
     assert source.tensors["blk.1.ffn_up_shexp.weight"].shape == (64, 80)
     assert "blk.1.exp_probs_b.bias" not in source.tensors
 
 
-def test_v2_with_groups(convert):
+def test_v2_expert_groups(convert):
     source, _ = convert(**LITE | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 24})
     assert source.metadata["deepseek2.expert_group_count"] == np.uint32(4)
     assert source.metadata["deepseek2.expert_group_used_count"] == np.uint32(2)
 
 
-def test_newer_config_spelling(convert):
+def test_rope_parameters_and_dtype_keys(convert):
     yarn = {"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0, "original_max_position_embeddings": 32}
     yarn |= {"mscale": 0.707, "mscale_all_dim": 0.707}
     changes = {"rope_theta": None, "rope_scaling": None, "rope_parameters": yarn, "torch_dtype": None, "dtype": "bfloat16"}
@@ -267,12 +270,12 @@ def test_configs_that_cannot_be_converted(tmp_path, write_checkpoint, tiny_deeps
         open_source(write_checkpoint(tmp_path / "tiny", config | changes, tensors))
 
 
-def test_groups_that_are_not_used_need_not_fit(convert):
+def test_unused_expert_groups_are_not_checked(convert):
     source, _ = convert(**LITE | {"topk_method": "greedy", "n_group": 3, "topk_group": None})
     assert "deepseek2.expert_group_count" not in source.metadata
 
 
-def test_what_transformers_saves(tmp_path):
+def test_checkpoint_saved_by_transformers(tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     sizes = {"vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 40, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 48, "qk_nope_head_dim": 16}
@@ -281,19 +284,19 @@ def test_what_transformers_saves(tmp_path):
     model = transformers.DeepseekV3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "saved")
     source = open_source(tmp_path / "saved")
-    experts = whole(source.tensors["blk.1.ffn_down_exps.weight"])
+    experts = read_all(source.tensors["blk.1.ffn_down_exps.weight"])
     assert np.array_equal(experts, model.state_dict()["model.layers.1.mlp.experts.down_proj"].float().numpy())
     assert source.metadata["deepseek2.expert_gating_func"] == np.uint32(2)
 
 
-def test_the_whole_of_deepseek_v3(header_only_deepseek_v3):
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+def test_deepseek_v3_in_full_size(header_only_deepseek_v3):
+    start_rss, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     source = open_source(header_only_deepseek_v3)
-    seconds, grown = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    seconds, kib = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_rss
     assert len(source.tensors) == 1147
     assert sum(t.n_elements for t in source.tensors.values()) == pytest.approx(672.050e9, abs=0.5e6)
     assert seconds < 30  # 0.8 s on an idle machine
-    assert grown < 1 << 20  # KiB; 70 MiB
+    assert kib < 1 << 20  # 70 MiB
     shapes = {name: t.shape for name, t in source.tensors.items()}
     assert shapes["blk.60.attn_k_b.weight"] == (128, 65536)
     assert shapes["blk.60.attn_v_b.weight"] == (512, 16384)

@@ -1,4 +1,4 @@
-"""What the families' modules say of a config.json: keys of the metadata, and what they refuse."""
+"""The families' functions: the metadata that they make of a config.json, and what they refuse."""
 
 from pathlib import Path
 
@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 
 from ggufmill.convert.architectures import (
-    bailing,
-    cohere,
-    dots1,
     exaone,
     gemma,
+    layer_norm,
     llama,
+    llama_variants,
     minicpm3,
-    minimax,
-    nemotron,
-    phi3,
+    mixtures,
     qwen,
-    smollm3,
-    starcoder2,
 )
 from ggufmill.convert.config import Config
 from ggufmill.formats import FormatError
@@ -36,7 +31,7 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 QWEN2MOE = EXPERTS | {"shared_expert_intermediate_size": 24}
-# text_config of google/gemma-3-4b-it as it stands on the hub
+# text_config of google/gemma-3-4b-it on the hub
 GEMMA3_4B = {
     "hidden_size": 2560,
     "intermediate_size": 10240,
@@ -61,18 +56,19 @@ GEMMA2_27B = {
 }
 
 
-def describe(function, values, **changes):
+def spec_of(function, values, **changes):
     return function(Config(Path("config.json"), values | changes), "ik")
 
 
-def names(description, layer=0):
+def layer_sources(spec, layer=0):
+    """Name of each tensor of a layer -> its names in the checkpoint."""
     prefix = f"blk.{layer}."
-    return {w.name.removeprefix(prefix): w.sources for w in description.wanted if w.name.startswith(prefix)}
+    return {t.name.removeprefix(prefix): t.sources for t in spec.tensors if t.name.startswith(prefix)}
 
 
-def test_gemma3_as_the_hub_has_it():
-    description = describe(gemma.gemma3, {"text_config": GEMMA3_4B})
-    keys = {key.removeprefix("gemma3."): value for key, value in description.metadata.items()}
+def test_gemma3_4b():
+    spec = spec_of(gemma.gemma3, {"text_config": GEMMA3_4B})
+    keys = {key.removeprefix("gemma3."): value for key, value in spec.metadata.items()}
     assert keys == {
         "block_count": 34,
         "context_length": 131072,
@@ -91,47 +87,47 @@ def test_gemma3_as_the_hub_has_it():
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 8,
     }
-    assert names(description)["post_ffw_norm.weight"] == ("model.layers.0.post_feedforward_layernorm.weight",)
-    assert "output.weight" not in {w.name for w in description.wanted}
-    assert "vision_tower." in description.left_out
-    assert not describe(gemma.gemma3, GEMMA3_4B).left_out.keys() & {"vision_tower.", "multi_modal_projector."}
+    assert layer_sources(spec)["post_ffw_norm.weight"] == ("model.layers.0.post_feedforward_layernorm.weight",)
+    assert "output.weight" not in {t.name for t in spec.tensors}
+    assert "vision_tower." in spec.skipped_prefixes
+    assert not spec_of(gemma.gemma3, GEMMA3_4B).skipped_prefixes.keys() & {"vision_tower.", "multi_modal_projector."}
 
 
-def test_gemma2_in_its_biggest_size():
-    keys = describe(gemma.gemma2, GEMMA2_27B).metadata
+def test_gemma2_27b():
+    keys = spec_of(gemma.gemma2, GEMMA2_27B).metadata
     assert keys["gemma2.attention.scale"] == np.float32(1 / 12)
     assert keys["gemma2.attn_logit_softcapping"] == 50
     assert keys["gemma2.final_logit_softcapping"] == 30
     assert keys["gemma2.attention.sliding_window"] == 4096
     assert "gemma2.attention.sliding_window_pattern" not in keys
-    assert "gemma2.attention.scale" not in describe(gemma.gemma2, GEMMA2_27B, query_pre_attn_scalar=128).metadata
+    assert "gemma2.attention.scale" not in spec_of(gemma.gemma2, GEMMA2_27B, query_pre_attn_scalar=128).metadata
 
 
-def test_windows():
-    description = describe(llama.mistral, SIZES, sliding_window=64)
-    assert description.metadata["llama.attention.sliding_window"] == 64
-    assert any("window of 64" in note for note in description.notes)
-    assert not any("sliding_window" in key for key in describe(llama.llama, SIZES, sliding_window=64).metadata)
-    assert not any("sliding_window" in key for key in describe(llama.mistral, SIZES, sliding_window=None).metadata)
+def test_sliding_windows():
+    spec = spec_of(llama.mistral, SIZES, sliding_window=64)
+    assert spec.metadata["llama.attention.sliding_window"] == 64
+    assert any("window of 64" in note for note in spec.notes)
+    assert not any("sliding_window" in key for key in spec_of(llama.llama, SIZES, sliding_window=64).metadata)
+    assert not any("sliding_window" in key for key in spec_of(llama.mistral, SIZES, sliding_window=None).metadata)
 
     windowed = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 5}
-    keys = describe(qwen.qwen2, SIZES, **windowed).metadata
+    keys = spec_of(qwen.qwen2, SIZES, **windowed).metadata
     assert keys["qwen2.attention.sliding_window_pattern"].tolist() == [False] * 5 + [True] * 2
     assert not any(
-        "sliding_window" in key for key in describe(qwen.qwen2, SIZES, **windowed | {"max_window_layers": 7}).metadata
+        "sliding_window" in key for key in spec_of(qwen.qwen2, SIZES, **windowed | {"max_window_layers": 7}).metadata
     )
-    assert not any("sliding_window" in key for key in describe(qwen.qwen2, SIZES, sliding_window=64).metadata)
-    kinds = ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]
-    keys = describe(qwen.qwen3, SIZES, **windowed, layer_types=kinds).metadata
-    assert keys["qwen3.attention.sliding_window_pattern"].tolist() == [kind == "sliding_attention" for kind in kinds]
+    assert not any("sliding_window" in key for key in spec_of(qwen.qwen2, SIZES, sliding_window=64).metadata)
+    layer_types = ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]
+    keys = spec_of(qwen.qwen3, SIZES, **windowed, layer_types=layer_types).metadata
+    assert keys["qwen3.attention.sliding_window_pattern"].tolist() == [t == "sliding_attention" for t in layer_types]
     assert (
         "gemma2.attention.sliding_window_pattern"
-        not in describe(gemma.gemma2, SIZES | {"head_dim": 8}, layer_types=kinds).metadata
+        not in spec_of(gemma.gemma2, SIZES | {"head_dim": 8}, layer_types=layer_types).metadata
     )
 
 
 def test_experts():
-    keys = describe(qwen.qwen2moe, SIZES | QWEN2MOE).metadata
+    keys = spec_of(qwen.qwen2moe, SIZES | QWEN2MOE).metadata
     assert {k.removeprefix("qwen2moe."): v for k, v in keys.items() if "expert" in k} == {
         "expert_count": 4,
         "expert_used_count": 2,
@@ -139,7 +135,7 @@ def test_experts():
         "expert_shared_feed_forward_length": 24,
         "expert_weights_norm": False,
     }
-    mixtral = names(describe(llama.mixtral, SIZES, num_local_experts=3, num_experts_per_tok=2))
+    mixtral = layer_sources(spec_of(llama.mixtral, SIZES, num_local_experts=3, num_experts_per_tok=2))
     assert mixtral["ffn_up_exps.weight"] == tuple(f"model.layers.0.block_sparse_moe.experts.{e}.w3.weight" for e in range(3))
 
 
@@ -151,32 +147,32 @@ DOTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size"
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
-@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-def test_longrope(kind):
-    description = describe(phi3.phi3, SIZES, **PHI | {"rope_scaling": LONG | {"rope_type": kind}})
-    keys = description.metadata
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_longrope(name):
+    spec = spec_of(llama_variants.phi3, SIZES, **PHI | {"rope_scaling": LONG | {"rope_type": name}})
+    keys = spec.metadata
     assert keys["phi3.rope.scaling.original_context_length"] == 64
     assert keys["phi3.rope.scaling.attn_factor"] == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
-    long = next(w for w in description.wanted if w.name == "rope_factors_long.weight").edit("x", [])
+    long = next(t for t in spec.tensors if t.name == "rope_factors_long.weight").transform("x", [])
     assert long.read(0, 1).tolist() == [[2, 3, 4, 5]]
     assert "phi3.rope.scaling.type" not in keys
 
 
-def test_partial_rotation_by_its_older_names():
+def test_older_keys_of_partial_rotation():
     assert (
-        describe(minimax.minimax_m2, SIZES | LOCAL, head_dim=16, rotary_dim=4).metadata["minimax-m2.rope.dimension_count"] == 4
+        spec_of(mixtures.minimax_m2, SIZES | LOCAL, head_dim=16, rotary_dim=4).metadata["minimax-m2.rope.dimension_count"] == 4
     )
-    assert describe(nemotron.nemotron, SIZES | RELU2, rope_percent=0.25).metadata["nemotron.rope.dimension_count"] == 2
-    assert describe(nemotron.nemotron, SIZES | RELU2).metadata["nemotron.rope.dimension_count"] == 4
+    assert spec_of(layer_norm.nemotron, SIZES | RELU2, rope_percent=0.25).metadata["nemotron.rope.dimension_count"] == 2
+    assert spec_of(layer_norm.nemotron, SIZES | RELU2).metadata["nemotron.rope.dimension_count"] == 4
 
 
-def test_windows_between_layers_that_see_everything():
-    period = describe(cohere.cohere2, SIZES, sliding_window=8, layer_norm_eps=1e-5).metadata
-    assert period["cohere2.attention.sliding_window"] == 8
-    assert "cohere2.attention.sliding_window_pattern" not in period
-    other = describe(exaone.exaone4, SIZES, sliding_window=8, sliding_window_pattern="LLG").metadata
-    assert other["exaone4.attention.sliding_window_pattern"].tolist() == [True, True, False, True, True, False, False]
-    assert "exaone4.attention.sliding_window" not in describe(exaone.exaone4, SIZES, sliding_window=None).metadata
+def test_local_layers_between_global_ones():
+    default = spec_of(layer_norm.cohere2, SIZES, sliding_window=8, layer_norm_eps=1e-5).metadata
+    assert default["cohere2.attention.sliding_window"] == 8
+    assert "cohere2.attention.sliding_window_pattern" not in default
+    pattern = spec_of(exaone.exaone4, SIZES, sliding_window=8, sliding_window_pattern="LLG").metadata
+    assert pattern["exaone4.attention.sliding_window_pattern"].tolist() == [True, True, False, True, True, False, False]
+    assert "exaone4.attention.sliding_window" not in spec_of(exaone.exaone4, SIZES, sliding_window=None).metadata
 
 
 @pytest.mark.parametrize(
@@ -196,26 +192,26 @@ def test_windows_between_layers_that_see_everything():
         (qwen.qwen3moe, EXPERTS | {"mlp_only_layers": [0]}, "experts in only some of the layers cannot be converted"),
         (qwen.qwen3moe, EXPERTS | {"norm_topk_prob": 1}, "norm_topk_prob is 1; true or false"),
         (
-            phi3.phi3,
+            llama_variants.phi3,
             PHI | {"rope_scaling": LONG | {"long_factor": [1.0] * 3}},
             "long_factor is .* 4 numbers above 0 are needed",
         ),
-        (phi3.phi3, PHI | {"rope_scaling": LONG | {"short_factor": [1.0, 0, 1.0, 1.0]}}, "short_factor is"),
-        (phi3.phi3, {"rope_scaling": LONG}, "the key original_max_position_embeddings is missing"),
+        (llama_variants.phi3, PHI | {"rope_scaling": LONG | {"short_factor": [1.0, 0, 1.0, 1.0]}}, "short_factor is"),
+        (llama_variants.phi3, {"rope_scaling": LONG}, "the key original_max_position_embeddings is missing"),
         (llama.llama, {"rope_scaling": LONG}, "type 'longrope' cannot be converted; known are default"),
-        (starcoder2.starcoder2, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        (nemotron.nemotron, {}, "hidden_act is 'silu'"),
-        (smollm3.smollm3, {"no_rope_layers": [1, 0, 1, 0, 1, 0, 1]}, "rotation in other layers than three of four"),
-        (smollm3.smollm3, {"no_rope_layer_interval": 3}, "rotation in other layers than three of four"),
-        (minimax.minimax_m2, LOCAL | {"shared_intermediate_size": 64}, "a shared expert cannot be converted"),
+        (layer_norm.starcoder2, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        (layer_norm.nemotron, {}, "hidden_act is 'silu'"),
+        (llama_variants.smollm3, {"no_rope_layers": [1, 0, 1, 0, 1, 0, 1]}, "rotation in other layers than three of four"),
+        (llama_variants.smollm3, {"no_rope_layer_interval": 3}, "rotation in other layers than three of four"),
+        (mixtures.minimax_m2, LOCAL | {"shared_intermediate_size": 64}, "a shared expert cannot be converted"),
         (minicpm3.minicpm3, MLA | {"attention_bias": True}, "biases in the attention"),
         (minicpm3.minicpm3, MLA | {"num_key_value_heads": 2}, "latent attention has one per head"),
-        (dots1.dots1, DOTS | {"n_group": 2}, "experts in groups cannot be converted"),
-        (dots1.dots1, DOTS | {"first_k_dense_replace": 9}, "first_k_dense_replace is 9, of 7 layers"),
-        (dots1.dots1, DOTS | {"layer_types": ["sliding_attention"] * 7}, "windows in this architecture"),
-        (bailing.bailing, EXPERTS | {"norm_head": True}, "normalised rows of the output"),
-        (bailing.bailing, EXPERTS | {"first_k_dense_replace": 1}, "dense layers cannot be converted"),
-        (cohere.command_r, {"logit_scale": -1}, "logit_scale is -1"),
+        (mixtures.dots1, DOTS | {"n_group": 2}, "experts in groups cannot be converted"),
+        (mixtures.dots1, DOTS | {"first_k_dense_replace": 9}, "first_k_dense_replace is 9, of 7 layers"),
+        (mixtures.dots1, DOTS | {"layer_types": ["sliding_attention"] * 7}, "windows in this architecture"),
+        (mixtures.bailing, EXPERTS | {"norm_head": True}, "normalised rows of the output"),
+        (mixtures.bailing, EXPERTS | {"first_k_dense_replace": 1}, "dense layers cannot be converted"),
+        (layer_norm.command_r, {"logit_scale": -1}, "logit_scale is -1"),
         (gemma.gemma2, {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         (gemma.gemma2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         (gemma.gemma3, {"text_config": 3}, "text_config is 3; an object"),
@@ -231,4 +227,4 @@ def test_windows_between_layers_that_see_everything():
 )
 def test_configs_that_cannot_be_converted(function, changes, message):
     with pytest.raises(FormatError, match=message):
-        describe(function, SIZES | changes)
+        spec_of(function, SIZES | changes)

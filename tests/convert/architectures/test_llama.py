@@ -7,16 +7,16 @@ from ggufmill.convert import open_source
 from ggufmill.formats import FormatError
 
 
-def whole(tensor):
-    """Every row of a source tensor, matrix by matrix as the executor reads them, in the shape of the array outermost first."""
+def read_all(tensor):
+    """All rows of a source tensor, read matrix by matrix as `execute` does, with the outermost dimension first."""
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    parts = [tensor.read(at, at + rows) for at in range(0, tensor.n_rows, rows)]
-    return np.concatenate(parts).reshape(tensor.shape[::-1])
+    matrices = [tensor.read(start, start + rows) for start in range(0, tensor.n_rows, rows)]
+    return np.concatenate(matrices).reshape(tensor.shape[::-1])
 
 
 @pytest.fixture
 def convert(tmp_path, write_checkpoint, tiny_llama):
-    """(source, config, tensors) of a tiny Llama with changed keys in config.json."""
+    """convert(dtype, changes of config.json) -> (source, config, tensors) of a tiny Llama."""
 
     def run(dtype=np.float32, **changes):
         config, tensors = tiny_llama(dtype, **changes)
@@ -26,13 +26,13 @@ def convert(tmp_path, write_checkpoint, tiny_llama):
 
 
 def rotate_halves(x, angle):
-    """Hugging Face's rotary embedding of one head: first half against second half."""
+    """The rotary embedding of one head in Hugging Face's order: first half with second half."""
     a, b = np.split(x, 2)
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)])
 
 
 def rotate_pairs(x, angle):
-    """GGUF's, for the llama architecture: neighbouring elements."""
+    """The same in the order of GGUF's llama: neighbouring elements."""
     a, b = x[::2], x[1::2]
     return np.stack([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], 1).reshape(-1)
 
@@ -72,12 +72,12 @@ def test_names_and_order(convert):
     assert blocks == sorted(blocks)
 
 
-def test_plain_weights(convert):
+def test_unchanged_weights(convert):
     source, _, tensors = convert(ml_dtypes.bfloat16)
     for name, origin in (("token_embd", "model.embed_tokens"), ("blk.1.ffn_down", "model.layers.1.mlp.down_proj")):
         tensor, array = source.tensors[f"{name}.weight"], tensors[f"{origin}.weight"]
         assert tensor.shape == array.shape[::-1]
-        assert np.array_equal(whole(tensor), array.astype(np.float32))
+        assert np.array_equal(read_all(tensor), array.astype(np.float32))
         assert np.array_equal(tensor.read(3, 7), array[3:7].astype(np.float32))
         assert (tensor.source_type, tensor.stored.name) == ("bf16", "bf16")
         assert tensor.raw(2, 5).tobytes() == array[2:5].tobytes()
@@ -87,31 +87,31 @@ def test_plain_weights(convert):
 
 
 @pytest.mark.parametrize(("name", "origin", "heads"), [("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)])
-def test_rotary_order(convert, name, origin, heads):
+def test_permuted_heads(convert, name, origin, heads):
     source, _, tensors = convert(attention_bias=True)
     weight, bias = source.tensors[f"blk.1.{name}.weight"], source.tensors[f"blk.1.{name}.bias"]
     x = np.random.default_rng(3).standard_normal(32).astype(np.float32)
     theirs = tensors[f"model.layers.1.self_attn.{origin}.weight"] @ x + tensors[f"model.layers.1.self_attn.{origin}.bias"]
-    ours = whole(weight) @ x + whole(bias)
+    ours = read_all(weight) @ x + read_all(bias)
     angle = 7.0 * 500000.0 ** -(np.arange(0, 8, 2) / 8)
     for head in range(heads):
         a = rotate_halves(theirs[head * 8 : head * 8 + 8], angle)
         b = rotate_pairs(ours[head * 8 : head * 8 + 8], angle)
         assert np.allclose(a.reshape(2, 4).T.reshape(-1), b, atol=1e-5)
-    part = weight.read(5, 11)
-    assert np.array_equal(part, whole(weight)[5:11])
-    assert np.array_equal(weight.raw(5, 11).view(np.float32), part)
+    rows = weight.read(5, 11)
+    assert np.array_equal(rows, read_all(weight)[5:11])
+    assert np.array_equal(weight.raw(5, 11).view(np.float32), rows)
     assert bias.raw is None
 
 
 def test_biases(convert):
     source, _, tensors = convert(attention_bias=True, mlp_bias=True)
-    assert np.array_equal(whole(source.tensors["blk.0.attn_output.bias"]), tensors["model.layers.0.self_attn.o_proj.bias"])
-    assert np.array_equal(whole(source.tensors["blk.0.ffn_up.bias"]), tensors["model.layers.0.mlp.up_proj.bias"])
+    assert np.array_equal(read_all(source.tensors["blk.0.attn_output.bias"]), tensors["model.layers.0.self_attn.o_proj.bias"])
+    assert np.array_equal(read_all(source.tensors["blk.0.ffn_up.bias"]), tensors["model.layers.0.mlp.up_proj.bias"])
     assert len(source.tensors) == len(tensors)
 
 
-def test_head_size_of_its_own(convert):
+def test_head_dim(convert):
     source, _, _ = convert(head_dim=6)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         assert source.metadata[f"llama.{key}"] == np.uint32(6)
@@ -125,7 +125,7 @@ def test_tied_embeddings(tmp_path, write_checkpoint, tiny_llama):
         tensors = {n: a for n, a in tensors.items() if a is not embedding} | dict.fromkeys(names, embedding)
         source = open_source(write_checkpoint(tmp_path / "tiny", config, tensors))
         assert "output.weight" not in source.tensors
-        assert np.array_equal(whole(source.tensors["token_embd.weight"]), embedding)
+        assert np.array_equal(read_all(source.tensors["token_embd.weight"]), embedding)
         assert any("tied" in note for note in source.notes) == (len(names) == 2)
 
 
@@ -133,19 +133,19 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 
 
 @pytest.mark.parametrize(
-    "spelling",
+    "changes",
     [
         {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
         {"rope_theta": None, "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3}},
     ],
 )
-def test_llama3_scaling(convert, spelling):
-    source, _, _ = convert(hidden_size=512, **spelling)
+def test_llama3_scaling(convert, changes):
+    source, _, _ = convert(hidden_size=512, **changes)
     factors = source.tensors["rope_freqs.weight"]
     values = factors.read(0, 1)[0]
     assert factors.shape == (64,)
     assert values.dtype == np.float32
-    # Llama 3.1's own rope_freqs: 1 for short wavelengths, 8 for long ones, between them the rule of its paper
+    # Llama 3.1: 1 for short wavelengths, 8 for long ones, linear in 1 / wavelength between them
     wavelength = 2 * np.pi * 500000.0 ** (np.arange(64) / 64)
     assert (values[wavelength < 8192 / 4] == 1).all()
     assert np.allclose(values[wavelength > 8192], 8)
@@ -234,7 +234,7 @@ def test_configs_that_cannot_be_converted(tmp_path, write_checkpoint, tiny_llama
         open_source(write_checkpoint(tmp_path / "tiny", config | changes, tensors))
 
 
-def test_what_transformers_saves(tmp_path):
+def test_checkpoint_saved_by_transformers(tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
@@ -242,6 +242,6 @@ def test_what_transformers_saves(tmp_path):
     model = transformers.LlamaForCausalLM(config).to(torch.float16)
     model.save_pretrained(tmp_path / "saved")
     source = open_source(tmp_path / "saved")
-    assert np.array_equal(whole(source.tensors["output.weight"]), model.lm_head.weight.detach().float().numpy())
+    assert np.array_equal(read_all(source.tensors["output.weight"]), model.lm_head.weight.detach().float().numpy())
     assert source.tensors["output.weight"].source_type == "f16"
     assert source.metadata["llama.rope.freq_base"] == np.float32(10000)

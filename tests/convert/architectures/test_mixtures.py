@@ -1,6 +1,6 @@
-"""GLM-4.5, gpt-oss, ERNIE 4.5, Hunyuan and Kimi-K2 as convert describes them: keys, names, what is left out and refused.
+"""GLM-4.5, gpt-oss, ERNIE 4.5, Hunyuan and Kimi-K2: metadata, tensor names, what is left out and what is refused.
 
-That the tensors are the right ones, the logits say (tests/runtime/test_checkpoints.py).
+That the tensors are correct is tested by logits (tests/runtime/test_checkpoints.py).
 """
 
 import re
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ggufmill.convert import open_source
+from ggufmill.convert.architectures.registry import model_spec
 from ggufmill.convert.config import Config
-from ggufmill.convert.source import _describer
 from ggufmill.formats import FormatError
 
 SIZES = {
@@ -29,7 +29,7 @@ SIZES = {
 ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "truncate": False}
 KIMI_YARN = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "beta_fast": 1.0, "beta_slow": 1.0}
-# As the published files spell it, with small numbers.
+# As in the published files, with small numbers.
 CONFIGS = {
     "glm4moe": {
         "architectures": ["Glm4MoeForCausalLM"],
@@ -139,17 +139,17 @@ CONFIGS = {
 }
 
 
-def described(name, n_stored=10**6, **changes):
+def spec_of(name, n_stored=10**6, **changes):
     config = Config(Path("config.json"), SIZES | CONFIGS[name] | changes, n_stored)
-    return _describer(config)(config, "ik")
+    return model_spec(config, "ik")
 
 
 @pytest.fixture
 def convert(tmp_path, write_checkpoint):
-    """The source of a checkpoint of zeros that has what is wanted of it, and more tensors (name -> shape)."""
+    """The source of a checkpoint of zeros with all tensors that the spec needs, and more (name -> shape)."""
 
     def run(name, more=None, **changes):
-        shapes = {s: w.shape for w in described(name, **changes).wanted for s in w.sources} | (more or {})
+        shapes = {s: t.shape for t in spec_of(name, **changes).tensors for s in t.sources} | (more or {})
         tensors = {n: np.zeros(shape, np.float32) for n, shape in shapes.items()}
         return open_source(write_checkpoint(tmp_path / "tiny", SIZES | CONFIGS[name] | changes, tensors))
 
@@ -217,19 +217,19 @@ KEYS = {
 }
 
 
-def test_experts_may_be_many_where_they_are_stored_in_stacks_or_in_few_layers(convert):
+def test_bound_on_the_number_of_experts(convert):
     assert convert("gpt-oss", num_local_experts=300).tensors["blk.3.ffn_up_exps.weight"].shape == (64, 96, 300)
     few = convert("glm4moe", first_k_dense_replace=3, n_routed_experts=40)
     assert few.tensors["blk.3.ffn_up_exps.weight"].shape == (64, 48, 40)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_keys_and_names(convert, name):
+def test_metadata_and_tensor_names_are_known_to_gguf(convert, name):
     source = convert(name)
     assert source.architecture == name
     for key, value in KEYS[name].items():
-        found = source.metadata[f"{name}.{key}"]
-        assert found == (np.float32(value) if isinstance(value, float) else value), key
+        converted = source.metadata[f"{name}.{key}"]
+        assert converted == (np.float32(value) if isinstance(value, float) else value), key
     groups = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
     known_keys = {v.replace("{arch}", name) for group in groups for v in vars(group).values() if isinstance(v, str)}
     assert {k for k in source.metadata if k.startswith(f"{name}.")} <= known_keys
@@ -241,7 +241,7 @@ def test_keys_and_names(convert, name):
 
 def test_which_layers_have_experts():
     def layers(name, part, **changes):
-        return [int(w.name.split(".")[1]) for w in described(name, **changes).wanted if w.name.endswith(part)]
+        return [int(t.name.split(".")[1]) for t in spec_of(name, **changes).tensors if t.name.endswith(part)]
 
     assert layers("glm4moe", "ffn_up.weight") == [0]
     assert layers("glm4moe", "ffn_up_shexp.weight") == [1, 2, 3]
@@ -256,7 +256,7 @@ def test_which_layers_have_experts():
     assert layers("gpt-oss", "attn_sinks.weight") == [0, 1, 2, 3]
 
 
-def test_layers_for_multi_token_prediction_are_left_out(convert):
+def test_prediction_layers_are_left_out(convert):
     source = convert(
         "glm4moe", {f"model.layers.4.{n}.weight": (64, 64) for n in ("eh_proj", "self_attn.q_proj", "shared_head.head")}
     )
@@ -269,30 +269,30 @@ def test_layers_for_multi_token_prediction_are_left_out(convert):
 
 
 def test_groups_of_experts():
-    keys = described("glm4moe", n_group=2, topk_group=1).metadata
+    keys = spec_of("glm4moe", n_group=2, topk_group=1).metadata
     assert keys["glm4moe.expert_group_count"] == np.uint32(2)
     assert keys["glm4moe.expert_group_used_count"] == np.uint32(1)
 
 
-def test_yarn_that_is_rounded_is_said_so():
+def test_yarn_truncate():
     key = "gpt-oss.rope.scaling.yarn_truncate"
-    assert key not in described("gpt-oss").metadata
-    assert described("gpt-oss", rope_scaling=YARN | {"truncate": True}).metadata[key] is True
-    assert described("gpt-oss", rope_scaling={k: v for k, v in YARN.items() if k != "truncate"}).metadata[key] is True
-    assert key not in described("gpt-oss", rope_scaling=None).metadata
+    assert key not in spec_of("gpt-oss").metadata
+    assert spec_of("gpt-oss", rope_scaling=YARN | {"truncate": True}).metadata[key] is True
+    assert spec_of("gpt-oss", rope_scaling={k: v for k, v in YARN.items() if k != "truncate"}).metadata[key] is True
+    assert key not in spec_of("gpt-oss", rope_scaling=None).metadata
 
 
-def test_other_patterns_of_windows_are_written_out():
-    assert "gpt-oss.attention.sliding_window_pattern" not in described("gpt-oss").metadata
-    kinds = ["full_attention", "sliding_attention"] * 2
-    keys = described("gpt-oss", layer_types=kinds).metadata
+def test_window_pattern_is_written_if_not_the_default():
+    assert "gpt-oss.attention.sliding_window_pattern" not in spec_of("gpt-oss").metadata
+    layer_types = ["full_attention", "sliding_attention"] * 2
+    keys = spec_of("gpt-oss", layer_types=layer_types).metadata
     assert list(keys["gpt-oss.attention.sliding_window_pattern"]) == [False, True, False, True]
 
 
-def test_what_the_models_code_knows_may_be_left_out():
-    assert described("glm4moe", partial_rotary_factor=None).metadata["glm4moe.rope.dimension_count"] == np.uint32(16)
-    assert described("ernie4_5", rope_theta=None).metadata["ernie4_5.rope.freq_base"] == np.float32(500000)
-    keys = described("gpt-oss", rope_theta=None, head_dim=None, sliding_window=None).metadata
+def test_defaults_of_the_models_own_code():
+    assert spec_of("glm4moe", partial_rotary_factor=None).metadata["glm4moe.rope.dimension_count"] == np.uint32(16)
+    assert spec_of("ernie4_5", rope_theta=None).metadata["ernie4_5.rope.freq_base"] == np.float32(500000)
+    keys = spec_of("gpt-oss", rope_theta=None, head_dim=None, sliding_window=None).metadata
     assert keys["gpt-oss.rope.freq_base"] == np.float32(150000)
     assert keys["gpt-oss.attention.key_length"] == np.uint32(64)
     assert keys["gpt-oss.attention.sliding_window"] == np.uint32(128)
@@ -324,10 +324,10 @@ def test_what_the_models_code_knows_may_be_left_out():
 )
 def test_configs_that_cannot_be_converted(name, changes, message):
     with pytest.raises(FormatError, match=message):
-        described(name, 20, **changes)
+        spec_of(name, 20, **changes)
 
 
-def test_a_dynamic_rotation_without_alpha_is_noted():
-    notes = described("hunyuan-dense", rope_scaling={"type": "dynamic", "factor": 2.0}).notes
+def test_dynamic_rope_without_alpha_is_noted():
+    notes = spec_of("hunyuan-dense", rope_scaling={"type": "dynamic", "factor": 2.0}).notes
     assert any("dynamic rotary scaling" in note for note in notes)
-    assert described("hunyuan-dense").notes == []
+    assert spec_of("hunyuan-dense").notes == []

@@ -1,4 +1,4 @@
-"""hf:OWNER/NAME against a hub on this machine: downloading, remote reading, hashes, and what can go wrong."""
+"""hf:OWNER/NAME with a hub on this machine: downloads, remote reading, hashes, failures."""
 
 import sys
 from pathlib import Path
@@ -12,9 +12,9 @@ from hub_server import COMMIT, REPO, serving
 
 from ggufmill.cli import main
 from ggufmill.convert import open_source
-from ggufmill.convert.hub import hub as hub_module
+from ggufmill.convert.hub import fetch
 from ggufmill.convert.hub.delete_shards import ShardDeleter
-from ggufmill.convert.hub.hub import parse_repository
+from ggufmill.convert.hub.fetch import parse_repository
 from ggufmill.formats import FormatError, MillError, PlanError, open_gguf
 from ggufmill.quantize.planning import plan_quantize
 
@@ -31,9 +31,9 @@ def hub(write_checkpoint, tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path / "own"))
     write_checkpoint(tmp_path / "repo", *tiny_llama(), 2)
     (tmp_path / "repo" / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
-    (tmp_path / "repo" / "pytorch_model.bin").write_bytes(b"never wanted")
+    (tmp_path / "repo" / "pytorch_model.bin").write_bytes(b"not needed")
     (tmp_path / "repo" / "onnx").mkdir()
-    (tmp_path / "repo" / "onnx" / "model.safetensors").write_bytes(b"nor this")
+    (tmp_path / "repo" / "onnx" / "model.safetensors").write_bytes(b"not needed either")
     with serving(tmp_path / "repo") as served:
         monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
         yield served
@@ -49,7 +49,7 @@ def names(hub):
     return {name for name, *_ in hub.requests}
 
 
-def test_downloaded_remote_and_local_give_the_same_tensors(hub, tmp_path, capfd):
+def test_download_remote_and_local_give_the_same_tensors(hub, tmp_path, capfd):
     out = {kind: tmp_path / f"{kind}.gguf" for kind in ("local", "download", "remote")}
     assert run("convert", hub.folder, out["local"]) == 0
     assert run("convert", f"hf:{REPO}", out["remote"], "--remote") == 0
@@ -83,34 +83,34 @@ def test_shards_in_the_cache_can_be_deleted_after_use(hub, tmp_path):
 
 def test_dry_run_reads_headers_only(hub, tmp_path, capsys):
     assert run("quantize", f"hf:{REPO}", tmp_path / "o.gguf", "bf16", "--dry-run") == 0
-    asked = [r for r in hub.requests if r[0].endswith(".safetensors")]
-    assert asked
-    assert all(r[1].startswith("bytes=0-") for r in asked)
+    requests = [r for r in hub.requests if r[0].endswith(".safetensors")]
+    assert requests
+    assert all(r[1].startswith("bytes=0-") for r in requests)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     assert "tensors" in capsys.readouterr().out
 
 
 def test_a_remote_job_resumes(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ggufmill.convert.hub.remote.PIECE", 4096)
-    whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
+    monkeypatch.setattr("ggufmill.convert.hub.remote_shards.CHUNK_BYTES", 4096)
+    uninterrupted, out = tmp_path / "uninterrupted.gguf", tmp_path / "out.gguf"
     arguments = ("convert", f"hf:{REPO}", out, "--remote", "-t", 1)
-    assert run("convert", f"hf:{REPO}", whole, "--remote") == 0
+    assert run("convert", f"hf:{REPO}", uninterrupted, "--remote") == 0
     count = [0]
 
-    def breaks(handler, name, start, stop):
+    def fail_late(handler, name, start, stop):
         count[0] += name.endswith(".safetensors") and start > 0
         return count[0] > 8 and (handler.send(403, b"expired") or True)
 
-    hub.faults = [breaks]
+    hub.faults = [fail_late]
     assert run(*arguments) == 1
     assert "tensors are kept; --resume goes on" in capsys.readouterr().err
     hub.faults = []
     assert run(*arguments, "--resume") == 0
     assert "were there from the interrupted job" in capsys.readouterr().err
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
-def test_a_damaged_download_is_noticed_and_removed(hub, tmp_path):
+def test_a_damaged_download_is_removed(hub, tmp_path, monkeypatch):
     def damage(handler, name, start, stop):
         if not name.startswith("model-00002-of"):
             return False
@@ -126,17 +126,14 @@ def test_a_damaged_download_is_noticed_and_removed(hub, tmp_path):
     hub.faults = []
     assert open_source(f"hf:{REPO}").tensors
     before = len(hub.requests)
-    checked = []
-    hub_module._digest, kept = (lambda *a, **k: checked.append(a)), hub_module._digest
-    try:
-        open_source(f"hf:{REPO}")
-    finally:
-        hub_module._digest = kept
-    assert not checked  # nothing is hashed a second time
+    hashed = []
+    monkeypatch.setattr(fetch, "_digest", lambda *a, **k: hashed.append(a))
+    open_source(f"hf:{REPO}")
+    assert not hashed  # nothing is hashed a second time
     assert not [r for r in hub.requests[before:] if r[0].endswith(".safetensors")]
 
 
-def test_refusals(hub, monkeypatch, tmp_path):
+def test_refused_repositories(hub, monkeypatch, tmp_path):
     with pytest.raises(FormatError, match="no such repository"):
         open_source("hf:mill/nothing")
     (hub.folder / "model-00001-of-00002.safetensors").unlink()
@@ -165,11 +162,11 @@ def test_refusals(hub, monkeypatch, tmp_path):
         ("hf:a/b@refs/pr/1", ("a/b", "refs/pr/1")),
     ],
 )
-def test_names(text, parsed):
+def test_parse_repository(text, parsed):
     assert parse_repository(text) == parsed
 
 
 @pytest.mark.parametrize("text", ["hf:", "hf:a/b/c", "hf:a/b@", "hf:../b c", "hf:a/b@x y"])
-def test_names_that_are_none(text):
+def test_parse_repository_refuses(text):
     with pytest.raises(PlanError, match="names no repository"):
         parse_repository(text)

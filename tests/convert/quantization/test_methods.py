@@ -1,4 +1,4 @@
-"""Quantised checkpoints: each way of storing against a decoding written from its definition, and against the real libraries."""
+"""Quantised checkpoints: each method against a decoder written from its definition, and against the original libraries."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.convert.config import Config
-from ggufmill.convert.quantization.methods import Finders
+from ggufmill.convert.quantization.methods import WeightFinder
 from ggufmill.formats import FormatError
 from ggufmill.formats.safetensors import open_safetensors
 
@@ -19,14 +19,14 @@ ROWS, COLUMNS = 64, 192
 
 
 @pytest.fixture
-def found(tmp_path, write_checkpoint):
-    """What is found as x.weight beside these tensors, checked against what it has to be, in runs and single rows."""
+def check_weight(tmp_path, write_checkpoint):
+    """check(quantization_config, tensors, expected values): the weight x, after comparing runs of rows and single rows."""
 
-    def look(settings, tensors, expected, tolerance=0.0):
+    def check(settings, tensors, expected, tolerance=0.0):
         tensors = {f"x.{name}": array for name, array in tensors.items()}
         folder = write_checkpoint(tmp_path / "model", {"quantization_config": settings}, tensors)
         stored = open_safetensors(folder)
-        weight, used = Finders(Config(folder / "config.json", json.loads((folder / "config.json").read_text())))(
+        weight, used = WeightFinder(Config(folder / "config.json", json.loads((folder / "config.json").read_text())))(
             "x.weight", stored, expected.shape
         )
         assert weight.shape == expected.shape
@@ -40,30 +40,30 @@ def found(tmp_path, write_checkpoint):
         assert np.array_equal(weight.read(order), values[order])
         return weight
 
-    return look
+    return check
 
 
 def packed(codes, bits):
-    """Codes [n, m] along the last axis in int32 words, bit by bit, the lowest first."""
+    """Codes [n, m], packed along the last axis into int32 words, bit by bit, lowest bits first."""
     n, m = codes.shape
     words = np.zeros((n, -(-m * bits // 32)), np.uint64)
     for i in range(m):
         for b in range(bits):
-            at = i * bits + b
-            words[:, at // 32] |= (codes[:, i].astype(np.uint64) >> np.uint64(b) & np.uint64(1)) << np.uint64(at % 32)
+            bit = i * bits + b
+            words[:, bit // 32] |= (codes[:, i].astype(np.uint64) >> np.uint64(b) & np.uint64(1)) << np.uint64(bit % 32)
     return words.astype(np.uint32).view(np.int32)
 
 
-def grid(rows, groups, dtype=F16):
+def random_scales(rows, groups, dtype=F16):
     return (0.01 + DRAW.random((rows, groups))).astype(dtype)
 
 
 def gptq(bits, group, order=None, symmetric=False, version=1):
-    """(tensors, values): out of the definition in Frantar's and AutoGPTQ's code."""
+    """(tensors, values) as defined by Frantar's and AutoGPTQ's code."""
     codes = DRAW.integers(0, 1 << bits, (COLUMNS, ROWS))
     groups = COLUMNS // group
     zeros = np.full((groups, ROWS), 1 << (bits - 1)) if symmetric else DRAW.integers(1, 1 << bits, (groups, ROWS))
-    scales = grid(groups, ROWS)
+    scales = random_scales(groups, ROWS)
     index = np.arange(COLUMNS) // group if order is None else order
     tensors = {
         "qweight": np.ascontiguousarray(packed(codes.T, bits).T),
@@ -75,23 +75,23 @@ def gptq(bits, group, order=None, symmetric=False, version=1):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("kind", ["runs", "order", "symmetric", "v2", "whole"])
-def test_gptq(found, bits, kind):
-    group = COLUMNS if kind == "whole" else 32
-    order = DRAW.permutation(COLUMNS) // group if kind == "order" else None
-    tensors, expected = gptq(bits, group, order, kind == "symmetric", kind != "v2")
-    settings = {"quant_method": "gptq", "bits": bits, "group_size": -1 if kind == "whole" else group, "sym": True}
-    if kind == "v2":
+@pytest.mark.parametrize("variant", ["groups", "act_order", "symmetric", "v2", "one_group"])
+def test_gptq(check_weight, bits, variant):
+    group = COLUMNS if variant == "one_group" else 32
+    order = DRAW.permutation(COLUMNS) // group if variant == "act_order" else None
+    tensors, expected = gptq(bits, group, order, variant == "symmetric", variant != "v2")
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": -1 if variant == "one_group" else group, "sym": True}
+    if variant == "v2":
         settings["checkpoint_format"] = "gptq_v2"
-    weight = found(settings, tensors, expected)
+    weight = check_weight(settings, tensors, expected)
     assert weight.source_type == f"gptq_{bits}bit"
-    if kind != "order":
+    if variant != "act_order":
         del tensors["g_idx"]
-        found(settings, tensors, expected)
+        check_weight(settings, tensors, expected)
 
 
-def test_a_3_bit_word_as_gptq_writes_it():
-    """Frantar's own packing of 32 codes: 10, a split one, 10, a split one, 10."""
+def test_3_bit_words_are_packed_as_by_gptq():
+    """Frantar's packing of 32 codes: 10, one across two words, 10, one across two words, 10."""
     codes, words = DRAW.integers(0, 8, 32).astype(np.uint32), np.zeros(3, np.uint32)
     for i in range(10):
         words[0] |= codes[i] << np.uint32(3 * i)
@@ -107,9 +107,9 @@ def test_a_3_bit_word_as_gptq_writes_it():
 
 
 @pytest.mark.parametrize("group", [32, 64, COLUMNS])
-def test_awq(found, group):
+def test_awq(check_weight, group):
     codes, groups = DRAW.integers(0, 16, (COLUMNS, ROWS)), COLUMNS // group
-    zeros, scales = DRAW.integers(0, 16, (groups, ROWS)), grid(groups, ROWS)
+    zeros, scales = DRAW.integers(0, 16, (groups, ROWS)), random_scales(groups, ROWS)
 
     def words(table):
         out = np.zeros((len(table), ROWS // 8), np.uint32)
@@ -121,7 +121,7 @@ def test_awq(found, group):
     index = np.arange(COLUMNS) // group
     expected = ((codes - zeros[index]).astype(np.float32) * scales[index].astype(np.float32)).T
     settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM", "zero_point": True}
-    found(settings, {"qweight": words(codes), "qzeros": words(zeros), "scales": scales}, expected)
+    check_weight(settings, {"qweight": words(codes), "qzeros": words(zeros), "scales": scales}, expected)
 
 
 CT = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}, "ignore": ["lm_head"]}
@@ -130,9 +130,9 @@ CT = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weigh
 @pytest.mark.parametrize("bits", [4, 8, 2, 3, 6])
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize(("groups", "order"), [(6, False), (1, False), (6, True)])
-def test_pack_quantized(found, bits, zero_points, groups, order):
+def test_pack_quantized(check_weight, bits, zero_points, groups, order):
     half = 1 << (bits - 1)
-    values, scales = DRAW.integers(-half, half, (ROWS, COLUMNS)), grid(ROWS, groups, BF16)
+    values, scales = DRAW.integers(-half, half, (ROWS, COLUMNS)), random_scales(ROWS, groups, BF16)
     zeros = DRAW.integers(-half, half, (ROWS, groups)) if zero_points else np.zeros((ROWS, groups), int)
     index = DRAW.permutation(COLUMNS) * groups // COLUMNS if order else np.arange(COLUMNS) * groups // COLUMNS
     tensors = {"weight_packed": packed(values + half, bits), "weight_scale": scales}
@@ -142,74 +142,74 @@ def test_pack_quantized(found, bits, zero_points, groups, order):
     if order:
         tensors["weight_g_idx"] = index.astype(np.int32)
     expected = (values - zeros[:, index]).astype(np.float32) * scales.astype(np.float32)[:, index]
-    found(CT | {"format": "pack-quantized"}, tensors, expected)
+    check_weight(CT | {"format": "pack-quantized"}, tensors, expected)
 
 
 @pytest.mark.parametrize("shape", [(ROWS, 1), (ROWS,), (1,), (), (ROWS, 4)])
 @pytest.mark.parametrize("zero_points", [False, True])
-def test_int_quantized(found, shape, zero_points):
+def test_int_quantized(check_weight, shape, zero_points):
     values = DRAW.integers(-128, 128, (ROWS, COLUMNS)).astype(np.int8)
     scales = np.asarray(0.01 + DRAW.random(shape), np.float32)
     zeros = DRAW.integers(-128, 128, shape).astype(np.int8) if zero_points else np.zeros(shape, np.int8)
 
-    def wide(table):
+    def broadcast(table):
         table = np.asarray(table, np.float32)
         if table.size == 1:
             return table.reshape(1, 1)
         return np.repeat(table.reshape(ROWS, -1), COLUMNS * ROWS // table.size, 1)
 
     tensors = {"weight": values, "weight_scale": scales} | ({"weight_zero_point": np.asarray(zeros)} if zero_points else {})
-    found(CT | {"format": "int-quantized"}, tensors, (values.astype(np.float32) - wide(zeros)) * wide(scales))
+    check_weight(CT | {"format": "int-quantized"}, tensors, (values.astype(np.float32) - broadcast(zeros)) * broadcast(scales))
 
 
-@pytest.mark.parametrize("spelling", ["modelopt", "compressed-tensors"])
-def test_nvfp4(found, spelling):
+@pytest.mark.parametrize("method", ["modelopt", "compressed-tensors"])
+def test_nvfp4(check_weight, method):
     codes = DRAW.integers(0, 256, (ROWS, COLUMNS // 2)).astype(np.uint8)
-    scales, whole = DRAW.uniform(0.1, 400, (ROWS, COLUMNS // 16)).astype(E4M3), np.float32(0.0123)
+    scales, global_scale = DRAW.uniform(0.1, 400, (ROWS, COLUMNS // 16)).astype(E4M3), np.float32(0.0123)
     values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).reshape(ROWS, COLUMNS)
-    wide = scales.astype(np.float32)
-    if spelling == "modelopt":
-        factors = wide * whole
-        tensors = {"weight": codes, "weight_scale": scales, "weight_scale_2": np.asarray(whole)}
+    factors = scales.astype(np.float32)
+    if method == "modelopt":
+        factors = factors * global_scale
+        tensors = {"weight": codes, "weight_scale": scales, "weight_scale_2": np.asarray(global_scale)}
         settings = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     else:
-        factors = wide / whole
-        tensors = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": whole.reshape(1)}
+        factors = factors / global_scale
+        tensors = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": global_scale.reshape(1)}
         settings = CT | {"format": "nvfp4-pack-quantized"}
-    weight = found(settings, tensors, values * np.repeat(factors, 16, 1))
+    weight = check_weight(settings, tensors, values * np.repeat(factors, 16, 1))
     assert weight.source_type == "nvfp4"
 
 
-def test_mxfp4_as_compressed_tensors_packs_it(found):
+def test_mxfp4_of_compressed_tensors(check_weight):
     codes = DRAW.integers(0, 256, (ROWS, COLUMNS // 2)).astype(np.uint8)
     scales = DRAW.integers(100, 140, (ROWS, COLUMNS // 32)).astype(np.uint8)
     values = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).reshape(ROWS, COLUMNS)
     factors = np.exp2(scales.astype(np.float32) - 127)
-    found(
+    check_weight(
         CT | {"format": "mxfp4-pack-quantized"},
         {"weight_packed": codes, "weight_scale": scales},
         values * np.repeat(factors, 32, 1),
     )
 
 
-def test_fp8_by_runs_of_columns(found):
-    """MXFP8: e8m0 scales of 32 columns."""
+def test_mxfp8(check_weight):
+    """fp8 with an e8m0 scale per 32 columns."""
     x = DRAW.standard_normal((ROWS, COLUMNS)).astype(E4M3)
     scales = DRAW.integers(120, 130, (ROWS, COLUMNS // 32)).astype(np.uint8)
     expected = x.astype(np.float32) * np.repeat(np.exp2(scales.astype(np.float32) - 127), 32, 1)
-    found(CT | {"format": "mxfp8-quantized"}, {"weight": x, "weight_scale": scales}, expected)
+    check_weight(CT | {"format": "mxfp8-quantized"}, {"weight": x, "weight_scale": scales}, expected)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1, 1), (4, 2, 3), (4, 16), (4, 16, 1)])
-def test_fp8_in_stacks(found, shape):
+def test_stacks_of_fp8_matrices(check_weight, shape):
     x, scale = DRAW.standard_normal((4, 16, COLUMNS)).astype(E4M3), DRAW.random(shape, np.float32)
-    wide = scale.reshape(4, -1, shape[2] if len(shape) == 3 else 1)
-    wide = np.repeat(np.repeat(wide, 16 // wide.shape[1], 1), COLUMNS // wide.shape[2], 2)
+    factors = scale.reshape(4, -1, shape[2] if len(shape) == 3 else 1)
+    factors = np.repeat(np.repeat(factors, 16 // factors.shape[1], 1), COLUMNS // factors.shape[2], 2)
     settings = {"quant_method": "fp8", "weight_block_size": [8, 64]}
-    found(settings, {"weight": x, "weight_scale": scale}, x.astype(np.float32) * wide)
+    check_weight(settings, {"weight": x, "weight_scale": scale}, x.astype(np.float32) * factors)
 
 
-# format -> settings of the library's weights
+# format -> QuantizationArgs of compressed-tensors
 LIBRARY = {
     "pack-quantized": [
         {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
@@ -228,7 +228,7 @@ LIBRARY = {
 
 
 @pytest.mark.parametrize(("form", "number"), [(form, i) for form, rows in LIBRARY.items() for i in range(len(rows))])
-def test_against_the_compressed_tensors_library(found, form, number):
+def test_against_the_compressed_tensors_library(check_weight, form, number):
     torch = pytest.importorskip("torch")
     compressors = pytest.importorskip("compressed_tensors.compressors")
     library = pytest.importorskip("compressed_tensors.quantization")
@@ -251,23 +251,23 @@ def test_against_the_compressed_tensors_library(found, form, number):
     packed_state = compressor.compress(state, scheme)
     expected = compressor.decompress(dict(packed_state), scheme)["weight"].float().numpy()
 
-    def plain(tensor):
+    def to_numpy(tensor):
         if tensor.dtype == torch.float8_e4m3fn:
             return tensor.view(torch.uint8).numpy().view(E4M3)
         return tensor.numpy()
 
-    tensors = {name: plain(tensor) for name, tensor in packed_state.items() if tensor is not None}
+    tensors = {name: to_numpy(tensor) for name, tensor in packed_state.items() if tensor is not None}
     settings = {"quant_method": "compressed-tensors", "format": form}
     group = {"weights": {k: v for k, v in arguments.items() if k != "type"}}
     if arguments["strategy"] != "block":
         group["weights"].pop("block_structure", None)
-    tolerance = 2**-7 if form.startswith("nvfp4") else 0  # which the library decodes in bf16
-    found(settings | {"config_groups": {"group_0": group}}, tensors, expected, tolerance)
-    assert np.abs(expected - weight.numpy()).mean() < 0.7  # it is that weight
+    tolerance = 2**-7 if form.startswith("nvfp4") else 0  # the library decodes in bf16
+    check_weight(settings | {"config_groups": {"group_0": group}}, tensors, expected, tolerance)
+    assert np.abs(expected - weight.numpy()).mean() < 0.7  # it approximates the weight
 
 
 def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama):
-    """int4, int8 and fp8 side by side, the rest as it was: each module as its tensors say."""
+    """int4, int8 and fp8 side by side, other tensors unquantised: each module is decoded as its tensors require."""
     config, tensors = tiny_llama(np.float32, hidden_size=64, intermediate_size=96, num_key_value_heads=4)
     expected = dict(tensors)
     for name in list(tensors):
@@ -276,18 +276,18 @@ def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama
         stem = name.removesuffix("weight")
         x = tensors.pop(name)
         scale = (np.abs(x).max(1, keepdims=True) / 7).astype(BF16)
-        wide = scale.astype(np.float32)
+        factors = scale.astype(np.float32)
         if "mlp" in name:
-            codes = np.clip(np.round(x / wide), -8, 7)
+            codes = np.clip(np.round(x / factors), -8, 7)
             tensors |= {f"{stem}weight_packed": packed(codes + 8, 4), f"{stem}weight_shape": np.array(x.shape)}
         elif "k_proj" in name or "q_proj" in name:
-            codes = np.clip(np.round(x / wide), -128, 127)
+            codes = np.clip(np.round(x / factors), -128, 127)
             tensors[f"{stem}weight"] = codes.astype(np.int8)
         else:
-            codes = (x / wide).astype(E4M3)
+            codes = (x / factors).astype(E4M3)
             tensors[f"{stem}weight"] = codes
         tensors[f"{stem}weight_scale"] = scale
-        expected[name] = codes.astype(np.float32) * wide
+        expected[name] = codes.astype(np.float32) * factors
     groups = {
         f"group_{i}": {"format": form, "weights": {}}
         for i, form in enumerate(("pack-quantized", "int-quantized", "float-quantized"))
@@ -298,26 +298,26 @@ def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama
     source = open_source(write_checkpoint(tmp_path / "mixed", config, tensors))
     plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
     assert source.tensors.keys() == plain.tensors.keys()
-    kinds = set()
+    source_types = set()
     for name, tensor in source.tensors.items():
         assert np.array_equal(tensor.read(0, tensor.n_rows), plain.tensors[name].read(0, tensor.n_rows)), name
-        kinds.add(tensor.source_type)
-    assert kinds == {"f32", "int4", "int8", "f8_e4m3"}
+        source_types.add(tensor.source_type)
+    assert source_types == {"f32", "int4", "int8", "f8_e4m3"}
 
 
 def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_llama):
-    """Rows are re-ordered for their rotation, and biases that the model does not have are not missed if they are nothing."""
+    """Rows of q and k are permuted, and biases that the architecture does not have are accepted if they are zero."""
     config, tensors = tiny_llama(np.float32, hidden_size=64, intermediate_size=96, num_key_value_heads=4)
     expected = dict(tensors)
     for name in [n for n in tensors if "_proj" in n]:
         x, stem = tensors.pop(name), name.removesuffix("weight")
         scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(F16)
-        wide = np.repeat(scale.astype(np.float32), 32, 1)
-        codes = np.clip(np.round(x / wide), -8, 7)
+        factors = np.repeat(scale.astype(np.float32), 32, 1)
+        codes = np.clip(np.round(x / factors), -8, 7)
         tensors[f"{stem}qweight"] = np.ascontiguousarray(packed(codes + 8, 4).T)
         tensors[f"{stem}qzeros"] = packed(np.full(scale.T.shape, 7), 4)
         tensors |= {f"{stem}scales": np.ascontiguousarray(scale.T), f"{stem}bias": np.zeros(len(x), F16)}
-        expected[name] = codes.astype(np.float32) * wide
+        expected[name] = codes.astype(np.float32) * factors
     config["quantization_config"] = GPTQ4
     source = open_source(write_checkpoint(tmp_path / "gptq", config, tensors))
     plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
@@ -330,16 +330,16 @@ def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_
         open_source(write_checkpoint(tmp_path / "gptq", config, tensors))
 
 
-def test_modelopt_says_so_in_a_file_of_its_own(tmp_path, write_checkpoint):
+def test_modelopt_settings_in_hf_quant_config(tmp_path, write_checkpoint):
     folder = write_checkpoint(tmp_path / "model", {}, {"x.weight": np.zeros((2, 2), np.float32)})
     path = folder / "hf_quant_config.json"
     path.write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
     with pytest.raises(FormatError, match="quant_algo 'W4A8_AWQ'"):
-        Finders(Config(folder / "config.json", {}))
+        WeightFinder(Config(folder / "config.json", {}))
     path.write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
     codes, scales = np.full((2, 8), 0x21, np.uint8), np.ones((2, 1), E4M3)
     write_checkpoint(folder, {}, {"x.weight": codes, "x.weight_scale": scales, "x.weight_scale_2": np.float32([2])})
-    weight, _ = Finders(Config(folder / "config.json", {}))("x.weight", open_safetensors(folder), (2, 16))
+    weight, _ = WeightFinder(Config(folder / "config.json", {}))("x.weight", open_safetensors(folder), (2, 16))
     assert weight.read(slice(0, 2)).tolist() == [[1.0, 2.0] * 8] * 2
 
 
@@ -371,26 +371,38 @@ NVFP4 = {"weight_packed": np.zeros((8, 32), np.uint8), "weight_scale": np.zeros(
             {"qweight": np.zeros((64, 2), np.int32), "qzeros": 0, "scales": 0},
             r"x.qweight is \[64, 2\], not \[64, 1\]",
         ),
-        (CT, {"weight_packed": np.zeros((8, 7), np.int32), "weight_scale": grid(8, 1)}, r"x.weight_packed is I32 \[8, 7\]"),
-        (CT, {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": grid(8, 5)}, r"x.weight_scale of shape \[8, 5\]"),
+        (
+            CT,
+            {"weight_packed": np.zeros((8, 7), np.int32), "weight_scale": random_scales(8, 1)},
+            r"x.weight_packed is I32 \[8, 7\]",
+        ),
+        (
+            CT,
+            {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": random_scales(8, 5)},
+            r"x.weight_scale of shape \[8, 5\]",
+        ),
         (CT, {"weight_packed": np.zeros((8, 8), np.int32)}, "x.weight_scale is missing"),
         (CT, NVFP4, "lacks NVFP4's global scale"),
         (CT, NVFP4 | {"weight_global_scale": np.ones(2, np.float32)}, r"x.weight_global_scale is F32 \[2\]; one F32"),
         (
             CT,
-            {"weight_packed": np.zeros((8, 8), np.int32), "weight_scale": grid(8, 1), "weight_shape": np.array([8, 65])},
-            r"x.weight_shape does not say \[8, 64\]",
+            {
+                "weight_packed": np.zeros((8, 8), np.int32),
+                "weight_scale": random_scales(8, 1),
+                "weight_shape": np.array([8, 65]),
+            },
+            r"x.weight_shape is not \[8, 64\]",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(found, settings, tensors, message):
+def test_tensors_that_do_not_fit(check_weight, settings, tensors, message):
     tensors = {name: np.zeros((1, 1), np.int32) if isinstance(t, int) else t for name, t in tensors.items()}
     with pytest.raises(FormatError, match=message):
-        found(settings, tensors, np.zeros((8, 64), np.float32))
+        check_weight(settings, tensors, np.zeros((8, 64), np.float32))
 
 
-def test_groups_beyond_those_that_there_are(found):
+def test_group_index_out_of_range(check_weight):
     tensors, expected = gptq(4, 32)
     tensors["g_idx"][5] = 99
     with pytest.raises(FormatError, match="x.g_idx has groups beyond the 6 that there are"):
-        found(GPTQ4, tensors, expected)
+        check_weight(GPTQ4, tensors, expected)

@@ -1,4 +1,4 @@
-"""gpt-oss with its experts in mxfp4: kept bit by bit, decoded, and the same model either way as transformers makes of it."""
+"""gpt-oss with its experts in MXFP4: copied bit by bit, decoded, and the same logits as transformers either way."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.convert import open_source
-from ggufmill.convert.outtype import out_type
+from ggufmill.convert.outtype import outtype_rules
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
 from ggufmill.quantize import decode
 from ggufmill.runtime import load_model
@@ -46,15 +46,15 @@ DOWN = "model.layers.1.mlp.experts.down_proj"
 PACKED = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
 
 
-def decoded(blocks, scales):
-    """float32 [experts, rows, columns], number by number as the OCP's document has it, the lower four bits first."""
+def decode_mxfp4(blocks, scales):
+    """float32 [experts, rows, columns], decoded as defined by OCP Microscaling Formats 1.0, lower four bits first."""
     codes = np.stack([blocks & 15, blocks >> 4], -1)
     values = np.where(codes & 8, -1, 1) * VALUES[codes & 7] * np.exp2(scales.astype(np.float32) - 127)[..., None, None]
     return values.astype(np.float32).reshape(*blocks.shape[:2], -1)
 
 
 def weights():
-    """Tensors of a checkpoint with packed experts, and the same experts decoded as other checkpoints store them."""
+    """Tensors of a checkpoint with MXFP4 experts, and the same with decoded experts as other checkpoints store them."""
     draw = np.random.default_rng(5)
 
     def noise(*shape, around=0.0, spread=None):
@@ -76,11 +76,11 @@ def weights():
         for name, rows, columns in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
             stem = f"{layer}.mlp.experts.{name}"
             blocks = draw.integers(0, 256, (EXPERTS, rows, columns // 32, 16), np.uint8)
-            # Gates and ups of up to 20 and more: the limit of 7 has to show.
+            # Outputs of gate and up beyond 20, so that the limit of 7 has an effect.
             low = 123 if name == "gate_up_proj" else 119
             scales = draw.integers(low, low + 3, (EXPERTS, rows, columns // 32), np.uint8)
             packed |= {f"{stem}_blocks": blocks, f"{stem}_scales": scales, f"{stem}_bias": noise(EXPERTS, rows, spread=0.2)}
-            plain[stem] = decoded(blocks, scales).transpose(0, 2, 1)
+            plain[stem] = decode_mxfp4(blocks, scales).transpose(0, 2, 1)
     others = {name: t for name, t in packed.items() if not name.endswith(("_blocks", "_scales"))}
     return packed, others | plain
 
@@ -92,7 +92,7 @@ def both():
 
 @pytest.fixture
 def checkpoints(tmp_path, write_checkpoint, both):
-    """Folders of the model with packed experts and with the same in f32."""
+    """Folders of the model with MXFP4 experts, and with the same in f32."""
     packed, plain = both
     return write_checkpoint(tmp_path / "packed", CONFIG | PACKED, packed), write_checkpoint(tmp_path / "plain", CONFIG, plain)
 
@@ -109,7 +109,7 @@ def expert_rows(tensor, first, stop):
     return np.concatenate([tensor.read(e * rows + first, e * rows + stop) for e in range(EXPERTS)])
 
 
-def test_packed_and_decoded_are_the_same_model(checkpoints, both):
+def test_packed_and_decoded_experts_give_the_same_tensors(checkpoints, both):
     packed, plain = (open_source(folder) for folder in checkpoints)
     assert list(packed.tensors) == list(plain.tensors)
     assert packed.metadata | {"general.name": ""} == plain.metadata | {"general.name": ""}
@@ -136,27 +136,27 @@ def test_packed_and_decoded_are_the_same_model(checkpoints, both):
     assert np.array_equal(packed.tensors["blk.0.ffn_down_exps.bias"].read(0, EXPERTS), down)
 
 
-def test_the_bytes_are_those_that_the_gguf_package_decodes(checkpoints):
+def test_the_gguf_package_decodes_the_bytes(checkpoints):
     tensor = open_source(checkpoints[0]).tensors["blk.0.ffn_down_exps.weight"]
     values = gguf.quants.dequantize(tensor.raw(0, HIDDEN), gguf.GGMLQuantizationType.MXFP4)
     assert np.array_equal(values, tensor.read(0, HIDDEN))
 
 
-@pytest.mark.parametrize("kind", ["packed", "plain"])
-def test_logits_are_those_of_transformers(checkpoints, both, kind):
+@pytest.mark.parametrize("experts", ["packed", "plain"])
+def test_logits_are_those_of_transformers(checkpoints, both, experts):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.set_num_threads(1)
     model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**CONFIG, attn_implementation="eager")).float().eval()
     model.load_state_dict({name: torch.tensor(t) for name, t in both[1].items()})
-    reached = []
+    gate_inputs = []
     model.model.layers[0].mlp.experts._apply_gate = lambda x, f=model.model.layers[0].mlp.experts._apply_gate: (
-        reached.append(x.abs().max().item()) or f(x)
+        gate_inputs.append(x.abs().max().item()) or f(x)
     )
     tokens = np.random.default_rng(6).integers(0, VOCABULARY, 60)
     with torch.no_grad():
         expected = model(torch.tensor(tokens[None])).logits[0].numpy()
-    assert max(reached) > 12  # well beyond the limit
-    source = open_source(checkpoints[kind == "plain"])
+    assert max(gate_inputs) > 12  # well beyond the limit
+    source = open_source(checkpoints[experts == "plain"])
     logits = load_model(source, exact=True, cache_k="f32", cache_v="f32").logits(tokens)
     assert np.abs(logits - expected).max() < 1e-4
     # With activations in eight bits a token near a tie of the router may go to another expert, so each token is judged.
@@ -164,7 +164,7 @@ def test_logits_are_those_of_transformers(checkpoints, both, kind):
     assert np.mean((rounded - expected).std(axis=1) < 0.03 * expected.std()) >= 0.95
 
 
-def test_the_unpacked_values_are_those_of_transformers(both):
+def test_decoded_values_are_those_of_transformers(both):
     torch, mxfp4 = pytest.importorskip("torch"), pytest.importorskip("transformers.integrations.mxfp4")
     packed, plain = both
     for name in ("model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.gate_up_proj"):
@@ -194,7 +194,7 @@ def test_outtypes(checkpoints, tmp_path, outtype, experts, others):
             assert tensor.type.name == "f32"
 
 
-def test_experts_of_other_types_can_become_mxfp4(checkpoints, tmp_path):
+def test_float_experts_to_mxfp4(checkpoints, tmp_path):
     file = convert(checkpoints[1], tmp_path / "out.gguf", "--outtype", "mxfp4")
     packed = open_source(checkpoints[0])
     for name in (f"blk.{i}.ffn_{part}_exps.weight" for i in range(LAYERS) for part in ("gate", "up", "down")):
@@ -211,16 +211,16 @@ def test_experts_of_other_types_can_become_mxfp4(checkpoints, tmp_path):
 def test_mxfp4_without_experts_is_refused(tmp_path, tiny_llama, write_checkpoint):
     folder = write_checkpoint(tmp_path / "dense", *tiny_llama())
     with pytest.raises(PlanError, match="dense has no experts, which are what outtype mxfp4 writes in mxfp4; choose another"):
-        out_type(open_source(folder), "mxfp4")
+        outtype_rules(open_source(folder), "mxfp4")
 
 
-def test_auto_is_f16_only_where_all_that_is_not_quantised_is(checkpoints, tmp_path, write_checkpoint, both):
+def test_auto_is_f16_only_if_all_float_weights_are(checkpoints, tmp_path, write_checkpoint, both):
     half = {name: t.astype(np.float16) if t.dtype == np.float32 else t for name, t in both[0].items()}
     source = open_source(write_checkpoint(tmp_path / "half", CONFIG | PACKED, half))
-    kind, rules = out_type(source, "auto")
-    assert (kind.name, len(rules), {rule.type.name for rule in rules}) == ("f16", 3 * LAYERS, {"mxfp4"})
-    assert out_type(open_source(checkpoints[0]), "auto")[0].name == "bf16"
-    assert out_type(source, "q8_0") == (TYPES["q8_0"], [])
+    default, rules = outtype_rules(source, "auto")
+    assert (default.name, len(rules), {rule.type.name for rule in rules}) == ("f16", 3 * LAYERS, {"mxfp4"})
+    assert outtype_rules(open_source(checkpoints[0]), "auto")[0].name == "bf16"
+    assert outtype_rules(source, "q8_0") == (TYPES["q8_0"], [])
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_auto_is_f16_only_where_all_that_is_not_quantised_is(checkpoints, tmp_pa
         (lambda t, c: c.pop("quantization_config"), "tensors are missing: model.layers.0.mlp.experts.gate_up_proj"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(tmp_path, write_checkpoint, both, change, message):
+def test_checkpoints_that_are_refused(tmp_path, write_checkpoint, both, change, message):
     tensors, config = dict(both[0]), json.loads(json.dumps(CONFIG | PACKED))
     change(tensors, config)
     with pytest.raises(FormatError, match=message):
         open_source(write_checkpoint(tmp_path / "bad", config, tensors))
 
 
-def test_scales_that_do_not_fit_are_refused(tmp_path, write_checkpoint, both):
+def test_scales_that_do_not_fit(tmp_path, write_checkpoint, both):
     tensors = dict(both[0])
     name = "model.layers.0.mlp.experts.down_proj_scales"
     tensors[name] = tensors[name][:, :, :2]

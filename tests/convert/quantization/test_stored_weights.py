@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ggufmill.convert.config import Config
-from ggufmill.convert.quantization.methods import Finders
+from ggufmill.convert.quantization.methods import WeightFinder
 from ggufmill.convert.quantization.stored_weights import Weight, find_scale
 from ggufmill.formats import FormatError
 from ggufmill.formats.safetensors import open_safetensors
@@ -13,8 +13,8 @@ DRAW = np.random.default_rng(5)
 
 
 @pytest.fixture
-def weigh(tmp_path, write_checkpoint):
-    """A Weight from arrays: what `assemble` does for one tensor."""
+def make_weight(tmp_path, write_checkpoint):
+    """make_weight(values, scale, block) -> Weight, as `assemble` makes it for one tensor."""
 
     def build(weight, scale=None, block=None, scale_name="weight_scale_inv"):
         tensors = {"x.weight": weight} | ({} if scale is None else {f"x.{scale_name}": scale})
@@ -25,94 +25,94 @@ def weigh(tmp_path, write_checkpoint):
 
 
 def expand(scale, block, shape):
-    """The factor of every element."""
+    """The scale of every element."""
     return np.repeat(np.repeat(np.float32(scale), block[0], 0), block[1], 1)[: shape[0], : shape[1]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16, np.float64])
-def test_floats(weigh, dtype):
+def test_floats(make_weight, dtype):
     x = DRAW.standard_normal((6, 10)).astype(dtype)
-    weight = weigh(x)
+    weight = make_weight(x)
     assert np.array_equal(weight.read(slice(2, 5)), x[2:5].astype(np.float32))
     assert np.array_equal(weight.read(np.array([4, 0, 4])), x[[4, 0, 4]].astype(np.float32))
     assert weight.read(slice(0, 6)).flags.writeable
-    assert not weight.narrows
+    assert not weight.has_read_bf16
     if dtype is np.float64:
-        assert weight.kind is None
+        assert weight.ggml_type is None
     else:
-        assert weight.kind is not None
-        assert weight.kind.name == weight.source_type
+        assert weight.ggml_type is not None
+        assert weight.ggml_type.name == weight.source_type
         assert weight.raw(slice(1, 4)).tobytes() == x[1:4].tobytes()
         assert weight.raw(slice(1, 4)).shape == (3, 10 * x.itemsize)
 
 
 @pytest.mark.parametrize("block", [(128, 128), (4, 8), (3, 7), (1, 5), (16, 1), (1000, 1000)])
 @pytest.mark.parametrize("shape", [(130, 257), (12, 40)])
-def test_fp8_in_blocks(weigh, block, shape):
+def test_fp8_in_blocks(make_weight, block, shape):
     x = DRAW.standard_normal(shape).astype(E4M3)
     scale = DRAW.random((-(-shape[0] // block[0]), -(-shape[1] // block[1])), np.float32)
-    weight = weigh(x, scale, block)
+    weight = make_weight(x, scale, block)
     dense = x.astype(np.float32) * expand(scale, block, shape)
     assert np.array_equal(weight.read(slice(0, shape[0])), dense)
     assert np.array_equal(weight.read(slice(5, 11)), dense[5:11])
     rows = np.array([11, 0, 7, 7])
     assert np.array_equal(weight.read(rows), dense[rows])
-    assert weight.kind is None
+    assert weight.ggml_type is None
     assert weight.source_type == "f8_e4m3"
-    assert weight.narrows
-    for some in (slice(5, 11), rows):
-        assert weight.narrow(some).tobytes() == dense[some].astype(BF16).tobytes()
+    assert weight.has_read_bf16
+    for selection in (slice(5, 11), rows):
+        assert weight.read_bf16(selection).tobytes() == dense[selection].astype(BF16).tobytes()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (9,), (9, 1)])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_fp8_by_matrix_and_by_row(weigh, shape, dtype):
+def test_fp8_scales_per_matrix_and_per_row(make_weight, shape, dtype):
     x = DRAW.standard_normal((9, 20)).astype(dtype)
     scale = np.asarray(DRAW.random(shape), np.float32)
-    weight = weigh(x, scale, None, "weight_scale")
+    weight = make_weight(x, scale, None, "weight_scale")
     factors = scale.reshape(-1, 1) if scale.size > 1 else scale.reshape(1, 1)
     assert np.array_equal(weight.read(slice(0, 9)), x.astype(np.float32) * factors)
     assert np.array_equal(weight.read(slice(3, 6)), (x.astype(np.float32) * factors)[3:6])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, BF16, E8M0])
-def test_scales_of_other_types(weigh, dtype):
+def test_scale_dtypes(make_weight, dtype):
     x = DRAW.standard_normal((8, 16)).astype(E4M3)
     scale = (2.0 ** DRAW.integers(-3, 4, (2, 2))).astype(dtype)
     expected = x.astype(np.float32) * expand(scale.astype(np.float32), (4, 8), (8, 16))
-    assert np.array_equal(weigh(x, scale, (4, 8)).read(slice(0, 8)), expected)
+    assert np.array_equal(make_weight(x, scale, (4, 8)).read(slice(0, 8)), expected)
 
 
-def test_against_torch(weigh):
+def test_against_torch(make_weight):
     torch = pytest.importorskip("torch")
     x = DRAW.standard_normal((32, 48)).astype(E4M3)
     scale = DRAW.random((2, 3), np.float32)
     theirs = torch.from_numpy(x.view(np.uint8)).view(torch.float8_e4m3fn).float()
     theirs = theirs * torch.from_numpy(scale).repeat_interleave(16, 0).repeat_interleave(16, 1)
-    assert np.array_equal(weigh(x, scale, (16, 16)).read(slice(0, 32)), theirs.numpy())
+    assert np.array_equal(make_weight(x, scale, (16, 16)).read(slice(0, 32)), theirs.numpy())
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 2), (4,), (16,), (2, 2, 1)])
-def test_a_scale_of_the_wrong_shape(weigh, shape):
+def test_a_scale_of_the_wrong_shape(make_weight, shape):
     with pytest.raises(FormatError, match=r"x.weight_scale_inv of shape .* does not fit a weight of 8 x 16"):
-        weigh(np.zeros((8, 16), E4M3), np.ones(shape, np.float32), (4, 8))
+        make_weight(np.zeros((8, 16), E4M3), np.ones(shape, np.float32), (4, 8))
 
 
-def test_wrong_types(weigh):
+def test_unsupported_dtypes(make_weight):
     with pytest.raises(FormatError, match=r"x.weight is F8_E4M3 without a weight_scale_inv or weight_scale"):
-        weigh(np.zeros((8, 16), E4M3))
+        make_weight(np.zeros((8, 16), E4M3))
     with pytest.raises(FormatError, match=r"x.weight is I8; weights can be F64, F32"):
-        weigh(np.zeros((8, 16), np.int8))
+        make_weight(np.zeros((8, 16), np.int8))
     with pytest.raises(FormatError, match=r"x.weight_scale is F64; scales can be"):
-        weigh(np.zeros((8, 16), E4M3), np.ones((1,), np.float64), None, "weight_scale")
+        make_weight(np.zeros((8, 16), E4M3), np.ones((1,), np.float64), None, "weight_scale")
 
 
 def block_of(tmp_path, settings):
-    return Finders(Config(tmp_path / "config.json", {"quantization_config": settings})).block
+    return WeightFinder(Config(tmp_path / "config.json", {"quantization_config": settings})).block
 
 
-def test_scale_block(tmp_path):
-    assert Finders(Config(tmp_path / "config.json", {})).block is None
+def test_block_of_the_scales(tmp_path):
+    assert WeightFinder(Config(tmp_path / "config.json", {})).block is None
     assert block_of(tmp_path, {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64]}) == (128, 64)
     assert block_of(tmp_path, {"quant_method": "fbgemm_fp8"}) is None
     assert block_of(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}) is None
@@ -155,6 +155,6 @@ def test_scale_block(tmp_path):
         ({"quant_method": "fp8", "weight_block_size": "128"}, "weight_block_size is"),
     ],
 )
-def test_unknown_quantizations(tmp_path, settings, message):
+def test_unsupported_quantizations(tmp_path, settings, message):
     with pytest.raises(FormatError, match=message.replace("[", r"\[")):
         block_of(tmp_path, settings)

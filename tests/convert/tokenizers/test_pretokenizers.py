@@ -6,10 +6,10 @@ from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"  # one character that may stand before a word
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"  # one character that a word may start with
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+"
-_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # DeepSeek-LLM's and Coder's: the middle range is theirs
-# DeepSeek-LLM's letters: those of scripts that have two cases
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"  # as in DeepSeek-LLM and Coder, middle range included
+# DeepSeek-LLM: letters of scripts with two cases
 _CASED_LETTERS = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
     "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
@@ -29,7 +29,7 @@ def _split(regex):
 
 
 def _bytes(use_regex=False):
-    """Bytes as printable characters; use_regex cuts into words by GPT-2's rule first."""
+    """Bytes as printable characters; use_regex: after splitting by GPT-2's regular expression."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
@@ -41,12 +41,12 @@ def _words(before, digits, symbols):
 
 
 def _cased(after, digits):
-    """Words that end where capitals begin, with what may follow them."""
+    """Words that end where capitals begin; `after`: what may follow a word."""
     words = f"{_BEFORE}{_UPPER}*{_LOWER}+{after}|{_BEFORE}{_UPPER}+{_LOWER}*{after}"
     return _split("|".join((words, digits, _SYMBOLS + r"[\r\n/]*", _SPACES)))
 
 
-# As the families' own tokenizer.json files have it: name for tokenizer.ggml.pre, ignore_merges, steps of the pre_tokenizer
+# From published tokenizer.json files: name for tokenizer.ggml.pre, ignore_merges, steps of the pre_tokenizer
 PUBLISHED = (
     (
         "deepseek-v3",
@@ -109,18 +109,18 @@ def sequence(*steps):
 
 
 @pytest.mark.parametrize(("name", "ignore_merges", "steps"), PUBLISHED, ids=[k[0] for k in PUBLISHED])
-def test_each_is_itself_and_no_other(name, ignore_merges, steps):
+def test_published_rules_are_recognised(name, ignore_merges, steps):
     assert identify(sequence(*steps), ignore_merges) == (name, "")
 
 
 @pytest.mark.parametrize("name", _CANDIDATES)
-def test_none_stands_in_front_of_another_that_cuts_alike(name):
+def test_every_candidate_is_recognised_by_its_own_name(name):
     rule = PRE_TOKENIZERS[name]
     steps = [split(regex) for regex in rule.splits]
     assert identify(sequence(*steps, BYTES), rule.ignore_merges) == (name, "")
 
 
-# As the models' tokenizer.json have it, but for the newest, whose rule is in the code beside the model
+# From the models' tokenizer.json; Kimi-K2's rule is in the code beside the model
 OTHERS = {
     "bloom": [_split(" ?[^(\\s|[.,!?…。，、।۔،])]+"), _bytes()],
     "tiny_aya": [
@@ -147,19 +147,19 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_rarer_ones(name):
+def test_rarer_rules_are_recognised(name):
     assert identify(sequence(*OTHERS[name]), False) == (name, "")
 
 
-# The rule is another text, but what it cuts is the same: ids are those of either name.
-def test_rules_that_say_the_same():
+# Another regular expression that splits the same: token ids are the same under either name.
+def test_an_equivalent_rule():
     bailing = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     assert identify(sequence(split(bailing), BYTES), False) == ("qwen2", "")
 
 
-def test_other_spellings_are_recognised():
+def test_other_forms_are_recognised():
     assert identify(sequence(split(f"{CONTRACTIONS}|{REST % '{1,3}'}"), BYTES), True) == ("llama-bpe", "")
-    # as converted from tiktoken files: what matches is kept by removing the rest
+    # as converted from tiktoken files: everything but the matches is removed
     assert identify(sequence(split(f"{CONTRACTIONS}|{REST % ''}", "Removed", True), BYTES), False) == ("qwen2", "")
     assert identify({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}, False) == ("gpt-2", "")
 
@@ -178,7 +178,7 @@ def test_small_differences_are_not_missed():
     assert identify(prefixed, False)[0] == "default"
 
 
-def test_merging_of_whole_words_counts():
+def test_ignore_merges_is_compared():
     steps = sequence(split(f"{CONTRACTIONS}|{REST % '{1,3}'}"), BYTES)
     assert identify(steps, False) == ("smaug-bpe", "")
     name, problem = identify(sequence(split(f"{CONTRACTIONS}|{REST % ''}"), BYTES), True)
@@ -187,7 +187,7 @@ def test_merging_of_whole_words_counts():
 
 
 @pytest.mark.parametrize("broken", [{}, {"type": "Nonsense"}, sequence(split("("), BYTES)])
-def test_what_cannot_be_built(broken):
+def test_malformed_pre_tokenizers(broken):
     name, problem = identify(broken, False)
     assert name == "default"
     assert "cannot be built" in problem

@@ -1,4 +1,4 @@
-"""tokenizer.json -> metadata, and back through the runtime's tokenizer: ids have to be those of the `tokenizers` library."""
+"""tokenizer.json -> metadata -> the runtime's tokenizer: token ids must be those of the `tokenizers` library."""
 
 import json
 import os
@@ -9,7 +9,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ggufmill.convert.config import Config
-from ggufmill.convert.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_vocabulary
+from ggufmill.convert.tokenizers.token_list import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import FormatError
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
@@ -64,7 +65,7 @@ def byte_level(splits, ignore_merges=False):
 
 
 def sentencepiece():
-    """In the style of Llama 2's tokenizer.json: special tokens, byte tokens, then what training found."""
+    """As Llama 2's tokenizer.json: special tokens, byte tokens, then the trained ones."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
@@ -72,8 +73,8 @@ def sentencepiece():
     words = [word for text in CORPUS for word in text.replace("\n", "").split(" ")]
     tokenizer.train_from_iterator(words, trainer)
     saved = json.loads(tokenizer.to_str())
-    found = list(saved["model"]["vocab"])
-    order = found[:3] + [f"<0x{b:02X}>" for b in range(256)] + found[3:]
+    tokens = list(saved["model"]["vocab"])
+    order = tokens[:3] + [f"<0x{b:02X}>" for b in range(256)] + tokens[3:]
     saved["model"]["vocab"] = {text: i for i, text in enumerate(order)}
     tokenizer = Tokenizer.from_str(json.dumps(saved))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
@@ -87,8 +88,8 @@ def saved(folder, tokenizer, **settings):
     return folder
 
 
-def read(folder, n_vocab, **config):
-    return read_vocabulary(folder, Config(folder / "config.json", config), n_vocab)
+def read(folder, vocab_size, **config):
+    return read_vocabulary(folder, Config(folder / "config.json", config), vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_byte_level_metadata(tmp_path):
     assert notes == []
 
 
-def test_merges_in_both_spellings(tmp_path):
+def test_merges_as_pairs_and_as_text(tmp_path):
     tokenizer = json.loads(byte_level(DEEPSEEK_SPLITS).to_str())
     pairs = tokenizer["model"]["merges"]
     assert isinstance(pairs[0], list)  # what this version of the library writes
@@ -233,7 +234,7 @@ def test_more_tokens_than_the_model_has(tmp_path):
     assert notes == [f"1 tokens of tokenizer.json have ids beyond the {n - 1} of the model and are left out"]
 
 
-def test_unknown_parts_are_noted(tmp_path):
+def test_unsupported_steps_are_noted(tmp_path):
     tokenizer = json.loads(byte_level((r"\p{L}{1,5}",)).to_str())
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}]}
     keys, notes = read(saved(tmp_path, json.dumps(tokenizer)), 600)
@@ -243,9 +244,9 @@ def test_unknown_parts_are_noted(tmp_path):
     assert "pre-tokenizer" in notes[1]
 
 
-@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
-def test_other_kinds_give_no_vocabulary(tmp_path, kind):
-    keys, notes = read(saved(tmp_path, json.dumps({"model": {"type": kind, "vocab": {}}})), 10)
+@pytest.mark.parametrize("model_type", ["WordLevel", "BPE"])
+def test_unsupported_models_give_no_vocabulary(tmp_path, model_type):
+    keys, notes = read(saved(tmp_path, json.dumps({"model": {"type": model_type, "vocab": {}}})), 10)
     assert keys == {"tokenizer.ggml.model": "no_vocab"}
     assert "tokenizer.json is of an unknown kind" in notes[0]
     (tmp_path / "tokenizer.json").unlink()
@@ -297,7 +298,7 @@ GOOD = {"name": "tool_use", "template": "B"}
 
 
 @pytest.mark.parametrize(
-    ("told", "kept", "problem"),
+    ("setting", "expected", "problem"),
     [
         (5, {}, "chat_template of tokenizer_config.json is neither a text nor a list of named ones"),
         ({"default": "A"}, {}, "is neither a text nor a list"),
@@ -308,13 +309,13 @@ GOOD = {"name": "tool_use", "template": "B"}
         ([{"name": "a" * 2000, "template": "A"}, GOOD], {"tool_use": "B"}, "is not a name with a text"),
     ],
 )
-def test_broken_chat_templates_are_left_out(tmp_path, told, kept, problem):
+def test_malformed_chat_templates_are_left_out(tmp_path, setting, expected, problem):
     theirs = byte_level(DEEPSEEK_SPLITS)
-    keys, notes = read(saved(tmp_path, theirs, chat_template=told), theirs.get_vocab_size())
+    keys, notes = read(saved(tmp_path, theirs, chat_template=setting), theirs.get_vocab_size())
     assert {k: v for k, v in keys.items() if k.startswith("tokenizer.chat_template.")} == {
-        f"tokenizer.chat_template.{name}": text for name, text in kept.items()
+        f"tokenizer.chat_template.{name}": text for name, text in expected.items()
     }
-    assert keys.get("tokenizer.chat_templates", []) == list(kept)
+    assert keys.get("tokenizer.chat_templates", []) == list(expected)
     assert "tokenizer.chat_template" not in keys
     assert len(notes) == 1
     assert problem in notes[0]
@@ -322,25 +323,25 @@ def test_broken_chat_templates_are_left_out(tmp_path, told, kept, problem):
     assert len(notes[0]) < 300
 
 
-def test_a_chat_template_file_that_cannot_be_read(tmp_path):
+def test_chat_template_file_that_is_not_utf8(tmp_path):
     theirs = byte_level(DEEPSEEK_SPLITS)
     folder = saved(tmp_path, theirs, chat_template="A")
     (folder / "chat_template.jinja").write_bytes(b"{{ \xff\xfe }}")
     keys, notes = read(folder, theirs.get_vocab_size())
-    assert keys["tokenizer.chat_template"] == "A"  # the next best
+    assert keys["tokenizer.chat_template"] == "A"  # from tokenizer_config.json
     assert len(notes) == 1
     assert "chat_template.jinja is not UTF-8 text and is left out" in notes[0]
 
 
-def test_half_a_character_in_the_vocabulary(tmp_path):
+def test_lone_surrogate_in_the_vocabulary(tmp_path):
     tokenizer = json.loads(byte_level(DEEPSEEK_SPLITS).to_str())
     tokenizer["model"]["vocab"]["a\udcffb"] = 600
     with pytest.raises(FormatError, match=r"tokenizer.json: not Unicode text: half a character at the end of .*a.udcff"):
         read(saved(tmp_path, json.dumps(tokenizer)), 601)
 
 
-def test_a_real_small_llama():
-    """A published story model: SentencePiece-like, but trained without cutting words, so that merges cross them."""
+def test_published_story_model():
+    """SentencePiece-like, but trained without pre-tokenization, so that merges cross words."""
     folder = Path(os.environ.get("GGUFMILL_SHARED", "/nowhere")) / "data" / "story"
     if not folder.exists():
         pytest.skip("GGUFMILL_SHARED has no data/story")

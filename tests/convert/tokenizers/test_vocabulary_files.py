@@ -1,4 +1,4 @@
-"""Tokenizers in other files than tokenizer.json, or of other kinds there: ids are those of the libraries they are for."""
+"""Tokenizers in other files than tokenizer.json, and other models in it: token ids must be those of the original libraries."""
 
 import base64
 import io
@@ -11,8 +11,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ggufmill.convert.config import Config
-from ggufmill.convert.tokenizers.byte_characters import CHARACTERS
-from ggufmill.convert.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_vocabulary
+from ggufmill.convert.tokenizers.byte_level_bpe import CHARACTERS
+from ggufmill.convert.tokenizers.token_list import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import FormatError
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 from ggufmill.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
@@ -40,17 +41,19 @@ NASTY = [
 ]
 
 
-def read(folder, n_vocab, settings=None, **config):
+def read(folder, vocab_size, settings=None, **config):
     if settings is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return read_vocabulary(folder, Config(folder / "config.json", config), n_vocab)
+    return read_vocabulary(folder, Config(folder / "config.json", config), vocab_size)
 
 
-def train_pieces(kind, **options):
+def train_sentencepiece(model_type, **options):
     sentencepiece = pytest.importorskip("sentencepiece")
     file = io.BytesIO()
     options |= {"vocab_size": 700, "hard_vocab_limit": False, "num_threads": 1, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS), model_writer=file, model_type=kind, **options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=file, model_type=model_type, **options
+    )
     return file.getvalue()
 
 
@@ -65,7 +68,7 @@ LLAMA |= {"split_digits": True, "allow_whitespace_only_pieces": True, "character
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_bpe(tmp_path, prefix):
-    data = train_pieces("bpe", **LLAMA, add_dummy_prefix=prefix, user_defined_symbols=["<tool>"])
+    data = train_sentencepiece("bpe", **LLAMA, add_dummy_prefix=prefix, user_defined_symbols=["<tool>"])
     theirs = library(data)
     (tmp_path / "tokenizer.model").write_bytes(data)
     keys, notes = read(tmp_path, 705, {"added_tokens_decoder": {"702": {"content": "<|user|>", "special": True}}})
@@ -87,7 +90,7 @@ def test_sentencepiece_bpe(tmp_path, prefix):
 
 @pytest.mark.parametrize("options", [{}, {"byte_fallback": True}, LLAMA, {"normalization_rule_name": "nfkc_cf"}])
 def test_sentencepiece_unigram(tmp_path, options):
-    data = train_pieces("unigram", **options, pad_id=3)
+    data = train_sentencepiece("unigram", **options, pad_id=3)
     theirs = library(data)
     (tmp_path / "spiece.model").write_bytes(data)
     keys, notes = read(tmp_path, theirs.vocab_size() + 3)
@@ -141,7 +144,7 @@ def test_unigram_of_a_tokenizer_json(tmp_path):
         (b"\x0a\x05\x0a\x01a\x18\x01\x12\x02\x18\x03", "of kind 3; only unigram"),
     ],
 )
-def test_damaged_pieces(tmp_path, data, message):
+def test_damaged_sentencepiece_models(tmp_path, data, message):
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(FormatError, match=rf"tokenizer.model: .*{message}"):
         read(tmp_path, 10)
@@ -149,22 +152,22 @@ def test_damaged_pieces(tmp_path, data, message):
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Tokens of a small byte-level BPE, by rank, as tiktoken has them."""
+    """Token -> rank of a small byte-level BPE, as in tiktoken's files."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
-    back = {character: b for b, character in enumerate(CHARACTERS)}
-    merged = [pair[0] + pair[1] for pair in json.loads(trained.to_str())["model"]["merges"]]
-    tokens = [bytes([b]) for b in range(255, -1, -1)] + [bytes(back[c] for c in text) for text in merged]
+    byte_of = {character: b for b, character in enumerate(CHARACTERS)}
+    merged_texts = [pair[0] + pair[1] for pair in json.loads(trained.to_str())["model"]["merges"]]
+    tokens = [bytes([b]) for b in range(255, -1, -1)] + [bytes(byte_of[c] for c in text) for text in merged_texts]
     return {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
 
 
-def test_the_characters_of_both_rooms():
+def test_byte_characters_equal_the_runtimes():
     assert dict(enumerate(CHARACTERS)) == byte_characters()
 
 
-# As in the code beside Kimi-K2; tiktoken's expressions know no set operations other than these
+# From the code beside Kimi-K2
 KIMI = "|".join(
     [
         r"[\p{Han}]+",
@@ -208,7 +211,7 @@ def test_tiktoken(tmp_path, ranks, file, model_type, pre):
     assert b"".join(ours.piece(i) for i in ours.encode(broken, add_special=False)) == b"a\xff\xfe b"
 
 
-def test_an_unknown_family_of_tiktoken(tmp_path, ranks):
+def test_tiktoken_of_an_unknown_model_type(tmp_path, ranks):
     (tmp_path / "tiktoken.model").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), r) for t, r in ranks.items()))
     keys, notes = read(tmp_path, len(ranks), model_type="nobody")
     assert keys["tokenizer.ggml.pre"] == "default"
@@ -216,7 +219,7 @@ def test_an_unknown_family_of_tiktoken(tmp_path, ranks):
 
 
 @pytest.mark.parametrize("line", [b"YQ== x", b"YQ==", b"Y! 5", b"YQ== 0\nYQ== 1", b" 7"])
-def test_damaged_ranks(tmp_path, line):
+def test_damaged_tiktoken_files(tmp_path, line):
     (tmp_path / "tiktoken.model").write_bytes(b"eHg= 100\n" + line + b"\n")
     with pytest.raises(FormatError, match=r"tiktoken.model: line \d is no token with its rank"):
         read(tmp_path, 200)
@@ -226,8 +229,8 @@ def test_damaged_ranks(tmp_path, line):
 
 
 @pytest.fixture
-def merged(tmp_path):
-    """Writes vocab.json and merges.txt of a small byte-level BPE, cut by the rule of that name; how many tokens."""
+def write_bpe(tmp_path):
+    """write_bpe(pre-tokenizer): writes vocab.json and merges.txt of a small byte-level BPE; returns the number of tokens."""
 
     def build(pre):
         trained = Tokenizer(models.BPE())
@@ -249,9 +252,9 @@ def merged(tmp_path):
     ("name", "model_type", "pre"),
     [("GPT2Tokenizer", "granite", "gpt-2"), ("Qwen2Tokenizer", "anything", "qwen2"), ("Qwen2TokenizerFast", "qwen2", "qwen2")],
 )
-def test_vocab_and_merges_are_those_of_transformers(tmp_path, merged, name, model_type, pre):
+def test_vocab_and_merges_against_transformers(tmp_path, write_bpe, name, model_type, pre):
     transformers = pytest.importorskip("transformers")
-    n = merged(pre)
+    n = write_bpe(pre)
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_start|>": n, "<tool>": n + 1, "<|im_end|>": n + 2}))
     (tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}')
     settings = {"tokenizer_class": name, "eos_token": "<|im_end|>", "chat_template": "{{ x }}<|im_end|>"}
@@ -279,9 +282,9 @@ def test_vocab_and_merges_are_those_of_transformers(tmp_path, merged, name, mode
     assert b"".join(ours.piece(i) for i in ours.encode(broken, add_special=False)) == b"a\xff\xfe b"
 
 
-def test_vocab_and_merges_are_those_of_tokenizers(tmp_path, merged):
-    """And the rule is known by the family, where the class is GPT-2's; without either it is GPT-2's, with a note."""
-    n = merged("starcoder")
+def test_vocab_and_merges_against_tokenizers(tmp_path, write_bpe):
+    """The pre-tokenizer follows from model_type if the class is GPT-2's; for an unknown one it is GPT-2's, with a note."""
+    n = write_bpe("starcoder")
     keys, notes = read(tmp_path, n, {"tokenizer_class": "GPT2Tokenizer"}, model_type="starcoder2")
     assert notes == []
     theirs = Tokenizer(models.BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")))
@@ -296,14 +299,14 @@ def test_vocab_and_merges_are_those_of_tokenizers(tmp_path, merged):
     assert "a space before a text" in notes[1]
 
 
-def test_what_counts_of_added_tokens(tmp_path, merged):
-    """tokenizer_config.json's own list before added_tokens.json; a merge may begin with a # as the heading does."""
-    n = merged("gpt-2")
+def test_precedence_of_added_tokens(tmp_path, write_bpe):
+    """tokenizer_config.json takes precedence over added_tokens.json; a merge may start with # like the version line."""
+    n = write_bpe("gpt-2")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<a>": n, "<b>": n + 1, "<far>": n + 90}))
-    told = {"added_tokens_decoder": {str(n): {"content": "<a>", "special": True}}, "bos_token": {"content": "<b>"}}
+    settings = {"added_tokens_decoder": {str(n): {"content": "<a>", "special": True}}, "bos_token": {"content": "<b>"}}
     with (tmp_path / "merges.txt").open("a") as file:
         file.write("# #\r\n#version x\n")
-    keys, notes = read(tmp_path, n + 2, {"tokenizer_class": "GPT2Tokenizer", **told})
+    keys, notes = read(tmp_path, n + 2, {"tokenizer_class": "GPT2Tokenizer", **settings})
     assert keys["tokenizer.ggml.token_type"][-2:].tolist() == [CONTROL, CONTROL]
     assert keys["tokenizer.ggml.bos_token_id"] == n + 1
     assert keys["tokenizer.ggml.merges"][-2:] == ["# #", "#version x"]
@@ -324,15 +327,15 @@ def test_what_counts_of_added_tokens(tmp_path, merged):
         ("added_tokens.json", b'{"a": 1.5}', "not a list of tokens with their ids"),
     ],
 )
-def test_damaged_vocab_and_merges(tmp_path, merged, file, content, message):
-    n = merged("gpt-2")
+def test_damaged_vocab_and_merges(tmp_path, write_bpe, file, content, message):
+    n = write_bpe("gpt-2")
     (tmp_path / file).write_bytes(content)
     with pytest.raises(FormatError, match=f"{file}: .*(?:{message})"):
         read(tmp_path, n)
 
 
-def test_one_of_the_two_files_is_not_enough(tmp_path, merged):
-    merged("gpt-2")
+def test_vocab_json_without_merges(tmp_path, write_bpe):
+    write_bpe("gpt-2")
     (tmp_path / "merges.txt").unlink()
     assert read(tmp_path, 600)[0] == {"tokenizer.ggml.model": "no_vocab"}
 
@@ -348,11 +351,11 @@ BROKEN = (
 
 
 def with_replacements(raw):
-    """Each byte that is no UTF-8 as U+FFFD, as a reader does it that has no tokens for bytes."""
+    """Each byte that is not UTF-8 as U+FFFD, as a tokenizer without byte tokens reads it."""
     return re.sub("[\udc80-\udcff]", "\ufffd", raw.decode("utf-8", "surrogateescape"))
 
 
-def word_pieces():
+def train_wordpiece():
     theirs = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     theirs.normalizer = normalizers.BertNormalizer(lowercase=True)
     theirs.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -363,16 +366,16 @@ def word_pieces():
     return theirs
 
 
-@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.txt"])
-def test_word_pieces(tmp_path, kind):
-    theirs = word_pieces()
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
+def test_wordpiece(tmp_path, file):
+    theirs = train_wordpiece()
     n = theirs.get_vocab_size()
-    if kind == "tokenizer.json":
-        theirs.save(str(tmp_path / kind))
+    if file == "tokenizer.json":
+        theirs.save(str(tmp_path / file))
     else:
-        (tmp_path / kind).write_text("".join(f"{theirs.id_to_token(i)}\n" for i in range(n)))
+        (tmp_path / file).write_text("".join(f"{theirs.id_to_token(i)}\n" for i in range(n)))
     names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-    keys, notes = read(tmp_path, n + 1, names if kind == "tokenizer.json" else None)
+    keys, notes = read(tmp_path, n + 1, names if file == "tokenizer.json" else None)
     assert notes == []
     assert keys["tokenizer.ggml.model"] == "bert"
     assert (keys["tokenizer.ggml.cls_token_id"], keys["tokenizer.ggml.seperator_token_id"]) == (2, 3)
@@ -392,14 +395,14 @@ def test_word_pieces(tmp_path, kind):
         assert ids == theirs.encode(with_replacements(raw), add_special_tokens=False).ids, raw
 
 
-def test_word_pieces_with_case_are_noted(tmp_path):
-    theirs = word_pieces()
+def test_cased_wordpiece_is_noted(tmp_path):
+    theirs = train_wordpiece()
     theirs.normalizer = normalizers.BertNormalizer(lowercase=False)
     theirs.save(str(tmp_path / "tokenizer.json"))
     assert any("capitals" in note for note in read(tmp_path, 600)[1])
 
 
-def test_the_end_of_a_turn(tmp_path, ranks):
+def test_end_of_turn_token(tmp_path, ranks):
     n = len(ranks)
     (tmp_path / "tiktoken.model").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), r) for t, r in ranks.items()))
     settings = {"added_tokens_decoder": {str(n): {"content": "<|eot_id|>", "special": True}}}

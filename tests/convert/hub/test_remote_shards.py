@@ -1,4 +1,4 @@
-"""Tensors by HTTP range, from servers that are slow, flaky, wrong, or elsewhere."""
+"""Tensors by HTTP range requests, from servers that are slow, drop connections, answer wrongly, or redirect."""
 
 import sys
 import threading
@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hub_server
 from hub_server import COMMIT, REPO, serving
 
-from ggufmill.convert.hub import remote
-from ggufmill.convert.hub.remote import ReadAhead, RemoteShard, Transport
+from ggufmill.convert.hub import http_ranges, remote_shards
+from ggufmill.convert.hub.http_ranges import Transport
+from ggufmill.convert.hub.remote_shards import Prefetcher, RemoteShard
 from ggufmill.formats import FormatError, MillError
 from ggufmill.formats.safetensors import read_safetensors
 
@@ -34,16 +35,16 @@ def url(hub):
     return f"{hub.endpoint}/{REPO}/resolve/{COMMIT}/{SHARD}"
 
 
-def opened(hub, monkeypatch, *, piece=1000, **options):
-    """(tensors, read-ahead) of the hub's shard, in small pieces; what is there as it is on disk."""
-    monkeypatch.setattr(remote, "PIECE", piece)
-    monkeypatch.setattr(remote, "FIRST", 100)  # less than the header
-    monkeypatch.setattr(remote, "RESTARTS", 200)
+def open_shard(hub, monkeypatch, *, chunk=1000, **options):
+    """(tensors, prefetcher) of the hub's shard, read in small chunks."""
+    monkeypatch.setattr(remote_shards, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(remote_shards, "HEADER_GUESS_BYTES", 100)  # less than the header
+    monkeypatch.setattr(http_ranges, "PROGRESS_BYTES", 200)
     size = (hub.folder / SHARD).stat().st_size
-    ahead = ReadAhead(Transport(**({"pause": 0.001, "timeout": 5.0} | options)))
-    tensors = RemoteShard(url(hub), size, ahead).directory(Path(SHARD))
-    ahead.expect(tensors.values())
-    return tensors, ahead
+    prefetcher = Prefetcher(Transport(**({"pause": 0.001, "timeout": 5.0} | options)))
+    tensors = RemoteShard(url(hub), size, prefetcher).read_header(Path(SHARD))
+    prefetcher.plan(tensors.values())
+    return tensors, prefetcher
 
 
 def check(hub, tensors):
@@ -58,7 +59,7 @@ def check(hub, tensors):
 
 
 FAULTS = {
-    "well": [],
+    "none": [],
     "dropping": [hub_server.dropping(3)],
     "dropping always": [hub_server.dropping(1)],
     "busy": [hub_server.once(503)],
@@ -68,43 +69,44 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_arrives_is_what_is_there(hub, monkeypatch, fault):
+def test_tensors_equal_those_on_disk(hub, monkeypatch, fault):
     hub.faults = FAULTS[fault]
-    tensors, _ = opened(hub, monkeypatch, attempts=12)
+    tensors, _ = open_shard(hub, monkeypatch, attempts=12)
     check(hub, tensors)
-    if fault != "well":
+    if fault != "none":
         assert hub.requests
 
 
-def test_every_byte_comes_once_and_small_neighbours_together(hub, monkeypatch):
-    tensors, _ = opened(hub, monkeypatch, piece=1 << 20)
+def test_each_byte_is_fetched_once_and_small_tensors_together(hub, monkeypatch):
+    tensors, _ = open_shard(hub, monkeypatch, chunk=1 << 20)
     for tensor in tensors.values():
         for start in range(tensor.shape[0]):
             tensor.rows(start, start + 1)
-    header, rest, *others = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, asked, *_ in hub.requests]
+    ranges = [tuple(map(int, text.removeprefix("bytes=").split("-"))) for _, text, *_ in hub.requests]
+    header, rest, *others = ranges
     first = min(t.offset for t in tensors.values())
     assert (header, rest) == ((0, 99), (100, first - 1))
     assert others == [(first, first + sum(t.nbytes for t in tensors.values()) - 1)]
 
 
-def test_what_was_not_announced_can_be_read_too(hub, monkeypatch):
-    tensors, ahead = opened(hub, monkeypatch)
-    ahead.expect([tensors["t3"]])
+def test_tensors_that_were_not_planned(hub, monkeypatch):
+    tensors, prefetcher = open_shard(hub, monkeypatch)
+    prefetcher.plan([tensors["t3"]])
     check(hub, tensors)
 
 
 def test_memory_is_bounded(hub, monkeypatch):
-    monkeypatch.setattr(remote, "KEPT", 4)
-    monkeypatch.setattr(remote, "AHEAD", 2)
-    tensors, ahead = opened(hub, monkeypatch, piece=256)
+    monkeypatch.setattr(remote_shards, "MAX_CACHED", 4)
+    monkeypatch.setattr(remote_shards, "MAX_IN_FLIGHT", 2)
+    tensors, prefetcher = open_shard(hub, monkeypatch, chunk=256)
     check(hub, tensors)
-    assert len(ahead._held) <= 4 + 1 + 2
+    assert len(prefetcher._cache) <= 4 + 1 + 2
 
 
 def test_readers_in_parallel(hub, monkeypatch):
-    tensors, _ = opened(hub, monkeypatch, piece=300, attempts=20)
+    tensors, _ = open_shard(hub, monkeypatch, chunk=300, attempts=20)
     hub.faults = [hub_server.dropping(5)]
-    stored, wrong = read_safetensors(hub.folder / SHARD), []
+    stored, mismatches = read_safetensors(hub.folder / SHARD), []
 
     def read(seed):
         draw = np.random.default_rng(seed)
@@ -112,34 +114,34 @@ def test_readers_in_parallel(hub, monkeypatch):
             name = f"t{draw.integers(6)}"
             start, stop = sorted(draw.choice(tensors[name].shape[0] + 1, 2, replace=False))
             if not np.array_equal(tensors[name].rows(start, stop), stored[name].rows(start, stop)):
-                wrong.append(name)
+                mismatches.append(name)
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert not wrong
+    assert not mismatches
     assert not any(t.is_alive() for t in threads)
 
 
-def changed(total):
+def other_size(total):
     return lambda h, name, start, stop: hub_server.part(h, name, start, stop, stop - start, total=total)
 
 
-def shifted(h, name, start, stop):
+def shifted_range(h, name, start, stop):
     return hub_server.part(h, name, start, stop, stop - start, claim=f"bytes {start + 1}-{stop}/{10**6}")
 
 
-def whole(h, name, start, stop):
+def complete_file(h, name, start, stop):
     h.send(200, (h.hub.folder / name).read_bytes())
     return True
 
 
 REFUSALS = {
-    "another size": (changed(10**6), "the file has changed on the server"),
-    "another range": (shifted, "gave up after 3 attempts: the server sent another range"),
-    "no ranges": (whole, "does not serve parts of files"),
+    "another size": (other_size(10**6), "the file has changed on the server"),
+    "another range": (shifted_range, "gave up after 3 attempts: the server sent another range"),
+    "no ranges": (complete_file, "does not serve parts of files"),
     "truncating": (lambda h, n, a, b: hub_server.part(h, n, a, b, 0), r"gave up after 3 attempts: .*(closed|more expected)"),
     "denied": (lambda h, n, a, b: h.send(401, b"no") or True, "access is denied; a token in HF_TOKEN may help"),
     "gone": (lambda h, n, a, b: h.send(404, b"no") or True, "there is no such file"),
@@ -147,28 +149,28 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSALS)
-def test_servers_that_cannot_be_used(hub, monkeypatch, kind):
-    tensors, _ = opened(hub, monkeypatch, attempts=3)
-    fault, message = REFUSALS[kind]
+@pytest.mark.parametrize("failure", REFUSALS)
+def test_failures_of_the_server(hub, monkeypatch, failure):
+    tensors, _ = open_shard(hub, monkeypatch, attempts=3)
+    fault, message = REFUSALS[failure]
     hub.faults = [fault]
     with pytest.raises(MillError, match=message) as raised:
         tensors["t2"].rows(0, 2)
     assert "\n" not in str(raised.value)
     hub.faults = []
-    check(hub, tensors)  # a failure is not remembered
+    check(hub, tensors)  # the failure is not cached
 
 
 def test_a_server_that_does_not_answer(hub, monkeypatch):
-    tensors, _ = opened(hub, monkeypatch, attempts=2, timeout=0.1)
+    tensors, _ = open_shard(hub, monkeypatch, attempts=2, timeout=0.1)
     hub.faults = [lambda h, n, a, b: time.sleep(0.5) or True]
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(MillError, match="gave up after 2 attempts: .*timed out"):
         tensors["t0"].rows(0, 1)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - start < 3
 
 
-def test_the_token_stays_with_the_server_that_was_asked(hub, monkeypatch, tmp_path):
+def test_the_token_is_not_sent_to_other_servers(hub, monkeypatch, tmp_path):
     with serving(hub.folder) as other:
 
         def redirect(handler, name, start, stop):
@@ -176,7 +178,7 @@ def test_the_token_stays_with_the_server_that_was_asked(hub, monkeypatch, tmp_pa
             return True
 
         hub.faults = [redirect]
-        tensors, _ = opened(hub, monkeypatch, token="hf_secret")
+        tensors, _ = open_shard(hub, monkeypatch, token="hf_secret")
         check(hub, tensors)
         assert all(headers["Authorization"] == "Bearer hf_secret" for *_, headers in hub.requests)
         assert other.requests
@@ -188,8 +190,8 @@ def test_the_token_stays_with_the_server_that_was_asked(hub, monkeypatch, tmp_pa
         assert "signature" not in str(raised.value)
 
 
-def test_a_header_that_lies(hub, monkeypatch):
+def test_a_wrong_header_length(hub, monkeypatch):
     path = hub.folder / SHARD
     path.write_bytes((10**9).to_bytes(8, "little") + path.read_bytes()[8:])
     with pytest.raises(FormatError, match="a header of 1000000000 bytes"):
-        opened(hub, monkeypatch)
+        open_shard(hub, monkeypatch)

@@ -1,8 +1,8 @@
-"""Repositories of the Hugging Face hub: hf:OWNER/NAME[@REVISION], downloaded into the hub's own cache or read remotely.
+"""Repositories on the Hugging Face hub: hf:OWNER/NAME[@REVISION], downloaded into the hub's cache or read remotely.
 
 Only what a conversion needs is fetched: config, tokenizer, model card, index and safetensors. huggingface-hub resumes broken
-downloads; hashes are checked here. A token is taken from where huggingface-hub looks for it (HF_TOKEN, or a login), and sent
-to the hub alone. HF_ENDPOINT names another hub.
+downloads; hashes are checked here. The token is the one that huggingface-hub uses (HF_TOKEN, or a login), and is sent to the
+hub only. HF_ENDPOINT selects another hub.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
 from ...simd.kernel_cache import cache_home
 from ..checkpoint import TOKENIZER_FILES
-from .remote import CONNECTIONS, ReadAhead, RemoteShard, Transport
+from .http_ranges import Transport
+from .remote_shards import CONNECTIONS, Prefetcher, RemoteShard
 
 PREFIX = "hf:"
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
-# What is fetched beside the weights, where the repository has it. No folder but the templates' is looked into.
-_SMALL = (
+# What is fetched beside the weights, if the repository has it; of folders only that of chat templates.
+_SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "README.md",
@@ -47,88 +48,94 @@ _SMALL = (
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A repository at one commit.
+class FetchedRepository:
+    """A repository at one commit, or a folder.
 
-    folder  of the small files and, unless they are read remotely, of the shards
-    shards  name -> its directory, where they are read remotely, else None
-    origin  what identifies remote shards, else ''
-    expect  see `Checkpoint`
+    name      for the user
+    folder    with the small files and, unless they are read remotely, the shards
+    shards    file name -> opener, if they are read remotely, else None
+    origin    identifies remote shards, else ''
+    prefetch  see `Checkpoint`
     """
 
     name: str
     folder: Path
     shards: dict[str, ShardOpener] | None = None
     origin: str = ""
-    expect: Callable[[list[StoredTensor]], None] | None = None
+    prefetch: Callable[[list[StoredTensor]], None] | None = None
 
 
 @dataclass(frozen=True)
 class _File:
+    """A file of a repository: its name, size in bytes, and sha256 (of large files) or git's sha1 (of others)."""
+
     name: str
     size: int
-    sha256: str | None  # of a large file
-    sha1: str | None  # git's, of the others
+    sha256: str | None
+    sha1: str | None
 
 
 def is_repository(source: str | Path) -> bool:
+    """Whether a source is written as hf:..."""
     return str(source).startswith(PREFIX)
 
 
 def parse_repository(text: str) -> tuple[str, str | None]:
-    """'hf:OWNER/NAME@REVISION' -> ('OWNER/NAME', 'REVISION'), None without one. Raises PlanError."""
+    """'hf:OWNER/NAME@REVISION' -> ('OWNER/NAME', 'REVISION'); None without a revision. Raises PlanError."""
     match = _REPOSITORY.fullmatch(text)
     if match is None:
         raise PlanError(f"{text!r} names no repository; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
     return match[1], match[2]
 
 
-def fetch_repository(text: str, *, remote: bool = False) -> Fetched:
-    """Brings the files of a repository here; remote: all but the shards, whose tensors are read as they are needed.
+def fetch_repository(text: str, *, remote: bool = False) -> FetchedRepository:
+    """Downloads a repository; remote: without its shards, of which only the headers are read.
 
-    Raises FormatError or MillError, in one line, for a repository, revision or file that cannot be had or is not what the hub
-    says, and for one without safetensors.
+    Raises FormatError or MillError for a repository, revision or file that cannot be fetched or does not match the hub's
+    hash, and for a repository without safetensors.
     """
     repo, revision = parse_repository(text)
     hub = _Hub(repo)
     commit, files = hub.list(revision)
-    small = [f for f in files.values() if any(_fits(f.name, pattern) for pattern in _SMALL)]
-    folder = hub.download(commit, small)
-    names = _shards(folder, files)
+    small_files = [f for f in files.values() if any(_matches(f.name, pattern) for pattern in _SMALL_FILES)]
+    folder = hub.download(commit, small_files)
+    names = _shard_names(folder, files)
     if not names:
         raise FormatError(f"{text}: there are no safetensors in this repository")
     missing = [name for name in names if name not in files]
     if missing:
         raise FormatError(f"{text}: {len(missing)} of {len(names)} shards are missing, the first is {missing[0]}")
-    named = f"{PREFIX}{repo}@{commit[:12]}"
-    wanted = [files[name] for name in names]
+    display_name = f"{PREFIX}{repo}@{commit[:12]}"
+    shard_files = [files[name] for name in names]
     if not remote:
-        hub.download(commit, [f for f in wanted if not record_path(folder / f.name).exists() or (folder / f.name).exists()])
-        return Fetched(named, folder)
-    ahead = ReadAhead(Transport(hub.token))
-    shards = {f.name: RemoteShard(hub.url(commit, f.name), f.size, ahead) for f in wanted}
+        is_deleted = {f: record_path(folder / f.name).exists() and not (folder / f.name).exists() for f in shard_files}
+        hub.download(commit, [f for f in shard_files if not is_deleted[f]])
+        return FetchedRepository(display_name, folder)
+    prefetcher = Prefetcher(Transport(hub.token))
+    shards = {f.name: RemoteShard(hub.url(commit, f.name), f.size, prefetcher) for f in shard_files}
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        found = dict(zip(shards, pool.map(lambda item: item[1].directory(folder / item[0]), shards.items()), strict=True))
-    openers: dict[str, ShardOpener] = {name: partial(found.__getitem__, name) for name in found}
-    origin = json.dumps([repo, commit, [[f.name, f.size, f.sha256] for f in wanted]])
-    return Fetched(named, folder, openers, origin, ahead.expect)
+        headers = pool.map(lambda item: item[1].read_header(folder / item[0]), shards.items())
+        tensors = dict(zip(shards, headers, strict=True))
+    openers: dict[str, ShardOpener] = {name: partial(tensors.__getitem__, name) for name in tensors}
+    origin = json.dumps([repo, commit, [[f.name, f.size, f.sha256] for f in shard_files]])
+    return FetchedRepository(display_name, folder, openers, origin, prefetcher.plan)
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
 
 
-def _shards(folder: Path, files: Iterable[str]) -> list[str]:
-    """Names of the shards: those of the index, else model.safetensors, else all in the top folder."""
+def _shard_names(folder: Path, files: Iterable[str]) -> list[str]:
+    """Names of the shards: those in the index, else model.safetensors, else all in the top folder."""
     index = shard_names(folder)
     if index is not None:
         return sorted(set(index.values()))
-    there = sorted(name for name in files if _fits(name, "*.safetensors"))
-    return ["model.safetensors"] if "model.safetensors" in there else there
+    names = sorted(name for name in files if _matches(name, "*.safetensors"))
+    return ["model.safetensors"] if "model.safetensors" in names else names
 
 
 class _Hub:
-    """Calls of huggingface-hub for one repository, their errors in one line each."""
+    """huggingface-hub for one repository, with its exceptions as errors of one line."""
 
     def __init__(self, repo: str):
         from huggingface_hub import constants, get_token
@@ -138,16 +145,17 @@ class _Hub:
         self.token = get_token()
 
     def url(self, commit: str, name: str) -> str:
+        """Where a file can be fetched."""
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(self.repo, name, revision=commit, endpoint=self.endpoint)
 
     def list(self, revision: str | None) -> tuple[str, dict[str, _File]]:
-        """The commit that a revision is, and its files by name."""
+        """(commit of a revision, its files by name)."""
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.endpoint, token=self.token or False)
-        info = self._ask(lambda: api.model_info(self.repo, revision=revision, files_metadata=True, timeout=60.0))
+        info = self._call(lambda: api.model_info(self.repo, revision=revision, files_metadata=True, timeout=60.0))
         files = {}
         for s in info.siblings or []:
             sha256 = getattr(s.lfs, "sha256", None) if s.lfs is not None else None
@@ -157,10 +165,10 @@ class _Hub:
         return info.sha, files
 
     def download(self, commit: str, files: list[_File]) -> Path:
-        """The folder in the hub's cache that holds these files, whose hashes were compared."""
+        """Downloads files and checks their hashes; returns the folder in the hub's cache."""
         from huggingface_hub import snapshot_download
 
-        folder = self._ask(
+        folder = self._call(
             lambda: snapshot_download(
                 self.repo,
                 revision=commit,
@@ -175,24 +183,24 @@ class _Hub:
         return Path(folder)
 
     def _check(self, path: Path, file: _File) -> None:
-        """Raises FormatError for a file that is not what the hub says, and removes it. A good one is remembered."""
-        found = path.stat()
-        kept = cache_home() / "verified" / (file.sha256 or file.sha1 or "unknown")
-        line = f"{found.st_size} {found.st_mtime_ns}"
-        if kept.exists() and kept.read_text() == line:
+        """Records a file with the hub's size and hash, so that it is checked once. Removes any other and raises FormatError."""
+        stat = path.stat()
+        record = cache_home() / "verified" / (file.sha256 or file.sha1 or "unknown")
+        line = f"{stat.st_size} {stat.st_mtime_ns}"
+        if record.exists() and record.read_text() == line:
             return
-        good = file.size == found.st_size
-        if good and (file.sha256 or file.sha1):
-            good = _digest(path, git=file.sha256 is None) == (file.sha256 or file.sha1)
-        if not good:
+        is_correct = file.size == stat.st_size
+        if is_correct and (file.sha256 or file.sha1):
+            is_correct = _digest(path, git=file.sha256 is None) == (file.sha256 or file.sha1)
+        if not is_correct:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise FormatError(f"{path}: is not the file that the hub has (size or hash); it was removed: download it again")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(line)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(line)
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        """Raises FormatError with the reason in one line: never a header, which could hold the token."""
+    def _call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function of huggingface-hub. Raises FormatError with the reason in one line, in which no token may occur."""
         from huggingface_hub import errors
 
         reasons: tuple[tuple[type[BaseException], str], ...] = (
@@ -203,18 +211,18 @@ class _Hub:
             (errors.HFValidationError, "this is no name of a repository"),
         )
         try:
-            return call()
+            return function()
         except Exception as error:
-            known = next((text for kind, text in reasons if isinstance(error, kind)), None)
-            if known is None:
-                known = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+            reason = next((text for error_type, text in reasons if isinstance(error, error_type)), None)
+            if reason is None:
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
                 if self.token:
-                    known = known.replace(self.token, "***")
-            raise FormatError(f"{PREFIX}{self.repo}: {known} (asked {self.endpoint})") from None
+                    reason = reason.replace(self.token, "***")
+            raise FormatError(f"{PREFIX}{self.repo}: {reason} (asked {self.endpoint})") from None
 
 
 def _digest(path: Path, *, git: bool) -> str:
-    """sha256 in hex, or git's sha1 of a blob."""
+    """sha256 of a file in hex, or (git) the sha1 of its git blob."""
     digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode()) if git else hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

@@ -1,0 +1,94 @@
+"""Models with LayerNorm instead of RMSNorm: StarCoder 2, Nemotron, Command-R.
+
+All raise FormatError for settings that cannot be converted.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..model_spec import ModelSpec
+from ..tensor_transforms import add_one
+from .decoder_spec import DecoderSpec, LayerTensor, linear
+
+EPSILON = "attention.layer_norm_epsilon"  # metadata key; its name in config.json differs
+COHERE_DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625}
+NEMOTRON_ROPE_FRACTION = 0.5  # the default of the model's own code
+
+
+def starcoder2(config: Config, mla_layout: str) -> ModelSpec:
+    """StarCoder 2: biases everywhere, a feed-forward block without a gate."""
+    config = config.with_defaults({"norm_epsilon": 1e-5})
+    config.require("hidden_act", "gelu_pytorch_tanh", "this activation")
+    spec = DecoderSpec("starcoder2", config, norm=(EPSILON, "norm_epsilon"))
+    window = config.get("sliding_window")
+    if window is not None and window < config.integer("max_position_embeddings"):
+        spec.add_sliding_window([True] * spec.n_layers)
+        spec.notes.append(f"llama.cpp does not know of the sliding window of {window} tokens in this architecture")
+    bias = config.flag("use_bias", True)
+    layer = [
+        *spec.layer_norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias),
+        *spec.layer_norm("ffn_norm", "post_attention_layernorm"),
+        *linear("ffn_up", "mlp.c_fc", (spec.intermediate_size, spec.hidden_size), bias=bias),
+        *linear("ffn_down", "mlp.c_proj", (spec.hidden_size, spec.intermediate_size), bias=bias),
+    ]
+    return spec.build(layer, norm_bias=True, tied=True)
+
+
+def nemotron(config: Config, mla_layout: str) -> ModelSpec:
+    """Nemotron 3 and 4, Minitron: norms that multiply by 1 + weight, squared ReLU without a gate, partial rotation."""
+    config.require("hidden_act", "relu2", "this activation")
+    config = config.with_defaults({"norm_eps": 1e-5})
+    fraction = config.get("partial_rotary_factor", config.get("rope_percent", config.get("rope_percentage")))
+    rope = config.with_defaults({"partial_rotary_factor": fraction or NEMOTRON_ROPE_FRACTION})
+    spec = DecoderSpec("nemotron", config, norm=(EPSILON, "norm_eps"), rope=rope)
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    layer = [
+        *spec.layer_norm("attn_norm", "input_layernorm", add_one),
+        *spec.attention(bias=bias, output_bias=bias),
+        *spec.layer_norm("ffn_norm", "post_attention_layernorm", add_one),
+        *linear("ffn_up", "mlp.up_proj", (spec.intermediate_size, spec.hidden_size), bias=mlp_bias),
+        *linear("ffn_down", "mlp.down_proj", (spec.hidden_size, spec.intermediate_size), bias=mlp_bias),
+    ]
+    return spec.build(layer, norm_transform=add_one, norm_bias=True)
+
+
+def command_r(config: Config, mla_layout: str) -> ModelSpec:
+    """Command-R and R+: attention and feed-forward block in parallel after one norm, scaled logits; R+ normalises heads."""
+    spec = _cohere("command-r", config)
+    head_norms = []
+    if config.flag("use_qk_norm", False):
+        heads = {"q": spec.n_heads, "k": spec.n_kv_heads}
+        head_norms = [
+            LayerTensor(f"attn_{p}_norm.weight", f"self_attn.{p}_norm.weight", (n, spec.head_dim)) for p, n in heads.items()
+        ]
+    return spec.build(_cohere_layer(spec, head_norms), tied=True)
+
+
+def cohere2(config: Config, mla_layout: str) -> ModelSpec:
+    """Command-R7B: as `command_r`, with local layers; every fourth layer is global and has no rotary embedding."""
+    config = config.with_defaults({"sliding_window": 4096, "sliding_window_pattern": 4})
+    spec = _cohere("cohere2", config)
+    period = config.integer("sliding_window_pattern")
+    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=4)
+    return spec.build(_cohere_layer(spec, []), tied=True)
+
+
+def _cohere(architecture: str, config: Config) -> DecoderSpec:
+    config.require("hidden_act", "silu", "this activation")
+    config = config.with_defaults(COHERE_DEFAULTS)
+    spec = DecoderSpec(architecture, config, norm=(EPSILON, "layer_norm_eps"))
+    spec.add_float32({"logit_scale": config.number("logit_scale", positive=True)})
+    if spec.rope.scaling == "default":
+        spec.metadata[f"{architecture}.rope.scaling.type"] = "none"
+    return spec
+
+
+def _cohere_layer(spec: DecoderSpec, head_norms: list[LayerTensor]) -> list[LayerTensor]:
+    bias = spec.config.flag("attention_bias", False)
+    return [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias),
+        *head_norms,
+        *spec.gated_mlp(),
+    ]

@@ -1,0 +1,104 @@
+"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2, Phi 3 to 4.
+
+All raise FormatError for settings that cannot be converted.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..model_spec import ModelSpec
+from ..rope import LONGROPE
+from .decoder_spec import DecoderSpec, LayerTensor
+
+# metadata key -> key of config.json
+GRANITE_FACTORS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+SMOLLM3_PERIOD = 4  # every fourth layer has no rotary embedding; llama.cpp assumes that
+PHI3_SCALINGS = LONGROPE | {"yarn": "longrope"}  # the first published files call LongRoPE yarn
+
+
+def granite(config: Config, mla_layout: str) -> ModelSpec:
+    """Granite 3: a Llama with factors for embeddings, residuals and attention scores, and a divisor of the logits."""
+    config.require("hidden_act", "silu", "this activation")
+    spec = DecoderSpec("granite", config)
+    spec.add_float32({name: config.number(key, 1.0, positive=True) for name, key in GRANITE_FACTORS.items()})
+    return spec.build(_llama_layer(spec))
+
+
+def smollm3(config: Config, mla_layout: str) -> ModelSpec:
+    """SmolLM 3: a Llama without rotary embedding in every fourth layer."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("use_sliding_window", False, "a sliding window")
+    spec = DecoderSpec("smollm3", config)
+    has_rope = [int((i + 1) % SMOLLM3_PERIOD != 0) for i in range(spec.n_layers)]
+    config.require("no_rope_layers", has_rope, "rotation in other layers than three of four")
+    if config.get("no_rope_layers") is None:
+        config.require("no_rope_layer_interval", SMOLLM3_PERIOD, "rotation in other layers than three of four")
+    return spec.build(_llama_layer(spec), tied=True)
+
+
+def _llama_layer(spec: DecoderSpec) -> list[LayerTensor]:
+    bias = spec.config.flag("attention_bias", False)
+    return [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(permute=True, bias=bias, output_bias=bias),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *spec.gated_mlp(bias=spec.config.flag("mlp_bias", False)),
+    ]
+
+
+def seed_oss(config: Config, mla_layout: str) -> ModelSpec:
+    """Seed-OSS: biases on q, k and v, and heads wider than hidden_size / heads."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("mlp_bias", False, "biases in the feed-forward block")
+    spec = DecoderSpec("seed_oss", config.with_defaults({"head_dim": 128}))
+    bias, output_bias = config.flag("attention_bias", True), config.flag("attention_out_bias", False)
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=output_bias),
+        spec.norm("post_attention_norm", "post_attention_layernorm"),
+        *spec.gated_mlp(),
+    ]
+    return spec.build(layer)
+
+
+def olmo2(config: Config, mla_layout: str) -> ModelSpec:
+    """OLMo 2: norms after the blocks instead of before, queries and keys normalised over all heads together."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("attention_bias", False, "biases in the attention")
+    spec = DecoderSpec("olmo2", config)
+    layer = [
+        *spec.attention(),
+        spec.norm("attn_q_norm", "self_attn.q_norm", spec.n_heads * spec.head_dim),
+        spec.norm("attn_k_norm", "self_attn.k_norm", spec.n_kv_heads * spec.head_dim),
+        spec.norm("post_attention_norm", "post_attention_layernorm"),
+        *spec.gated_mlp(),
+        spec.norm("post_ffw_norm", "post_feedforward_layernorm"),
+    ]
+    return spec.build(layer)
+
+
+def phi3(config: Config, mla_layout: str) -> ModelSpec:
+    """Phi 3, 3.5 and 4: q, k and v in one matrix, gate and up in another, LongRoPE factors for short and long texts."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("attention_bias", False, "biases in the attention")
+    spec = DecoderSpec("phi3", config, rope_scalings=PHI3_SCALINGS)
+    window = config.integer("sliding_window") if config.get("sliding_window") is not None else None
+    if window is not None and window < config.integer("max_position_embeddings"):
+        spec.add_sliding_window([True] * spec.n_layers)
+        spec.notes.append(f"llama.cpp does not use the sliding window of {window} tokens in this architecture")
+    q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    hidden_size, rows = spec.hidden_size, spec.intermediate_size
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        LayerTensor("attn_qkv.weight", "self_attn.qkv_proj.weight", (q_rows + 2 * kv_rows, hidden_size)),
+        LayerTensor("attn_output.weight", "self_attn.o_proj.weight", (hidden_size, q_rows)),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        LayerTensor("ffn_up.weight", "mlp.gate_up_proj.weight", (2 * rows, hidden_size)),
+        LayerTensor("ffn_down.weight", "mlp.down_proj.weight", (hidden_size, rows)),
+    ]
+    return spec.build(layer)

@@ -1,0 +1,90 @@
+"""The architectures that can be converted: which function makes the `ModelSpec` of a config.json.
+
+Adding one: a function (config, mla_layout) -> ModelSpec in a module of this folder, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from ..config import Config
+from ..model_spec import ModelSpec
+
+# name in config.json's `architectures` -> MODULE.FUNCTION of this folder
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama.llama",
+    "MistralForCausalLM": "llama.mistral",
+    "MixtralForCausalLM": "llama.mixtral",
+    "Qwen2ForCausalLM": "qwen.qwen2",
+    "Qwen2MoeForCausalLM": "qwen.qwen2moe",
+    "Qwen3ForCausalLM": "qwen.qwen3",
+    "Qwen3MoeForCausalLM": "qwen.qwen3moe",
+    "Gemma2ForCausalLM": "gemma.gemma2",
+    "Gemma3ForCausalLM": "gemma.gemma3",
+    "Gemma3ForConditionalGeneration": "gemma.gemma3",
+    "DeepseekV2ForCausalLM": "deepseek.deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek.deepseek2",
+    "Glm4MoeForCausalLM": "mixtures.glm4moe",
+    "GptOssForCausalLM": "gpt_oss.gpt_oss",
+    "Ernie4_5ForCausalLM": "ernie.ernie",
+    "Ernie4_5_ForCausalLM": "ernie.ernie",
+    "Ernie4_5_MoeForCausalLM": "ernie.ernie_moe",
+    "HunYuanDenseV1ForCausalLM": "hunyuan.hunyuan_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan.hunyuan_moe",
+    "Phi3ForCausalLM": "llama_variants.phi3",
+    "Starcoder2ForCausalLM": "layer_norm.starcoder2",
+    "CohereForCausalLM": "layer_norm.command_r",
+    "Cohere2ForCausalLM": "layer_norm.cohere2",
+    "Olmo2ForCausalLM": "llama_variants.olmo2",
+    "GraniteForCausalLM": "llama_variants.granite",
+    "MiniCPM3ForCausalLM": "minicpm3.minicpm3",
+    "MiniMaxM2ForCausalLM": "mixtures.minimax_m2",
+    "ExaoneForCausalLM": "exaone.exaone",
+    "Exaone4ForCausalLM": "exaone.exaone4",
+    "NemotronForCausalLM": "layer_norm.nemotron",
+    "SmolLM3ForCausalLM": "llama_variants.smollm3",
+    "SeedOssForCausalLM": "llama_variants.seed_oss",
+    "BailingMoeForCausalLM": "mixtures.bailing",
+    "Dots1ForCausalLM": "mixtures.dots1",
+    "LlavaForConditionalGeneration": "multimodal.text_model",
+    "LlavaNextForConditionalGeneration": "multimodal.text_model",
+    "Mistral3ForConditionalGeneration": "multimodal.text_model",
+    "KimiVLForConditionalGeneration": "multimodal.text_model",
+    "KimiK25ForConditionalGeneration": "multimodal.text_model",
+    "InternVLForConditionalGeneration": "multimodal.text_model",
+}
+# model_type of text_config in multimodal models -> architecture of the text model
+TEXT_MODELS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+}
+
+
+def architecture_function(name: str) -> Callable[[Config, str], ModelSpec]:
+    """The function (config, mla_layout) -> ModelSpec of a key of ARCHITECTURES; its module is imported now."""
+    module, function = ARCHITECTURES[name].split(".")
+    return getattr(import_module(f".{module}", __package__), function)
+
+
+def model_spec(config: Config, mla_layout: str) -> ModelSpec:
+    """What converting a checkpoint with this config.json amounts to; mla_layout: see `deepseek`.
+
+    Raises FormatError for an unknown architecture, and for settings that cannot be converted.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        problem = f"the architecture {name}" if name else "no architecture"
+        raise config.error(f"{problem} is named; known are {', '.join(ARCHITECTURES)}")
+    return architecture_function(name)(config, mla_layout)

@@ -1,0 +1,50 @@
+"""What converting a checkpoint amounts to: the GGUF's metadata and, for each of its tensors, what it is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .tensor_transforms import Transform, unchanged
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of the GGUF.
+
+    name             in the GGUF
+    sources          names of the checkpoint's tensors that it is made from; empty for a computed tensor
+    shape            that each source must have, outermost dimension first
+    transform        makes the tensor from the sources' weights
+    fallback_source  taken if the only source is missing: tied embeddings may be stored under either name
+    alternative      the same tensor from other sources, used if none of these exists: experts one by one, or in a stack
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    transform: Transform = unchanged
+    fallback_source: str | None = None
+    alternative: TensorSpec | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What an architecture's module makes of a config.json.
+
+    architecture      general.architecture
+    metadata          GGUF keys -> values, without general.* and tokenizer.*
+    tensors           in file order
+    vocab_size        rows of the embedding, which the vocabulary must have
+    skipped_prefixes  prefix of tensor names that have no counterpart in a GGUF -> what these are, for the user
+    notes             for the user, one line each
+    renamed_prefixes  prefix of tensor names -> its replacement, applied first: text models inside multimodal checkpoints
+    """
+
+    architecture: str
+    metadata: dict[str, Any]
+    tensors: list[TensorSpec]
+    vocab_size: int
+    skipped_prefixes: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    renamed_prefixes: dict[str, str] = field(default_factory=dict)
