@@ -9,7 +9,7 @@ import numpy as np
 
 from ....simd.workers import Workers
 from .kernels.gemm import gemm
-from .kernels.gemm.vector_products import STRETCH
+from .kernels.gemm.vector_products import COLUMN_TILE
 
 QUERY_BLOCK = 128  # keys beyond a block's last query are never touched: smaller blocks skip more, bigger ones multiply faster
 SMALLEST_BLOCK = 16
@@ -57,7 +57,7 @@ def causal_attention(
         b = min(a + block, n)
         seen = past + b
         # Keys are added up in stretches: those of a query have to begin at the same keys whichever block it is in.
-        first = max(0, past + a + 1 - window) // STRETCH * STRETCH if window else 0
+        first = max(0, past + a + 1 - window) // COLUMN_TILE * COLUMN_TILE if window else 0
         part = q[h : h + step_kv, g : g + step_group, a:b]
         shape = part.shape[:3]
         scores = gemm.matmul(part.reshape(shape[0], -1, width), k[h : h + step_kv, first:seen].transpose(0, 2, 1))

@@ -16,7 +16,7 @@ from ......simd.compile import intrinsic, kernel
 from ......simd.lanes import LANES, load, splat
 from ......simd.memory import aligned_empty, view
 from ......simd.team import part
-from ..gemm.float_panels import plain_nan
+from ..gemm.float_panels import canonical_nan
 from .tiles import PANEL, multiply, store_as_bfloat
 
 KEYS = 128  # of a block
@@ -62,7 +62,7 @@ def _round_pair(typingctx, low, high, out):
         b = builder
         halves = []
         for at in args[:2]:
-            words = b.bitcast(plain_nan(b, x86.load(b, at, x86.F32X16)), x86.I32X16)
+            words = b.bitcast(canonical_nan(b, x86.load(b, at, x86.F32X16)), x86.I32X16)
             odd = b.and_(b.lshr(words, x86.constant(x86.I32X16, 16)), x86.constant(x86.I32X16, 1))
             halves.append(b.add(words, b.add(odd, x86.constant(x86.I32X16, 0x7FFF))))
         upper = b.and_(halves[1], x86.constant(x86.I32X16, -0x10000))

@@ -20,15 +20,15 @@ from ......simd.target import target
 
 PANEL = 16  # rows
 BLOCK = 32  # columns that share an activation's scale
-STRETCH = 512  # columns done at a time for all tokens: the codes of a pair of panels then stay in the first-level cache
+COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of two panels then stay in the first-level cache
 
 # Panels and tokens of a register tile: two sums per panel and token, one of integers and one of floats.
 TILE_PANELS, TILE_TOKENS = (2, 6) if target().lane_registers == 32 else (1, 3)
 
 
 @intrinsic
-def copy_lines(typingctx, source, target, lines):
-    """Copies so many times 64 bytes from one address to another."""
+def copy_cache_lines(typingctx, source, target, lines):
+    """Copies `lines` times 64 bytes from one address to another."""
 
     def generate(context, builder, signature, args):
         source, target, lines = args
@@ -46,8 +46,8 @@ def copy_lines(typingctx, source, target, lines):
 
 @kernel
 def write_sums(sums, out, first, count, column, end):
-    """Sums of `count` tokens from the first on, [tiles, tokens, rows of a tile], to the columns of out from `column` to `end` -
-    1 (those of them that there are)."""
+    """Copies sums float32 [tiles, tokens, rows of a tile] of `count` tokens to the rows of out from `first` on, columns
+    `column` to `end` - 1."""
     width, rows = out.shape[1], sums.shape[2]
     source, target = address(sums), address(out)
     for t in range(count):
@@ -55,22 +55,24 @@ def write_sums(sums, out, first, count, column, end):
             at = column + rows * tile
             if at + rows <= end:
                 place = target + 4 * ((first + t) * width + at)
-                copy_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
+                copy_cache_lines(source + 4 * rows * (tile * sums.shape[1] + t), place, rows // LANES)
             else:
                 for i in range(end - at):
                     out[first + t, at + i] = sums[tile, t, i]
 
 
 @intrinsic
-def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first):
-    """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens to `out`, float32 [tokens, 16 * TILE_PANELS] (first:
-    writes them), over `count` blocks of 32 columns.
+def _multiply_tile(
+    typingctx, half_groups, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first
+):
+    """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens over `count` blocks of 32 columns to `out`, float32
+    [tokens, 16 * TILE_PANELS], or writes them there if `first`.
 
-    halves: a boolean if a group has 16 columns, None if it has 32. All else are int64: addresses, of terms None if there are
-    none; steps: from one panel to the next of codes and of scales, token_steps: from one token to the next of codes, of scales
-    and of offsets (and sums), all in bytes.
+    half_groups: a boolean if a group has 16 columns, None if it has 32. The others are int64 addresses (terms: None if there
+    are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one token to
+    the next of codes, of scales, and of offsets and sums.
     """
-    groups = 1 if isinstance(halves, types.NoneType) else 2
+    groups = 1 if isinstance(half_groups, types.NoneType) else 2
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
@@ -139,22 +141,22 @@ def _tile(typingctx, halves, codes, scales, terms, steps, tokens, token_scales, 
     i = types.int64
     two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
     maybe = i if has_terms else terms
-    return types.void(halves, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
+    return types.void(half_groups, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
 
 
 @kernel
-def multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, column):
+def multiply_bytes(half_groups, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, column):
     """out[t, column + r] = sum over groups g of
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
-    halves: True when groups have 16 columns, None when 32. codes: uint8 [panels, columns / 4, 16, 4], panels a multiple of 2;
+    half_groups: True if groups have 16 columns, None if 32. codes: uint8 [panels, columns / 4, 16, 4], panels a multiple of 2;
     scales and terms (or None): float32 [panels, groups, 16]. tokens: int8 [n, columns], n a multiple of TILE_TOKENS,
     token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals: float32 [n, groups]. sums: float32 [pairs,
-    tokens, 32], for use meanwhile. out: float32 [n or less, any]: rows of the panels beyond its last column are left out.
+    tokens, 32], working memory. out: float32 [n or less, any]: rows of the panels beyond its last column are left out.
     All C-contiguous.
     """
     n, columns = tokens.shape
-    groups = 2 if halves is not None else 1
+    groups = 2 if half_groups is not None else 1
     blocks = columns // BLOCK
     code_step, scale_step = columns * PANEL, blocks * groups * 4 * PANEL
     token_steps = (columns, 4 * blocks, 4 * groups * blocks)
@@ -163,21 +165,21 @@ def multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, 
     at_tokens, at_token_scales = address(tokens), address(token_scales)
     at_offsets, at_totals = address(offsets), address(totals)
     tiles = sums.shape[0] * 2 // TILE_PANELS
-    together = sums.shape[1] // TILE_TOKENS * TILE_TOKENS
-    tile_step = together * 4 * PANEL * TILE_PANELS
-    for token in range(0, n, together):
-        count = min(together, n - token)
+    token_tile = sums.shape[1] // TILE_TOKENS * TILE_TOKENS
+    tile_step = token_tile * 4 * PANEL * TILE_PANELS
+    for token in range(0, n, token_tile):
+        count = min(token_tile, n - token)
         for panel in range(0, codes.shape[0], tiles * TILE_PANELS):
-            some = min(tiles, (codes.shape[0] - panel) // TILE_PANELS)
-            for start in range(0, blocks, STRETCH // BLOCK):
-                width = min(STRETCH // BLOCK, blocks - start)
-                for tile in range(some):
+            n_tiles = min(tiles, (codes.shape[0] - panel) // TILE_PANELS)
+            for start in range(0, blocks, COLUMN_TILE // BLOCK):
+                width = min(COLUMN_TILE // BLOCK, blocks - start)
+                for tile in range(n_tiles):
                     first = panel + tile * TILE_PANELS
                     scale_offset = first * scale_step + start * groups * 4 * PANEL
                     for t in range(token, token + count, TILE_TOKENS):
                         group_offset = t * token_steps[2] + start * groups * 4
-                        _tile(
-                            halves,
+                        _multiply_tile(
+                            half_groups,
                             at_codes + first * code_step + start * BLOCK * PANEL,
                             at_scales + scale_offset,
                             at_terms + scale_offset if at_terms is not None else None,
@@ -192,5 +194,5 @@ def multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, 
                             start == 0,
                         )
             size = PANEL * TILE_PANELS
-            tiles_sums = sums.reshape(-1)[: some * together * size].reshape((some, together, size))
+            tiles_sums = sums.reshape(-1)[: n_tiles * token_tile * size].reshape((n_tiles, token_tile, size))
             write_sums(tiles_sums, out, token, min(count, out.shape[0] - token), column + panel * PANEL, out.shape[1])

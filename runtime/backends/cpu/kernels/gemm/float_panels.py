@@ -34,8 +34,8 @@ UNPACK_FIELDS = 8
 
 
 @intrinsic
-def keep(typingctx, array):
-    """Nothing, but the array stays alive until here, where only its address was used."""
+def keep_alive(typingctx, array):
+    """Does nothing, but the array stays alive until here, where only its address was used."""
 
     def generate(context, builder, signature, args):
         return context.get_dummy_value()
@@ -113,8 +113,8 @@ def place_row(bf16, source, columns, first, stop, unit, target, remainder, last)
     """Writes the columns first (a multiple of 32) to stop - 1 of a row of float32, or zeros if its address is 0, to their
     places in a block of `unit` tokens: rounded to bf16 (bf16: a boolean) or as they are (None).
 
-    target: address of the row's column 0; remainder (if not 0): that of what rounding left. last: zeros [32], for use
-    meanwhile.
+    target: address of the row's column 0; remainder (if not 0): that of what rounding left. last: zeros
+    [32], working memory.
     """
     for column in range(first, min(stop, columns), STEP):
         at = source + 4 * column
@@ -147,7 +147,7 @@ def _fill_blocks(bf16, x, out):
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def plain_nan(b, value):
+def canonical_nan(b, value):
     """A vector of float32 whose NaN, if any, have the usual bits: `bf16_pair` would make zeros of others."""
     return b.select(b.fcmp_unordered("uno", value, value), ir.Constant(F32X16, [float("nan")] * LANES), value)
 
@@ -214,7 +214,7 @@ def _transpose_step(typingctx, type_name, bf16, source, row_bytes, rows, out):
                 lines[0].append(b.bitcast(first, I32X16))
                 lines[1].append(b.bitcast(second, I32X16))
             else:
-                even, odd = (plain_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
+                even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
                 lines[0].append(bf16_pair(b, even, odd))
         for i, line in enumerate(line for half in lines if half for line in _transposed(b, half)):
             store(b, line, out, 4 * LANES * i)
@@ -264,7 +264,7 @@ def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, i
                 for r in range(rows):
                     tail[r * STEP * size : r * STEP * size + some] = view(at + r * row_bytes + whole * size, some, np.uint8)
                 _transpose_step(type_name, bf16, address(tail), STEP * size, rows, to + whole * column_bytes)
-        keep(tail)
+        keep_alive(tail)
 
     return fill
 

@@ -16,6 +16,7 @@ from ......simd.compile import kernel
 from ......simd.memory import address, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
+from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
 from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
 from .float_panels import (
     CODES,
@@ -30,10 +31,9 @@ from .float_panels import (
     TERMS,
     TOKENS,
     UNPACK_FIELDS,
-    keep,
+    keep_alive,
     place_row,
 )
-from .float_products import STRETCH, multiply_expanded, multiply_tiles
 from .unpack_panels import PANEL
 from .vector_products import UNIT, multiply_panels
 
@@ -152,7 +152,7 @@ def _unpack(table, job, start, rows, panels, at):
     unpacking[ROW_BYTES], unpacking[ROWS], unpacking[COLUMNS], unpacking[PANELS] = table[LINE_BYTES], rows, columns, panels
     unpacking[CODES], unpacking[SCALES], unpacking[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
     call_part(table[UNPACKER], unpacking.ctypes.data, 0)
-    keep(unpacking)
+    keep_alive(unpacking)
     codes = view(at, code_bytes, np.uint8).reshape(panels, columns // 4, PANEL, 4)
     scales = view(at + code_bytes, scale_bytes // 4, np.float32).reshape(panels, groups, PANEL)
     count = panels if table[HAS_TERMS] else 0
@@ -170,9 +170,9 @@ def _memory(size, panels, tokens):
 
 @kernel
 def _room(table, panels, tokens):
-    """As _memory, for panels of bytes with their scales and terms, and a stretch of them as bf16."""
+    """As _memory, for panels of bytes with their scales and terms, and COLUMN_TILE columns of two of them as bf16."""
     numbers = panels * PANEL * table[LENGTH]
-    return _memory(numbers + 8 * numbers // table[GROUP] + 4 * PANEL * STRETCH, panels, tokens)
+    return _memory(numbers + 8 * numbers // table[GROUP] + 4 * PANEL * COLUMN_TILE, panels, tokens)
 
 
 @kernel
@@ -192,10 +192,10 @@ def expanded_part(argument, number):
     panels, tokens = -(-rows // (2 * PANEL)) * 2, _blocks(table, job, 1)
     together = min(len(tokens) * TOKENS, _SUMS[1])
     room, at = _room(table, panels, together)
-    stretch, sums = view(at, 2 * PANEL * STRETCH, np.uint16), _sums(at + 4 * PANEL * STRETCH, panels, together)
-    codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * PANEL * STRETCH + 4 * sums.size)
-    multiply_expanded(codes, scales, terms, table[ZERO], table[GROUP], tokens, sums, stretch, _out(table, job), start)
-    keep(room)
+    buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, together)
+    codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
+    multiply_expanded(codes, scales, terms, table[ZERO], table[GROUP], tokens, sums, buffer, _out(table, job), start)
+    keep_alive(room)
 
 
 @kernel
@@ -209,7 +209,7 @@ def _fill(table, job, start, rows, panels, at):
     filling[PACKED], filling[ROW_BYTES], filling[ROWS] = weights, table[LINE_BYTES], rows
     filling[COLUMNS], filling[PANELS], filling[CODES], filling[COLUMN_BYTES] = table[LENGTH], panels, at, table[GROUP]
     call_part(table[UNPACKER], filling.ctypes.data, 0)
-    keep(filling)
+    keep_alive(filling)
     return at
 
 
@@ -220,12 +220,12 @@ def tiles_part(argument, number):
     job, start, rows = _job(table, number)
     width, panels, tokens = -(-table[LENGTH] // STEP) * STEP, -(-rows // PANEL), _blocks(table, job, table[ZERO])
     together = min(len(tokens) * TOKENS, _SUMS[1])
-    room, at = _memory(2 * PANEL * panels * width + 4 * PANEL * STRETCH, panels, together)
-    stretch, sums = view(at, 2 * PANEL * STRETCH, np.uint16), _sums(at + 4 * PANEL * STRETCH, panels, together)
-    weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * STRETCH + 4 * sums.size)
+    room, at = _memory(2 * PANEL * panels * width + 4 * PANEL * COLUMN_TILE, panels, together)
+    buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, together)
+    weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
     ready = view(weights, panels * PANEL * width, np.uint16).reshape(panels, width // 2, PANEL, 2)
-    multiply_tiles(ready, tokens, sums, stretch, _out(table, job), start, table[LINES])
-    keep(room)
+    multiply_tiles(ready, tokens, sums, buffer, _out(table, job), start, table[LINES])
+    keep_alive(room)
 
 
 @part
@@ -243,7 +243,7 @@ def dots_part(argument, number):
     blocks = view(inputs[BLOCKS] + 2 * job[1] * parts * width, count * UNIT * parts * width, np.uint16)
     tokens = blocks.reshape(count, parts, width // STEP, UNIT, STEP)
     multiply_panels(True, ready, tokens, sums, _out(table, job), start, table[LINES])
-    keep(room)
+    keep_alive(room)
 
 
 @part
@@ -261,7 +261,7 @@ def floats_part(argument, number):
     blocks = view(inputs[BLOCKS] + 4 * job[1] * width, count * UNIT * width, np.float32)
     tokens = blocks.reshape(count, 1, width // STEP, UNIT, STEP)
     multiply_panels(None, ready, tokens, sums, _out(table, job), start, table[LINES])
-    keep(room)
+    keep_alive(room)
 
 
 def _bytes_part(halves: bool | None) -> Callable[[int, int], None]:
@@ -284,7 +284,7 @@ def _bytes_part(halves: bool | None) -> Callable[[int, int], None]:
             multiply_bytes(halves, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)
         else:
             multiply_bytes(halves, codes, scales, None, tokens, token_scales, offsets, totals, sums, out, start)
-        keep(room)
+        keep_alive(room)
 
     return product
 

@@ -28,11 +28,11 @@ from .panel_layout import panel_layout
 
 QUAD = 4  # rows taken together
 WIDE = 64  # bytes taken together: four rows by 16 columns, or 16 groups by four rows
-_BYTES, _RUN = ir.VectorType(I8, WIDE), ir.VectorType(I8, 16)
-_FOUR = ir.VectorType(F32, QUAD)
+I8X64, I8X16 = ir.VectorType(I8, WIDE), ir.VectorType(I8, 16)
+F32X4 = ir.VectorType(F32, QUAD)
 
 
-class _Bits:
+class _BitGather:
     """Writes the code that gathers numbers from blocks. bases: the block of each row, or one for all; size: its bytes."""
 
     def __init__(self, builder, bases, size):
@@ -42,7 +42,7 @@ class _Bits:
     def _run(self, base, at):
         """Sixteen bytes from an offset on, read once. A block has at least 16; reads do not leave it."""
         if (base, at) not in self.loaded:
-            self.loaded[base, at] = load(self.builder, self.bases[base], _RUN, at)
+            self.loaded[base, at] = load(self.builder, self.bases[base], I8X16, at)
         return self.loaded[base, at]
 
     def _bytes(self, base, at):
@@ -67,10 +67,10 @@ class _Bits:
             at, right = bits[:, start] // 8, bits[:, start] % 8
             part = concat(b, [self._bytes(int(lane_base[i]), at[i : i + 16]) for i in range(0, WIDE, 16)])
             part = self._shifted(part, right)
-            part = b.and_(part, constant(_BYTES, (1 << (stop - start)) - 1))
+            part = b.and_(part, constant(I8X64, (1 << (stop - start)) - 1))
             if start:
                 words = b.bitcast(part, I32X16)
-                part = b.bitcast(b.shl(words, constant(I32X16, start)), _BYTES)
+                part = b.bitcast(b.shl(words, constant(I32X16, start)), I8X64)
             out = part if out is None else b.or_(out, part)
             start = stop
         return out
@@ -83,8 +83,8 @@ class _Bits:
         by_word = right.reshape(-1, 4)
         if np.all(by_word == by_word[:, :1]):
             words = b.lshr(b.bitcast(value, I32X16), ir.Constant(I32X16, [int(s) for s in by_word[:, 0]]))
-            return b.bitcast(words, _BYTES)
-        return b.lshr(value, ir.Constant(_BYTES, [int(s) for s in right]))
+            return b.bitcast(words, I8X64)
+        return b.lshr(value, ir.Constant(I8X64, [int(s) for s in right]))
 
 
 def _float_at(builder, number, place):
@@ -95,14 +95,14 @@ def _float_at(builder, number, place):
         return half_to_float(builder, load(builder, place, I16))
     exponent = builder.zext(load(builder, place, I8), I32)
     normal = builder.shl(builder.sub(exponent, I32(1)), I32(23))
-    tiny = builder.lshr(I32(0x00400000), builder.sub(I32(1), exponent))
-    return builder.bitcast(builder.select(builder.icmp_unsigned(">=", exponent, I32(2)), normal, tiny), F32)
+    subnormal = builder.lshr(I32(0x00400000), builder.sub(I32(1), exponent))
+    return builder.bitcast(builder.select(builder.icmp_unsigned(">=", exponent, I32(2)), normal, subnormal), F32)
 
 
 class _Quad:
     """Writes the code for one block of four rows, `first` the number of the first one in its group."""
 
-    def __init__(self, builder, type_name, first, blocks, metas):
+    def __init__(self, builder, type_name, first, blocks, row_heads):
         layout = panel_layout(type_name)
         assert layout is not None
         self.builder, self.layout = builder, layout
@@ -111,12 +111,12 @@ class _Quad:
         self.rows = np.zeros(QUAD, int) if self.plain else first + np.arange(QUAD)
         self.bases = np.arange(QUAD) if self.plain else np.zeros(QUAD, int)
         self.block, self.groups = stored.block, stored.block // layout.group
-        self.blocks, self.metas = blocks, metas
-        self.bits = _Bits(builder, blocks, stored.block_bytes * stored.rows)
+        self.blocks, self.row_heads = blocks, row_heads
+        self.bits = _BitGather(builder, blocks, stored.block_bytes * stored.rows)
 
-    def _floats(self, number, offsets, meta):
-        b, bases = self.builder, self.metas if meta else self.blocks
-        four = ir.Constant(_FOUR, ir.Undefined)
+    def _floats(self, number, offsets, row_head):
+        b, bases = self.builder, self.row_heads if row_head else self.blocks
+        four = ir.Constant(F32X4, ir.Undefined)
         for k in range(QUAD):
             place = b.add(bases[self.bases[k]], I64(int(offsets[self.rows[k]])))
             four = b.insert_element(four, _float_at(b, number, place), I32(k))
@@ -144,8 +144,8 @@ class _Quad:
             if plus:
                 words = b.add(words, constant(I32X16, plus))
             if negative is not None:
-                set_ = b.icmp_unsigned("!=", shuffle(b, negative, None, range(i, i + 16)), constant(_RUN, 0))
-                words = b.select(set_, b.neg(words), words)
+                is_negative = b.icmp_unsigned("!=", shuffle(b, negative, None, range(i, i + 16)), constant(I8X16, 0))
+                words = b.select(is_negative, b.neg(words), words)
             floats = b.fmul(b.sitofp(words, F32X16), wide)
             for j in range(4):
                 store(b, shuffle(b, floats, None, range(4 * j, 4 * j + 4)), at, (i // 4 + j) * 4 * PANEL)
@@ -173,21 +173,21 @@ class _Quad:
         shifts = None
         if layout.flags is not None:
             flags = self._per_group(layout.flags)
-            shifts = b.and_(b.sub(constant(_BYTES, 0), flags), constant(_BYTES, layout.shift))
+            shifts = b.and_(b.sub(constant(I8X64, 0), flags), constant(I8X64, layout.shift))
         lane = np.arange(WIDE)
         for run in range(self.block // 16):
             if self.plain:
                 column = 16 * run + lane % 16
                 codes = self.bits.numbers(lane // 16, layout.codes[0, column])
                 words = shuffle(b, b.bitcast(codes, I32X16), None, [4 * k + j for j in range(4) for k in range(QUAD)])
-                codes = b.bitcast(words, _BYTES)
+                codes = b.bitcast(words, I8X64)
             else:
                 column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
                 codes = self.bits.numbers(np.zeros(WIDE, int), layout.codes[self.rows[row], column])
             if layout.table is not None:
                 codes = lookup_bytes(b, [entry + layout.zero for entry in layout.table], codes)
             elif layout.signed_bytes:
-                codes = b.xor(codes, constant(_BYTES, -128))
+                codes = b.xor(codes, constant(I8X64, -128))
             if shifts is not None:
                 group = 16 * run // layout.group
                 codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // 4 % 4))
@@ -197,10 +197,10 @@ class _Quad:
 
 
 @intrinsic
-def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
+def _unpack_block(typingctx, name, blocks, row_heads, codes, scales, terms):
     """Writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in a panel.
 
-    blocks, metas: addresses of the rows' blocks and of the rows, four of each (the first counts if rows are interleaved);
+    blocks, row_heads: addresses of the rows' blocks and of the rows, four of each (the first counts if rows are interleaved);
     codes, scales, terms (used if the type has them): addresses of the panel's numbers of the block's first column and of the
     first row.
     """
@@ -209,12 +209,12 @@ def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
     type_name = name.literal_value
 
     def generate(context, builder, signature, args):
-        _, blocks, metas, codes, scales, terms = args
+        _, blocks, row_heads, codes, scales, terms = args
         layout = panel_layout(type_name)
         assert layout is not None
-        blocks, metas = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, metas))
+        blocks, row_heads = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, row_heads))
         for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
-            quad = _Quad(builder, type_name, first, blocks, metas)
+            quad = _Quad(builder, type_name, first, blocks, row_heads)
             place = [builder.add(at, I64(4 * first)) for at in (codes, scales, terms)]
             quad.write_scales(place[1], None if layout.m is None else place[2])
             quad.write_codes(place[0])
@@ -224,8 +224,8 @@ def _unpack_block(typingctx, name, blocks, metas, codes, scales, terms):
     return types.void(name, four, four, i, i, i), generate
 
 
-def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int) -> Callable[[int, int], None]:
-    """A part whose table is that of float_panels. block: columns of one; size, meta: bytes of a block and of a row's head;
+def _part_of(name: str, block: int, size: int, row_head: int, group: int, span: int) -> Callable[[int, int], None]:
+    """A part whose table is that of float_panels. block: columns of one; size, row_head: bytes of a block and of a row's head;
     group: rows; span: columns of a scale's group.
 
     Fills whole panels; rows beyond the last repeat it.
@@ -244,7 +244,7 @@ def _part_of(name: str, block: int, size: int, meta: int, group: int, span: int)
             else:
                 m0 = base + row_bytes * min(row, last + 1 - group)
                 m1 = m2 = m3 = m0
-            head = group * meta
+            head = group * row_head
             to = table[CODES] + row // PANEL * columns * PANEL + row % PANEL * 4
             scale_offset = row // PANEL * (columns // span) * 4 * PANEL + row % PANEL * 4
             for b in range(columns // block):

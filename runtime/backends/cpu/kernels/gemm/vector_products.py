@@ -1,9 +1,9 @@
 """Matrix products of float panels on vector registers: float32 with fused multiply-add, or bf16 pairs with AVX512-BF16.
 
 A register tile is TILE_PANELS panels of 16 weight rows times TILE_TOKENS tokens. Every element of the result is the sum of
-partial sums over STRETCH words of a panel's row each (256 columns of float32, 512 of bf16), in the order of the columns; within
-one, products are added one after the other. So an element depends on its row, its token and the number of columns alone: not
-on the number of tokens or threads, nor on how rows or tokens are divided into tiles.
+partial sums over COLUMN_TILE words of a panel's row each (256 columns of float32, 512 of bf16), in the order of the columns;
+within one, products are added one after the other. So an element depends on its row, its token and the number of columns alone:
+not on the number of tokens or threads, nor on how rows or tokens are divided into tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ......simd.x86 import vdpbf16ps
 from .byte_products import PANEL, write_sums
 from .float_panels import STEP
 
-STRETCH = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
+COLUMN_TILE = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
 TILE_PANELS = 2 if target().lane_registers == 32 else 1
 TILE_TOKENS = 6 if target().lane_registers >= 8 else 2  # twelve sums in registers (AVX-512, AVX2), or eight (SSE)
 UNIT = 6  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
@@ -94,7 +94,7 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
 
     bf16: None for float32, True for bf16 (as uint16) where `has_bf16_dots`. panels: float32 [panels, columns, 16] or uint16
     [panels, columns / 2, 16, 2]; tokens: [blocks, parts, columns / 32, UNIT, 32] of the same dtype, whose parts are added up;
-    sums: float32 [pairs of panels, tokens, 32], for use meanwhile, at a cache line; out: float32 [n or less, any], of which
+    sums: float32 [pairs of panels, tokens, 32], working memory, at a cache line; out: float32 [n or less, any], of which
     columns from `end` on are not written. All C-contiguous; columns a multiple of 32, filled up with zeros.
     """
     blocks, parts, steps, count = tokens.shape[0], tokens.shape[1], tokens.shape[2], panels.shape[0]
@@ -107,8 +107,8 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
         n = min(most, blocks - block)
         for panel in range(0, count, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (count - panel + 1) // 2)
-            for start in range(0, steps, STRETCH // words):
-                width = min(STRETCH // words, steps - start)
+            for start in range(0, steps, COLUMN_TILE // words):
+                width = min(COLUMN_TILE // words, steps - start)
                 for pair in range(pairs):
                     weights = at_panels + (panel + 2 * pair) * panel_bytes + start * step_bytes
                     second = panel + 2 * pair + 1 < count

@@ -13,9 +13,9 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
-from ggufmill.runtime.backends.cpu.kernels.gemm.float_products import multiply_tiles
 from ggufmill.runtime.backends.cpu.kernels.gemm.panel_layout import panel_layout
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, multiply_panels
@@ -162,6 +162,7 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
             gemm.multiply_rows(samples["f32"][0], True, gemm.Tokens(x), out, 0)
         else:
             plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.Program(1)
+            assert plan is not None
             program.product(1, plan, program.of(0, plan.way, gemm.Tokens(x)), out, gemm.one_job(n))
             program.run(0)
         for exact in (False,) if is_bytes else (False, True):  # there are no bf16 products at these levels
@@ -347,6 +348,7 @@ def test_products_of_any_shape_cut_anywhere(name, exact, n, sixteens, columns, t
             gemm.multiply_rows(weights, exact, gemm.Tokens(x), out, 4, WORKERS[threads].ready(), threads)
         else:
             plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.Program(threads), gemm.Tokens(x)
+            assert plan is not None
             program.product(1, plan, program.of(0, plan.way, tokens), out, gemm.one_job(len(x)), 4)
             program.run(WORKERS[threads].ready())
         return out

@@ -1,7 +1,7 @@
 """Matrix products of bf16 numbers, summed up in float32, with the tile unit (AMX).
 
-Weights come in bf16 panels (float_panels.py), or in panels of bytes (unpack_panels.py), which are expanded a stretch at a time,
-so that no more than that ever exists as bf16.
+Weights come in bf16 panels (float_panels.py), or in panels of bytes (unpack_panels.py), which are expanded COLUMN_TILE columns
+at a time, so that no more than that ever exists as bf16.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from ......simd import amx
 from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import F32X16, I32X16, I64, constant, fma, load, loop, splat, store
 from ......simd.memory import address
-from .byte_products import PANEL, copy_lines, write_sums
-from .float_panels import STEP, TOKENS, bf16_pair, plain_nan
+from .byte_products import PANEL, copy_cache_lines, write_sums
+from .float_panels import STEP, TOKENS, bf16_pair, canonical_nan
 
-STRETCH = 512  # columns done at a time for all tokens: two panels of them stay in the first-level cache
+COLUMN_TILE = 512  # columns multiplied at a time for all tokens: two panels of them stay in the first-level cache
 _PAIR_BYTES = 4 * PANEL  # two columns of a panel
 TILE_BYTES = 2 * STEP * TOKENS  # 32 columns of 16 tokens, or of a panel
 SUM_BYTES = 4 * 2 * PANEL * TOKENS  # of 16 tokens with two panels
 
 
 @intrinsic
-def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, steps, first):
-    """Two panels times 32 tokens (16 if `single` is a boolean and not None), over `steps` times 32 columns, added to sums,
+def _multiply_tile(typingctx, is_single, weights, weight_step, tokens, token_step, sums, steps, first):
+    """Two panels times 32 tokens (16 if `is_single` is a boolean and not None), over `steps` times 32 columns, added to sums,
     float32 [tokens, 32] (first: written there). Addresses, and bytes from one panel and from 16 tokens to the next: int64."""
-    halves = 2 if isinstance(single, types.NoneType) else 1
+    halves = 2 if isinstance(is_single, types.NoneType) else 1
 
     def generate(context, builder, signature, args):
         b = builder
@@ -36,11 +36,11 @@ def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, ste
         token_at = [tokens, b.add(tokens, token_step)]
         row_step = I64(2 * 4 * PANEL)
         sums_at = {(t, p): b.add(sums, I64(4 * PANEL * (2 * TOKENS * t + p))) for t, p in pairs}
-        with b.if_else(first) as (fresh, going_on):
+        with b.if_else(first) as (fresh, later):
             with fresh:
                 for t, p in pairs:
                     amx.zero(b, 2 * t + p)
-            with going_on:
+            with later:
                 for t, p in pairs:
                     amx.load_tile(b, 2 * t + p, sums_at[t, p], row_step)
 
@@ -59,11 +59,11 @@ def _tile(typingctx, single, weights, weight_step, tokens, token_step, sums, ste
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(single, i, i, i, i, i, i, types.boolean), generate
+    return types.void(is_single, i, i, i, i, i, i, types.boolean), generate
 
 
 @intrinsic
-def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
+def _expand_codes(typingctx, codes, scales, terms, zero, fours, groups, out):
     """bf16 numbers of some groups of a panel: scale * code + (term - zero * scale). Addresses; terms may be None; zero a float;
     fours: columns of a group by four."""
     has_terms = not isinstance(terms, types.NoneType)
@@ -74,10 +74,10 @@ def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
         minus = b.fneg(splat(b, zero))
 
         def group(g):
-            scale = plain_nan(b, load(b, scales, F32X16, b.mul(g, I64(_PAIR_BYTES))))
+            scale = canonical_nan(b, load(b, scales, F32X16, b.mul(g, I64(_PAIR_BYTES))))
             term = b.fmul(scale, minus)
             if has_terms:
-                term = b.fadd(term, plain_nan(b, load(b, terms, F32X16, b.mul(g, I64(_PAIR_BYTES)))))
+                term = b.fadd(term, canonical_nan(b, load(b, terms, F32X16, b.mul(g, I64(_PAIR_BYTES)))))
             first = b.mul(g, fours)
 
             def four(i):
@@ -101,61 +101,63 @@ def _expand(typingctx, codes, scales, terms, zero, fours, groups, out):
 
 
 @kernel
-def _all_tokens(weights, weight_step, tokens, token_step, blocks, sums, steps, first):
+def _multiply_pair(weights, weight_step, tokens, token_step, blocks, sums, steps, first):
     """Two panels times `blocks` blocks of 16 tokens; addresses and bytes."""
     for t in range(0, blocks - 1, 2):
-        _tile(None, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
+        _multiply_tile(None, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
     if blocks % 2:
         t = blocks - 1
-        _tile(True, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
+        _multiply_tile(True, weights, weight_step, tokens + t * token_step, token_step, sums + t * SUM_BYTES, steps, first)
 
 
 @kernel
-def multiply_tiles(panels, tokens, sums, stretch, out, column, end):
+def multiply_tiles(panels, tokens, sums, buffer, out, column, end):
     """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c; on the tile unit.
 
     panels: bf16 as uint16 [panels, columns / 2, 16, 2], columns a multiple of 32; tokens: from `round_rows`, uint16 [n / 16,
-    parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and stretch: uint16 [2 *
+    parts, columns / 32, 16, 32], whose parts are added up; sums: float32 [pairs of panels, tokens, 32] and buffer: uint16 [2 *
     512 * 16], for use meanwhile, at cache lines; out: float32 [n or less, any], of which columns from `end` on are not written.
     All C-contiguous.
     """
     n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, panels.shape[0]
     part_step = tokens.shape[2] * TILE_BYTES
     panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[1] * part_step, sums.shape[1] * 8 * PANEL
-    at_panels, at_tokens, at_sums, at_stretch = address(panels), address(tokens), address(sums), address(stretch)
+    at_panels, at_tokens, at_sums, at_buffer = address(panels), address(tokens), address(sums), address(buffer)
     amx.configure()
     for token in range(0, n, sums.shape[1] // TOKENS):
         blocks = min(sums.shape[1] // TOKENS, n - token)
         for panel in range(0, rows, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (rows - panel + 1) // 2)
-            for start in range(0, columns, STRETCH):
-                steps = min(STRETCH, columns - start) // STEP
+            for start in range(0, columns, COLUMN_TILE):
+                steps = min(COLUMN_TILE, columns - start) // STEP
                 for pair in range(pairs):
                     second = panel + 2 * pair + 1 < rows
                     weights = at_panels + (panel + 2 * pair) * panel_bytes + 2 * start * PANEL
-                    following = panel_bytes if second else 0
+                    second_step = panel_bytes if second else 0
                     if weights % 64:  # a file's alignment: across two lines every load would take twice as long
                         for p in range(2 if second else 1):
-                            to = at_stretch + p * STRETCH * 2 * PANEL
-                            copy_lines(weights + p * panel_bytes, to, steps * TILE_BYTES // 64)
-                        weights, following = at_stretch, STRETCH * 2 * PANEL if second else 0
+                            to = at_buffer + p * COLUMN_TILE * 2 * PANEL
+                            copy_cache_lines(weights + p * panel_bytes, to, steps * TILE_BYTES // 64)
+                        weights, second_step = at_buffer, COLUMN_TILE * 2 * PANEL if second else 0
                     for part in range(tokens.shape[1]):
-                        from_ = at_tokens + token * token_step + part * part_step + start // STEP * TILE_BYTES
+                        source = at_tokens + token * token_step + part * part_step + start // STEP * TILE_BYTES
                         first = start == 0 and part == 0
-                        _all_tokens(weights, following, from_, token_step, blocks, at_sums + pair * sum_step, steps, first)
+                        _multiply_pair(
+                            weights, second_step, source, token_step, blocks, at_sums + pair * sum_step, steps, first
+                        )
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
             write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, end)
     amx.release()
 
 
 @kernel
-def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, out, column):
+def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, buffer, out, column):
     """As multiply_tiles, for panels of bytes (Panels in unpack_panels.py), an even number of them; tokens of one part; terms:
     of size 0 if there are none."""
     n, columns, rows = tokens.shape[0], tokens.shape[2] * STEP, codes.shape[0]
     token_step, sum_step = tokens.shape[2] * TILE_BYTES, sums.shape[1] * 8 * PANEL
     at_codes, at_scales, at_tokens = address(codes), address(scales), address(tokens)
-    at_sums, at_stretch = address(sums), address(stretch)
+    at_sums, at_buffer = address(sums), address(buffer)
     at_terms = address(terms)
     zero = np.float32(zero)
     amx.configure()
@@ -163,20 +165,22 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, stretch, 
         blocks = min(sums.shape[1] // TOKENS, n - token)
         for panel in range(0, rows, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (rows - panel) // 2)
-            for start in range(0, columns, STRETCH):
-                width = min(STRETCH, columns - start)
-                from_ = at_tokens + token * token_step + start // STEP * TILE_BYTES
+            for start in range(0, columns, COLUMN_TILE):
+                width = min(COLUMN_TILE, columns - start)
+                source = at_tokens + token * token_step + start // STEP * TILE_BYTES
                 for pair in range(pairs):
                     for p in range(2):
                         first = (panel + 2 * pair + p) * columns + start
-                        at_group, to = first // group * _PAIR_BYTES, at_stretch + p * 2 * STRETCH * PANEL
+                        at_group, to = first // group * _PAIR_BYTES, at_buffer + p * 2 * COLUMN_TILE * PANEL
                         at, scale = at_codes + first * PANEL, at_scales + at_group
                         if terms.size:
-                            _expand(at, scale, at_terms + at_group, zero, group // 4, width // group, to)
+                            _expand_codes(at, scale, at_terms + at_group, zero, group // 4, width // group, to)
                         else:
-                            _expand(at, scale, None, zero, group // 4, width // group, to)
+                            _expand_codes(at, scale, None, zero, group // 4, width // group, to)
                     at = at_sums + pair * sum_step
-                    _all_tokens(at_stretch, 2 * STRETCH * PANEL, from_, token_step, blocks, at, width // STEP, start == 0)
+                    _multiply_pair(
+                        at_buffer, 2 * COLUMN_TILE * PANEL, source, token_step, blocks, at, width // STEP, start == 0
+                    )
             count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
             write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, out.shape[1])
     amx.release()
