@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.generate import generate_text
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
-    from .pipeline.inspect import inspect_model
+    from .pipeline.inspect import inspect_model, inspect_processor
     from .pipeline.merge import merge_model
     from .pipeline.perplexity import perplexity
     from .pipeline.plan import plan_memory
@@ -67,7 +67,7 @@ VERBS = {
     "generate": Verb("Continue a prompt", ("generate_text",)),
     "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
     "serve": Verb("OpenAI-compatible server and a page to chat", ("serve_model",)),
-    "inspect": Verb("Show what a model file holds", ("inspect_model",)),
+    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_processor")),
     "split": Verb("Cut a GGUF into several files", ("split_model",)),
     "merge": Verb("Make one GGUF of several files", ("merge_model",)),
     "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),

@@ -89,7 +89,7 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
             result = job.find(Target(bits=8 * aim["nbytes"] / weights))
             point = {"name": label, "aim": aim["name"], **measured(source, job.plan(result.text), reference)}
             point |= {"best": best["name"], "best_kld": best["kld"], "ratio": point["kld"] / best["kld"]}
-            point |= {"used": point["nbytes"] / aim["nbytes"], "predicted": result.found.predicted, "recipe": result.text}
+            point |= {"used": point["nbytes"] / aim["nbytes"], "predicted": result.assignment.predicted, "recipe": result.text}
             points.append(point)
             rows.append(
                 (

@@ -8,12 +8,12 @@ import click
 
 from ..pipeline.common.formatting import gib, printable
 from .command import Verb
-from .display.console import call, emit, table
+from .display.console import call, table
 from .options import flags
 from .options.types import FILE
 
 if TYPE_CHECKING:
-    from ..pipeline.inspect import InspectResult
+    from ..pipeline.inspect import InspectResult, ProcessorSummary
 
 _WIDTH = 80  # of a value
 
@@ -37,14 +37,11 @@ def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -
     """
     if (file is None) != cpu:
         raise click.UsageError("give a FILE, or --cpu without one")
+    from ..pipeline.inspect import inspect_model, inspect_processor
+
     if cpu:
-        from ..simd.cpu_summary import cpu_summary
-
-        summary = cpu_summary()
-        emit(summary, as_json, lambda: _cpu_text(summary))
+        call(inspect_processor, show=_processor_text, as_json=as_json, bars=False)
         return
-    from ..pipeline.inspect import inspect_model
-
     call(inspect_model, file, show=_text, as_json=as_json, arrays=arrays and as_json, **options)
 
 
@@ -67,15 +64,15 @@ def _text(result: InspectResult) -> str:
     )
 
 
-def _cpu_text(summary: dict[str, Any]) -> str:
-    level = summary["level"] + (" (as GGUFMILL_CPU asks for)" if summary["pretended"] else "")
+def _processor_text(summary: ProcessorSummary) -> str:
+    level = summary.level + (" (as GGUFMILL_CPU asks for)" if summary.pretended else "")
     rows = [
-        ("processor", f"{summary['processor']} ({summary['architecture']})"),
-        ("levels it can execute", ", ".join(summary["levels"])),
+        ("processor", f"{summary.processor} ({summary.architecture})"),
+        ("levels it can execute", ", ".join(summary.levels)),
         ("level in use", level),
-        ("vector registers", f"{summary['vector_bits']} bits"),
-        *summary["instructions"].items(),
-        ("compiled kernels", printable(summary["kernels"])),
+        ("vector registers", f"{summary.vector_bits} bits"),
+        *summary.instructions.items(),
+        ("compiled kernels", printable(summary.kernels)),
     ]
     return table(("what", "which"), rows)
 

@@ -20,7 +20,7 @@ import click
 
 from .. import VERBS, __version__
 
-_MOMENT = 0.05  # seconds
+_RAISE_AGAIN_AFTER = 0.05  # seconds
 
 
 class _Verbs(click.Group):
@@ -31,7 +31,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
-        if not gc.get_freeze_count():  # modules stay: to search them for garbage again and again takes a quarter of a second
+        if not gc.get_freeze_count():  # modules are never garbage: collecting them repeatedly takes a quarter of a second
             gc.freeze()
         return command
 
@@ -42,7 +42,7 @@ class _Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):  # from the table: --help need not import every verb
+        with formatter.section("Commands"):  # from the table: --help imports no verb
             formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
 
@@ -57,7 +57,7 @@ def group(debug: bool) -> None:
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """As `main`, once all this is imported."""
+    """Does what `main` promises."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _make_writable()
     try:
@@ -70,12 +70,12 @@ def run(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
-        seen = f" (`{where.command_path} --help` shows how it is used)" if where is not None else ""
-        _fail(" ".join(error.format_message().split()).rstrip(".") + seen, 2)
+        hint = f" (`{where.command_path} --help` shows how it is used)" if where is not None else ""
+        _fail(" ".join(error.format_message().split()).rstrip(".") + hint, 2)
     except (KeyboardInterrupt, click.Abort) as error:
         offer = str(error.__cause__ or error)  # click turns the one into the other
         _fail(f"interrupted; {offer}" if offer else "interrupted")
-    except BrokenPipeError:  # whoever read has had enough; what is left is not written at the end of the program either
+    except BrokenPipeError:  # the reader is gone: what is left must not be written when the program ends, either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
@@ -86,28 +86,31 @@ def run(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM is Ctrl-C by other means: what is under way is ended in good order. A handler of an embedding program stays."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
+    """Within this, SIGTERM raises KeyboardInterrupt, so that work ends in good order; another handler of it stays."""
+    is_default = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_default:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        if ours:
+        if is_default:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Ctrl-C within a function that C code calls (LLVM does, when it has made a kernel) ends that function only, as nothing can
-    be raised through C: it is raised once more, a moment later."""
+    """Within this, a KeyboardInterrupt that C code swallowed is raised again a moment later.
+
+    Ctrl-C within a Python function that C code calls (LLVM does, when it has compiled a kernel) ends that function only, since
+    nothing can be raised through C.
+    """
     before = sys.unraisablehook
 
     def again(lost: sys.UnraisableHookArgs) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        timer = threading.Timer(_MOMENT, interrupt_main)
+        timer = threading.Timer(_RAISE_AGAIN_AFTER, interrupt_main)
         timer.daemon = True
         timer.start()
 
@@ -131,7 +134,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _make_writable() -> None:
-    """Output goes on where a stream is closed, or its encoding lacks a character: that one is written as an escape."""
+    """Closed streams become /dev/null, and characters that an encoding lacks are written as escapes."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -141,6 +144,6 @@ def _make_writable() -> None:
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:
-    """One line, whatever is in a name or a message."""
+    """Prints one line, whatever characters a name or message has, and exits."""
     print("ggufmill:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text), file=sys.stderr)
     sys.exit(code)

@@ -74,7 +74,7 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
     parts, measured = [histogram_text(result.plan), totals_text(result.plan)], result.measured
     if measured is not None:
         parts.append(
-            f"KL divergence: predicted {result.found.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
+            f"KL divergence: predicted {result.assignment.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
         )
     for name in ("imatrix", "mla_layout"):
         words += [f"--{name.replace('_', '-')}", str(options[name])] if options[name] is not None else []

@@ -99,7 +99,7 @@ def compare_models(
     with reporting(progress) as report:
         total = sum(tensor_nbytes(t) for model in models for t in model.source.tensors.values())
         stage = Stage(report, "compare", total) if not no_weights else None
-        found = compare(
+        comparison = compare(
             models[0],
             models[1],
             decoded(data, Path(text)) if text is not None and data is not None else None,
@@ -111,7 +111,7 @@ def compare_models(
         )
         about = [describe_origin(model, full_hash, report) for model in models]
     result = ComparisonResult(
-        **vars(found),
+        **vars(comparison),
         a=about[0],
         b=about[1],
         n_ctx=window,
@@ -120,7 +120,7 @@ def compare_models(
         program=describe_program(),
     )
     if plot is not None:
-        plot_comparison(found, f"{Path(model_name(b)).name} against {Path(model_name(a)).name}", Path(plot))
-    if found.nonfinite:
-        raise CheckFailed(found.nonfinite, result)
+        plot_comparison(comparison, f"{Path(model_name(b)).name} against {Path(model_name(a)).name}", Path(plot))
+    if comparison.nonfinite:
+        raise CheckFailed(comparison.nonfinite, result)
     return result

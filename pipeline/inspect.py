@@ -1,8 +1,8 @@
-"""`ggufmill inspect`: what a GGUF file holds."""
+"""`ggufmill inspect`: what a GGUF file holds, and what the processor can do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -171,3 +171,46 @@ def _plain(value: Any, full: bool = False) -> Any:
     if isinstance(value, list) and len(value) > _SHOWN and not full:
         return {"length": len(value), "first": _plain(value[:_FIRST])}
     return [_plain(v, full) for v in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class ProcessorSummary:
+    """What the processor can do, and what kernels make use of.
+
+    processor, architecture  its name as the system gives it, and x86 or arm
+    levels                   levels of instructions that it can execute; level: the one in use
+    pretended                whether the environment (GGUFMILL_CPU) asks for that level
+    compiled_for             processor name that LLVM compiles for; vector_bits: width of its vector registers
+    features                 instruction sets in use
+    instructions             operation -> the instruction that kernels use for it
+    kernels                  folder of compiled kernels
+    """
+
+    processor: str
+    architecture: str
+    levels: list[str]
+    level: str
+    pretended: bool
+    compiled_for: str
+    vector_bits: int
+    features: list[str]
+    instructions: dict[str, str]
+    kernels: str
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the fields."""
+        return asdict(self)
+
+
+def inspect_processor() -> ProcessorSummary:
+    """What the processor can do, and what kernels make use of. Raises MillError for a GGUFMILL_CPU that it cannot execute.
+
+    Example:
+        >>> from ggufmill import inspect_processor
+        >>> summary = inspect_processor()
+        >>> summary.level in summary.levels
+        True
+    """
+    from ..simd.cpu_summary import cpu_summary
+
+    return ProcessorSummary(**cpu_summary())

@@ -90,10 +90,10 @@ def search_recipe(
     target = Target(as_bytes(target_size), target_bpw, max_kld, as_pattern(gpu, "--gpu"), as_bytes(gpu_size))
     fixed = load_recipe(find(rules)) if rules is not None else None
     source = open_source(model, mla_layout=mla_layout)
-    kept = Path(state) if state is not None else out.with_name(out.name + ".state.json")
-    if kept.resolve() == out.resolve():
-        raise PlanError(f"--state {kept} is the output too; choose another file")
-    refuse_inputs([out, kept], [*source.files, *(Path(path) for path in (imatrix, text, rules) if path is not None)])
+    state_path = Path(state) if state is not None else out.with_name(out.name + ".state.json")
+    if state_path.resolve() == out.resolve():
+        raise PlanError(f"--state {state_path} is the output too; choose another file")
+    refuse_inputs([out, state_path], [*source.files, *(Path(path) for path in (imatrix, text, rules) if path is not None)])
     check_new(out, force)
     given = {"n_ctx": n_ctx, "chunks": chunks, "measurements": measurements, "refine": refine}
     options = SearchOptions(
@@ -112,7 +112,7 @@ def search_recipe(
             options,
             fixed=fixed.rules if fixed is not None else (),
             fixed_text=fixed.rules_text if fixed is not None else "",
-            state=kept,
+            state=state_path,
             shared=state is not None,
             report=report,
         )

@@ -75,12 +75,12 @@ def parse_types(types: str | Sequence[TensorType | str] | None, where: str = "--
     """'iq2_k,iq3_k,default', or a list of types: `default` is the usual set, and None too. Raises RecipeError."""
     given = types.split(",") if isinstance(types, str) else types or ()
     names = [part.strip() if isinstance(part, str) else part.name for part in given]
-    found: dict[str, TensorType] = {}
+    parsed_types: dict[str, TensorType] = {}
     for name in [name for name in names if name] or ["default"]:
         for one in DEFAULT_TYPES if name.lower() == "default" else [name]:
             parsed = parse_type(one, where)
-            found[parsed.name] = parsed
-    return tuple(found.values())
+            parsed_types[parsed.name] = parsed
+    return tuple(parsed_types.values())
 
 
 def target_of(

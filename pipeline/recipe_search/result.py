@@ -22,7 +22,7 @@ class SearchResult:
 
     target       what was to be reached
     text         the recipe
-    found        the types before they were interleaved, with the divergence predicted for them
+    assignment   the types before they were interleaved, with the divergence predicted for them
     types        tensor name -> type, as the recipe says
     plan         what `quantize_model` makes of the recipe
     measured     the divergence on the calibration text, which the search has seen; None without a text
@@ -32,7 +32,7 @@ class SearchResult:
 
     target: Target
     text: str
-    found: TypeAssignment
+    assignment: TypeAssignment
     types: dict[str, TensorType]
     plan: Plan
     measured: Divergence | None
@@ -45,7 +45,7 @@ class SearchResult:
             "total_bytes": self.plan.total_bytes,
             "file_bytes": self.plan.file_bytes,
             "bits_per_weight": self.plan.bits_per_weight,
-            "predicted_damage": self.found.predicted,
+            "predicted_damage": self.assignment.predicted,
             "kld_mean": self.measured.mean if self.measured is not None else None,
             "kld_error": self.measured.error if self.measured is not None else None,
         }
@@ -70,7 +70,7 @@ def name_recipe_in_warnings(plan: Plan) -> None:
 
 def header_lines(
     source: TensorSource,
-    found: TypeAssignment,
+    assignment: TypeAssignment,
     target: Target,
     options: SearchOptions,
     *,
@@ -80,17 +80,18 @@ def header_lines(
 ) -> list[str]:
     """The comments at the head of a recipe: the model, the target, the figures, how it was found, and the command."""
     name = source.metadata.get("general.name") or Path(source.path).name
-    elements = sum(source.tensors[n].n_elements for n in found.types)
+    elements = sum(source.tensors[n].n_elements for n in assignment.types)
     lines = [f"{name}: found by ggufmill {__version__} for {target.text}"]
     lines.append(
-        f"{len(found.types)} tensors in {found.nbytes:,} bytes, {8 * found.nbytes / elements:.3f} bits per weight of these"
+        f"{len(assignment.types)} tensors in {assignment.nbytes:,} bytes, "
+        f"{8 * assignment.nbytes / elements:.3f} bits per weight of these"
     )
     if options.text is not None:
         where = f"{options.text.name}, {options.chunks} windows of {options.n_ctx}"
         figure = f", measured {measured.mean:.4g} +/- {measured.error:.2g}" if measured is not None else ""
-        lines.append(f"KL divergence on {where}: predicted {found.predicted:.4g}{figure}")
+        lines.append(f"KL divergence on {where}: predicted {assignment.predicted:.4g}{figure}")
     else:
-        lines.append(f"No text was given: relative errors of tensors count alike, in all {found.predicted:.4g}")
+        lines.append(f"No text was given: relative errors of tensors count alike, in all {assignment.predicted:.4g}")
     importance = "with an imatrix" if with_imatrix else "without an imatrix"
     lines.append(f"Errors of {options.rows} rows per tensor, seed {options.seed}, {importance}")
     texts = [" ".join(line.splitlines()).encode("utf-8", "backslashreplace").decode() for line in [*lines, command] if line]

@@ -161,26 +161,26 @@ class SearchJob:
     def find(self, target: Target, command: str = "") -> SearchResult:
         """The recipe for a target. command: goes into its header. Raises PlanError when the types allowed cannot reach it."""
         self.smallest_plan(target)
-        found = self._solve(target)
+        assignment = self._solve(target)
         if self.options.text is not None and self.options.refine:
-            found = self._refined(found, target)
-        types = use_packed_types(found.types, self.tensors, target.gpu) if self.options.repacked else found.types
+            assignment = self._refined(assignment, target)
+        types = use_packed_types(assignment.types, self.tensors, target.gpu) if self.options.repacked else assignment.types
         measured = None
         if self.options.text is not None:
             from ...runtime.evaluate.sensitivity import Divergence
 
-            measured = Divergence(*self.divergence(found.types))
+            measured = Divergence(*self.divergence(assignment.types))
             self.measurements.save(now=True)
-        text = self._recipe_text(found, target, types, measured, command)
-        return SearchResult(target, text, found, types, self.plan(text), measured, self._requantizes(text))
+        text = self._recipe_text(assignment, target, types, measured, command)
+        return SearchResult(target, text, assignment, types, self.plan(text), measured, self._requantizes(text))
 
     def _solve(self, target: Target) -> TypeAssignment:
         return self._of_size(target) if target.divergence is None else self._of_divergence(target.divergence)
 
-    def _refined(self, found: TypeAssignment, target: Target) -> TypeAssignment:
+    def _refined(self, assignment: TypeAssignment, target: Target) -> TypeAssignment:
         """The best of the choice and of those after each round of measuring around the one before."""
         try:
-            tried = [found]
+            tried = [assignment]
             for _ in range(self.options.refine):
                 self._refine_sensitivities(tried[-1])
                 tried.append(self._solve(target))
@@ -219,7 +219,7 @@ class SearchJob:
             )
         if self.options.text is not None:
             _ = self._tokens  # raises for what is no text, or too short
-        plan = self.plan(self._recipe_text(self._extreme(0), target) + RESERVE, out)
+        plan = self.plan(self._recipe_text(self._extreme_types(0), target) + RESERVE, out)
         if target.divergence is None:
             allowed, taken = self._limit(target), self._size(target, plan)
             if taken > allowed:
@@ -236,11 +236,11 @@ class SearchJob:
         """Bytes on disk that the file for a target has at most."""
         if target.size is not None:
             return target.size
-        plan = self.plan(self._recipe_text(self._extreme(-1), target) + RESERVE)
+        plan = self.plan(self._recipe_text(self._extreme_types(-1), target) + RESERVE)
         header = plan.file_bytes - plan.total_bytes
         return min(plan.file_bytes, header + self._limit(target)) if target.bits is not None else plan.file_bytes
 
-    def _extreme(self, index: int) -> TypeAssignment:
+    def _extreme_types(self, index: int) -> TypeAssignment:
         """The smallest (0) or the largest (-1) type allowed for every tensor."""
         types = {name: candidates[index] for name, candidates in self.candidates.items()}
         return TypeAssignment(types, sum(type.nbytes(self.tensors[name].shape) for name, type in types.items()), 0.0)
@@ -260,29 +260,29 @@ class SearchJob:
         return plan.total_bytes if target.bits is not None else plan.file_bytes
 
     def _of_size(self, target: Target) -> TypeAssignment:
-        search, lowest = self.search, self._extreme(0)
+        search, lowest = self.search, self._extreme_types(0)
         plan = self.plan(self._recipe_text(lowest, target) + RESERVE)
         limit = self._limit(target)
         others = self._size(target, plan) - lowest.nbytes  # header, and tensors whose type is not chosen
         for _ in range(ATTEMPTS):
-            found = search.fit_budgets(self._budgets(target, plan, limit - others))
-            plan = self.plan(self._recipe_text(found, target) + RESERVE)
+            assignment = search.fit_budgets(self._budgets(target, plan, limit - others))
+            plan = self.plan(self._recipe_text(assignment, target) + RESERVE)
             excess = self._size(target, plan) - limit
             if excess <= 0:
-                return found
+                return assignment
             others += excess  # a longer recipe makes a longer header
         raise MillError(f"no recipe of at most {target.text} was found; ask for a little more")
 
-    def _refine_sensitivities(self, found: TypeAssignment) -> None:
+    def _refine_sensitivities(self, assignment: TypeAssignment) -> None:
         """Corrects the groups' sensitivities by what a step up and a step down from the choice do to the divergence."""
         search = self.search
         stage = Stage(self._report, "refining", len(search.groups), "group")
         for group in search.groups:
-            down, up = search.neighbours(found, group)
+            down, up = search.neighbours(assignment, group)
             low, high = (sum(self.measurements.errors[n][t.name] for n, t in types.items()) for types in (up, down))
             if high > low:
-                worse, better = (self.divergence({**found.types, **types})[0] for types in (down, up))
-                search.correct_curve(group, found, (worse - better) / (high - low), TRUST)
+                worse, better = (self.divergence({**assignment.types, **types})[0] for types in (down, up))
+                search.correct_curve(group, assignment, (worse - better) / (high - low), TRUST)
             stage.advance(1, group.name)
 
     def _budgets(self, target: Target, plan: Plan, nbytes: int) -> list[Budget]:
@@ -312,12 +312,12 @@ class SearchJob:
         search, allowed, best, measured = self.search, wanted, None, 0.0
         for _ in range(ATTEMPTS):
             try:
-                found = search.fit_divergence(allowed)
+                assignment = search.fit_divergence(allowed)
             except PlanError:
-                found = search.assignment({name: self._finest(name) for name in self.tensors})
-            measured = self.divergence(found.types)[0]
-            if measured <= wanted and (best is None or found.nbytes < best.nbytes):
-                best = found
+                assignment = search.assignment({name: self._finest(name) for name in self.tensors})
+            measured = self.divergence(assignment.types)[0]
+            if measured <= wanted and (best is None or assignment.nbytes < best.nbytes):
+                best = assignment
             if 0.95 * wanted <= measured <= wanted:
                 break
             allowed *= min(4.0, max(0.25, 0.975 * wanted / measured)) if measured > 0 else 4.0
@@ -334,15 +334,17 @@ class SearchJob:
 
     def _recipe_text(
         self,
-        found: TypeAssignment,
+        assignment: TypeAssignment,
         target: Target,
         types: Mapping[str, TensorType] | None = None,
         measured: Divergence | None = None,
         command: str = "",
     ) -> str:
-        """types: as they are to be written, if they are not those of `found`."""
+        """types: as they are to be written, if they are not those of the assignment."""
         covered = self.importance is not None
-        lines = header_lines(self.source, found, target, self.options, with_imatrix=covered, measured=measured, command=command)
-        others = [n for n in self.source.tensors if n not in found.types and n.startswith("blk.")]
+        lines = header_lines(
+            self.source, assignment, target, self.options, with_imatrix=covered, measured=measured, command=command
+        )
+        others = [n for n in self.source.tensors if n not in assignment.types and n.startswith("blk.")]
         fixed = [self.fixed_text] if self.fixed_text else []
-        return "\n".join([*lines, *fixed, rules_text(types or found.types, others)])
+        return "\n".join([*lines, *fixed, rules_text(types or assignment.types, others)])

@@ -58,36 +58,36 @@ _COLOURS = "".join(
 )  # fills and strokes
 
 
-def page_text(found: dict[str, Any]) -> str:
-    """The whole document."""
-    name = found["recipe"]
+def page_text(data: dict[str, Any]) -> str:
+    """The page of a run's report (`report_json`)."""
+    name = data["recipe"]
     body = [
         f"<h1>{escape(name)}</h1>",
-        *_failures(found),
-        f'<p class="soft">{escape(found["source"])}. Made {escape(found["made"])} by ggufmill {escape(found["version"])} on '
-        f"{escape(found['machine'])}.</p>",
-        _tiles(found),
-        *_warnings(found),
-        _section("Size", [_sizes(found), ("Shares", _table(ROLES, role_rows(found)) + _table(TYPES, type_rows(found)))]),
-        *_search(found),
-        *_validation(found),
-        *_errors(found),
-        *_imatrix(found),
-        _section("Time", [_time(found)]),
-        _section("Recipe", [], f"<pre>{escape(recipe_shown(found))}</pre>{_reproduce(found)}"),
-        _tensors(found),
+        *_failures(data),
+        f'<p class="soft">{escape(data["source"])}. Made {escape(data["made"])} by ggufmill {escape(data["version"])} on '
+        f"{escape(data['machine'])}.</p>",
+        _tiles(data),
+        *_warnings(data),
+        _section("Size", [_sizes(data), ("Shares", _table(ROLES, role_rows(data)) + _table(TYPES, type_rows(data)))]),
+        *_search(data),
+        *_validation(data),
+        *_errors(data),
+        *_imatrix(data),
+        _section("Time", [_time(data)]),
+        _section("Recipe", [], f"<pre>{escape(recipe_shown(data))}</pre>{_reproduce(data)}"),
+        _tensors(data),
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     head += f"<title>{escape(name)}</title><style>{_STYLE}{_COLOURS}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
 
 
-def _tiles(found: dict[str, Any]) -> str:
-    v = found["validation"]
+def _tiles(data: dict[str, Any]) -> str:
+    v = data["validation"]
     tiles = [
-        (gib(found["file_bytes"]), "on disk"),
-        (f"{found['bits_per_weight']:.3f}", "bits per weight"),
-        (_count(found["weights"]), "weights"),
+        (gib(data["file_bytes"]), "on disk"),
+        (f"{data['bits_per_weight']:.3f}", "bits per weight"),
+        (_count(data["weights"]), "weights"),
     ]
     if v is not None:
         tiles += [
@@ -107,36 +107,36 @@ def _count(n: int) -> str:
     return str(n)
 
 
-def _failures(found: dict[str, Any]) -> list[str]:
-    lines = "".join(f"<li>{escape(failure)}</li>" for failure in found["failures"])
+def _failures(data: dict[str, Any]) -> list[str]:
+    lines = "".join(f"<li>{escape(failure)}</li>" for failure in data["failures"])
     return [f'<p class="bad"><b>{FAILED}</b></p><ul class="bad">{lines}</ul>'] if lines else []
 
 
-def _warnings(found: dict[str, Any]) -> list[str]:
-    notes = [*found["warnings"], *(found["validation"] or {}).get("notes", [])]
+def _warnings(data: dict[str, Any]) -> list[str]:
+    notes = [*data["warnings"], *(data["validation"] or {}).get("notes", [])]
     return [f"<h2>Warnings</h2><ul>{''.join(f'<li>{escape(w)}</li>' for w in notes)}</ul>"] if notes else []
 
 
-def _sizes(found: dict[str, Any]) -> tuple[str, str]:
-    keys = list(found["types"])
+def _sizes(data: dict[str, Any]) -> tuple[str, str]:
+    keys = list(data["types"])
     rows = []
-    for role, types in found["roles"].items():
+    for role, types in data["roles"].items():
         nbytes = sum(types.values())
-        label = f"{role}: {gib(nbytes)}, {nbytes / found['total_bytes']:.1%}"
+        label = f"{role}: {gib(nbytes)}, {nbytes / data['total_bytes']:.1%}"
         rows.append((label, [(name, types[name] / 2**20) for name in keys if name in types]))
     return "Size by role and type", bars(rows, keys, " MiB")
 
 
-def _search(found: dict[str, Any]) -> list[str]:
-    if found["search"] is None:
+def _search(data: dict[str, Any]) -> list[str]:
+    if data["search"] is None:
         return []
-    rules = f"<pre>{escape(found['search']['recipe'].rstrip())}</pre>"
-    rest = f"<p>{escape(search_line(found))}</p>{_table(SEARCH, search_rows(found))}"
+    rules = f"<pre>{escape(data['search']['recipe'].rstrip())}</pre>"
+    rest = f"<p>{escape(search_line(data))}</p>{_table(SEARCH, search_rows(data))}"
     return [_section("Search", [], f"{rest}<details><summary>The recipe that was found</summary>{rules}</details>")]
 
 
-def _validation(found: dict[str, Any]) -> list[str]:
-    v = found["validation"]
+def _validation(data: dict[str, Any]) -> list[str]:
+    v = data["validation"]
     if v is None:
         return []
     running = v.get("running", {})
@@ -148,12 +148,12 @@ def _validation(found: dict[str, Any]) -> list[str]:
         plots.append(("Perplexity so far", lines(both, "windows read", "perplexity")))
         ratios = [a / b for a, b in zip(running["perplexity"], running["baseline_perplexity"], strict=True)]
         shown = [Series(f"result / {v['baseline']}", windows, ratios, colour=2)]
-        limit = found["limits"].get("max_ppl_ratio")
+        limit = data["limits"].get("max_ppl_ratio")
         if limit:
             shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
         plots.append(("Ratio of the perplexities so far", lines(shown, "windows read", "ratio")))
         shown = [Series("mean KL divergence", windows, running["kld_mean"], colour=3)]
-        limit = found["limits"].get("max_kld")
+        limit = data["limits"].get("max_kld")
         if limit:
             shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
         plots.append(("KL divergence so far", lines(shown, "windows read", "nats per token", from_zero=True)))
@@ -161,13 +161,13 @@ def _validation(found: dict[str, Any]) -> list[str]:
         percent = [float(p) for p in v["kld_percentiles"]]
         spread = Series("of the predictions diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
         plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
-    tables = f"<p>{escape(measured(v))}</p>{_table(COMPARISON, comparison(found))}"
+    tables = f"<p>{escape(measured(v))}</p>{_table(COMPARISON, comparison(data))}"
     texts = [f'<h3>Text from {escape(k)}</h3><pre class="text">{escape(t)}</pre>' for k, t in v.get("texts", {}).items()]
     return [_section("Quality", plots, tables + "".join(texts))]
 
 
-def _errors(found: dict[str, Any]) -> list[str]:
-    plots, layers = [], (found["validation"] or {}).get("layers")
+def _errors(data: dict[str, Any]) -> list[str]:
+    plots, layers = [], (data["validation"] or {}).get("layers")
     if layers:
         numbers = [e["layer"] for e in layers]
         shown = [
@@ -175,29 +175,29 @@ def _errors(found: dict[str, Any]) -> list[str]:
             Series("worst token", numbers, [e["worst"] for e in layers], colour=3),
         ]
         plots.append(("Outputs of the layers", lines(shown, "layer", "relative error", log=True)))
-    kinds: dict[str, list[tuple[int, float]]] = {}
-    for t in found["table"]:
+    points_by_role: dict[str, list[tuple[int, float]]] = {}
+    for t in data["table"]:
         if t["layer"] is not None and t["error"]:
-            kinds.setdefault(t["kind"], []).append((t["layer"], t["error"]))
-    several = {kind: points for kind, points in kinds.items() if len(points) > 1}
+            points_by_role.setdefault(t["kind"], []).append((t["layer"], t["error"]))
+    several = {role: points for role, points in points_by_role.items() if len(points) > 1}
     if several:
         last = max(layer for points in several.values() for layer, _ in points)
         series = []
-        for kind, points in sorted(several.items()):
+        for role, points in sorted(several.items()):
             of = dict(points)
             numbers = list(range(last + 1))
-            series.append(Series(kind, numbers, [of.get(i) for i in numbers], dashed=len(series) >= COLOURS))
+            series.append(Series(role, numbers, [of.get(i) for i in numbers], dashed=len(series) >= COLOURS))
         plots.append(("Weights", lines(series, "layer", "relative error", from_zero=True, height=240)))
-    if not plots and not error_rows(found):
+    if not plots and not error_rows(data):
         return []
-    said = (
+    legend = (
         '<p class="soft">Relative error |b - a| / |a|: of the layers on the first window, of weights on samples read back.</p>'
     )
-    return [_section("Error by layer", plots, said + _table(ERRORS, error_rows(found)))]
+    return [_section("Error by layer", plots, legend + _table(ERRORS, error_rows(data)))]
 
 
-def _imatrix(found: dict[str, Any]) -> list[str]:
-    cover = found["coverage"]
+def _imatrix(data: dict[str, Any]) -> list[str]:
+    cover = data["coverage"]
     if cover is None:
         return []
     rows = [row for row in cover["layers"] if row["tokens"] is not None]
@@ -212,28 +212,28 @@ def _imatrix(found: dict[str, Any]) -> list[str]:
     remarks = "".join(f"<li>{escape(r)}</li>" for r in cover["remarks"])
     return [
         _section(
-            "Imatrix coverage", plots, f"<p>{escape(coverage_line(found))}</p>" + (f"<ul>{remarks}</ul>" if remarks else "")
+            "Imatrix coverage", plots, f"<p>{escape(coverage_line(data))}</p>" + (f"<ul>{remarks}</ul>" if remarks else "")
         )
     ]
 
 
-def _time(found: dict[str, Any]) -> tuple[str, str]:
-    seconds = found["seconds"]
+def _time(data: dict[str, Any]) -> tuple[str, str]:
+    seconds = data["seconds"]
     rows = [(f"{stage}: {t:.1f} s", [("seconds", t)]) for stage, t in seconds.items()]
     return "Seconds by stage", bars(rows, ["seconds"], " s")
 
 
-def _reproduce(found: dict[str, Any]) -> str:
+def _reproduce(data: dict[str, Any]) -> str:
     return (
-        f"<p>Made again, byte for byte, with ggufmill {escape(found['version'])} and the same source:</p>"
-        f"<pre>ggufmill run {escape(found['recipe'])}</pre>"
+        f"<p>Made again, byte for byte, with ggufmill {escape(data['version'])} and the same source:</p>"
+        f"<pre>ggufmill run {escape(data['recipe'])}</pre>"
     )
 
 
-def _tensors(found: dict[str, Any]) -> str:
+def _tensors(data: dict[str, Any]) -> str:
     rows = [
         (t["name"], " x ".join(map(str, t["shape"])), t["type"], f"{t['nbytes']:,}", _error(t["error"]), t["rule"])
-        for t in found["table"]
+        for t in data["table"]
     ]
     inner = _table(("tensor", "shape", "type", "bytes", "error", "rule"), rows)
     return f"<h2>Tensors</h2><details><summary>All {len(rows)} tensors</summary>{inner}</details>"
@@ -249,7 +249,7 @@ def _section(title: str, plots: Sequence[tuple[str, str]], rest: str = "") -> st
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers to the right, lists in as many lines as they take; tables that are wide all the same scroll within themselves."""
+    """A table with numbers to the right and lists wrapped; one that is too wide for the page scrolls."""
     right = [bool(rows) and all(str(row[i])[:1] in "0123456789+-" for row in rows if str(row[i])) for i in range(len(headings))]
 
     def cells(tag: str, values: Sequence[object]) -> str:

@@ -15,13 +15,13 @@ from ...imatrix.coverage import place
 from ...imatrix.entries import FEW, has_data
 from ...quantize.recipes.type_selection import is_quantizable
 from .imatrix_coverage import covered_layers
-from .plots import _figure, _save
+from .plots import new_figure, save_figure
 
 if TYPE_CHECKING:
     from ...imatrix.statistics import Comparison, Similarity, TensorStatistics
 
 _OUTSIDE = "outside"  # the row of what is in no layer
-_BARE = "#d62728"  # without data
+_WITHOUT_DATA = "#d62728"  # without data
 
 
 def _grid(values: Mapping[str, float]) -> tuple[np.ndarray, list[str], list[str]]:
@@ -31,11 +31,11 @@ def _grid(values: Mapping[str, float]) -> tuple[np.ndarray, list[str], list[str]
     rows = [str(layer) for layer in sorted(inside)]
     if any(layer is None for layer, _ in places.values()):
         rows.append(_OUTSIDE)
-    kinds = sorted({kind for _, kind in places.values()})
-    grid = np.full((len(rows), len(kinds)), np.nan)
+    roles = sorted({kind for _, kind in places.values()})
+    grid = np.full((len(rows), len(roles)), np.nan)
     for name, (layer, kind) in places.items():
-        grid[rows.index(_OUTSIDE if layer is None else str(layer)), kinds.index(kind)] = values[name]
-    return grid, rows, kinds
+        grid[rows.index(_OUTSIDE if layer is None else str(layer)), roles.index(kind)] = values[name]
+    return grid, rows, roles
 
 
 def _map(figure: Any, axes: Any, grid: np.ndarray, rows: Sequence[str], label: str, **options: Any) -> Any:
@@ -68,8 +68,8 @@ def _counts_within(low: float, high: float) -> list[float]:
     return within
 
 
-def _kinds_below(axes: Any, kinds: Sequence[str]) -> None:
-    axes.set_xticks(range(len(kinds)), kinds, rotation=60, ha="right", rotation_mode="anchor", fontsize=7)
+def _label_roles(axes: Any, roles: Sequence[str]) -> None:
+    axes.set_xticks(range(len(roles)), roles, rotation=60, ha="right", rotation_mode="anchor", fontsize=7)
 
 
 def _height(rows: int) -> float:
@@ -84,18 +84,18 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
     for tensor in filter(is_quantizable, source.tensors.values()):
         entry = imatrix.entries.get(tensor.name)
         tokens[tensor.name] = float(entry[1].mean()) if entry is not None and has_data(*entry) else 0.0
-    grid, rows, kinds = _grid(tokens)
+    grid, rows, roles = _grid(tokens)
     layers = [row for row in covered_layers(imatrix, source) if row.experts]
     parts = 2 if layers else 1
-    figure = _figure(_height(len(rows)) + 1.0 + (_height(len(layers)) if layers else 0))
+    figure = new_figure(_height(len(rows)) + 1.0 + (_height(len(layers)) if layers else 0))
     upper, *lower = list(figure.subplots(parts, 1, squeeze=False)[:, 0])
     colours = _colours("viridis")
     most = float(np.nanmax(grid, initial=2.0))
     shown = np.where(grid == 0, 0.5, grid)  # below the scale: drawn in red
     _map(figure, upper, shown, rows, "tokens (per matrix)", cmap=colours, norm=LogNorm(1, most))
-    _kinds_below(upper, kinds)
-    bare = int((grid == 0).sum())
-    upper.set_title(f"tensors: {bare} without data (red), white: no such tensor", fontsize=9)
+    _label_roles(upper, roles)
+    without_data = int((grid == 0).sum())
+    upper.set_title(f"tensors: {without_data} without data (red), white: no such tensor", fontsize=9)
     if layers:
         widest = max(row.experts for row in layers)
         seen = np.full((len(layers), widest), np.nan)
@@ -110,56 +110,56 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
         none, few = sum(len(row.none) for row in layers), sum(len(row.few) for row in layers)
         axes.set_title(f"experts: {none} without a token (red), {few} with fewer than {FEW}", fontsize=9)
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _colours(name: str) -> Any:
     import matplotlib
 
-    return matplotlib.colormaps[name].with_extremes(under=_BARE, bad="white")
+    return matplotlib.colormaps[name].with_extremes(under=_WITHOUT_DATA, bad="white")
 
 
-def plot_statistics(found: Sequence[TensorStatistics], alike: Sequence[Similarity], title: str, path: Path) -> None:
+def plot_statistics(statistics: Sequence[TensorStatistics], similarity: Sequence[Similarity], title: str, path: Path) -> None:
     """Layers by tensors: the mean square (logarithm), how evenly it is spread over the columns, and what the ten largest have;
     with similarities, those too."""
     maps: list[tuple[str, Mapping[str, float], str, tuple[float, float] | None]] = [
         (
             "log10 of the mean square",
-            _each(found, lambda e: np.log10(e.mean_square) if e.mean_square else np.nan),
+            _each(statistics, lambda e: np.log10(e.mean_square) if e.mean_square else np.nan),
             "magma",
             None,
         ),
-        ("evenness over the columns", _each(found, lambda e: e.evenness), "viridis", (0.0, 1.0)),
-        ("share of the ten largest columns", _each(found, lambda e: e.top_share), "cividis", (0.0, 1.0)),
+        ("evenness over the columns", _each(statistics, lambda e: e.evenness), "viridis", (0.0, 1.0)),
+        ("share of the ten largest columns", _each(statistics, lambda e: e.top_share), "cividis", (0.0, 1.0)),
     ]
-    if alike:
-        cosines = {f"blk.{s.layer}.{s.kind}.weight": np.nan if s.cosine is None else s.cosine for s in alike}
+    if similarity:
+        cosines = {f"blk.{s.layer}.{s.kind}.weight": np.nan if s.cosine is None else s.cosine for s in similarity}
         maps.append(("cosine with the layer before", cosines, "viridis", None))
     _maps(maps, title, path)
 
 
-def plot_comparison(found: Comparison, title: str, path: Path) -> None:
+def plot_comparison(comparison: Comparison, title: str, path: Path) -> None:
     """Layers by tensors: 1 - cosine (logarithm), and the ratio of the sums (logarithm to base 2)."""
-    apart = {d.name: np.log10(max(1 - d.cosine, 1e-12)) for d in found.differences if d.cosine is not None}
-    ratios = {d.name: np.log2(d.ratio) for d in found.differences if d.ratio}
+    distances = {d.name: np.log10(max(1 - d.cosine, 1e-12)) for d in comparison.differences if d.cosine is not None}
+    ratios = {d.name: np.log2(d.ratio) for d in comparison.differences if d.ratio}
     widest = max((abs(r) for r in ratios.values()), default=0.0) or 1e-6
-    maps = [("log10 of 1 - cosine", apart, "magma", None), ("log2 of second / first", ratios, "RdBu_r", (-widest, widest))]
+    maps = [("log10 of 1 - cosine", distances, "magma", None), ("log2 of second / first", ratios, "RdBu_r", (-widest, widest))]
     _maps([m for m in maps if m[1]], title, path)
 
 
-def _each(found: Sequence[TensorStatistics], value: Callable[[TensorStatistics], float]) -> dict[str, float]:
-    return {entry.name: value(entry) for entry in found}
+def _each(statistics: Sequence[TensorStatistics], value: Callable[[TensorStatistics], float]) -> dict[str, float]:
+    return {entry.name: value(entry) for entry in statistics}
 
 
 def _maps(maps: Sequence[tuple[str, Mapping[str, float], str, tuple[float, float] | None]], title: str, path: Path) -> None:
     grids = [(label, *_grid(values), colours, limits) for label, values, colours, limits in maps]
-    figure = _figure(sum(_height(len(rows)) + 0.8 for _, _, rows, _, _, _ in grids) or 2.0)
+    figure = new_figure(sum(_height(len(rows)) + 0.8 for _, _, rows, _, _, _ in grids) or 2.0)
     ratios = [_height(len(rows)) for _, _, rows, _, _, _ in grids] or [1.0]
     panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
-    for axes, (label, grid, rows, kinds, colours, limits) in zip(panels, grids, strict=False):
+    for axes, (label, grid, rows, roles, colours, limits) in zip(panels, grids, strict=False):
         low, high = limits or (None, None)
         _map(figure, axes, grid, rows, label, cmap=_colours(colours), vmin=low, vmax=high)
-        _kinds_below(axes, kinds)
+        _label_roles(axes, roles)
         axes.set_title(label, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_picture(path: Path) -> None:
-    """Raises PlanError if no picture can be drawn to that file: to be asked before the work is done, not after."""
+    """Raises PlanError if no picture can be drawn to that file; called before the work is done, not after."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -27,22 +27,24 @@ def check_picture(path: Path) -> None:
         raise PlanError(f"--plot: the folder {path.absolute().parent} is not there, or cannot be written to")
 
 
-def _figure(height: float) -> Any:
+def new_figure(height: float) -> Any:
+    """A figure of 10 by `height` inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(10, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes the figure. Raises PlanError for a suffix that is no picture."""
     try:
         figure.savefig(path, dpi=120)
-    except ValueError as error:  # a suffix that is no picture
+    except ValueError as error:
         raise PlanError(f"{path}: {error}") from None
 
 
 def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
     """Prompt and generation speed over the tokens in the cache."""
-    figure = _figure(6.5)
+    figure = new_figure(6.5)
     upper, lower = figure.subplots(2, 1, sharex=True)
     depths = [r.n_kv for r in rows]
     for axes, label, speeds, colour in (
@@ -54,48 +56,48 @@ def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
         axes.grid(alpha=0.3)
     lower.set(xlabel="tokens in the context before")
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def plot_comparison(found: Comparison, title: str, path: Path) -> None:
+def plot_comparison(comparison: Comparison, title: str, path: Path) -> None:
     """Errors of the layers above, those of the weights (and products) of each tensor by layer below."""
-    parts = [bool(found.layers), any(t.relative > 0 for t in found.tensors)]
-    figure = _figure(4.0 * max(1, sum(parts)))
+    parts = [bool(comparison.layers), any(t.relative > 0 for t in comparison.tensors)]
+    figure = new_figure(4.0 * max(1, sum(parts)))
     axes = list(figure.subplots(max(1, sum(parts)), 1, squeeze=False)[:, 0])
     if parts[0]:
         top = axes.pop(0)
-        numbers = [e.layer for e in found.layers]
-        top.plot(numbers, [e.relative for e in found.layers], "o-", markersize=4, label="all tokens")
-        top.plot(numbers, [e.worst for e in found.layers], "^:", markersize=4, label="worst token")
+        numbers = [e.layer for e in comparison.layers]
+        top.plot(numbers, [e.relative for e in comparison.layers], "o-", markersize=4, label="all tokens")
+        top.plot(numbers, [e.worst for e in comparison.layers], "^:", markersize=4, label="worst token")
         top.set(xlabel="layer", ylabel="relative error", title="outputs of the layers")
-        if any(e.worst > 0 for e in found.layers):
+        if any(e.worst > 0 for e in comparison.layers):
             top.set_yscale("log")
         top.xaxis.get_major_locator().set_params(integer=True)
         top.legend(fontsize=8)
         top.grid(alpha=0.3)
     if parts[1]:
-        _weights(axes.pop(0), found)
+        _weights(axes.pop(0), comparison)
     figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _weights(axes: Any, found: Comparison) -> None:
-    kinds: dict[str, list[tuple[int, float]]] = {}
-    last = max((e.layer for e in found.layers), default=-1)
-    for t in found.tensors:
+def _weights(axes: Any, comparison: Comparison) -> None:
+    by_role: dict[str, list[tuple[int, float]]] = {}
+    last = max((e.layer for e in comparison.layers), default=-1)
+    for t in comparison.tensors:
         match = re.match(r"blk\.(\d+)\.(.+?)(\.weight)?$", t.name)
         last = max(last, int(match[1])) if match else last
-    for t in found.tensors:
+    for t in comparison.tensors:
         if t.relative <= 0:
             continue
         match = re.match(r"blk\.(\d+)\.(.+?)(\.weight)?$", t.name)
         layer = int(match[1]) if match else (-1 if t.name.startswith("token_embd") else last + 1)
-        kinds.setdefault(match[2] if match else t.name.removesuffix(".weight"), []).append((layer, t.relative))
+        by_role.setdefault(match[2] if match else t.name.removesuffix(".weight"), []).append((layer, t.relative))
     markers = "osv^D<>pPX*"
-    for i, (kind, points) in enumerate(sorted(kinds.items())):
-        axes.plot(*zip(*points, strict=True), markers[i % len(markers)] + "-", markersize=4, linewidth=0.8, label=kind)
+    for i, (role, points) in enumerate(sorted(by_role.items())):
+        axes.plot(*zip(*points, strict=True), markers[i % len(markers)] + "-", markersize=4, linewidth=0.8, label=role)
     axes.set(xlabel="layer (embedding before the first, output after the last)", ylabel="relative error", title="weights")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7, ncols=1 + len(kinds) // 12, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, ncols=1 + len(by_role) // 12, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.grid(alpha=0.3)

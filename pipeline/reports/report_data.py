@@ -89,7 +89,7 @@ def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
     from ...imatrix.coverage import remarks
     from .imatrix_coverage import covered_layers
 
-    found = covered_layers(imatrix, run.source)
+    covered = covered_layers(imatrix, run.source)
     layers = [
         {
             "layer": row.layer,
@@ -100,9 +100,9 @@ def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
             "few": len(row.few),
             "tokens": [int(f(row.tokens)) for f in (np.min, np.median, np.max)] if row.experts else None,
         }
-        for row in found
+        for row in covered
     ]
-    return {"layers": layers, "remarks": remarks(found)}
+    return {"layers": layers, "remarks": remarks(covered)}
 
 
 def _card(run: Run, plan: Plan) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Small pictures as inline SVG: stacked bars and lines. Colours are the page's variables: --c0 ... --c9, --ink, --grid, --card.
 
-Drawn 340 units wide, so that the letters keep their size on a telephone; wider screens magnify a little.
+Drawn 340 units wide, the width of a telephone, so that letters keep their size there; wider screens magnify.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LETTER = 5.6  # estimated width of a letter of font size 10
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points; y None where there is none. dashed: what is not a measurement but a limit or a comparison."""
+    """A line through points; y is None where there is none. dashed: a limit or a baseline, not a measurement."""
 
     label: str
     x: Sequence[float]
@@ -28,10 +28,9 @@ class Series:
 
 
 def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence[str], unit: str = "") -> str:
-    """A stacked bar for each row (label, [(key, value)]), values of a size comparable over the rows; a legend of the keys.
+    """A stacked bar for each row (label, [(key, value)]), all to one scale, and a legend of the keys.
 
-    keys in the order of their colours; beyond COLOURS they come again with a stripe, then with two. unit: behind values in the
-    texts that show on touch.
+    keys: in the order of their colours, see `_area`. unit: of the values, in the texts that show on touch.
     """
     most = max((sum(v for _, v in parts) for _, parts in rows), default=0.0) or 1.0
     out, y = [], 0
@@ -69,7 +68,7 @@ def lines(
         y = at(low, value)[1]
         out.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         out.append(_text(_LEFT - 5, y + 3.5, number(value), "end"))
-    out += [_text(at(value, ys[0])[0], bottom + 13, number(value), "middle") for value in _whole_ticks(low, high)]
+    out += [_text(at(value, ys[0])[0], bottom + 13, number(value), "middle") for value in _integer_ticks(low, high)]
     out.append(_text((WIDTH + _LEFT) / 2, bottom + 26, x_label, "middle"))
     for i, s in enumerate(series):
         out += _line(s, i, at)
@@ -127,12 +126,13 @@ class _Log:
 
 
 def _step(span: float, parts: int) -> float:
-    """1, 2 or 5 times a power of ten, so that the span has about so many."""
+    """A step of 1, 2 or 5 times a power of ten that divides the span into at most about `parts` parts."""
     power = 10.0 ** math.floor(math.log10(span / parts))
     return next(power * m for m in (1, 2, 5, 10) if power * m * parts >= span * 0.999)
 
 
-def _whole_ticks(low: float, high: float) -> list[float]:
+def _integer_ticks(low: float, high: float) -> list[float]:
+    """Whole numbers at even distances within the range."""
     step = max(1.0, _step(high - low, 6)) if high > low else 1.0
     first = math.ceil(low / step)
     ticks = [i * step for i in range(first, math.floor(high / step) + 1)]
@@ -140,7 +140,7 @@ def _whole_ticks(low: float, high: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """As short as it can be read: 12, 0.05, 1e-06, 20k."""
+    """A number in short: 12, 0.05, 1e-06, 20k."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
@@ -153,7 +153,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _area(x: float, y: float, width: float, height: float, index: int, title: str = "") -> str:
-    """A rectangle in the colour of that index, with as many stripes across as colours were gone through before it."""
+    """A rectangle in the colour of an index; from COLOURS on the colours repeat, with a stripe for each repetition."""
     across = f'x="{x:.1f}" width="{width:.1f}"'
     thick, stripes = height / 5, index // COLOURS
     gaps = (y + height * (i + 1) / (stripes + 1) - thick / 2 for i in range(stripes))
@@ -162,7 +162,7 @@ def _area(x: float, y: float, width: float, height: float, index: int, title: st
 
 
 def _legend(entries: Sequence[tuple[str, int, bool]], y: float) -> tuple[list[str], float]:
-    """(elements, height of the whole picture with them): a square and a name for each, in as many lines as it takes."""
+    """(elements, height of the picture down to their end): a coloured square and a name for each entry, wrapped into lines."""
     out, x = [], 0.0
     for label, colour, dashed in entries:
         width = 26 + len(label) * _LETTER

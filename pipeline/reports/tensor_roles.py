@@ -1,4 +1,4 @@
-"""What a tensor is for, by its name: the groups that reports add sizes up in."""
+"""The role of a tensor by its name: reports add up sizes by role."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ROLES = (
 
 
 def role(name: str) -> str:
-    """The first that fits; 'other' for what no pattern knows."""
+    """The first role whose pattern matches; 'other' if none does."""
     return next((label for label, pattern in _ROLES if re.search(pattern, name)), "other")
 
 
 def sizes(outputs: Iterable[Output]) -> dict[str, dict[str, int]]:
     """role -> type name -> bytes, the largest role and type first."""
-    found: dict[str, dict[str, int]] = {}
+    by_role: dict[str, dict[str, int]] = {}
     for o in outputs:
-        types = found.setdefault(role(o.name), {})
+        types = by_role.setdefault(role(o.name), {})
         types[o.type.name] = types.get(o.type.name, 0) + o.nbytes
-    order = sorted(found, key=lambda r: -sum(found[r].values()))
-    return {r: dict(sorted(found[r].items(), key=lambda item: -item[1])) for r in order}
+    order = sorted(by_role, key=lambda r: -sum(by_role[r].values()))
+    return {r: dict(sorted(by_role[r].items(), key=lambda item: -item[1])) for r in order}

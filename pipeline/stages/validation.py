@@ -77,15 +77,15 @@ class Validation:
             baseline=models[self.baseline],
         )
         base = self.baseline_plan
-        found: dict[str, Any] = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
-        found |= {"baseline_bits": base.bits_per_weight, **figures.as_json(), "running": running}
+        measured: dict[str, Any] = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
+        measured |= {"baseline_bits": base.bits_per_weight, **figures.as_json(), "running": running}
         layers = compare(models[self.baseline], models["result"], text.tokens, text.n_ctx, chunks=1, weights=None)
-        found["layers"] = [asdict(layer) for layer in layers.layers]
+        measured["layers"] = [asdict(layer) for layer in layers.layers]
         if self.prompt:
-            found["texts"] = {
+            measured["texts"] = {
                 label: generate(model, self.prompt, n_predict=self.n_predict, temp=0).text() for label, model in models.items()
             }
-        return found
+        return measured
 
     def failures(self, figures: dict[str, Any]) -> list[str]:
         """The figures that exceed the recipe's limits, in words."""

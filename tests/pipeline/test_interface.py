@@ -109,7 +109,7 @@ def test_functions_are_typed_and_documented(verb, name):
 
 # Command -> its function, and the parameters that one of the two alone has: of the command what it prints in which form.
 COMMANDS = [
-    *((verb, [], name) for verb, name in FUNCTIONS if verb not in ("imatrix", "recipes")),
+    *((verb, [], name) for verb, name in FUNCTIONS if verb not in ("imatrix", "recipes") and name != "inspect_processor"),
     *(("imatrix", [verb], f"{verb}_imatrix") for verb in ("compute", "show", "merge", "convert")),
     *(("recipes", [verb], f"{verb}_recipe") for verb in ("lint", "explain")),
 ]
@@ -130,8 +130,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
     flags = {option.name for option in command.params} - _OF_DISPLAY
-    if verb == "plan":
-        flags -= {"tensors"}
+    flags -= {"plan": {"tensors"}, "inspect": {"cpu"}}.get(verb, set())
     flags = {_SETTINGS.get(flag, flag) if takes_any else flag for flag in flags}
     if verb == "convert":
         flags = flags - {"model"} | {"source"}

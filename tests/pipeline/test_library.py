@@ -106,6 +106,7 @@ def test_hash_and_inspect(mill, models, tmp_path, reports):
     inspected = ggufmill.inspect_model(models.q4, check=True, checksums=True, progress=reports)
     same(mill, inspected, "inspect", models.q4, "--check", "--checksums")
     assert reports.stages() == ["hash", "inspect"]
+    same(mill, ggufmill.inspect_processor(), "inspect", "--cpu")
 
 
 def test_recipes(mill, demo):
