@@ -11,9 +11,14 @@ import click
 
 from ..errors import UsageError
 
+HELP = ("-h", "--help")
+
 
 class Verb(click.Command):
     """A verb: messages of the library go to stderr while it runs, and its UsageError is one of the command line."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return list(HELP)
 
     def invoke(self, ctx: click.Context) -> Any:
         with _messages_on_stderr(details=not ctx.params.get("as_json")):
@@ -27,6 +32,9 @@ class Verbs(click.Group):
     """A verb with verbs of its own."""
 
     command_class = Verb
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return list(HELP)
 
 
 class _Handler(logging.Handler):

@@ -19,6 +19,7 @@ from typing import NoReturn
 import click
 
 from .. import VERBS, __version__
+from .command import HELP
 
 _RAISE_AGAIN_AFTER = 0.05  # seconds
 
@@ -46,7 +47,7 @@ class _Verbs(click.Group):
             formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=_Verbs, context_settings={"help_option_names": list(HELP), "max_content_width": 120})
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 @click.version_option(__version__, prog_name="ggufmill")
 def group(debug: bool) -> None:
