@@ -1,6 +1,5 @@
-"""Importance matrices: collected through the runtime, kept as GGUF or legacy files."""
+"""Importance matrices: collecting them with the runtime, their files (GGUF and legacy .dat), coverage and statistics."""
 
-from .entries import Imatrix
-from .files import load
+from .entries import Imatrix, load
 
 __all__ = ["Imatrix", "load"]

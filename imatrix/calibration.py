@@ -1,4 +1,4 @@
-"""What runs through the model: windows of tokens, each with the weight that its text was given."""
+"""The calibration text as windows of tokens, each with the weight of its text."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from ..formats import PlanError
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import windows_of
 
-MOST = (1 << 31) - 1  # windows that a file can say it is of
+MAX_CHUNKS = (1 << 31) - 1  # windows that a file can record
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Token ids of texts of one weight, one after the other; starts: (a text's name, where its first token is), in order."""
+class TextSegment:
+    """The token ids of consecutive texts of one weight; starts: (name of a text, index of its first token), in order."""
 
     tokens: Sequence[int] | np.ndarray
     weight: int = 1
     starts: Sequence[tuple[str, int]] = ()
 
-    def names(self, low: int, end: int) -> list[str]:
-        """The texts that have a token among those from low to end."""
-        ends = [*(at for _, at in self.starts[1:]), len(self.tokens)]
-        return [name for (name, at), stop in zip(self.starts, ends, strict=False) if max(at, low) < min(stop, end)]
+    def text_names(self, start: int, stop: int) -> list[str]:
+        """The texts with a token in [start, stop)."""
+        ends = [*(first for _, first in self.starts[1:]), len(self.tokens)]
+        texts = zip(self.starts, ends, strict=False)
+        return [name for (name, first), end in texts if max(first, start) < min(end, stop)]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """windows: int64 [n, n_ctx], in the order they run; weights: int64 [n], how often each counts; datasets: names of the texts
-    that have a part in them."""
+    """The windows of a collection.
+
+    windows   int64 [n, n_ctx], in the order in which they run
+    weights   int64 [n], how many times each counts
+    datasets  names of the texts with a token in them
+    """
 
     windows: np.ndarray
     weights: np.ndarray
@@ -40,68 +45,73 @@ class Calibration:
 
     @property
     def n_ctx(self) -> int:
+        """Tokens per window."""
         return self.windows.shape[1]
 
     @property
     def digest(self) -> str:
+        """xxh3-64 of the windows' tokens, in hex."""
         return xxhash.xxh3_64_hexdigest(self.windows.tobytes())
 
-    def counted(self, done: int) -> int:
-        """How many windows the first `done` count as."""
-        return int(self.weights[:done].sum())
+    def weighted_count(self, n: int) -> int:
+        """The sum of the weights of the first n windows."""
+        return int(self.weights[:n].sum())
 
-    def groups(self, model: Model) -> Iterator[slice]:
-        """Windows that run together: as many as fit into the model's batch, of one weight. The first runs alone, so that soon
-        there is something to tell how long all will take."""
-        together, at = max(1, model.settings.batch // self.n_ctx), 0
-        while at < len(self.windows):
-            most = self.weights[at : at + (together if at else 1)]
-            size = int(np.argmax(most != most[0])) or len(most)
-            yield slice(at, at + size)
-            at += size
+    def batches(self, model: Model) -> Iterator[slice]:
+        """Consecutive windows of one weight that run together, as many as fit into the model's batch. The first window runs
+        alone, so that an estimate of the total time comes soon."""
+        per_batch, start = max(1, model.settings.batch // self.n_ctx), 0
+        while start < len(self.windows):
+            weights = self.weights[start : start + (per_batch if start else 1)]
+            size = int(np.argmax(weights != weights[0])) or len(weights)
+            yield slice(start, start + size)
+            start += size
 
-    def fingerprint(self, model: Model, *more: object) -> str:
-        """Digest of all that the result depends on, to the last bit: model, windows, settings."""
+    def fingerprint(self, model: Model, *options: object) -> str:
+        """Digest of everything that the result depends on, to the last bit: model, windows, settings, options."""
         s = model.settings
         settings = (s.batch, s.ubatch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
-        text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, more))
+        text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def cut(
-    model: Model, stretches: Sequence[Stretch], n_ctx: int, *, chunks: int | None = None, from_chunk: int = 0
+def cut_windows(
+    model: Model, segments: Sequence[TextSegment], n_ctx: int, *, chunks: int | None = None, from_chunk: int = 0
 ) -> Calibration:
-    """Windows from stretches; what is left of one behind its last whole window is dropped.
+    """Segments -> windows of n_ctx tokens; the rest of a segment after its last complete window is dropped.
 
-    from_chunk, chunks: leaves out so many windows at the beginning, and takes so many at most. Raises PlanError where no window
-    is left, or a stretch that the windows should reach does not fill one.
+    from_chunk: windows to skip at the beginning; chunks: windows to take at most. Raises PlanError if no window is left, or a
+    segment from which windows are needed does not fill one.
     """
     if chunks is not None and chunks < 1:
         raise PlanError(f"{chunks} windows cannot be collected from: at least 1")
-    end = MOST if chunks is None else from_chunk + chunks
+    end = MAX_CHUNKS if chunks is None else from_chunk + chunks
     windows, weights, datasets = [], [], []
-    for stretch in stretches:
-        tokens, before = np.asarray(stretch.tokens, np.int64), len(weights)
-        if before >= end:
+    for segment in segments:
+        tokens, n_before = np.asarray(segment.tokens, np.int64), len(weights)
+        if n_before >= end:
             break
         if len(tokens) < n_ctx:
-            raise PlanError(_too_short(stretch, len(stretches), n_ctx))
+            raise PlanError(_too_short(segment, len(segments), n_ctx))
         windows.append(windows_of(model, tokens, n_ctx, None))
-        weights += [stretch.weight] * len(windows[-1])
-        first, last = (min(max(at - before, 0), len(windows[-1])) for at in (from_chunk, end))
-        datasets += stretch.names(first * n_ctx, last * n_ctx)
+        weights += [segment.weight] * len(windows[-1])
+        first, last = (min(max(i - n_before, 0), len(windows[-1])) for i in (from_chunk, end))
+        datasets += segment.text_names(first * n_ctx, last * n_ctx)
     if not windows:
         raise PlanError(f"the text has 0 tokens, one window needs {n_ctx}: give more text or a smaller -c")
     if from_chunk >= len(weights):
         raise PlanError(f"--from-chunk {from_chunk}: the text has only {len(weights)} windows of {n_ctx} tokens")
-    chosen = np.array(weights[from_chunk:end], np.int64)
-    if chosen.sum() > MOST:
-        raise PlanError(f"the windows count as {chosen.sum()} by their weights, a file can hold {MOST}: give smaller weights")
-    return Calibration(np.concatenate(windows)[from_chunk:end], chosen, datasets)
+    selected = np.array(weights[from_chunk:end], np.int64)
+    if selected.sum() > MAX_CHUNKS:
+        raise PlanError(
+            f"the windows count as {selected.sum()} by their weights, a file can hold {MAX_CHUNKS}: give smaller weights"
+        )
+    return Calibration(np.concatenate(windows)[from_chunk:end], selected, datasets)
 
 
-def _too_short(stretch: Stretch, among: int, n_ctx: int) -> str:
-    text = " and ".join(name for name, _ in stretch.starts) or "the text"
-    has = f"{text} {'have' if len(stretch.starts) > 1 else 'has'} {len(stretch.tokens)} tokens, one window needs {n_ctx}"
-    alone = "; texts of another weight do not fill it up" if among > 1 else ""
-    return f"{has}{alone}: give more text or a smaller -c"
+def _too_short(segment: TextSegment, n_segments: int, n_ctx: int) -> str:
+    text = " and ".join(name for name, _ in segment.starts) or "the text"
+    verb = "have" if len(segment.starts) > 1 else "has"
+    hint = "; texts of another weight do not fill it up" if n_segments > 1 else ""
+    tokens = len(segment.tokens)
+    return f"{text} {verb} {tokens} tokens, one window needs {n_ctx}{hint}: give more text or a smaller -c"

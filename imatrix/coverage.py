@@ -1,4 +1,4 @@
-"""What an imatrix knows about a model, layer by layer: tensors without data, experts with few tokens or none."""
+"""What an importance matrix covers of a model, by layer: tensors without data, experts with too few tokens or none."""
 
 from __future__ import annotations
 
@@ -8,77 +8,81 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .entries import FEW, Imatrix, has_data
+from .entries import MIN_TOKENS, Imatrix, has_data
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?$")
 
 
-def place(name: str) -> tuple[int | None, str]:
-    """(layer, kind) of a tensor: (3, 'ffn_up') for blk.3.ffn_up.weight; outside of the layers (None, 'output')."""
+def layer_and_role(name: str) -> tuple[int | None, str]:
+    """The layer and role of a tensor: (3, 'ffn_up') for blk.3.ffn_up.weight, (None, 'output') for output.weight."""
     match = _LAYER.match(name)
     return (int(match[1]), match[2]) if match else (None, name.removesuffix(".weight"))
 
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """One layer (None: what lies outside of them).
+    """The coverage of one layer, or of the tensors outside of all layers (layer is None).
 
-    tensors, without    weight tensors, and the kinds of those that have no data
-    experts             in a stack; 0 in a layer without
-    none, few           numbers of the experts that saw no token, or less than FEW
-    tokens              by expert, int64 [experts]: the fewest over the layer's stacks
+    tensors       number of weight tensors; without_data: roles of those that have no data
+    experts       per stack; 0 in a layer without experts
+    unseen        numbers of the experts that saw no token
+    undersampled  numbers of the experts that saw some tokens, but fewer than MIN_TOKENS
+    tokens        int64 [experts]: seen by each expert, the minimum over the layer's stacks
     """
 
     layer: int | None
     tensors: int
-    without: list[str]
+    without_data: list[str]
     experts: int
-    none: list[int]
-    few: list[int]
+    unseen: list[int]
+    undersampled: list[int]
     tokens: np.ndarray
 
 
 def coverage(imatrix: Imatrix, names: Iterable[str]) -> list[LayerCoverage]:
-    """For the tensors of a model that want data (all that are quantised), by layer; what lies outside comes last."""
+    """The coverage of the named tensors (those that will be quantised) by layer; tensors outside of layers come last."""
     layers: dict[int | None, list[str]] = {}
     for name in names:
-        layers.setdefault(place(name)[0], []).append(name)
+        layers.setdefault(layer_and_role(name)[0], []).append(name)
     order = sorted(layers, key=lambda layer: (layer is None, layer or 0))
-    return [_layer(imatrix, layer, layers[layer]) for layer in order]
+    return [_layer_coverage(imatrix, layer, layers[layer]) for layer in order]
 
 
-def _layer(imatrix: Imatrix, layer: int | None, names: list[str]) -> LayerCoverage:
-    stacks, without = [], []
+def _layer_coverage(imatrix: Imatrix, layer: int | None, names: list[str]) -> LayerCoverage:
+    stack_counts, without_data = [], []
     for name in names:
         entry = imatrix.entries.get(name)
         if entry is None or not has_data(*entry):
-            without.append(place(name)[1])
+            without_data.append(layer_and_role(name)[1])
         if entry is not None and len(entry[1]) > 1 and "_exps" in name:
-            stacks.append(entry[1])
-    widest = max(map(len, stacks), default=0)
-    same = [counts for counts in stacks if len(counts) == widest]
-    tokens = np.min(same, axis=0) if same else np.zeros(0, np.int64)
-    none, few = np.flatnonzero(tokens == 0).tolist(), np.flatnonzero((tokens > 0) & (tokens < FEW)).tolist()
-    return LayerCoverage(layer, len(names), without, len(tokens), none, few, tokens)
+            stack_counts.append(entry[1])
+    experts = max(map(len, stack_counts), default=0)
+    of_largest = [counts for counts in stack_counts if len(counts) == experts]
+    tokens = np.min(of_largest, axis=0) if of_largest else np.zeros(0, np.int64)
+    unseen = np.flatnonzero(tokens == 0).tolist()
+    undersampled = np.flatnonzero((tokens > 0) & (tokens < MIN_TOKENS)).tolist()
+    return LayerCoverage(layer, len(names), without_data, len(tokens), unseen, undersampled, tokens)
 
 
-def remarks(found: list[LayerCoverage]) -> list[str]:
-    """What of it people should know, and what quantisation will do; empty where all is well covered."""
-    none, few = sum(len(row.none) for row in found), sum(len(row.few) for row in found)
-    said = []
-    if none or few:
-        said.append(
-            f"{none} experts saw no token and {few} fewer than {FEW}: quantisation fills them up with the mean of their "
-            "tensor's other experts; a longer or more varied text helps"
+def remarks(layers: list[LayerCoverage]) -> list[str]:
+    """What the user should know about the coverage and what quantisation does about it; empty if everything is covered."""
+    unseen, undersampled = sum(len(row.unseen) for row in layers), sum(len(row.undersampled) for row in layers)
+    lines = []
+    if unseen or undersampled:
+        lines.append(
+            f"{unseen} experts saw no token and {undersampled} fewer than {MIN_TOKENS}: quantisation fills them up with the "
+            "mean of their tensor's other experts; a longer or more varied text helps"
         )
-    bare = [row for row in found if row.experts and len(row.none) == row.experts]
-    if bare:
-        said.append(f"no expert of layer {', '.join(str(row.layer) for row in bare)} saw a token: their tensors have no data")
+    unseen_layers = [row for row in layers if row.experts and len(row.unseen) == row.experts]
+    if unseen_layers:
+        lines.append(
+            f"no expert of layer {', '.join(str(row.layer) for row in unseen_layers)} saw a token: their tensors have no data"
+        )
     missing: dict[str, int] = {}
-    for row in found:
-        for kind in row.without:
-            missing[kind] = missing.get(kind, 0) + 1
+    for row in layers:
+        for role in row.without_data:
+            missing[role] = missing.get(role, 0) + 1
     if missing:
-        kinds = ", ".join(kind if n == 1 else f"{kind} ({n} layers)" for kind, n in missing.items())
-        said.append(f"without data: {kinds}: quantised without importance")
-    return said
+        roles = ", ".join(role if n == 1 else f"{role} ({n} layers)" for role, n in missing.items())
+        lines.append(f"without data: {roles}: quantised without importance")
+    return lines

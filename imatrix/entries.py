@@ -1,9 +1,9 @@
-"""An importance matrix: for each tensor the sum of squared activations per column, and how many were summed.
+"""Importance matrices: for each tensor the sum of squared activations per column, and the number of tokens in the sum.
 
-An entry holds a row per matrix: one for a plain weight, one per expert for an expert stack.
+An entry has a row per matrix: one for a 2-D weight, one per expert for a stack of experts.
 
-A few tokens say little about an expert, and none nothing. So the mean that quantisation gets is, for an expert with n < FEW
-tokens, that of its own tokens and FEW - n more that are as the tensor's mean over its other experts.
+Few tokens say little about an expert. So for an expert with n < MIN_TOKENS tokens, quantisation gets the mean over its own
+tokens and MIN_TOKENS - n more, whose squared activations are the tensor's mean over its other experts.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import MillError, TensorSource, dims
+from ..formats import FormatError, MillError, TensorSource, dims
 from ..jobs.atomic_write import write_bytes
-from .write import dat_bytes, gguf_bytes
+from .files import LEGACY_CHUNK, Entry, dat_bytes, gguf_bytes, read_imatrix_file
 
-Entry = tuple[np.ndarray, np.ndarray]
-
-FEW = 32  # tokens
-_PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight")  # one matrix in one layout, one per head in another
-LEGACY_CHUNK = 512  # tokens of a window, where a file does not say
+MIN_TOKENS = 32
+_PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight")  # one matrix, or one per head, depending on the MLA layout
 EMBEDDINGS = "token_embd.weight"
 
-# Expert stacks that are stored apart or as one take each other's data (FORMATS E.5): entry -> the tensor it may be for.
-_STANDS_FOR = {"ffn_up_exps.weight": "ffn_gate_up_exps.weight", "ffn_gate_up_exps.weight": "ffn_up_exps.weight"}
+# Gate and up may be separate or fused; each takes the other's data (docs/formats/mixes.md, imatrix lookup): entry -> tensor.
+_SUBSTITUTES = {"ffn_up_exps.weight": "ffn_gate_up_exps.weight", "ffn_gate_up_exps.weight": "ffn_up_exps.weight"}
 
 
 @dataclass
 class Imatrix:
-    """entries: name -> (sums float32 [n_mat, n], counts int64 [n_mat]).
+    """An importance matrix.
 
-    datasets: names of the calibration texts; chunk_count and chunk_size: windows read, and tokens in each.
+    entries      tensor name -> (sums float32 [matrices, columns], counts int64 [matrices])
+    datasets     names of the calibration texts
+    chunk_count  windows read; chunk_size: tokens per window
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Imatrix:
     chunk_size: int = 512
 
     def save(self, path: str | Path) -> None:
-        """Writes the file whole or not at all: the legacy format for a name ending in .dat, GGUF for any other."""
+        """Writes a file atomically, in the legacy format for a name that ends in .dat, else as GGUF. Raises MillError."""
         path = Path(path)
         if path.suffix == ".dat":
             data = dat_bytes(self.means(), self.datasets, self.chunk_count)
@@ -52,51 +51,52 @@ class Imatrix:
         write_bytes(path, data)
 
     def means(self) -> dict[str, np.ndarray]:
-        """name -> float32 [n_mat, n]: mean squared activation of each column.
+        """Tensor name -> mean squared activation per column, float32 [matrices, columns].
 
-        An expert that saw few tokens or none is filled up with the mean over the tensor's other experts; an entry without any
-        data is left out.
+        Experts with fewer than MIN_TOKENS tokens are filled up with the mean over the tensor's other experts; entries without
+        data are left out.
         """
         return {name: _means(sums, counts) for name, (sums, counts) in self.entries.items() if has_data(sums, counts)}
 
-    def starved(self) -> dict[str, list[int]]:
-        """name -> experts that saw no token, for the entries that have such."""
+    def unseen_experts(self) -> dict[str, list[int]]:
+        """Tensor name -> numbers of the experts that saw no token, for entries with such experts."""
         return self._experts(lambda counts: counts == 0)
 
-    def sparse(self) -> dict[str, list[int]]:
-        """name -> experts that saw some tokens, but fewer than FEW."""
-        return self._experts(lambda counts: (counts > 0) & (counts < FEW))
+    def undersampled_experts(self) -> dict[str, list[int]]:
+        """Tensor name -> numbers of the experts that saw some tokens, but fewer than MIN_TOKENS."""
+        return self._experts(lambda counts: (counts > 0) & (counts < MIN_TOKENS))
 
-    def _experts(self, which: Callable[[np.ndarray], np.ndarray]) -> dict[str, list[int]]:
+    def _experts(self, condition: Callable[[np.ndarray], np.ndarray]) -> dict[str, list[int]]:
         stacks = ((name, counts) for name, (_, counts) in self.entries.items() if len(counts) > 1 or not counts.any())
-        found = {name: np.flatnonzero(which(counts)).tolist() for name, counts in stacks}
-        return {name: experts for name, experts in found.items() if experts}
+        selected = {name: np.flatnonzero(condition(counts)).tolist() for name, counts in stacks}
+        return {name: experts for name, experts in selected.items() if experts}
 
     def merge(self, *others: Imatrix) -> Imatrix:
-        """Sums and counts of all added up, rounded once at the end.
+        """The sums and counts of all added up, rounded to float32 once at the end.
 
-        Raises MillError when an entry of the same name has another shape, or a file has no entry of the others' names.
+        Raises MillError if entries of one name have different shapes, or one of the others has no entry in common.
         """
-        parts: dict[str, list[Entry]] = {name: [entry] for name, entry in self.entries.items()}
+        by_name: dict[str, list[Entry]] = {name: [entry] for name, entry in self.entries.items()}
         for other in others:
-            if parts and other.entries and not parts.keys() & other.entries.keys():
-                mine, theirs = next(iter(parts)), next(iter(other.entries))
+            if by_name and other.entries and not by_name.keys() & other.entries.keys():
+                mine, theirs = next(iter(by_name)), next(iter(other.entries))
                 raise MillError(f"imatrix files without an entry in common ({mine}, ...; {theirs}, ...): not of one model")
             for name, entry in other.entries.items():
-                parts.setdefault(name, []).append(entry)
-        chunks = sum(part.chunk_count for part in (self, *others))
-        datasets = list(dict.fromkeys(name for part in (self, *others) for name in part.datasets))
-        return Imatrix({name: _added(name, entries) for name, entries in parts.items()}, datasets, chunks, self.chunk_size)
+                by_name.setdefault(name, []).append(entry)
+        chunk_count = sum(imatrix.chunk_count for imatrix in (self, *others))
+        datasets = list(dict.fromkeys(name for imatrix in (self, *others) for name in imatrix.datasets))
+        merged = {name: _merged(name, entries) for name, entries in by_name.items()}
+        return Imatrix(merged, datasets, chunk_count, self.chunk_size)
 
-    def losses(self, suffix: str) -> list[str]:
-        """What a file of that kind ('.dat', or any other for GGUF) does not keep of this, for people to read."""
+    def not_stored(self, suffix: str) -> list[str]:
+        """What is lost in a file with this suffix ('.dat'; GGUF loses nothing), for the user."""
         if suffix != ".dat":
             return []
         stacks = [name for name, (_, counts) in self.entries.items() if len(counts) > 1]
         lost = [f"how many tokens each expert of {len(stacks)} stacks saw: a later merge weighs all alike"] if stacks else []
-        filled = sum(map(len, [*self.starved().values(), *self.sparse().values()]))
+        filled = sum(map(len, [*self.unseen_experts().values(), *self.undersampled_experts().values()]))
         if filled:
-            lost.append(f"that {filled} experts with fewer than {FEW} tokens were filled up with the mean of the others")
+            lost.append(f"that {filled} experts with fewer than {MIN_TOKENS} tokens were filled up with the mean of the others")
         without = [name for name, (sums, counts) in self.entries.items() if not has_data(sums, counts)]
         if without:
             lost.append(f"{len(without)} entries without data, such as {without[0]}")
@@ -107,7 +107,7 @@ class Imatrix:
         return lost
 
     def metadata(self, file: str) -> dict[str, Any]:
-        """The quantize.imatrix.* keys that llama-quantize writes (FORMATS E.8)."""
+        """The quantize.imatrix.* metadata that llama-quantize writes (docs/formats/mixes.md)."""
         keys: dict[str, Any] = {"quantize.imatrix.file": file}
         if self.datasets:
             keys["quantize.imatrix.dataset"] = ", ".join(self.datasets)
@@ -117,27 +117,28 @@ class Imatrix:
         return keys
 
     def fit(self, source: TensorSource, where: str) -> Imatrix:
-        """This imatrix with its entries shaped for that model.
+        """This imatrix with entries in the shapes that a model's tensors need.
 
-        A legacy file keeps all experts of a stack in one row. attn_k_b and attn_v_b are one matrix or one per head, by the
-        model's layout: what was collected for one is pooled, or shared, for the other.
+        A legacy file has all experts of a stack in one row. attn_k_b and attn_v_b are one matrix or one per head, depending
+        on the MLA layout: data collected for one is pooled, or repeated, for the other.
 
-        Raises MillError if it cannot be of that model: no common tensor, wrong widths; or for a `problem`.
+        where: name of the file for messages. Raises MillError if it cannot be of this model (no common tensor, other widths),
+        and for a `problem`.
         """
-        wanted = {name: source.tensors.get(name) or source.tensors.get(_other_name(name)) for name in self.entries}
-        if not any(wanted.values()):
+        tensors = {name: source.tensors.get(name) or source.tensors.get(_substitute_name(name)) for name in self.entries}
+        if not any(tensors.values()):
             raise MillError(
                 f"{where}: none of its {len(self.entries)} entries ({next(iter(self.entries), '')}, ...) names a tensor of "
                 f"{source.path}: of another model, or of a program with other names"
             )
         fitted = dict(self.entries)
-        for name, tensor in wanted.items():
+        for name, tensor in tensors.items():
             if tensor is None:
                 continue
             columns, _, matrices = dims(tensor.shape)
             sums, counts = self.entries[name]
             if sums.shape != (1, columns):
-                sums, counts = _unstacked((sums, counts), matrices)
+                sums, counts = _split_row((sums, counts), matrices)
             if sums.shape == (1, columns):
                 sums, counts = np.repeat(sums, matrices, axis=0), np.repeat(counts, matrices)
             elif matrices == 1 and name.endswith(_PER_HEAD) and sums.shape[1] % columns == 0:
@@ -145,7 +146,7 @@ class Imatrix:
             elif matrices == 1 and sums.shape[1] == columns:
                 sums, counts = sums.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
             if sums.shape != (matrices, columns):
-                if name == EMBEDDINGS:  # some tools wrote data of the output matrix under this name
+                if name == EMBEDDINGS:  # some tools write the output matrix's data under this name
                     del fitted[name]
                     continue
                 raise MillError(
@@ -153,14 +154,14 @@ class Imatrix:
                     "of another model"
                 )
             fitted[name] = (sums, counts)
-        fit = Imatrix(fitted, self.datasets, self.chunk_count, self.chunk_size)
-        problem = fit.problem()
+        result = Imatrix(fitted, self.datasets, self.chunk_count, self.chunk_size)
+        problem = result.problem()
         if problem is not None:
             raise MillError(f"{where}: {problem}")
-        return fit
+        return result
 
     def problem(self) -> str | None:
-        """What makes this useless: NaN, infinite or negative sums, negative counts, no count above zero; or None."""
+        """What makes it unusable (NaN, infinite or negative sums, negative counts, no positive count); None if it is usable."""
         for name, (sums, counts) in self.entries.items():
             if not (np.isfinite(sums).all() and (sums >= 0).all()):
                 return f"entry {name} holds NaN, infinite or negative sums; compute it again"
@@ -171,27 +172,41 @@ class Imatrix:
         return None
 
 
+def load(path: str | Path) -> Imatrix:
+    """Reads a file in either format. Raises FormatError for one that is no importance matrix, truncated, or unusable."""
+    path = Path(path)
+    file = read_imatrix_file(path)
+    imatrix = Imatrix(file.entries, file.datasets, file.chunk_count, file.chunk_size)
+    if not imatrix.entries:
+        raise FormatError(f"{path}: an imatrix without entries")
+    problem = imatrix.problem()
+    if problem is not None:
+        raise FormatError(f"{path}: {problem}")
+    return imatrix
+
+
 def has_data(sums: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether anything was seen, and was not zero throughout."""
+    """Whether any token was seen, and any activation was not zero."""
     return bool(counts.any() and sums.any())
 
 
-def _other_name(name: str) -> str:
-    for part, other in _STANDS_FOR.items():
+def _substitute_name(name: str) -> str:
+    """The tensor that may take an entry's data, beside the one of its name."""
+    for part, other in _SUBSTITUTES.items():
         if name.endswith("." + part):
             return name.removesuffix(part) + other
     return name
 
 
-def _added(name: str, entries: list[Entry]) -> Entry:
+def _merged(name: str, entries: list[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     matrices = max(len(counts) for _, counts in entries)
-    rows = [_unstacked(entry, matrices) for entry in entries]
+    rows = [_split_row(entry, matrices) for entry in entries]
     shapes = {sums.shape for sums, _ in rows}
     columns = min(sums.shape[1] for sums, _ in entries)
     if len(shapes) > 1 and name.endswith(_PER_HEAD) and all(sums.shape[1] % columns == 0 for sums, _ in entries):
-        rows = [_pooled(entry, columns) for entry in entries]  # of models in different layouts
+        rows = [_pooled(entry, columns) for entry in entries]  # of different MLA layouts
     elif len(shapes) > 1:
         raise MillError(
             f"imatrix entry {name} is {' in one file and '.join(map(str, sorted(shapes)))} in another: not one model"
@@ -200,8 +215,8 @@ def _added(name: str, entries: list[Entry]) -> Entry:
     return sums.astype(np.float32), np.sum([counts for _, counts in rows], axis=0)
 
 
-def _unstacked(entry: Entry, matrices: int) -> Entry:
-    """An entry of one row that holds `matrices` matrices side by side as a row per matrix; any other as it is."""
+def _split_row(entry: Entry, matrices: int) -> Entry:
+    """An entry with all matrices in one row -> one row per matrix; any other entry unchanged."""
     sums, counts = entry
     if len(counts) > 1 or matrices == 1 or sums.shape[1] % matrices:
         return entry
@@ -209,18 +224,18 @@ def _unstacked(entry: Entry, matrices: int) -> Entry:
 
 
 def _pooled(entry: Entry, columns: int) -> Entry:
-    """An entry of heads that lie beside or below each other as one of the matrix that they share."""
+    """An entry of several heads, in one row or one row each -> one row for the matrix that they share."""
     sums, counts = entry
     rows = sums.reshape(-1, columns)
     return rows.sum(axis=0, keepdims=True), np.repeat(counts, len(rows) // len(counts)).sum(keepdims=True)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    total, seen = sums.sum(axis=0, dtype=np.float64), int(counts.sum())
+    total, n_total = sums.sum(axis=0, dtype=np.float64), int(counts.sum())
     means = sums / np.maximum(counts, 1)[:, None]
-    for expert in np.flatnonzero(counts < FEW):
+    for expert in np.flatnonzero(counts < MIN_TOKENS):
         n = int(counts[expert])
-        if seen > n:
-            others = np.maximum(total - sums[expert], 0) / (seen - n)
-            means[expert] = (sums[expert] + (FEW - n) * others) / FEW
+        if n_total > n:
+            others = np.maximum(total - sums[expert], 0) / (n_total - n)
+            means[expert] = (sums[expert] + (MIN_TOKENS - n) * others) / MIN_TOKENS
     return means.astype(np.float32)

@@ -1,105 +1,146 @@
-"""Reading importance matrices: GGUF (llama.cpp) and the legacy .dat (FORMATS part F)."""
+"""The two file formats of importance matrices, read and written: GGUF (llama.cpp) and the legacy .dat.
+
+Both are described in docs/formats/imatrix-files.md. An entry is (sums float32 [matrices, columns], counts int64 [matrices]).
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ..formats import FormatError, open_gguf
-from .entries import LEGACY_CHUNK, Entry, Imatrix
-from .write import COUNTS, SUMS
+from ..formats import TYPES, FormatError, open_gguf
+from ..formats.gguf_header import header_bytes
 
-_SUMS = (SUMS, ".sums")  # the second is an older spelling
-_RESHAPED = " (reshaped)"  # ik_llama.cpp writes attn_k_b under the name of its view as a stack
+Entry = tuple[np.ndarray, np.ndarray]
+
+LEGACY_CHUNK = 512  # tokens per window, where a file does not say
+
+_SUMS, _OLD_SUMS, _COUNTS = ".in_sum2", ".sums", ".counts"  # suffixes of an entry's tensors
+_RESHAPED = " (reshaped)"  # ik_llama.cpp writes attn_k_b under the name of its 3-D view
 
 
-def load(path: str | Path) -> Imatrix:
-    """Reads either format, told apart by content. Raises FormatError for a file that is neither, truncated or of no use."""
-    path = Path(path)
+@dataclass(frozen=True)
+class ImatrixFile:
+    """The content of a file; attributes as of `Imatrix`."""
+
+    entries: dict[str, Entry]
+    datasets: list[str]
+    chunk_count: int
+    chunk_size: int = LEGACY_CHUNK
+
+
+def read_imatrix_file(path: Path) -> ImatrixFile:
+    """Reads either format, recognised by content. Raises FormatError for a file that is neither, or is truncated."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
-            imatrix = _read_gguf(path) if magic == b"GGUF" else _read_dat(path, magic + file.read())
+            return _read_gguf(path) if magic == b"GGUF" else _read_dat(path, magic + file.read())
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    if not imatrix.entries:
-        raise FormatError(f"{path}: an imatrix without entries")
-    problem = imatrix.problem()
-    if problem is not None:
-        raise FormatError(f"{path}: {problem}")
-    return imatrix
 
 
-def _read_gguf(path: Path) -> Imatrix:
+def gguf_bytes(entries: Mapping[str, Entry], datasets: Sequence[str], chunk_count: int, chunk_size: int) -> bytes:
+    """A complete GGUF file; arguments as of `Imatrix`."""
+    metadata = {
+        "general.type": "imatrix",
+        "imatrix.datasets": list(datasets),
+        "imatrix.chunk_count": np.uint32(chunk_count),
+        "imatrix.chunk_size": np.uint32(chunk_size),
+    }
+    arrays: list[tuple[str, tuple[int, ...], np.ndarray]] = []
+    for name, (sums, counts) in sorted(entries.items()):
+        arrays.append((name + _SUMS, (sums.shape[1], sums.shape[0]), sums.astype("<f4")))
+        arrays.append((name + _COUNTS, (1, len(counts)), counts.astype("<f4")))
+    header, offsets, size = header_bytes(metadata, [(name, shape, TYPES["f32"]) for name, shape, _ in arrays], 32)
+    out = bytearray(size)
+    out[: len(header)] = header
+    for offset, (_, _, array) in zip(offsets, arrays, strict=True):
+        out[offset : offset + array.nbytes] = array.tobytes()
+    return bytes(out)
+
+
+def dat_bytes(means: Mapping[str, np.ndarray], datasets: Sequence[str], chunk_count: int) -> bytes:
+    """A complete .dat file. means: name -> mean squared activations float32 [matrices, columns], which become one row."""
+    ncall = max(chunk_count, 1)
+    out = bytearray(struct.pack("<i", len(means)))
+    for name, mean in sorted(means.items()):
+        encoded, values = name.encode(), (mean * np.float32(ncall)).astype("<f4")
+        out += struct.pack("<i", len(encoded)) + encoded + struct.pack("<ii", ncall, values.size) + values.tobytes()
+    dataset = ", ".join(datasets).encode()
+    return bytes(out + struct.pack("<ii", chunk_count, len(dataset)) + dataset)
+
+
+def _read_gguf(path: Path) -> ImatrixFile:
     file = open_gguf(path)
-    kind = file.metadata.get("general.type")
-    if not isinstance(kind, str) or kind != "imatrix":
-        raise FormatError(f"{path}: a GGUF file, but not an imatrix (its general.type is {kind!r:.60})")
+    general_type = file.metadata.get("general.type")
+    if not isinstance(general_type, str) or general_type != "imatrix":
+        raise FormatError(f"{path}: a GGUF file, but not an imatrix (its general.type is {general_type!r:.60})")
     entries: dict[str, Entry] = {}
     for key, tensor in file.tensors.items():
-        suffix = next((s for s in _SUMS if key.endswith(s)), None)
+        suffix = next((s for s in (_SUMS, _OLD_SUMS) if key.endswith(s)), None)
         if suffix is None:
             continue
         name = key.removesuffix(suffix)
-        counts = file.tensors.get(name + COUNTS)
-        if counts is None or tensor.type.name != "f32" or counts.type.name != "f32":
+        counts_tensor = file.tensors.get(name + _COUNTS)
+        if counts_tensor is None or tensor.type.name != "f32" or counts_tensor.type.name != "f32":
             raise FormatError(f"{path}: entry {name} lacks its counts, or is not of f32")
         sums = tensor.read(0, tensor.n_rows).view(np.float32)
-        seen = counts.read(0, counts.n_rows).view(np.float32).reshape(-1)
-        if len(seen) != len(sums):
-            raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(seen)} counts")
-        if not (np.abs(seen) < 2.0**62).all():
+        counts = counts_tensor.read(0, counts_tensor.n_rows).view(np.float32).reshape(-1)
+        if len(counts) != len(sums):
+            raise FormatError(f"{path}: entry {name} has {len(sums)} matrices and {len(counts)} counts")
+        if not (np.abs(counts) < 2.0**62).all():
             raise FormatError(f"{path}: entry {name} holds counts that are NaN or infinite; compute it again")
-        entries[name] = (sums, np.rint(seen).astype(np.int64))
+        entries[name] = (sums, np.rint(counts).astype(np.int64))
     try:
         datasets = [str(d) for d in file.metadata.get("imatrix.datasets", [])]
-        chunks, size = (
-            int(file.metadata.get(f"imatrix.chunk_{key}", other)) for key, other in (("count", 0), ("size", LEGACY_CHUNK))
-        )
+        chunk_count = int(file.metadata.get("imatrix.chunk_count", 0))
+        chunk_size = int(file.metadata.get("imatrix.chunk_size", LEGACY_CHUNK))
     except (TypeError, ValueError, OverflowError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
-    return Imatrix(entries, datasets, chunks, size)
+    return ImatrixFile(entries, datasets, chunk_count, chunk_size)
 
 
 class _Reader:
-    """Little-endian fields of a .dat file, each checked against what is left."""
+    """Little-endian fields of a .dat file, each checked against the remaining bytes."""
 
     def __init__(self, path: Path, data: bytes):
-        self.path, self.data, self.at = path, data, 0
+        self.path, self.data, self.position = path, data, 0
 
     def take(self, size: int) -> bytes:
-        if size < 0 or self.at + size > len(self.data):
-            raise FormatError(f"{self.path}: not an imatrix, or truncated (at byte {self.at} of {len(self.data)})")
-        self.at += size
-        return self.data[self.at - size : self.at]
+        if size < 0 or self.position + size > len(self.data):
+            raise FormatError(f"{self.path}: not an imatrix, or truncated (at byte {self.position} of {len(self.data)})")
+        self.position += size
+        return self.data[self.position - size : self.position]
 
     def int32(self) -> int:
         return struct.unpack("<i", self.take(4))[0]
 
 
-def _read_dat(path: Path, data: bytes) -> Imatrix:
-    """Values are mean * ncall, the number of windows; one count stands for all columns and experts.
+def _read_dat(path: Path, data: bytes) -> ImatrixFile:
+    """Values are mean * ncall, where ncall is the number of windows; one count is for all columns and experts.
 
-    Sums and counts are brought to tokens, for windows of the usual size (which is not recorded), so that they can be merged
-    with those of a GGUF file.
+    Sums and counts are scaled to tokens, assuming windows of LEGACY_CHUNK (the size is not recorded), so that they can be
+    merged with those of a GGUF file.
     """
     reader = _Reader(path, data)
     entries: dict[str, Entry] = {}
-    chunks = 0
+    chunk_count = 0
     for _ in range(reader.int32()):
         name = reader.take(reader.int32()).decode("utf-8", "replace").removesuffix(_RESHAPED)
         ncall, width = reader.int32(), reader.int32()
         if width < 1 or name in entries:
             raise FormatError(f"{path}: not an imatrix (entry {name[:60]!r} has {width} values or is there twice)")
         values = np.frombuffer(reader.take(4 * width), "<f4")
-        with np.errstate(over="ignore", invalid="ignore"):  # `problem` tells of what is infinite then
+        with np.errstate(over="ignore", invalid="ignore"):  # `Imatrix.problem` reports infinite sums
             sums = values[None] * np.float32(LEGACY_CHUNK)
         entries[name] = (sums, np.array([max(ncall, 1) * LEGACY_CHUNK], np.int64))
-        chunks = max(chunks, ncall)
+        chunk_count = max(chunk_count, ncall)
     datasets = []
-    if reader.at < len(data):
-        chunks = reader.int32()
+    if reader.position < len(data):
+        chunk_count = reader.int32()
         datasets = [reader.take(reader.int32()).decode("utf-8", "replace")]
-    return Imatrix(entries, datasets, chunks)
+    return ImatrixFile(entries, datasets, chunk_count)

@@ -1,5 +1,5 @@
-"""What an importance matrix looks like: how a tensor's importance is spread over its columns, how like each other layers are,
-and how two matrices differ."""
+"""Statistics of importance matrices: the distribution of a tensor's importance over its columns, the similarity of consecutive
+layers, and the differences of two matrices. Field names are keys of the command line's JSON."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .coverage import place
-from .entries import FEW, Entry, Imatrix
+from .coverage import layer_and_role
+from .entries import MIN_TOKENS, Imatrix
+from .files import Entry
 
 ACTIVE = 1e-5  # mean square above which a column counts as active, as in llama.cpp's statistics
 
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """One entry.
+    """Statistics of one entry.
 
     columns, matrices  its shape
-    fewest, most       tokens that a matrix (an expert) saw
-    none, few          matrices that saw no token, or less than FEW (of a stack of several)
-    sum                of the mean squares over all columns, averaged over the tokens of all matrices
-    mean_square        that per column
-    active             share of the columns with a mean square above ACTIVE
-    entropy            of the distribution over the columns, in bits; evenness: as a share of what it would be if all were equal
-    top                (column, share of the sum) of the largest, best first; top_share: of the ten largest together
+    fewest, most       minimum and maximum of the tokens that a matrix (an expert) saw
+    none, few          number of matrices that saw no token, or fewer than MIN_TOKENS (in a stack)
+    sum                sum over all columns of the mean squared activation, averaged over the tokens of all matrices
+    mean_square        the same per column
+    active             fraction of the columns with a mean square above ACTIVE
+    entropy            of the distribution over the columns, in bits; evenness: relative to a uniform distribution
+    top                (column, fraction of the sum) of the largest columns, in descending order; top_share: of the ten largest
     """
 
     name: str
@@ -44,18 +45,18 @@ class TensorStatistics:
 
 
 def statistics(imatrix: Imatrix, top: int = 5) -> list[TensorStatistics]:
-    """Of all entries; top: how many of the largest columns are named."""
+    """The statistics of all entries; top: how many of the largest columns are listed."""
     return [_statistics(name, sums, counts, top) for name, (sums, counts) in imatrix.entries.items()]
 
 
 def _statistics(name: str, sums: np.ndarray, counts: np.ndarray, top: int) -> TensorStatistics:
-    means = pooled((sums, counts))
+    means = mean_squares((sums, counts))
     total = float(means.sum())
     shares = means / total if total else means
     order = np.argsort(-shares, kind="stable")
-    some = shares[shares > 0]
-    entropy = max(float(-(some * np.log2(some)).sum()), 0.0)
-    several = len(counts) > 1
+    positive = shares[shares > 0]
+    entropy = max(float(-(positive * np.log2(positive)).sum()), 0.0)
+    is_stack = len(counts) > 1
     return TensorStatistics(
         name=name,
         columns=sums.shape[1],
@@ -63,7 +64,7 @@ def _statistics(name: str, sums: np.ndarray, counts: np.ndarray, top: int) -> Te
         fewest=int(counts.min()),
         most=int(counts.max()),
         none=int((counts == 0).sum()),
-        few=int(((counts > 0) & (counts < FEW)).sum()) if several else 0,
+        few=int(((counts > 0) & (counts < MIN_TOKENS)).sum()) if is_stack else 0,
         sum=total,
         mean_square=total / len(means),
         active=float((means > ACTIVE).mean()),
@@ -74,21 +75,21 @@ def _statistics(name: str, sums: np.ndarray, counts: np.ndarray, top: int) -> Te
     )
 
 
-def pooled(entry: Entry) -> np.ndarray:
-    """Mean squares over the tokens of all matrices, float64 [n]; zeros for an entry without data."""
+def mean_squares(entry: Entry) -> np.ndarray:
+    """Mean squared activation per column over the tokens of all matrices, float64 [columns]; zeros without data."""
     sums, counts = entry
     return sums.sum(axis=0, dtype=np.float64) / max(int(counts.sum()), 1)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Of two vectors; None where one is zero."""
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(np.sum(a * b)) / size if size else None
+    """The cosine of two vectors; None if one is zero."""
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(np.sum(a * b)) / norms if norms else None
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosine of a tensor's mean squares with those of the same tensor in the layer before."""
+    """The cosine of a tensor's mean squares with those of the same tensor in the previous layer; kind: role of the tensor."""
 
     kind: str
     layer: int
@@ -96,28 +97,28 @@ class Similarity:
 
 
 def layer_similarity(imatrix: Imatrix) -> list[Similarity]:
-    """Of all kinds of tensors, layer by layer, where the layer before has one of the same width."""
-    kinds: dict[str, dict[int, np.ndarray]] = {}
+    """The similarities of all roles, by layer, where the previous layer has a tensor of the same role and width."""
+    roles: dict[str, dict[int, np.ndarray]] = {}
     for name, entry in imatrix.entries.items():
-        layer, kind = place(name)
+        layer, role = layer_and_role(name)
         if layer is not None:
-            kinds.setdefault(kind, {})[layer] = pooled(entry)
-    found = []
-    for kind, layers in sorted(kinds.items()):
+            roles.setdefault(role, {})[layer] = mean_squares(entry)
+    similarities = []
+    for role, layers in sorted(roles.items()):
         for layer in sorted(layers):
-            before = layers.get(layer - 1)
-            if before is not None and len(before) == len(layers[layer]):
-                found.append(Similarity(kind, layer, cosine(before, layers[layer])))
-    return found
+            previous = layers.get(layer - 1)
+            if previous is not None and len(previous) == len(layers[layer]):
+                similarities.append(Similarity(role, layer, cosine(previous, layers[layer])))
+    return similarities
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An entry that two files have.
+    """The difference of an entry in two files.
 
-    cosine    of the mean squares of all columns of all matrices, or of the pooled ones where the number of matrices differs
-    ratio     of the sums of the mean squares, second to first
-    relative  norm of the difference over the norm of the first
+    cosine    of the mean squares of all columns of all matrices, or of their means if the numbers of matrices differ
+    ratio     sum of the mean squares in the second file over that in the first
+    relative  norm of the difference over the norm in the first file
     """
 
     name: str
@@ -128,7 +129,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """differences: of what both have, least alike first; only_first, only_second: names; unlike: names with other widths."""
+    """differences: of common entries, smallest cosine first; only_first, only_second, unlike (another width): names."""
 
     differences: list[Difference]
     only_first: list[str]
@@ -137,12 +138,12 @@ class Comparison:
 
 
 def compare(first: Imatrix, second: Imatrix) -> Comparison:
-    """Mean squares of two files, entry by entry; experts that saw few tokens are taken as quantisation takes them."""
+    """Compares the mean squares of two files by entry, with undersampled experts filled up as for quantisation."""
     a, b = first.means(), second.means()
     differences, unlike = [], []
     for name in (name for name in a if name in b):
         x, y = a[name].astype(np.float64), b[name].astype(np.float64)
-        if x.shape != y.shape and x.size == y.size:  # a legacy file has all experts in one row
+        if x.shape != y.shape and x.size == y.size:  # a legacy file has a stack's experts in one row
             x, y = x.reshape(-1), y.reshape(-1)
         elif x.shape != y.shape and x.shape[1] == y.shape[1]:
             x, y = x.mean(axis=0), y.mean(axis=0)
@@ -150,9 +151,9 @@ def compare(first: Imatrix, second: Imatrix) -> Comparison:
             unlike.append(name)
             continue
         x, y = x.reshape(-1), y.reshape(-1)
-        total, size = float(x.sum()), float(np.linalg.norm(x))
-        apart = float(np.linalg.norm(y - x))
-        ratio, relative = (float(y.sum()) / total, apart / size) if total else (None, None)
+        total, norm = float(x.sum()), float(np.linalg.norm(x))
+        distance = float(np.linalg.norm(y - x))
+        ratio, relative = (float(y.sum()) / total, distance / norm) if total else (None, None)
         differences.append(Difference(name, cosine(x, y), ratio, relative))
     differences.sort(key=lambda d: d.cosine if d.cosine is not None else -1.0)
     return Comparison(differences, [n for n in a if n not in b], [n for n in b if n not in a], unlike)

@@ -1,7 +1,7 @@
-"""Calibration texts: plain files, and columns of JSONL and parquet files that hold texts or conversations.
+"""Calibration texts: plain text files, and columns with texts or conversations of JSONL and parquet files.
 
-A file is given as PATH or PATH:WEIGHT. Conversations go through the model's chat template. Texts of equal weight follow each
-other in one stream of tokens, so that small files are not lost at the ends of windows.
+A file is given as PATH or PATH:WEIGHT. Conversations are rendered by the model's chat template. Texts of one weight are
+concatenated to one stream of tokens, so that files shorter than a window are not lost.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Any
 from ..formats import FormatError, PlanError
 from ..runtime import Model
 from ..runtime.text.chat import Message, find_template, prompt_tokens
-from .calibration import Stretch
+from .calibration import TextSegment
 
-COLUMNS = ("messages", "conversations", "text", "content")  # looked for in this order
-ROWS = (".jsonl", ".ndjson", ".parquet")  # files that have columns
-_SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+COLUMNS = ("messages", "conversations", "text", "content")  # the first that exists is read
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")  # of files with columns
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
 @dataclass(frozen=True)
-class Text:
-    """weight: how often every token of it counts."""
+class CalibrationText:
+    """A file with calibration text; weight: how many times each of its tokens counts."""
 
     path: Path
     weight: int = 1
 
 
-def parse_text(given: str) -> Text:
-    """'PATH' or 'PATH:WEIGHT'. Raises PlanError for a file that is not there, or a weight that is no whole number above 0."""
-    path, _, weight = given.rpartition(":")
-    if Path(given).is_file() or not path:
-        path, weight = given, "1"
+def parse_text(argument: str) -> CalibrationText:
+    """'PATH' or 'PATH:WEIGHT' -> the text. Raises PlanError for a missing file, or a weight that is not a positive integer."""
+    path, _, weight = argument.rpartition(":")
+    if Path(argument).is_file() or not path:
+        path, weight = argument, "1"
     if not Path(path).is_file():
         problem = "it is a folder; give a file" if Path(path).is_dir() else "there is no such file"
-        raise PlanError(f"-f {given}: {problem}")
+        raise PlanError(f"-f {argument}: {problem}")
     if not (weight.isdecimal() and int(weight) > 0):
-        raise PlanError(f"-f {given}: the weight {weight!r} is no whole number above 0")
-    return Text(Path(path), int(weight))
+        raise PlanError(f"-f {argument}: the weight {weight!r} is no whole number above 0")
+    return CalibrationText(Path(path), int(weight))
 
 
-def check_texts(texts: Sequence[Text]) -> None:
-    """Raises PlanError when a text needs a package that is not installed, or is given twice."""
+def check_texts(texts: Sequence[CalibrationText]) -> None:
+    """Raises PlanError if a text is given twice, or needs a package that is not installed."""
     seen: set[Path] = set()
     for text in texts:
         if text.path.resolve() in seen:
@@ -54,56 +54,63 @@ def check_texts(texts: Sequence[Text]) -> None:
             _parquet()
 
 
-def decoded(data: bytes, path: Path) -> str:
-    """A text that may have a wrong byte somewhere. Raises PlanError for what is no text at all."""
+def decode_text(data: bytes, path: Path) -> str:
+    """UTF-8 bytes -> text, with U+FFFD for invalid bytes. Raises PlanError for a file with zero bytes."""
     if b"\0" in data:
         raise PlanError(f"{path} is no text: it has a zero byte at {data.index(0):,}")
     return data.decode("utf-8", "replace")
 
 
-def stretches(
-    model: Model, texts: Sequence[Text], *, column: str | None = None, template: str | None = None, enough: int | None = None
-) -> list[Stretch]:
-    """One for each weight there is, in the order of the texts.
+def read_segments(
+    model: Model,
+    texts: Sequence[CalibrationText],
+    *,
+    column: str | None = None,
+    template: str | None = None,
+    max_tokens: int | None = None,
+) -> list[TextSegment]:
+    """Reads and tokenizes texts -> one segment per weight, in the order of the texts.
 
-    column: of JSONL and parquet files; without it the first of COLUMNS that there is. template: as for `find_template`. enough:
-    no more is read than makes so many tokens. Raises PlanError, FormatError naming file and line.
+    column: of JSONL and parquet files, by default the first of COLUMNS that exists. template: as for `find_template`.
+    max_tokens: reading stops once there are this many. Raises PlanError, and FormatError naming file and line.
     """
     reader, total = _Reader(model, column, template), 0
-    found: dict[int, tuple[list[int], list[tuple[str, int]]]] = {}
+    by_weight: dict[int, tuple[list[int], list[tuple[str, int]]]] = {}
     for text in texts:
-        if enough is not None and total >= enough:
+        if max_tokens is not None and total >= max_tokens:
             break
-        ids, starts = found.setdefault(text.weight, ([], []))
+        ids, starts = by_weight.setdefault(text.weight, ([], []))
         starts.append((text.path.name, len(ids)))
-        for piece in reader.pieces(text.path):
-            ids += piece
-            total += len(piece)
-            if enough is not None and total >= enough:
+        for document in reader.documents(text.path):
+            ids += document
+            total += len(document)
+            if max_tokens is not None and total >= max_tokens:
                 break
-    return [Stretch(ids, weight, starts) for weight, (ids, starts) in found.items()]
+    return [TextSegment(ids, weight, starts) for weight, (ids, starts) in by_weight.items()]
 
 
 class _Reader:
+    """Reads documents as token ids."""
+
     def __init__(self, model: Model, column: str | None, template: str | None):
         self._model, self._column, self._choice = model, column, template
         self._template: Any = None
 
-    def pieces(self, path: Path) -> Iterator[list[int]]:
-        """Token ids of a file, document by document."""
-        if path.suffix not in ROWS:
-            yield self._model.tokenizer.encode(decoded(path.read_bytes(), path))
+    def documents(self, path: Path) -> Iterator[list[int]]:
+        """The token ids of each document of a file."""
+        if path.suffix not in TABLE_SUFFIXES:
+            yield self._model.tokenizer.encode(decode_text(path.read_bytes(), path))
             return
-        empty = True
-        read = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
-        for where, value in read(path):
+        is_empty = True
+        read_rows = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
+        for where, value in read_rows(path):
             if isinstance(value, str):
                 ids = self._model.tokenizer.encode(value)
             else:
                 ids = self._conversation(value, where)
-            empty = empty and not ids
+            is_empty = is_empty and not ids
             yield ids
-        if empty:
+        if is_empty:
             raise FormatError(f"{path}: there is no text in it")
 
     def _json_lines(self, path: Path) -> Iterator[tuple[str, Any]]:
@@ -121,27 +128,27 @@ class _Reader:
                     continue
                 if not isinstance(row, dict):
                     raise FormatError(f"{where}: neither an object nor a text")
-                yield where, row[self._name(list(row), where)]
+                yield where, row[self._column_name(list(row), where)]
 
     def _parquet_rows(self, path: Path) -> Iterator[tuple[str, Any]]:
         parquet = _parquet()
         try:
             file = parquet.ParquetFile(path)
-            name = self._name(file.schema_arrow.names, str(path))
+            name = self._column_name(file.schema_arrow.names, str(path))
             for batch in file.iter_batches(256, columns=[name]):
                 for value in batch.column(0).to_pylist():
                     if value is not None:
                         yield str(path), value
-        except (OSError, ValueError) as error:  # those of pyarrow are kinds of ValueError
+        except (OSError, ValueError) as error:  # pyarrow's exceptions are subclasses of ValueError
             raise FormatError(f"{path}: {str(error).splitlines()[0]}") from None
 
-    def _name(self, names: list[str], where: str) -> str:
-        wanted = COLUMNS if self._column is None else (self._column,)
-        found = next((name for name in wanted if name in names), None)
-        if found is None:
-            asked = f"no column {self._column!r}" if self._column else f"none of the columns {', '.join(COLUMNS)}"
-            raise FormatError(f"{where}: {asked}; there are {', '.join(map(str, names))} (--column chooses one)")
-        return found
+    def _column_name(self, names: list[str], where: str) -> str:
+        candidates = COLUMNS if self._column is None else (self._column,)
+        column = next((name for name in candidates if name in names), None)
+        if column is None:
+            problem = f"no column {self._column!r}" if self._column else f"none of the columns {', '.join(COLUMNS)}"
+            raise FormatError(f"{where}: {problem}; there are {', '.join(map(str, names))} (--column chooses one)")
+        return column
 
     def _conversation(self, value: Any, where: str) -> list[int]:
         if self._template is None:
@@ -154,24 +161,26 @@ class _Reader:
 
 
 def _messages(value: Any, where: str) -> list[Message]:
-    """Messages with role and content, from those or from the older spelling with 'from' and 'value'."""
+    """Messages with role and content, from such messages or from ShareGPT's with 'from' and 'value'."""
     if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
         raise FormatError(f"{where}: neither a text nor a list of messages")
     messages = []
     for turn in value:
         if "from" in turn and "value" in turn and "role" not in turn:
-            speaker = turn["from"]
-            known = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
-            turn = {"role": known or speaker, "content": turn["value"]}
+            sender = turn["from"]
+            role = _ROLES.get(sender) if isinstance(sender, str) else None
+            turn = {"role": role or sender, "content": turn["value"]}
         if not isinstance(turn.get("role"), str) or "content" not in turn:
             raise FormatError(f"{where}: a message has no role or no content")
         turn = {key: field for key, field in turn.items() if field is not None}
-        messages.append({**turn, "content": _joined(turn["content"], where)} if isinstance(turn.get("content"), list) else turn)
+        messages.append(
+            {**turn, "content": _join_parts(turn["content"], where)} if isinstance(turn.get("content"), list) else turn
+        )
     return messages
 
 
-def _joined(parts: list[Any], where: str) -> str:
-    """The text of content that is given in parts, which templates of text do not know."""
+def _join_parts(parts: list[Any], where: str) -> str:
+    """The text of a message whose content is a list of parts, which chat templates for text do not support."""
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise FormatError(f"{where}: a message has a part that is no text")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckFailed, PlanError, UsageError
-from ..imatrix.texts import decoded
+from ..imatrix.texts import decode_text
 from ..runtime.evaluate.compare import Comparison, compare, tensor_nbytes
 from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text
 from .common.arguments import Pattern, as_pattern, refuse_unused
@@ -102,7 +102,7 @@ def compare_models(
         comparison = compare(
             models[0],
             models[1],
-            decoded(data, Path(text)) if text is not None and data is not None else None,
+            decode_text(data, Path(text)) if text is not None and data is not None else None,
             n_ctx=window,
             chunks=chunks or 1,
             weights=None if no_weights else pattern.pattern,

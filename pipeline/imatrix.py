@@ -11,14 +11,14 @@ from ..convert import open_source
 from ..errors import PlanError
 from ..formats import TensorSource
 from ..imatrix import Imatrix, load
-from ..imatrix.calibration import Calibration, cut
-from ..imatrix.checkpoint import load_state
-from ..imatrix.collect import Extent, collect
+from ..imatrix.calibration import Calibration, cut_windows
+from ..imatrix.collect import CollectOptions, collect
+from ..imatrix.collect_state import load_state
 from ..imatrix.coverage import LayerCoverage, remarks
-from ..imatrix.entries import LEGACY_CHUNK
+from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
-from ..imatrix.texts import ROWS, Text, check_texts, parse_text, stretches
+from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .common.arguments import as_paths, read_template, refuse_unused
@@ -113,7 +113,7 @@ def compute_imatrix(
     """
     texts = [parse_text(str(path)) for path in ([text] if isinstance(text, str | Path) else text)]
     check_texts(texts)
-    if not any(one.path.suffix in ROWS for one in texts):
+    if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
         refuse_unused({"--column": column, "--template": template}, "a .jsonl or .parquet file (-f)")
     if plot is not None:
         check_picture(Path(plot))
@@ -122,9 +122,9 @@ def compute_imatrix(
     state_path = _check_outputs(path, plot, [*source.files, *(one.path for one in texts), *added], resume, force)
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
-    extent = Extent(process_output, process_embedding)
+    collect_options = CollectOptions(process_output, process_embedding)
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
-    extent.check(opened)
+    collect_options.check(opened)
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
     windows = _windows(opened, texts, column, read_template(template), window, chunks, from_chunk or 0)
     unread = [one.path.name for one in texts if one.path.name not in windows.datasets]
@@ -140,7 +140,7 @@ def compute_imatrix(
             imatrix, figures = collect(
                 opened,
                 windows,
-                extent=extent,
+                options=collect_options,
                 save_frequency=(save_frequency or 0) if path is not None else 0,
                 on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
                 state_frequency=(OUTPUT_FREQUENCY if output_frequency is None else output_frequency) if saves_state else 0,
@@ -157,7 +157,7 @@ def compute_imatrix(
     if path is not None and state_path is not None:
         imatrix.save(path)
         state_path.unlink(missing_ok=True)
-        warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.losses(path.suffix))])
+        warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
     layers = covered_layers(imatrix, source)
     if plot is not None:
         from .reports.imatrix_plots import plot_coverage
@@ -190,7 +190,7 @@ def _check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[P
 
 def _windows(
     model: Model,
-    texts: Sequence[Text],
+    texts: Sequence[CalibrationText],
     column: str | None,
     template: str | None,
     n_ctx: int,
@@ -199,8 +199,8 @@ def _windows(
 ) -> Calibration:
     """The windows to run. No more of the texts is read than these take; a window may be left over of each weight."""
     tokens = None if chunks is None else (from_chunk + chunks + len({one.weight for one in texts})) * n_ctx
-    segments = stretches(model, texts, column=column, template=template, enough=tokens)
-    return cut(model, segments, n_ctx, chunks=chunks, from_chunk=from_chunk)
+    segments = read_segments(model, texts, column=column, template=template, max_tokens=tokens)
+    return cut_windows(model, segments, n_ctx, chunks=chunks, from_chunk=from_chunk)
 
 
 def _numbered(out: Path | None, chunks: int) -> Path:
@@ -243,7 +243,7 @@ def merge_imatrix(files: Sequence[str | Path], out: str | Path, *, force: bool =
     refuse_inputs([out], as_paths(files))
     check_new(out, force)
     imatrix = parts[0].merge(*parts[1:])
-    result = MergedImatrix(imatrix, out, imatrix.losses(out.suffix))
+    result = MergedImatrix(imatrix, out, imatrix.not_stored(out.suffix))
     imatrix.save(out)
     warn([f"{out} does not keep {lost}" for lost in result.lost])
     return result

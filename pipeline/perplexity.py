@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PlanError
-from ..imatrix.texts import decoded
+from ..imatrix.texts import decode_text
 from ..runtime.evaluate.perplexity import Perplexity
 from ..runtime.evaluate.perplexity import perplexity as score_text
 from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
@@ -92,7 +92,7 @@ def perplexity(
     text, window = Path(text), n_ctx or N_CTX
     earlier = read_result(Path(compare_with)) if compare_with is not None else None
     data = text.read_bytes()
-    content = decoded(data, text)
+    content = decode_text(data, text)
     opened = open_model(model, window_settings(model, window, settings))
     base = open_model(kl_divergence, window_settings(kl_divergence, window, settings)) if kl_divergence is not None else None
     with reporting(progress) as report:

@@ -27,22 +27,22 @@ def coverage_text(layers: Sequence[LayerCoverage]) -> str:
     """A row per layer."""
     import numpy as np
 
-    from ...imatrix.entries import FEW
+    from ...imatrix.entries import MIN_TOKENS
 
     rows = [
         (
             "-" if row.layer is None else row.layer,
             row.tensors,
-            ", ".join(row.without) or "-",
+            ", ".join(row.without_data) or "-",
             row.experts or None,
-            len(row.none) if row.experts else None,
-            len(row.few) if row.experts else None,
+            len(row.unseen) if row.experts else None,
+            len(row.undersampled) if row.experts else None,
             int(row.tokens.min()) if row.experts else None,
             int(np.median(row.tokens)) if row.experts else None,
         )
         for row in layers
     ]
-    headings = ("layer", "tensors", "without data", "experts", "no token", f"under {FEW}", "fewest", "median")
+    headings = ("layer", "tensors", "without data", "experts", "no token", f"under {MIN_TOKENS}", "fewest", "median")
     if not any(row[3] for row in rows):
         headings, rows = headings[:3], [row[:3] for row in rows]
     return table(headings, rows)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...formats import PlanError, TensorSource
 from ...imatrix import Imatrix, load
-from ...imatrix.coverage import place
-from ...imatrix.entries import FEW
+from ...imatrix.coverage import layer_and_role
+from ...imatrix.entries import MIN_TOKENS
 from ...quantize.planning import IMPORTANCE_SUBSTITUTES, Importance
 from ...quantize.recipes.type_selection import is_quantizable
 from .messages import note
@@ -52,18 +52,18 @@ def _coverage_lines(imatrix: Imatrix, importance: Importance, source: TensorSour
     ]
     if without:
         roles: dict[str, list[int]] = {}
-        for layer, role in map(place, without):
+        for layer, role in map(layer_and_role, without):
             roles.setdefault(role, []).extend([layer] if layer is not None else [])
         lines.append(f"imatrix {name}: none for {', '.join(f'{role}{_layers(layers)}' for role, layers in roles.items())}")
     unknown = [entry for entry in imatrix.entries if entry not in source.tensors and entry not in _used_as_substitute(source)]
     if unknown:
         lines.append(f"imatrix {name}: {len(unknown)} entries name no tensor of this model (first {unknown[0]}): not used")
-    none, few = imatrix.starved(), imatrix.sparse()
+    none, few = imatrix.unseen_experts(), imatrix.undersampled_experts()
     if none or few:
         first, experts = next(iter((none or few).items()))
         lines.append(
             f"imatrix {name}: {sum(map(len, none.values()))} experts saw no token, {sum(map(len, few.values()))} fewer than "
-            f"{FEW} (first {first} #{experts[0]}); they are filled up with the mean of their tensor's other experts"
+            f"{MIN_TOKENS} (first {first} #{experts[0]}); they are filled up with the mean of their tensor's other experts"
         )
     return lines
 

@@ -125,9 +125,9 @@ class SearchJob:
     @cached_property
     def _text(self) -> str:
         assert self.options.text is not None
-        from ...imatrix.texts import decoded
+        from ...imatrix.texts import decode_text
 
-        return decoded(self.options.text.read_bytes(), self.options.text)
+        return decode_text(self.options.text.read_bytes(), self.options.text)
 
     @cached_property
     def _tokens(self) -> list[int]:

@@ -19,16 +19,16 @@ def covered_layers(imatrix: Imatrix, source: TensorSource) -> list[LayerCoverage
 def coverage_json(imatrix: Imatrix, layers: Sequence[LayerCoverage]) -> dict[str, Any]:
     """starved_experts and sparse_experts by tensor, coverage by layer, and remarks."""
     return {
-        "starved_experts": imatrix.starved(),
-        "sparse_experts": imatrix.sparse(),
+        "starved_experts": imatrix.unseen_experts(),
+        "sparse_experts": imatrix.undersampled_experts(),
         "coverage": [
             {
                 "layer": row.layer,
                 "tensors": row.tensors,
-                "without": row.without,
+                "without": row.without_data,
                 "experts": row.experts,
-                "none": row.none,
-                "few": row.few,
+                "none": row.unseen,
+                "few": row.undersampled,
                 "tokens": row.tokens.tolist(),
             }
             for row in layers

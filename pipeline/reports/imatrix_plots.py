@@ -11,8 +11,8 @@ import numpy as np
 
 from ...formats import TensorSource
 from ...imatrix import Imatrix
-from ...imatrix.coverage import place
-from ...imatrix.entries import FEW, has_data
+from ...imatrix.coverage import layer_and_role
+from ...imatrix.entries import MIN_TOKENS, has_data
 from ...quantize.recipes.type_selection import is_quantizable
 from .imatrix_coverage import covered_layers
 from .plots import new_figure, save_figure
@@ -26,7 +26,7 @@ _WITHOUT_DATA = "#d62728"  # without data
 
 def _grid(values: Mapping[str, float]) -> tuple[np.ndarray, list[str], list[str]]:
     """Values by tensor name as an array [layers, kinds], NaN where there is none; names of its rows and columns."""
-    places = {name: place(name) for name in values}
+    places = {name: layer_and_role(name) for name in values}
     inside = {layer for layer, _ in places.values() if layer is not None}
     rows = [str(layer) for layer in sorted(inside)]
     if any(layer is None for layer, _ in places.values()):
@@ -107,8 +107,8 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
         _map(figure, axes, seen, [str(row.layer) for row in layers], "tokens", cmap=colours, norm=LogNorm(max(least, 1), most))
         axes.set_xlabel("expert")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        none, few = sum(len(row.none) for row in layers), sum(len(row.few) for row in layers)
-        axes.set_title(f"experts: {none} without a token (red), {few} with fewer than {FEW}", fontsize=9)
+        none, few = sum(len(row.unseen) for row in layers), sum(len(row.undersampled) for row in layers)
+        axes.set_title(f"experts: {none} without a token (red), {few} with fewer than {MIN_TOKENS}", fontsize=9)
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 

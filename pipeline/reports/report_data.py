@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import __version__
-from ...imatrix.coverage import place
+from ...imatrix.coverage import layer_and_role
 from ...jobs.plan import Plan
 from .tensor_roles import role, sizes
 
@@ -46,7 +46,7 @@ def report_json(
         "files": [str(f.path.resolve()) for f in plan.files],
         "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
         "imatrix_entries": len(imatrix.entries) if imatrix is not None else 0,
-        "imatrix_starved": imatrix.starved() if imatrix is not None else {},
+        "imatrix_starved": imatrix.unseen_experts() if imatrix is not None else {},
         "imatrix_texts": imatrix.datasets if imatrix is not None else [],
         "imatrix_tokens": imatrix.chunk_count * imatrix.chunk_size if imatrix is not None else 0,
         "coverage": _coverage(run, imatrix) if imatrix is not None else None,
@@ -62,8 +62,8 @@ def report_json(
         "table": [
             {
                 "name": o.name,
-                "layer": place(o.name)[0],
-                "kind": place(o.name)[1],
+                "layer": layer_and_role(o.name)[0],
+                "kind": layer_and_role(o.name)[1],
                 "role": role(o.name),
                 "shape": list(o.shape),
                 "type": o.type.name,
@@ -94,10 +94,10 @@ def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
         {
             "layer": row.layer,
             "tensors": row.tensors,
-            "without": list(row.without),
+            "without": list(row.without_data),
             "experts": row.experts,
-            "none": len(row.none),
-            "few": len(row.few),
+            "none": len(row.unseen),
+            "few": len(row.undersampled),
             "tokens": [int(f(row.tokens)) for f in (np.min, np.median, np.max)] if row.experts else None,
         }
         for row in covered

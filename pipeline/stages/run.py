@@ -15,8 +15,7 @@ from ...convert import open_source
 from ...convert.outtype import recipe_types
 from ...formats import MillError, PlanError, TensorType, open_gguf
 from ...imatrix.collect import collect
-from ...imatrix.entries import Imatrix
-from ...imatrix.files import load
+from ...imatrix.entries import Imatrix, load
 from ...jobs.atomic_write import write_text
 from ...jobs.execute import JobResult, execute
 from ...jobs.journal import journal_path
@@ -156,7 +155,7 @@ class Run:
             on_chunk=on_chunk,
         )
         imatrix.save(self.folder.imatrix)
-        return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.starved()}
+        return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
 
     def _importance(self) -> Importance | None:
         imatrix, path = self.imatrix, self.imatrix_path

@@ -72,15 +72,15 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
 
 
 def test_interrupted_says_how_to_go_on(mill, tmp_path, monkeypatch):
-    from ggufmill.imatrix.checkpoint import State
+    from ggufmill.imatrix.collect_state import CollectState
 
-    save = State.save
+    save = CollectState.save
 
     def save_and_stop(self, path):
         save(self, path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(State, "save", save_and_stop)
+    monkeypatch.setattr(CollectState, "save", save_and_stop)
     code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", tmp_path / "a", "--chunks", 9, *SHORT, "-ofreq", 2)
     assert code == 1
     assert err.splitlines()[-1].endswith("the same command with --resume goes on")

@@ -10,7 +10,7 @@ import xxhash
 from ggufmill.convert.architectures.registry import ARCHITECTURES
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.types import TYPES
-from ggufmill.imatrix.checkpoint import State
+from ggufmill.imatrix.collect_state import CollectState
 from ggufmill.imatrix.entries import Imatrix
 from ggufmill.recipes import FOLDER
 
@@ -106,7 +106,7 @@ def imatrix(path: Path) -> bytes:
 
 def state(path: Path) -> bytes:
     sums, counts = {"a": np.ones((2, 8)), "b": np.ones((1, 4))}, {"a": np.array([3, 0]), "b": np.array([5])}
-    State("f", 2, sums, counts, np.arange(4), (2, 1.5, 0.25), (1.0, 2.0), 0.5).save(path)
+    CollectState("f", 2, sums, counts, np.arange(4), (2, 1.5, 0.25), (1.0, 2.0), 0.5).save(path)
     return path.read_bytes()
 
 

@@ -30,9 +30,9 @@ from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.hashes import read_manifest
 from ggufmill.formats.safetensors import open_safetensors, read_safetensors
 from ggufmill.formats.types import TYPES
-from ggufmill.imatrix.checkpoint import load_state
-from ggufmill.imatrix.files import load
-from ggufmill.imatrix.texts import Text, stretches
+from ggufmill.imatrix import load
+from ggufmill.imatrix.collect_state import load_state
+from ggufmill.imatrix.texts import CalibrationText, read_segments
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.plan import Output, make_plan
@@ -125,7 +125,7 @@ def released(data: bytes) -> None:
 def imatrix(data: bytes) -> None:
     found = load(written("a.imatrix", data))
     found.means()
-    found.starved()
+    found.unseen_experts()
 
 
 def recipe(data: bytes) -> None:
@@ -180,7 +180,7 @@ def template(data: bytes) -> None:
 
 def texts(data: bytes) -> None:
     given = SimpleNamespace(tokenizer=tokenizer_of_a_model(), metadata={"tokenizer.chat_template": "{{ messages[0].content }}"})
-    stretches(given, [Text(written("a.jsonl", data))])
+    read_segments(given, [CalibrationText(written("a.jsonl", data))])
 
 
 def manifest(data: bytes) -> None:
@@ -314,7 +314,7 @@ TARGETS = {
     "released": Target(released, "lines", ("formats.deleted_shards",), lambda: [seeds.released()]),
     "dat": Target(imatrix, "", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.dat")]),
     "imatrix": Target(imatrix, "gguf", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.imatrix")]),
-    "state": Target(state, "npz", ("imatrix.checkpoint",), lambda: [seeds.state(folder() / "seed.state")]),
+    "state": Target(state, "npz", ("imatrix.collect_state",), lambda: [seeds.state(folder() / "seed.state")]),
     "recipe": Target(
         recipe,
         "toml",

@@ -1,7 +1,7 @@
-"""Against transformers: what goes into every weight of a tiny checkpoint of each architecture, watched there by hooks.
+"""Against transformers: the inputs of every weight of a tiny checkpoint of each architecture, recorded there by hooks.
 
-Every product with a weight is caught where torch computes it, so that experts in stacks are seen too, each by its place in the
-stack's memory. What only GGUF keeps apart (attn_k_b, attn_v_b) is computed from queries, latents and attention probabilities.
+Every product with a weight is intercepted in torch, experts in stacks too, each by its address in the stack's memory. Inputs of
+tensors that only a GGUF has (attn_k_b, attn_v_b) are computed from queries, latents and attention probabilities.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ggufmill.convert import open_source
-from ggufmill.imatrix.collect import Extent, collect
+from ggufmill.imatrix.collect import CollectOptions, collect
 from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import windows_of
@@ -26,7 +26,7 @@ _spec.loader.exec_module(checkpoints)
 TOLERANCE = 1e-3
 N_CTX, WINDOWS = checkpoints.LENGTH, 2
 
-# End of a parameter's name in transformers -> of the tensor in GGUF. Stacks with gate and up together are two tensors.
+# suffix of a parameter's name in transformers -> tensors in GGUF; a stack of gate and up becomes two
 NAMES = {
     "qkv_proj": ["attn_qkv"],
     "q_proj": ["attn_q"],
@@ -52,54 +52,54 @@ SHARED = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj":
 
 
 def gguf_names(name):
-    """Names in GGUF of what a parameter of transformers becomes; [] for what is not collected."""
+    """The GGUF tensors that a parameter of transformers becomes; [] for parameters that are not collected."""
     name = name.removesuffix(".weight")
     layer = re.search(r"layers\.(\d+)\.", name)
     prefix = f"blk.{layer[1]}." if layer else ""
     if "shared_expert" in name or "shared_mlp" in name:
-        found = [SHARED[end] for end in SHARED if name.endswith(end)]  # not the gate of a shared block, which is a vector
+        tensors = [SHARED[end] for end in SHARED if name.endswith(end)]  # not the gate of a shared expert, a vector
     elif name.endswith(ROUTERS):
-        found = ["ffn_gate_inp"]
+        tensors = ["ffn_gate_inp"]
     else:
-        found = next((names for end, names in NAMES.items() if name.endswith(end)), [])
-    return [f"{prefix}{each}.weight" for each in found]
+        tensors = next((names for end, names in NAMES.items() if name.endswith(end)), [])
+    return [f"{prefix}{each}.weight" for each in tensors]
 
 
-class Watch:
-    """Collects x of x @ W.T by parameter and expert, whoever calls for the product."""
+class InputRecorder:
+    """Records x of every x @ W.T by parameter and expert."""
 
     def __init__(self, torch, model):
-        self.torch, self.seen, self._ends = torch, {}, {}
+        self.torch, self.inputs, self._keys = torch, {}, {}
         for name, parameter in model.named_parameters():
             if parameter.dim() == 3:
                 step = parameter.stride(0) * parameter.element_size()
                 for expert in range(parameter.shape[0]):
-                    self._ends[parameter.data_ptr() + expert * step] = (name, expert)
+                    self._keys[parameter.data_ptr() + expert * step] = (name, expert)
             elif parameter.dim() == 2 and "embed" not in name:
-                self._ends[parameter.data_ptr()] = (name, 0)
-        if model.lm_head.weight.data_ptr() not in self._ends:
-            self._ends[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
+                self._keys[parameter.data_ptr()] = (name, 0)
+        if model.lm_head.weight.data_ptr() not in self._keys:
+            self._keys[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
 
-    def take(self, x, weight):
-        found = self._ends.get(weight.data_ptr())
-        if found is not None:
-            self.seen.setdefault(found, []).append(x.detach().reshape(-1, x.shape[-1]).double().numpy())
+    def record(self, x, weight):
+        key = self._keys.get(weight.data_ptr())
+        if key is not None:
+            self.inputs.setdefault(key, []).append(x.detach().reshape(-1, x.shape[-1]).double().numpy())
 
     def mode(self):
-        torch, watch = self.torch, self
+        torch, recorder = self.torch, self
         products = {torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm}
 
         class Mode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
                 if function in products:
-                    watch.take(args[0], args[1])
+                    recorder.record(args[0], args[1])
                 return function(*args, **(kwargs or {}))
 
         return Mode()
 
 
 def reference(case, folder):
-    """(GGUF name, matrix) -> sums float64 and counts, for the windows that `collect` reads; and the checkpoint's source."""
+    """((GGUF name, matrix) -> sums float64 and counts for the windows that `collect` reads, source, token ids)."""
     torch, transformers = checkpoints.oracle()
     family, options, *layout = checkpoints.CASES[case]
     architecture = getattr(transformers, f"{family}ForCausalLM")
@@ -110,7 +110,7 @@ def reference(case, folder):
     source = open_source(folder, mla_layout=layout[0] if layout else "ik")
     tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
     windows = windows_of(load_model(source), tokens, N_CTX, None)
-    watch, queries, probabilities = Watch(torch, model), {}, {}
+    recorder, queries, probabilities = InputRecorder(torch, model), {}, {}
     hooks = []
     for name, module in model.named_modules():
         if hasattr(module, "kv_b_proj"):
@@ -124,32 +124,32 @@ def reference(case, folder):
                     lambda _, __, out, at=layer: probabilities.setdefault(at, []).append(out[1][0].double().numpy())
                 ),
             ]
-    with torch.no_grad(), watch.mode():
+    with torch.no_grad(), recorder.mode():
         for window in windows:
             model(torch.tensor(window[None]), output_attentions=True)
-    found = {}
-    for (name, matrix), pieces in watch.seen.items():
-        if name == "lm_head.weight":  # only what is scored goes through the head
+    squares = {}
+    for (name, matrix), pieces in recorder.inputs.items():
+        if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
         x = np.concatenate(pieces)
         for tensor in gguf_names(name):
-            found[tensor, matrix] = (x**2).sum(0), len(x)
+            squares[tensor, matrix] = (x**2).sum(0), len(x)
     for layer, pieces in queries.items():
-        latents = watch.seen[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
+        latents = recorder.inputs[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
         nope, heads = config.qk_nope_head_dim, config.num_attention_heads
         k = np.concatenate([q.reshape(N_CTX, heads, -1)[..., :nope] for q in pieces])
         pairs = zip(probabilities[layer], latents, strict=True)
         v = np.concatenate([np.einsum("hnm,mr->nhr", p, c) for p, c in pairs])
         for part, x in (("k_b", k), ("v_b", v)):
             for head in range(heads):
-                found[f"blk.{layer}.attn_{part}.weight", head] = (x[:, head] ** 2).sum(0), len(x)
-    return found, source, tokens
+                squares[f"blk.{layer}.attn_{part}.weight", head] = (x[:, head] ** 2).sum(0), len(x)
+    return squares, source, tokens
 
 
-def entries_of(found):
-    """name -> sums [matrices, n], counts [matrices]."""
+def entries_of(squares):
+    """Tensor name -> sums [matrices, columns], counts [matrices]."""
     matrices = {}
-    for (name, matrix), value in found.items():
+    for (name, matrix), value in squares.items():
         matrices.setdefault(name, {})[matrix] = value
     entries = {}
     for name, rows in matrices.items():
@@ -167,22 +167,22 @@ def _logit_scale(model):
 
 
 @pytest.mark.parametrize("case", checkpoints.CASES)
-def test_the_sums_are_those_of_transformers(tmp_path, case):
-    found, source, tokens = reference(case, tmp_path)
+def test_sums_are_those_of_transformers(tmp_path, case):
+    squares, source, tokens = reference(case, tmp_path)
     latent = any(".attn_kv_a_mqa." in name for name in source.tensors)
     model = load_model(source, exact=True, **({"mla": sum(map(ord, case)) % 4} if latent else {}))
-    imatrix, _ = collect(model, tokens, n_ctx=N_CTX, extent=Extent(output=True))
+    imatrix, _ = collect(model, tokens, n_ctx=N_CTX, options=CollectOptions(output=True))
     tied = "output.weight" not in source.tensors
-    expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(found).items()}
+    expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(squares).items()}
     wanted = {t.name for t in source.tensors.values() if is_quantizable(t)} - ({"token_embd.weight"} - set(expected))
     assert wanted <= set(imatrix.entries)
     assert set(imatrix.entries) == set(expected)
     apart = {}
     for name, (sums, counts) in imatrix.entries.items():
         theirs, seen = expected[name]
-        if len(counts) == 1 and len(seen) > 1:  # a matrix that all heads share
+        if len(counts) == 1 and len(seen) > 1:  # one matrix for all heads
             theirs, seen = theirs.sum(0, keepdims=True), seen.sum(keepdims=True)
-        theirs = np.pad(theirs, ((0, len(counts) - len(seen)), (0, 0)))  # the last experts may have seen nothing
+        theirs = np.pad(theirs, ((0, len(counts) - len(seen)), (0, 0)))  # the last experts may have seen no token
         assert counts.tolist() == np.pad(seen, (0, len(counts) - len(seen))).tolist(), name
         for mine, other in zip(sums, theirs, strict=True):
             if name in ("output.weight", "token_embd.weight") and case.startswith("minicpm"):

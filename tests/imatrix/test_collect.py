@@ -6,7 +6,7 @@ import pytest
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, MillError
 from ggufmill.imatrix import load
-from ggufmill.imatrix.collect import Collector, Extent, collect
+from ggufmill.imatrix.collect import CollectOptions, Collector, collect
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.type_selection import is_quantizable
@@ -18,7 +18,7 @@ from ggufmill.runtime.graph import Observer, ops
 
 @pytest.fixture(scope="module")
 def demo():
-    """The demo checkpoint (a trained DeepSeek-V3 in small) and the ids of a little text."""
+    """The demo checkpoint (a small trained DeepSeek-V3) and the token ids of a short text."""
     model = load_model(open_source(FOLDER / "demo"))
     return model, model.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8")[:2500])
 
@@ -40,8 +40,8 @@ def test_every_weight_has_data(demo, collected):
 def test_counts(collected):
     entries, tokens, used, heads = collected[0].entries, 4 * 128, 2, 4
     assert entries["blk.0.ffn_up.weight"][1].tolist() == [tokens]
-    for kind in ("gate", "up", "down"):
-        _, counts = entries[f"blk.2.ffn_{kind}_exps.weight"]
+    for part in ("gate", "up", "down"):
+        _, counts = entries[f"blk.2.ffn_{part}_exps.weight"]
         assert counts.shape == (8,)
         assert counts.sum() == tokens * used
     assert entries["blk.1.attn_k_b.weight"][1].tolist() == [tokens * heads]
@@ -49,23 +49,23 @@ def test_counts(collected):
 
 
 def activations(model, tokens):
-    """What each matrix multiplies: {(tensor, matrix): float64 [n, columns]}."""
-    kept = {}
+    """The inputs of each matrix: {(tensor, matrix): float64 [n, columns]}."""
+    inputs = {}
 
     class Inputs(Observer):
         def wants_input(self, op):
             return isinstance(op, ops.Linear | ops.ExpertLinear | ops.LatentAttention)
 
         def on_input(self, op, weight, matrix, x):
-            kept.setdefault((weight.name, matrix), []).append(x.astype(np.float64))
+            inputs.setdefault((weight.name, matrix), []).append(x.astype(np.float64))
 
     with model.observing(Inputs()):
         perplexity(model, tokens, n_ctx=128, chunks=4)
-    return {key: np.concatenate(pieces) for key, pieces in kept.items() if key[0] != "output.weight"}
+    return {key: np.concatenate(pieces) for key, pieces in inputs.items() if key[0] != "output.weight"}
 
 
-def test_sums_are_those_of_the_activations(demo, collected):
-    """Squared here in float64, expert by expert."""
+def test_sums_of_squared_activations(demo, collected):
+    """Compared with squares in float64, expert by expert."""
     for (name, matrix), x in activations(*demo).items():
         sums, counts = collected[0].entries[name]
         assert counts[matrix] == len(x)
@@ -73,14 +73,14 @@ def test_sums_are_those_of_the_activations(demo, collected):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_experts_that_are_told_of_together(demo, tmp_path, threads):
-    """Those of a quantised file run as one program."""
+def test_experts_of_a_quantised_file(demo, tmp_path, threads):
+    """All experts of a layer run as one program there, and are observed together."""
     _, tokens = demo
     execute(plan_quantize(open_source(FOLDER / "demo"), tmp_path / "q8_0.gguf", type=TYPES["q8_0"], pure=True))
     model = load_model(tmp_path / "q8_0.gguf", threads=threads)
     entries = collect(model, tokens, n_ctx=128, chunks=4)[0].entries
-    kept = activations(model, tokens)
-    experts = {key: x for key, x in kept.items() if "_exps" in key[0]}
+    inputs = activations(model, tokens)
+    experts = {key: x for key, x in inputs.items() if "_exps" in key[0]}
     assert len(experts) == 3 * 3 * 8
     for (name, matrix), x in experts.items():
         sums, counts = entries[name]
@@ -91,7 +91,7 @@ def test_experts_that_are_told_of_together(demo, tmp_path, threads):
 def test_collecting_does_not_change_the_perplexity(demo, collected):
     model, tokens = demo
     alone = perplexity(model, tokens, n_ctx=128, chunks=4).perplexity
-    assert collected[1].perplexity == pytest.approx(alone, rel=1e-4)  # sums of latent attention run in another order
+    assert collected[1].perplexity == pytest.approx(alone, rel=1e-4)  # latent attention sums in another order
 
 
 def test_process_output_and_snapshots(demo, tmp_path):
@@ -102,7 +102,7 @@ def test_process_output_and_snapshots(demo, tmp_path):
         tokens,
         n_ctx=128,
         chunks=3,
-        extent=Extent(output=True),
+        options=CollectOptions(output=True),
         save_frequency=1,
         on_save=lambda i: saved.append(i.chunk_count),
     )
@@ -112,14 +112,14 @@ def test_process_output_and_snapshots(demo, tmp_path):
     assert load(tmp_path / "a.imatrix").entries.keys() == imatrix.entries.keys()
 
 
-def test_half_and_half_is_the_whole(demo):
+def test_merged_halves_equal_one_collection(demo):
     model, tokens = demo
     ids = np.array(tokens[: 4 * 128])
     parts = [collect(model, part, n_ctx=128)[0] for part in (ids[:256], ids[256:])]
-    whole = collect(model, ids, n_ctx=128)[0]
+    expected = collect(model, ids, n_ctx=128)[0]
     merged = parts[0].merge(parts[1])
-    assert merged.chunk_count == whole.chunk_count == 4
-    for name, (sums, counts) in whole.entries.items():
+    assert merged.chunk_count == expected.chunk_count == 4
+    for name, (sums, counts) in expected.entries.items():
         assert np.array_equal(merged.entries[name][1], counts)
         np.testing.assert_allclose(merged.entries[name][0], sums, rtol=1e-4, atol=1e-6)
 
@@ -132,7 +132,7 @@ def test_an_activation_that_is_not_finite_is_named(demo):
 
 
 @pytest.mark.parametrize("name", ["blk.2.attn_output.weight", "blk.1.ffn_down.weight"])
-def test_a_damaged_weight_is_named_and_not_what_it_spoils(demo, name):
+def test_the_first_damaged_weight_is_named(demo, name):
     source, tokens = open_source(FOLDER / "demo"), demo[1]
     name = name if name in source.tensors else name.replace(".weight", "_exps.weight")
     tensor = source.tensors[name]

@@ -24,15 +24,15 @@ def imatrix():
 
 def test_gguf_round_trip_is_exact(imatrix, tmp_path):
     imatrix.save(tmp_path / "a.imatrix")
-    again = load(tmp_path / "a.imatrix")
-    assert again.entries.keys() == imatrix.entries.keys()
+    loaded = load(tmp_path / "a.imatrix")
+    assert loaded.entries.keys() == imatrix.entries.keys()
     for name, (sums, counts) in imatrix.entries.items():
-        assert np.array_equal(again.entries[name][0], sums)
-        assert np.array_equal(again.entries[name][1], counts)
-    assert (again.datasets, again.chunk_count, again.chunk_size) == (["calibration.txt"], 2, 512)
+        assert np.array_equal(loaded.entries[name][0], sums)
+        assert np.array_equal(loaded.entries[name][1], counts)
+    assert (loaded.datasets, loaded.chunk_count, loaded.chunk_size) == (["calibration.txt"], 2, 512)
 
 
-def test_the_gguf_package_reads_it(imatrix, tmp_path):
+def test_the_gguf_package_reads_our_files(imatrix, tmp_path):
     imatrix.save(tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     assert reader.fields["general.type"].contents() == "imatrix"
@@ -42,18 +42,18 @@ def test_the_gguf_package_reads_it(imatrix, tmp_path):
     assert tensors["blk.0.ffn_up_exps.weight.counts"].data.reshape(-1).tolist() == [10, 20, 30, 40]
 
 
-def test_dat_keeps_the_means(imatrix, tmp_path):
+def test_dat_stores_the_means(imatrix, tmp_path):
     imatrix.save(tmp_path / "a.dat")
-    again = load(tmp_path / "a.dat")
+    loaded = load(tmp_path / "a.dat")
     means = imatrix.means()
-    assert again.chunk_count == 2
-    assert again.datasets == ["calibration.txt"]
-    for name, mean in again.means().items():
+    assert loaded.chunk_count == 2
+    assert loaded.datasets == ["calibration.txt"]
+    for name, mean in loaded.means().items():
         np.testing.assert_allclose(mean.reshape(means[name].shape), means[name], rtol=1e-6)
 
 
-def test_dat_bytes_are_those_of_the_format(tmp_path):
-    """Laid out by hand from the format's description: two calls, values = mean * calls."""
+def test_dat_bytes(tmp_path):
+    """Built from the format's description: two calls, values = mean * calls."""
     values = np.array([2.0, 4.0], "<f4")
     data = struct.pack("<ii", 1, 1) + b"w" + struct.pack("<ii", 2, 2) + values.tobytes() + struct.pack("<ii", 2, 1) + b"t"
     (tmp_path / "a.dat").write_bytes(data)
@@ -63,24 +63,24 @@ def test_dat_bytes_are_those_of_the_format(tmp_path):
     assert (tmp_path / "b.dat").read_bytes() == data
 
 
-def test_an_old_dat_ends_after_its_entries(tmp_path):
+def test_old_dat_without_dataset(tmp_path):
     data = struct.pack("<ii", 1, 1) + b"w" + struct.pack("<ii", 0, 1) + np.array([3.0], "<f4").tobytes()
     (tmp_path / "a.dat").write_bytes(data)
     assert load(tmp_path / "a.dat").means()["w"].tolist() == [[3.0]]
 
 
-def test_a_starved_expert_takes_the_mean_of_the_others(imatrix):
+def test_an_unseen_expert_gets_the_mean_of_the_others(imatrix):
     sums, counts = imatrix.entries["blk.0.ffn_up_exps.weight"]
     counts *= 10
     sums[2], counts[2] = 0, 0
-    assert imatrix.starved() == {"blk.0.ffn_up_exps.weight": [2]}
+    assert imatrix.unseen_experts() == {"blk.0.ffn_up_exps.weight": [2]}
     means = imatrix.means()["blk.0.ffn_up_exps.weight"]
     np.testing.assert_allclose(means[2], sums[[0, 1, 3]].sum(0) / counts.sum(), rtol=1e-6)
     counts[:] = 0
     assert "blk.0.ffn_up_exps.weight" not in imatrix.means()
 
 
-def test_merging_adds(imatrix):
+def test_merge(imatrix):
     merged = imatrix.merge(imatrix)
     for name, (sums, counts) in imatrix.entries.items():
         assert np.array_equal(merged.entries[name][0], 2 * sums)
@@ -92,7 +92,7 @@ def test_merging_adds(imatrix):
         imatrix.merge(other)
 
 
-def test_merging_a_legacy_file_weighs_by_tokens(tmp_path):
+def test_merging_a_legacy_file_weights_by_tokens(tmp_path):
     """100 windows of 512 tokens with a mean of 10, and 1,024 tokens with a mean of 1."""
     long = Imatrix({"w": (np.full((4, 2), 512000.0, np.float32), np.full(4, 51200))}, ["long"], 100)
     short = Imatrix({"w": (np.full((4, 2), 1024.0, np.float32), np.full(4, 1024))}, ["short"], 2)
@@ -106,25 +106,25 @@ def test_merging_a_legacy_file_weighs_by_tokens(tmp_path):
         np.testing.assert_allclose(merged.means()["w"], (512000 + 1024) / (51200 + 1024), rtol=1e-5)
 
 
-def test_latent_attention_crosses_layouts(tmp_path):
+def test_entries_of_latent_attention_fit_other_layouts(tmp_path):
     """attn_k_b is one matrix in one layout and one per head in the other."""
     by_head = Imatrix({"blk.0.attn_k_b.weight": (np.arange(8, dtype=np.float32).reshape(4, 2), np.full(4, 3))})
     pooled = by_head.fit(source(**{"blk.0.attn_k_b.weight": (2, 40)}), "a")
     assert pooled.entries["blk.0.attn_k_b.weight"][0].tolist() == [[12, 16]]
     assert pooled.entries["blk.0.attn_k_b.weight"][1].tolist() == [12]
-    shared = pooled.fit(source(**{"blk.0.attn_k_b.weight": (2, 10, 4)}), "a")
-    assert np.array_equal(shared.means()["blk.0.attn_k_b.weight"], np.repeat([[1.0, np.float32(16 / 12)]], 4, 0))
+    repeated = pooled.fit(source(**{"blk.0.attn_k_b.weight": (2, 10, 4)}), "a")
+    assert np.array_equal(repeated.means()["blk.0.attn_k_b.weight"], np.repeat([[1.0, np.float32(16 / 12)]], 4, 0))
 
 
-def test_one_matrix_for_all_heads_whatever_divides_what():
-    """Rows of 8 of 4 heads might be taken for four of 2."""
+def test_pooled_heads_are_not_split_by_mistake():
+    """A row of 8 columns for 4 heads could be taken for four rows of 2."""
     name, rng = "blk.0.attn_k_b.weight", np.random.default_rng(0)
     by_head = Imatrix({name: (rng.random((4, 8), np.float32), np.full(4, 3))})
     pooled = by_head.fit(source(**{name: (8, 40)}), "a")
-    shared = pooled.fit(source(**{name: (8, 10, 4)}), "a")
-    np.testing.assert_allclose(shared.means()[name], np.repeat(by_head.entries[name][0].sum(0)[None] / 12, 4, 0), rtol=1e-6)
-    beside = Imatrix({name: (by_head.entries[name][0].reshape(1, -1), np.array([3]))})
-    for merged in (by_head.merge(pooled), pooled.merge(by_head), pooled.merge(beside)):
+    repeated = pooled.fit(source(**{name: (8, 10, 4)}), "a")
+    np.testing.assert_allclose(repeated.means()[name], np.repeat(by_head.entries[name][0].sum(0)[None] / 12, 4, 0), rtol=1e-6)
+    one_row = Imatrix({name: (by_head.entries[name][0].reshape(1, -1), np.array([3]))})
+    for merged in (by_head.merge(pooled), pooled.merge(by_head), pooled.merge(one_row)):
         np.testing.assert_allclose(merged.entries[name][0], 2 * pooled.entries[name][0], rtol=1e-6)
         assert merged.entries[name][1].tolist() == [24]
 
@@ -134,7 +134,7 @@ def source(**shapes):
     return TensorSource("model.gguf", {}, tensors, "")
 
 
-def test_fitting_to_a_model(imatrix, tmp_path):
+def test_fit(imatrix, tmp_path):
     shapes = {"blk.0.attn_q.weight": (8, 16), "blk.0.ffn_up_exps.weight": (8, 16, 4)}
     imatrix.save(tmp_path / "a.dat")
     fitted = load(tmp_path / "a.dat").fit(source(**shapes), "a.dat")
@@ -155,9 +155,9 @@ def test_fitting_to_a_model(imatrix, tmp_path):
 def test_truncated(imatrix, tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
     imatrix.save(path)
-    whole = path.read_bytes()
-    for length in (0, 3, 7, 30, len(whole) // 2, len(whole) - 17):
-        path.write_bytes(whole[:length])
+    complete = path.read_bytes()
+    for length in (0, 3, 7, 30, len(complete) // 2, len(complete) - 17):
+        path.write_bytes(complete[:length])
         with pytest.raises(FormatError):
             load(path)
 
@@ -169,8 +169,8 @@ def test_not_an_imatrix(tmp_path, data):
         load(tmp_path / "a.dat")
 
 
-def test_heads_side_by_side_become_one_matrix(tmp_path):
-    """As ik_llama.cpp writes attn_k_b: all heads in one row, under the name of a view."""
+def test_heads_in_one_row_are_pooled_or_split(tmp_path):
+    """ik_llama.cpp writes attn_k_b with all heads in one row, under the name of a view."""
     name, values = b"blk.0.attn_k_b.weight (reshaped)", np.array([1, 2, 3, 4, 5, 6], "<f4")
     data = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, 6) + values.tobytes()
     (tmp_path / "a.dat").write_bytes(data)

@@ -1,4 +1,4 @@
-"""A model is read through its file: what a collection keeps in memory of its own does not grow with it."""
+"""A model is read through its file: the anonymous memory of a collection does not grow with the model."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ for path in sys.argv[1:]:
 
 
 def write(path, type_name, layers):
-    """A Llama whose weights are a hole in the file: all zeros."""
+    """A Llama with weights of zero, which are a hole in the file."""
     shapes = {"token_embd.weight": (N_EMBD, VOCABULARY), "output_norm.weight": (N_EMBD,), "output.weight": (N_EMBD, VOCABULARY)}
     shapes |= {f"blk.{i}.{name}.weight": shape for i in range(layers) for name, shape in LAYER.items()}
     numbers = {"block_count": layers, "context_length": 512, "embedding_length": N_EMBD, "feed_forward_length": N_FF}
@@ -67,8 +67,8 @@ def write(path, type_name, layers):
     return size
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
-def test_memory_of_its_own_does_not_grow_with_the_model(tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_anonymous_memory_does_not_grow_with_the_model(tmp_path):
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
     grown = write(large, "q8_0", 20) - write(small, "q8_0", 2)
     assert grown > 280 << 20
