@@ -128,12 +128,20 @@ class Executable:
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""
-        head = Pass(self, (len(hidden),), (), self.observer)
-        view = head.new(self.graph.hidden)
-        view.matrix[:] = hidden
-        self._write(head, self.head_steps)
+        key, observer = ("head", len(hidden)), self.observer
+        head = self._taken(key) if observer is None else None
+        if head is None:
+            head = Pass(self, (len(hidden),), (), observer)
+            head.new(self.graph.hidden)
+            self._write(head, self.head_steps)
+        head.view(self.graph.hidden).matrix[:] = hidden
         head.run(np.empty(0, np.int64), [])
-        return head.view(self.graph.logits).matrix
+        logits = head.view(self.graph.logits).matrix
+        if observer is not None or len(hidden) > GEMV_TOKENS:
+            return logits
+        logits = logits.copy()  # before another thread may take the pass
+        self._keep(key, head)
+        return logits
 
     def _written(
         self, steps: Sequence[Step], counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None
