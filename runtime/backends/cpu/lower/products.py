@@ -16,8 +16,8 @@ from ..memory import Partition, View
 from ..passes import Held, Pass
 
 _LINE = 64
-# Bytes between codes, scales and sums: with 4096 codes all three would begin at the same place of a page, and reading them in turn
-# takes a tenth longer (Zen 4).
+# Bytes between codes, scales and sums: with 4096 codes all three would begin at the same place of a page, and reading them in
+# turn takes a tenth longer (Zen 4).
 _GAPS = 5 * _LINE, 3 * _LINE
 EXPERT_ROWS = "tokens by expert"  # the axis of rows that are arranged by expert
 
