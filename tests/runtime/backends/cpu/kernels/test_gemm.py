@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
     (n, rows, columns), byte_names = (7, 48, 512), ["iq5_k", "q4_k_r4"]
     x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
     samples = {name: sample_of(name, rows, columns) for name in ("f32", "f16", "bf16", "bf16_r16", *byte_names)}
-    packed = {name: q for name, (_, q) in samples.items()}
+    packed: dict[str, Any] = {name: q for name, (_, q) in samples.items()}
     np.savez(tmp_path / "given.npz", x=x, **packed, rows=samples["f32"][0])
     environment = {**os.environ, "GGUFMILL_CPU": level, "GGUFMILL_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", AT_LEVEL, str(tmp_path / "given.npz"), str(tmp_path / "found.npz"), str(rows)]
