@@ -22,8 +22,8 @@ from .float_panels import STEP
 
 COLUMN_TILE = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
 TILE_PANELS = 2 if target().lane_registers == 32 else 1
-TILE_TOKENS = 6 if target().lane_registers >= 8 else 2  # twelve sums in registers (AVX-512, AVX2), or eight (SSE)
-UNIT = 6  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
+TILE_TOKENS = {32: 12, 8: 6}.get(target().lane_registers, 2)  # 24 of AVX-512's 32 registers are sums, 12 of AVX2's 16
+UNIT = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
 
 
@@ -41,21 +41,22 @@ def _multiply_add(b, total, weights, token):
 
 
 @intrinsic
-def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, first):
+def _register_tile(typingctx, bf16, half, weights, weight_step, tokens, sums, steps, first):
     """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens over `steps` times 32 columns to sums, float32 rows of 32
     (first: writes them there).
 
-    bf16: a boolean for pairs of bf16, None for float32. All others are int64, addresses and bytes: weight_step from one panel
-    to the next; tokens: the first one's number in a block of UNIT.
+    bf16: a boolean for pairs of bf16, None for float32; half: a boolean for half as many tokens, else None. The others are
+    int64, addresses and bytes; weight_step: from one panel to the next; tokens: the place of the first one in a block of UNIT.
     """
     pairs = not isinstance(bf16, types.NoneType)
     words = STEP // 2 if pairs else STEP  # per step
+    count = TILE_TOKENS if isinstance(half, types.NoneType) else TILE_TOKENS // 2
 
     def generate(context, builder, signature, args):
         b = builder
-        _, weights, weight_step, tokens, sums, steps, first = args
+        _, _, weights, weight_step, tokens, sums, steps, first = args
         kind = I32X16 if pairs else F32X16
-        tile = [(t, p) for t in range(TILE_TOKENS) for p in range(TILE_PANELS)]
+        tile = [(t, p) for t in range(count) for p in range(TILE_PANELS)]
         zero = ir.Constant(F32X16, [0.0] * LANES)
         totals = {place: alloca_once(b, F32X16) for place in tile}
         for total in totals.values():
@@ -67,7 +68,7 @@ def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, f
             rows = [b.add(panel, at_weights) for panel in panels]
             for word in range(words):
                 factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
-                for t in range(TILE_TOKENS):
+                for t in range(count):
                     token = splat(b, load(b, at_tokens, kind.element, 4 * (words * t + word)))
                     for p in range(TILE_PANELS):
                         total = b.load(totals[t, p])
@@ -85,7 +86,18 @@ def _register_tile(typingctx, bf16, weights, weight_step, tokens, sums, steps, f
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(bf16, i, i, i, i, i, types.boolean), generate
+    return types.void(bf16, half, i, i, i, i, i, types.boolean), generate
+
+
+@kernel
+def _multiply_pair(bf16, half, weights, panel_bytes, second, tokens, sums, steps, first):
+    """Two panels, or a single one without a `second`, times the tokens of a tile; addresses and bytes."""
+    if TILE_PANELS == 2:
+        _register_tile(bf16, half, weights, panel_bytes if second else 0, tokens, sums, steps, first)
+    else:
+        _register_tile(bf16, half, weights, 0, tokens, sums, steps, first)
+        if second:
+            _register_tile(bf16, half, weights + panel_bytes, 0, tokens, sums + 4 * PANEL, steps, first)
 
 
 @kernel
@@ -104,7 +116,7 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
     most, sum_bytes = sums.shape[1] // UNIT, sums.shape[1] * 8 * PANEL
     at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
     for block in range(0, blocks, most):
-        n = min(most, blocks - block)
+        rows = min(min(most, blocks - block) * UNIT, out.shape[0] - block * UNIT)
         for panel in range(0, count, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (count - panel + 1) // 2)
             for start in range(0, steps, COLUMN_TILE // words):
@@ -115,15 +127,11 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
                     for part in range(parts):
                         source = at_tokens + block * block_bytes + part * part_bytes + start * 4 * words * UNIT
                         first = start == 0 and part == 0
-                        for t in range(0, min(n * UNIT, out.shape[0] - block * UNIT), TILE_TOKENS):
+                        for t in range(0, rows, TILE_TOKENS):
                             at = source + t // UNIT * block_bytes + t % UNIT * token_step
                             to = at_sums + pair * sum_bytes + t * 8 * PANEL
-                            if TILE_PANELS == 2:
-                                following = panel_bytes if second else 0
-                                _register_tile(bf16, weights, following, at, to, width, first)
+                            if rows - t > TILE_TOKENS // 2:
+                                _multiply_pair(bf16, None, weights, panel_bytes, second, at, to, width, first)
                             else:
-                                _register_tile(bf16, weights, 0, at, to, width, first)
-                                if second:
-                                    _register_tile(bf16, weights + panel_bytes, 0, at, to + 4 * PANEL, width, first)
-            rows = min(n * UNIT, out.shape[0] - block * UNIT)
+                                _multiply_pair(bf16, True, weights, panel_bytes, second, at, to, width, first)
             write_sums(sums[:pairs], out, block * UNIT, rows, column + panel * PANEL, end)
