@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..convert import open_source
+from ..convert.hub.fetch import is_repository
 from ..errors import PlanError
 from ..formats import TensorSource, TensorType
 from ..quantize import can_encode
@@ -115,7 +116,7 @@ def plan_memory(
     overrides += experts_to_cpu() if cpu_moe else []
     bound = attn_max_batch * MIB if attn_max_batch else None
     use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers)
-    source = open_source(model, mla_layout=mla_layout, remote=isinstance(model, str))
+    source = open_source(model, mla_layout=mla_layout, remote=is_repository(model))
     planner = _Planner(source, use, overrides, capacities)
     if recipe is not None or type is not None or planner.is_quantised:
         result = MemoryPlan(planner.candidate(recipe, as_file_type(type, "--type")))

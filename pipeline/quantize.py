@@ -174,21 +174,16 @@ def quantize_model(
         refuse_unused({"--no-timing": no_timing}, "--dry-run")
     if leave_output_tensor and output_tensor_type is not None:
         raise UsageError("--leave-output-tensor copies what --output-tensor-type would make anew: give one of them")
-    if (
-        default is None
-        and not rules
-        and target is None
-        and overrides == TypeOverrides()
-        and not override_kv
-        and prune_layers is None
-    ):
+    no_types = default is None and overrides == TypeOverrides()
+    keys = metadata_to_set(metadata, override_kv)
+    if no_types and not rules and target is None and not keys and prune_layers is None:
         raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
     planning: dict[str, Any] = {
         "pure": pure,
         "allow_requantize": allow_requantize,
         "ignore_imatrix_rules": ignore_imatrix_rules,
         "hide_imatrix": hide_imatrix,
-        "override_kv": metadata_to_set(metadata, override_kv),
+        "override_kv": keys,
         "split_max_size": as_bytes(split_max_size) if split_max_size is not None or keep_split else given.recipe.split_max_size,
         "split_max_tensors": split_max_tensors,
         "tensor_first_split": tensor_first_split,
@@ -197,24 +192,16 @@ def quantize_model(
     inputs = [Path(path) for path in (given.path, imatrix) if path is not None]
     with reporting(progress) as report:
         if target is not None:
-            if default is not None or overrides != TypeOverrides() or pure:
+            if pure or not no_types:
                 raise PlanError(
                     "a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed"
                 )
-            folder = given.path.parent if given.path is not None else Path()
-            measured_on = Path(calibration) if calibration is not None else None
-            search_options = search_options_of(given.recipe, folder, types=types, text=measured_on, threads=threads)
-            inputs += [search_options.text] if search_options.text is not None else []
-            job = SearchJob(
-                opened,
-                importance,
-                search_options,
-                fixed=rules,
-                fixed_text="\n".join([*given.custom_texts, given.recipe.rules_text]),
-                state=None if dry_run else _beside(out, ".state.json"),
-                planning=planning,
-                report=report,
-            )
+            text_path = Path(calibration) if calibration is not None else None
+            search = search_options_of(given.recipe, given.folder, types=types, text=text_path, threads=threads)
+            inputs += [search.text] if search.text is not None else []
+            state, fixed_text = None if dry_run else _beside(out, ".state.json"), given.rules_text
+            fixed = {"fixed": rules, "fixed_text": fixed_text, "state": state, "planning": planning}
+            job = SearchJob(opened, importance, search, **fixed, report=report)
             text = _find_recipe(job, target, out, options, inputs)
             rules = parse_rules(text)
         replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
@@ -251,13 +238,21 @@ def quantize_model(
 
 @dataclass(frozen=True)
 class _GivenRules:
-    """A recipe (an empty one if there is none) with the path it was read from, and the rules beside it; text: of all."""
+    """A recipe (an empty one if there is none) with the path it was read from, and the rules that come before its own.
+
+    text: of all together, with the recipe's other tables; rules_text: of the rules alone.
+    """
 
     path: Path | None
     recipe: Recipe
     custom: list[Rule]
-    custom_texts: list[str]
     text: str
+    rules_text: str
+
+    @property
+    def folder(self) -> Path:
+        """What paths in the recipe are relative to."""
+        return self.path.parent if self.path is not None else Path()
 
 
 def _given_rules(recipe: str | Path | None, custom_q: str | Sequence[str]) -> _GivenRules:
@@ -265,7 +260,8 @@ def _given_rules(recipe: str | Path | None, custom_q: str | Sequence[str]) -> _G
     loaded = load_recipe(path) if path is not None else Recipe("", [], "")
     texts = [custom_q] if isinstance(custom_q, str) else list(custom_q)
     custom = parse_rules("\n".join(texts), "--custom-q")
-    return _GivenRules(path, loaded, custom, texts, "\n".join([*texts, loaded.text]).strip() if texts else loaded.text)
+    text = "\n".join([*texts, loaded.text]).strip() if texts else loaded.text
+    return _GivenRules(path, loaded, custom, text, "\n".join([*texts, loaded.rules_text]))
 
 
 def _find_recipe(job: SearchJob, target: Target, out: Path, options: WriteOptions, inputs: Sequence[Path]) -> str:

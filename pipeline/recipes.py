@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..convert import open_source
+from ..convert.hub.fetch import is_repository
 from ..convert.outtype import recipe_types
 from ..errors import CheckFailed, UsageError
 from ..jobs.plan import Plan
@@ -162,7 +163,7 @@ def explain_recipe(
 def _plan(model: str | Path, recipe: str | Path | None, type: FileType | None, imatrix: str | Path | None) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
     loaded, given = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], ""), as_file_type(type, "--type")
-    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=isinstance(model, str))
+    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=is_repository(model))
     importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})
     default, rules = recipe_types(source, loaded)
     plan = plan_quantize(

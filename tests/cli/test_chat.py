@@ -33,7 +33,7 @@ def chat(capsys, monkeypatch):
     return run
 
 
-def test_lines_are_answered(chat):
+def test_each_line_gets_an_answer(chat):
     code, out, err = chat("The list is\n\n   \nThe name is\n", *GREEDY, "--timings")
     assert code == 0
     assert len(out.strip().splitlines()) >= 2
@@ -44,7 +44,7 @@ def test_lines_are_answered(chat):
     assert err.count("(-n tokens are reached)") == 2
 
 
-def test_a_reset_begins_anew(chat):
+def test_reset_starts_a_new_conversation(chat):
     once = chat("The list is\n", *GREEDY)[1]
     _, out, _ = chat("The list is\n/reset\nThe list is\n", *GREEDY)
     assert out == 2 * once
@@ -59,7 +59,7 @@ def test_commands(chat):
     assert "there is no command /nonsense" in err
 
 
-def test_a_line_can_go_on_in_the_next(chat, monkeypatch):
+def test_a_backslash_continues_a_line(chat, monkeypatch):
     asked = []
 
     def answer(self, text):
@@ -71,7 +71,7 @@ def test_a_line_can_go_on_in_the_next(chat, monkeypatch):
     assert asked == ["one \ntwo", "three"]
 
 
-def test_the_system_message_counts(chat):
+def test_the_system_message_reaches_the_model(chat):
     plain, told = (chat("The list is\n", *GREEDY, *more)[1] for more in ((), ("--system", "Return the name of the path")))
     assert plain != told
 
@@ -97,7 +97,7 @@ def test_a_context_beyond_the_trained_one_is_noted(chat):
     assert err.count("warning") == 1
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_program(chat, monkeypatch):
+def test_ctrl_c_cancels_the_answer_only(chat, monkeypatch):
     picked = []
 
     def pick(self, logits, past):
@@ -128,7 +128,7 @@ def test_a_message_that_does_not_fit_is_refused(chat):
     assert "(-n tokens are reached)" in err
 
 
-def test_what_a_terminal_would_obey_is_left_out():
+def test_control_characters_are_removed():
     assert printable("a\x1b[31mb\x07\tc\nd\x9b\x7f é👨‍👩‍👧") == "a[31mb\tc\nd é👨‍👩‍👧"
 
 

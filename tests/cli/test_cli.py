@@ -140,7 +140,7 @@ def test_the_input_is_never_the_output(mill, checkpoint, tmp_path):
     assert (tmp_path / "a.gguf").read_bytes() == before
 
 
-def test_a_fault_of_the_program_is_one_line_too(mill, checkpoint, monkeypatch, tmp_path):
+def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
     def broken(*_, **__):
         raise KeyError("oops")
 
@@ -184,7 +184,7 @@ def test_inspect_finds_nan(mill, tiny_llama, write_checkpoint, tmp_path):
     assert mill("inspect", tmp_path / "c.gguf", "--check")[0] == 0
 
 
-def test_convert_writes_damaged_weights_as_0_when_told_to(mill, tiny_llama, write_checkpoint, tmp_path):
+def test_allow_nonfinite_writes_zeros(mill, tiny_llama, write_checkpoint, tmp_path):
     config, tensors = tiny_llama()
     tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = np.inf
     folder = write_checkpoint(tmp_path / "model", config, tensors)
@@ -197,7 +197,7 @@ def test_convert_writes_damaged_weights_as_0_when_told_to(mill, tiny_llama, writ
     assert mill("inspect", tmp_path / "b.gguf", "--check")[0] == 0
 
 
-def test_the_type_split_and_layout_of_a_toml_recipe_count(mill, checkpoint, tmp_path):
+def test_a_toml_recipe_sets_type_split_and_layout(mill, checkpoint, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\ntype = 'q8_0'\nsplit_max_size = 300000\nrules = 'ffn_down=q6_K'\n")
     arguments = ("quantize", checkpoint, tmp_path / "o.gguf", "--recipe", recipe, "--dry-run", "--json")
@@ -256,7 +256,7 @@ def interrupted_by(number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_job_says_what_its_verb_offers(mill, checkpoint, tmp_path, monkeypatch, number):
+def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, monkeypatch, number):
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))

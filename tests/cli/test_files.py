@@ -80,7 +80,7 @@ def test_a_manifest_replaces_nothing(mill, model, tmp_path):
     assert (code, out) == (0, (tmp_path / "other.gguf").read_text())
 
 
-def test_hash_finds_what_was_changed(mill, model, tmp_path):
+def test_hash_finds_changed_tensors(mill, model, tmp_path):
     assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
     info = open_gguf(model).tensors["blk.1.ffn_up.weight"]
     with model.open("r+b") as file:
@@ -98,7 +98,7 @@ def test_hash_finds_what_was_changed(mill, model, tmp_path):
     assert mill("hash", model, "--check", tmp_path / "manifest")[0] == 1
 
 
-def test_hash_of_a_file_that_has_another_name_now(mill, model, tmp_path):
+def test_hash_of_a_renamed_file(mill, model, tmp_path):
     assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
     renamed = model.rename(tmp_path / "renamed.gguf")
     code, out, err = mill("hash", renamed, "--check", tmp_path / "manifest")
@@ -106,7 +106,7 @@ def test_hash_of_a_file_that_has_another_name_now(mill, model, tmp_path):
     assert "manifest is of m.gguf, not of renamed.gguf: a file is checked by the name it had when hashed" in err
 
 
-def test_hashes_are_counted_once(mill, model, tmp_path):
+def test_each_hash_is_counted_once(mill, model, tmp_path):
     """What the manifest alone has, and what the file alone has, are as many hashes more."""
     assert mill("hash", model, "-o", tmp_path / "manifest")[0] == 0
     text = (tmp_path / "manifest").read_text()

@@ -71,7 +71,7 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     assert "exists; there is nothing to resume" in err
 
 
-def test_interrupted_says_how_to_go_on(mill, tmp_path, monkeypatch):
+def test_an_interrupted_collection_says_how_to_continue(mill, tmp_path, monkeypatch):
     from ggufmill.imatrix.collect_state import CollectState
 
     save = CollectState.save
@@ -126,7 +126,7 @@ def test_show(mill, made, tmp_path):
     assert mill("imatrix", "show", made, made, "--plot", tmp_path / "b.png")[0] == 0
 
 
-def test_converting_says_what_is_lost(mill, made, tmp_path):
+def test_converting_warns_of_what_the_format_loses(mill, made, tmp_path):
     code, _, err = mill("imatrix", "convert", made, tmp_path / "a.dat")
     assert code == 0
     assert "does not keep how many tokens each expert of 9 stacks saw" in err
@@ -138,7 +138,7 @@ def test_converting_says_what_is_lost(mill, made, tmp_path):
     assert all(np.allclose(a[name].reshape(-1), b[name].reshape(-1), rtol=1e-6) for name in a)
 
 
-def test_quantize_says_what_is_covered(mill, made, tmp_path):
+def test_quantize_notes_the_coverage(mill, made, tmp_path):
     imatrix = load(made)
     imatrix.entries["blk.9.attn_q.weight"] = imatrix.entries.pop("blk.2.attn_output.weight")
     for layer in (1, 2):

@@ -47,7 +47,7 @@ def shown(monkeypatch, *arguments, encoding="utf-8"):
     return ended.value.code, raw.getvalue().decode(encoding)
 
 
-def test_nothing_raw_reaches_the_terminal(nasty, monkeypatch):
+def test_text_output_has_only_printable_characters(nasty, monkeypatch):
     code, text = shown(monkeypatch, nasty)
     assert code == 0
     assert all(c.isprintable() or c == "\n" for c in text)
@@ -89,6 +89,6 @@ def test_json_without_nan(nasty, monkeypatch):
     assert metadata["a.colour"] == METADATA["a.colour"]
 
 
-def test_emit_cleans_whatever_is_in_it(capsys):
+def test_emit_replaces_nan_and_infinity_at_any_depth(capsys):
     emit({"a": math.inf, "b": [1.5, -math.inf, {"c": math.nan}], "d": (math.nan, 1), "e": None}, True, str)
     assert strict(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": None}], "d": [None, 1], "e": None}

@@ -157,7 +157,7 @@ def test_bench_in_all_formats(mill, files):
     assert mill("bench", files[1], "-ctk", "q9")[0] == 2
 
 
-def test_bench_looks_at_every_combination_before_it_measures_one(mill, files):
+def test_bench_checks_every_combination_before_measuring(mill, files):
     for form in ("md", "json", "csv", "jsonl"):
         code, out, err = mill("bench", *files, "-p", 8, "-n", 2, "-t", 1, "-ctv", "f16,q8_0", "-fa", "1,0", "-o", form)
         assert (code, out) == (1, "")

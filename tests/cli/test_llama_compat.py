@@ -28,7 +28,7 @@ DEMO = FOLDER / "demo"
         (("o.gguf", "q8_0", "--recipes", "r.txt"), "No such option '--recipes'"),
     ],
 )
-def test_habits_get_an_answer(mill, tmp_path, monkeypatch, arguments, message):
+def test_llama_quantize_arguments_are_answered(mill, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = mill("quantize", DEMO, *arguments)
     assert (code, out) == (2, "")
@@ -37,7 +37,7 @@ def test_habits_get_an_answer(mill, tmp_path, monkeypatch, arguments, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_number_of_a_file_type_stands_for_it(mill, tmp_path, monkeypatch):
+def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, named, _ = mill("quantize", DEMO, "o.gguf", "Q4_K_M", "--dry-run", "--json", "--no-timing")
     assert code == 0

@@ -34,7 +34,7 @@ def run():
     return invoke
 
 
-def test_what_is_not_given_is_left_to_the_library(run):
+def test_options_not_given_are_left_to_the_library(run):
     assert run() == run(n_ctx=512) == {}
 
 

@@ -44,7 +44,7 @@ def test_logged_sizes(plan, header_only_deepseek_v3, recipe, rules, cpu, gpu):
     assert found["warnings"] == []
 
 
-def test_interleaved_experts_on_the_gpu_and_dead_rules(plan, header_only_deepseek_v3):
+def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_only_deepseek_v3):
     rules = r"blk\.3\.ffn_.*_exps=CUDA0,exps=CPU,ffn_gate_exps=CUDA0"
     code, _, err = plan(header_only_deepseek_v3, "--recipe", "deepseek-v3-iq2_k_r4", "--vram", "32GiB", "-ot", rules)
     assert code == 0
@@ -75,7 +75,7 @@ def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoi
         assert "Q8_0" in {c["recipe"] for c in found["candidates"]}
 
 
-def test_where_nothing_fits_the_smallest_is_shown(plan, tiny_llama, write_checkpoint, tmp_path):
+def test_the_smallest_is_shown_if_nothing_fits(plan, tiny_llama, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
     code, out, err = plan(folder, "--ram", "10K", "-c", 16)
     assert code == 0

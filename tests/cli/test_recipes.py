@@ -24,7 +24,7 @@ def test_lint_by_itself_and_against_a_model(mill, tmp_path):
     assert mill("recipes", "lint", "demo", DEMO, "--strict")[0] == 0
 
 
-def test_explain_says_who_takes_what(mill):
+def test_explain_lists_the_share_of_each_rule(mill):
     code, out, _ = mill("recipes", "explain", DEMO, "--recipe", "demo", "--json")
     assert code == 0
     found = json.loads(out)
@@ -36,7 +36,7 @@ def test_explain_says_who_takes_what(mill):
     assert mill("recipes", "explain", DEMO)[0] == 2
 
 
-def test_explain_gives_no_other_size_than_the_file_will_have(mill):
+def test_explain_gives_the_size_that_quantize_plans(mill):
     """Only with its metadata is a file's size known: `quantize --dry-run` has them all."""
     out = mill("recipes", "explain", DEMO, "--recipe", "demo")[1]
     assert out.splitlines()[-1] == "74 tensors, 5.978 MiB, 5.599 bits per weight"
@@ -67,7 +67,7 @@ def test_a_recipe_with_a_target_leaves_types_open(mill, tmp_path):
     assert "r.toml has a target" in err
 
 
-def test_the_shipped_recipes_are_as_they_should_be(mill, header_only_deepseek_v3):
+def test_shipped_recipes_fit_their_model(mill, header_only_deepseek_v3):
     """Each on the headers of the 671 B model it is for; the one warning is what llama-quantize does there too."""
     listed = json.loads(mill("recipes", "list", "--json")[1])["recipes"]
     assert [recipe["name"] for recipe in listed] == names()

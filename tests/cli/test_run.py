@@ -61,7 +61,7 @@ def run(capsys, *arguments):
     return ended.value.code, captured.out, captured.err
 
 
-def test_every_stage_and_then_none(recipe, tmp_path, capsys):
+def test_a_second_run_repeats_no_stage(recipe, tmp_path, capsys):
     code, out, err = run(capsys, recipe(), "-o", tmp_path / "out", "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -143,7 +143,7 @@ def test_the_reports(recipe, tmp_path, capsys):
         assert 'text = "heldout.txt"' in html.unescape(written)
 
 
-def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
+def test_exceeded_limits_fail_and_keep_the_result(recipe, tmp_path, capsys):
     code, out, err = run(capsys, recipe("max_kld = 1e-9"), "-o", tmp_path / "out")
     assert code == 1
     assert "the recipe allows max_kld = 1e-09" in err
@@ -177,7 +177,7 @@ def test_limits_make_it_fail_and_keep_the_result(recipe, tmp_path, capsys):
         ({"{demo}/calibration.txt": "."}, "is a folder"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_work(recipe, tmp_path, capsys, changes, message):
+def test_problems_are_reported_before_any_work(recipe, tmp_path, capsys, changes, message):
     (tmp_path / "latin.txt").write_bytes("Grüße ".encode("latin-1") * 1000)
     code, _, err = run(capsys, recipe(**changes), "-o", tmp_path / "out")
     assert code == 1
@@ -216,7 +216,7 @@ def short(tmp_path):
     return write
 
 
-def test_types_that_need_an_imatrix_have_it_from_the_run(short, tmp_path, capsys):
+def test_the_imatrix_of_the_run_serves_types_that_need_one(short, tmp_path, capsys):
     hard = {"exps=q4_0": "attn_q_a.weight=iq2_xxs"}
     out = tmp_path / "out"
     for table in ("", "[imatrix]\n"):
@@ -241,7 +241,7 @@ def test_types_that_need_an_imatrix_have_it_from_the_run(short, tmp_path, capsys
     assert all((t.data == found.tensors[n].data).all() for n, t in again.tensors.items())
 
 
-def test_an_output_that_was_damaged_is_made_again(short, tmp_path, capsys):
+def test_a_damaged_output_is_written_again(short, tmp_path, capsys):
     recipe, file = short(), tmp_path / "out/short.gguf"
     assert run(capsys, recipe, "-o", tmp_path / "out")[0] == 0
     whole = file.read_bytes()
@@ -265,7 +265,7 @@ def test_an_output_that_was_damaged_is_made_again(short, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b"\xff\xfe", b'{"quantize": 5}', b'{"quantize": {"key": 1}}', b"[" * 9999])
-def test_a_damaged_state_counts_as_none(short, tmp_path, capsys, junk):
+def test_a_damaged_state_is_ignored(short, tmp_path, capsys, junk):
     assert run(capsys, short(), "-o", tmp_path / "out")[0] == 0
     (tmp_path / "out/state.json").write_bytes(junk)
     code, _, err = run(capsys, short(), "-o", tmp_path / "out")
@@ -329,7 +329,7 @@ def test_one_run_at_a_time_in_a_folder(short, tmp_path, capsys, monkeypatch):
     assert run(capsys, short(), "-o", out)[0] == 0
 
 
-def test_a_run_that_cannot_begin_leaves_no_folders(short, tmp_path, capsys):
+def test_a_refused_run_leaves_no_folders(short, tmp_path, capsys):
     assert run(capsys, short(**{"exps=q4_0": "exps=iq2_xxs"}), "-o", tmp_path / "new" / "out")[0] == 1
     assert not (tmp_path / "new").exists()
 
@@ -345,7 +345,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(short, tmp_path, capsys, monke
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_run_reads_is_never_written(short, tmp_path, capsys):
+def test_a_run_never_overwrites_its_inputs(short, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     words = "words of a text " * 100
@@ -392,7 +392,7 @@ def test_dry_run(recipe, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_killed_run_goes_on(recipe, tmp_path):
+def test_a_killed_run_is_continued(recipe, tmp_path):
     command = [sys.executable, "-m", "ggufmill", "run", str(recipe()), "-o"]
     subprocess.run([*command, str(tmp_path / "calm")], check=True, capture_output=True)
     for delay in (0.8, 1.6, 2.4):

@@ -80,7 +80,7 @@ def job(request, sources, calm, tmp_path):
     return [request.param, sources / source, tmp_path / "out.gguf", *options], sources / source, calm(request.param)
 
 
-def told(result, out):
+def error_line(result, out):
     """The one line of an error, after checking what holds for every failure."""
     code, _, err = result
     assert code == 1
@@ -92,7 +92,7 @@ def told(result, out):
     return line
 
 
-def test_a_source_that_shrinks(job, mill, tmp_path, monkeypatch):
+def test_a_source_that_is_truncated(job, mill, tmp_path, monkeypatch):
     command, source, bytes_ = job
     file = largest(source)
     known, data = file.stat(), file.read_bytes()
@@ -104,7 +104,7 @@ def test_a_source_that_shrinks(job, mill, tmp_path, monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(writing, "execute", shrinks)
-            line = told(mill(*command), tmp_path / "out.gguf")
+            line = error_line(mill(*command), tmp_path / "out.gguf")
         assert "has become shorter" in line
         assert "--resume goes on" in line
     finally:
@@ -115,7 +115,7 @@ def test_a_source_that_shrinks(job, mill, tmp_path, monkeypatch):
     assert (tmp_path / "out.gguf").read_bytes() == bytes_
 
 
-def test_a_finished_job_is_not_begun_again(job, mill, tmp_path):
+def test_resume_of_a_finished_job_does_nothing(job, mill, tmp_path):
     """`until ggufmill ... --resume; do :; done` ends. What another job may have written is not taken for the result."""
     command, source, bytes_ = job
     out = tmp_path / "out.gguf"
@@ -151,8 +151,8 @@ def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(writing, "execute", changes)
-            assert "has changed while it was read" in told(mill(*command), tmp_path / "out.gguf")
-        assert "belongs to a job with another source" in told(mill(*command, "--resume"), tmp_path / "out.gguf")
+            assert "has changed while it was read" in error_line(mill(*command), tmp_path / "out.gguf")
+        assert "belongs to a job with another source" in error_line(mill(*command, "--resume"), tmp_path / "out.gguf")
     finally:
         os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
     assert mill(*command, "--force")[0] == 0
@@ -161,7 +161,7 @@ def test_a_source_that_changes(job, mill, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "code", "said"), [("preadv", errno.EIO, "Input/output"), ("pwrite", errno.ENOSPC, "No space")]
 )
-def test_a_page_that_cannot_be_read_and_a_disk_that_fills(job, mill, tmp_path, monkeypatch, call, code, said):
+def test_read_errors_and_a_full_disk(job, mill, tmp_path, monkeypatch, call, code, said):
     command, _, bytes_ = job
     real, calls = getattr(os, call), []
 
@@ -173,30 +173,30 @@ def test_a_page_that_cannot_be_read_and_a_disk_that_fills(job, mill, tmp_path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(f"ggufmill.formats.platform.os.{call}", fails)
-        line = told(mill(*command), tmp_path / "out.gguf")
+        line = error_line(mill(*command), tmp_path / "out.gguf")
     assert said in line
     assert "--resume goes on" in line
     assert mill(*command, "--resume")[0] == 0
     assert (tmp_path / "out.gguf").read_bytes() == bytes_
 
 
-def test_a_disk_too_small_for_it(job, mill, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small(job, mill, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.formats.platform.os.posix_fallocate", full)
-        assert "cannot be allocated (No space left on device)" in told(mill(*job[0]), tmp_path / "out.gguf")
+        assert "cannot be allocated (No space left on device)" in error_line(mill(*job[0]), tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 
 
-def test_the_limit_of_a_files_size(sources, tmp_path):
+def test_the_limit_of_file_sizes(sources, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     command = [*MILL, "repack", sources / "whole.gguf", tmp_path / "out.gguf"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
-    assert "File too large" in told((done.returncode, done.stdout, done.stderr), tmp_path / "out.gguf")
+    assert "File too large" in error_line((done.returncode, done.stdout, done.stderr), tmp_path / "out.gguf")
 
 
 def held(journal):
@@ -273,7 +273,7 @@ def test_importance_that_is_missing_for_one_tensor(mill, tmp_path):
     source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=x)
     Imatrix({"a.weight": (np.ones((1, 256), np.float32), np.array([512], np.int64))}, ["t"], 1).save(tmp_path / "i.dat")
     command = ("quantize", source, tmp_path / "out.gguf", "iq2_xxs", "--pure", "--imatrix", tmp_path / "i.dat")
-    line = told(mill(*command), tmp_path / "out.gguf")
+    line = error_line(mill(*command), tmp_path / "out.gguf")
     assert "b.weight is to become iq2_xxs, which needs importance data, and the imatrix has no entry for it" in line
     planned = ("quantize", *command[1:3], "iq2_xxs", "--custom-q", "b.weight=q8_0", *command[-2:])
     assert mill(*planned)[0] == 0
@@ -283,7 +283,7 @@ def test_rows_that_no_type_fits(mill, tmp_path):
     x = np.random.default_rng(1).normal(size=(8, 33)).astype(np.float32)
     source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=np.ones((4, 96), np.float32))
     command = ("quantize", source, tmp_path / "out.gguf", "q4_k")
-    line = told(mill(*command), tmp_path / "out.gguf")
+    line = error_line(mill(*command), tmp_path / "out.gguf")
     assert "a.weight: q4_K cannot hold a tensor of 33 x 8" in line
     assert "give it another type (f16 and bf16 hold any)" in line
     code, _, err = mill(*command, "--custom-q", "a.weight=bf16", "--verify")

@@ -20,7 +20,7 @@ def llama(tiny_llama, write_checkpoint, tmp_path):
     return write_checkpoint(tmp_path / "m", *tiny_llama(hidden_size=64, intermediate_size=96, vocab_size=64))
 
 
-def test_a_size_is_met_from_below_and_the_recipe_does_what_it_says(mill, llama, tmp_path):
+def test_the_recipe_found_meets_the_size_and_quantizes_as_reported(mill, llama, tmp_path):
     out = tmp_path / "r.txt"
     code, text, _ = mill("search", llama, out, "--target-bpw", 6.5, *TYPES, "--json")
     found = json.loads(text)
@@ -37,7 +37,7 @@ def test_a_size_is_met_from_below_and_the_recipe_does_what_it_says(mill, llama, 
     assert same[0] == same[1]
 
 
-def test_sensitivity_is_measured_kept_and_used(mill, tmp_path, monkeypatch):
+def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
     out = tmp_path / "r.txt"
     text = ("-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 2, "--measurements", 3, "-t", 1, "--rows", 8)
     arguments = ("search", DEMO, out, *TYPES, *text)
@@ -80,7 +80,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     assert (tmp_path / "m.json").read_bytes() == kept
 
 
-def test_layouts_of_latent_attention_are_measured_apart(mill, tmp_path):
+def test_layouts_of_latent_attention_have_measurements_of_their_own(mill, tmp_path):
     arguments = ("search", DEMO, tmp_path / "r.txt", "--target-bpw", 6, *TYPES, "--rows", 8, "--force")
     assert mill(*arguments)[0] == 0
     assert "measured anew" in mill(*arguments, "--mla-layout", "mainline")[2]
@@ -97,7 +97,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(mill, llama, tmp_path, monkeyp
     assert os.listdir(tmp_path) == ["m"]
 
 
-def test_a_target_that_is_too_small_and_what_there_is_are_in_one_unit(mill, llama, tmp_path):
+def test_an_unreachable_target_is_reported_in_its_own_unit(mill, llama, tmp_path):
     search = ("search", llama, tmp_path / "r.txt", *TYPES)
     sizes = re.compile(r"([\d,]+) bytes cannot be reached: with the smallest types allowed it takes ([\d,]+) bytes")
     asked, least = (int(n.replace(",", "")) for n in sizes.search(mill(*search, "--target-size", "20K")[2]).groups())
@@ -107,7 +107,7 @@ def test_a_target_that_is_too_small_and_what_there_is_are_in_one_unit(mill, llam
     assert mill(*search, "--target-bpw", bits.search(mill(*search, "--target-bpw", 4, "--force")[2])[1], "--force")[0] == 0
 
 
-def test_a_text_that_fills_no_window_is_refused_before_anything_is_measured(mill, tmp_path):
+def test_a_text_too_short_for_a_window_is_refused_first(mill, tmp_path):
     text = tmp_path / "words.txt"
     text.write_text("a few words")
     code, _, err = mill("search", DEMO, tmp_path / "r.txt", "--target-bpw", 6, "-f", text)
@@ -118,7 +118,7 @@ def test_a_text_that_fills_no_window_is_refused_before_anything_is_measured(mill
     assert os.listdir(tmp_path) == ["words.txt"]
 
 
-def test_the_command_that_is_offered_works(mill, llama, tmp_path):
+def test_the_suggested_command_works(mill, llama, tmp_path):
     def offered(*arguments):
         code, text, err = mill("search", *arguments, *TYPES, "--force")
         assert code == 0, err
@@ -156,7 +156,7 @@ def test_quantize_to_a_file_size_with_rules_that_stay(mill, llama, tmp_path):
     assert [t["type"] for t in by_recipe["tensors"]] == [t["type"] for t in dry["tensors"]]
 
 
-def test_a_finished_search_and_quantize_is_known(mill, llama, tmp_path):
+def test_resume_of_a_finished_search_and_quantize(mill, llama, tmp_path):
     job = ("quantize", llama, tmp_path / "q.gguf", *TYPES, "--target-size")
     assert mill(*job, "70K")[0] == 0
     before = {path.name: path.read_bytes() for path in tmp_path.glob("q.gguf*")}
@@ -208,7 +208,7 @@ def test_a_state_of_another_model_is_not_used(mill, llama, tmp_path):
     assert "remove it" in err
 
 
-def test_what_stands_in_the_way_is_said_before_anything_is_measured(mill, llama, tmp_path, monkeypatch):
+def test_problems_are_reported_before_any_measuring(mill, llama, tmp_path, monkeypatch):
     from ggufmill.quantize.search.quant_error import RowSample
 
     monkeypatch.setattr(RowSample, "error", lambda self, kind: pytest.fail("measured"))
@@ -225,7 +225,7 @@ def test_what_stands_in_the_way_is_said_before_anything_is_measured(mill, llama,
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "q.gguf", "q.gguf.recipe.txt"]
 
 
-def test_quantize_takes_the_search_of_a_recipe(mill, llama, tmp_path):
+def test_quantize_uses_the_search_table_of_a_recipe(mill, llama, tmp_path):
     (tmp_path / "words.txt").write_text("some words of a text " * 20)
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\ntarget_bpw = 6.5\n[search]\ntypes = 'q4_0,q5_0,q8_0'\nrows = 8\nseed = 3\n")
@@ -241,7 +241,7 @@ def test_quantize_takes_the_search_of_a_recipe(mill, llama, tmp_path):
     assert "nothing.txt does not exist" in mill(*arguments, "--force")[2]
 
 
-def test_dry_run_tells_time_and_disk(mill, llama, tmp_path):
+def test_dry_run_predicts_time_and_disk(mill, llama, tmp_path):
     plan = json.loads(mill("quantize", llama, tmp_path / "q.gguf", "q8_0", "--dry-run", "--json")[1])
     assert plan["disk"]["needed"] == plan["file_bytes"]
     assert plan["disk"]["free"] > 0

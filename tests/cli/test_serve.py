@@ -47,7 +47,7 @@ def post(url, body, key=None):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_and_ends_in_good_order(start, number):
+def test_it_serves_and_shuts_down(start, number):
     process, url = start("--temp", "0", "--alias", "mine", "-n", "5", GGUFMILL_API_KEY="open-sesame")
     ask = {"messages": [{"role": "user", "content": "The list"}]}
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -103,7 +103,7 @@ def test_a_bad_template_and_host(capsys):
         assert said in capsys.readouterr().err
 
 
-def test_without_the_extra_it_is_told_what_to_install(capsys, monkeypatch):
+def test_without_the_extra_it_names_the_packages(capsys, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("ggufmill.runtime.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

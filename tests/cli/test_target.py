@@ -51,7 +51,7 @@ def recipe(tiny_llama, write_checkpoint, tmp_path):
     return write
 
 
-def test_the_search_is_a_stage_like_the_others(mill, recipe, tmp_path):
+def test_the_search_is_a_cached_stage(mill, recipe, tmp_path):
     arguments = ("run", recipe(TEXT, IMATRIX, VALIDATE), "-o", tmp_path / "out", "--json")
     code, text, err = mill(*arguments)
     assert code == 0, err
@@ -91,7 +91,7 @@ def test_the_search_is_a_stage_like_the_others(mill, recipe, tmp_path):
     assert json.loads(dry[1])["search"] == {"target": "6.5 bits per weight", "found": True}
 
 
-def test_what_changes_makes_the_search_run_again_and_measures_nothing_twice(mill, recipe, tmp_path, monkeypatch):
+def test_a_changed_target_repeats_the_search_with_saved_measurements(mill, recipe, tmp_path, monkeypatch):
     out = ("-o", tmp_path / "out")
 
     def searched(*arguments, **changes):
@@ -117,7 +117,7 @@ def test_what_changes_makes_the_search_run_again_and_measures_nothing_twice(mill
     assert "by hand" not in (tmp_path / "out" / "r.recipe.txt").read_text()
 
 
-def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
+def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch):
     from ggufmill.quantize.search import quant_error
 
     known, calls = quant_error.RowSample.error, []
@@ -140,7 +140,7 @@ def test_an_interrupted_search_goes_on(mill, recipe, tmp_path, monkeypatch):
     assert len(calls) == 12 + sum(map(len, whole.values())) - sum(map(len, kept.values()))
 
 
-def test_lines_of_the_recipe_found_are_not_taken_for_those_of_the_users(mill, recipe, tmp_path):
+def test_warnings_name_the_recipe_that_was_found(mill, recipe, tmp_path):
     path = recipe(**{"attn_v=q8_0": "attn_v=q8_0\\nnothing=q4_0"})
     code, _, err = mill("run", path, "-o", tmp_path / "out")
     assert code == 0, err
@@ -153,7 +153,7 @@ def test_lines_of_the_recipe_found_are_not_taken_for_those_of_the_users(mill, re
     assert "the recipe found, line " in err
 
 
-def test_a_dry_run_writes_nothing_and_says_what_is_not_known(mill, recipe, tmp_path):
+def test_a_dry_run_writes_nothing_and_notes_that_types_are_open(mill, recipe, tmp_path):
     code, text, err = mill("run", recipe(TEXT, IMATRIX), "-o", tmp_path / "out", "--dry-run", "--json")
     plan = json.loads(text)
     assert code == 0
@@ -176,7 +176,7 @@ def test_a_dry_run_writes_nothing_and_says_what_is_not_known(mill, recipe, tmp_p
         ("gpu = 'attn'\ngpu_size = '1K'", "", {}, "a --gpu-size of 1,000 bytes cannot be reached: with the smallest types"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_work(mill, recipe, tmp_path, search, more, changes, message):
+def test_problems_are_reported_before_any_work(mill, recipe, tmp_path, search, more, changes, message):
     (tmp_path / "few.txt").write_text("few")
     code, _, err = mill("run", recipe(search, "", more, **changes), "-o", tmp_path / "out")
     assert code == 1
@@ -185,7 +185,7 @@ def test_what_cannot_work_is_said_before_any_work(mill, recipe, tmp_path, search
     assert not (tmp_path / "out").exists()
 
 
-def test_what_lies_in_the_folder_is_not_ours(mill, recipe, tmp_path):
+def test_files_of_others_in_the_folder_are_not_replaced(mill, recipe, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "r.recipe.txt").write_text("somebody's")

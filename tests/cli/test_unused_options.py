@@ -38,7 +38,7 @@ COMPARE = ("compare", DEMO, DEMO)
         (("chat", DEMO, "--parallel", 2), "several sequences at once are for `serve`"),
     ],
 )
-def test_an_option_with_nothing_to_act_on(mill, tmp_path, monkeypatch, arguments, message):
+def test_unused_options_are_refused(mill, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = mill(*arguments)
     assert (code, out) == (2, "")
@@ -47,7 +47,7 @@ def test_an_option_with_nothing_to_act_on(mill, tmp_path, monkeypatch, arguments
 
 
 @pytest.mark.parametrize("verb", ["convert", "quantize", "search", "repack", "split", "merge"])
-def test_a_name_that_is_empty(mill, tmp_path, monkeypatch, verb):
+def test_an_empty_file_name(mill, tmp_path, monkeypatch, verb):
     """As of a variable that is not set."""
     (tmp_path / "m.gguf").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_a_name_that_is_empty(mill, tmp_path, monkeypatch, verb):
     assert "'' is no file's name" in err
 
 
-def test_a_copy_of_a_model_is_no_quantising(mill, tmp_path):
+def test_quantize_without_any_type_is_refused(mill, tmp_path):
     (tmp_path / "empty.txt").write_text("# no rule yet\n")
     for more in ((), ("--recipe", tmp_path / "empty.txt")):
         code, out, err = mill("quantize", DEMO, tmp_path / "q.gguf", *more)
@@ -74,7 +74,7 @@ def test_a_copy_of_a_model_is_no_quantising(mill, tmp_path):
         ("imatrix", DEMO, "-f", TEXT, "-o", "reslts/i.imatrix"),
     ],
 )
-def test_a_slip_in_the_name_of_a_folder_makes_none(mill, tmp_path, monkeypatch, arguments):
+def test_a_missing_folder_is_not_made(mill, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     code, _, err = mill(*arguments)
     assert code == 2
@@ -88,7 +88,7 @@ def test_a_text_that_is_a_folder(mill, tmp_path):
     assert f"-f {tmp_path}: it is a folder; give a file" in err
 
 
-def test_the_first_layers_experts_are_named_by_their_option(mill):
+def test_n_cpu_moe_is_shown_as_it_was_given(mill):
     code, out, err = mill("plan", DEMO, "--type", "q8_0", "--vram", "1G", "--n-cpu-moe", 100)
     assert code == 0, err
     assert "--n-cpu-moe 100" in out

@@ -80,7 +80,7 @@ def program(*arguments, **options):
 
 
 @pytest.mark.parametrize("arguments", [("recipes", "show", "demo"), ("recipes", "explain", DEMO, "--recipe", "demo", "--json")])
-def test_a_reader_that_has_enough_is_no_fault(arguments):
+def test_a_closed_pipe_is_no_error(arguments):
     process = program(*arguments, stdout=subprocess.PIPE)
     process.stdout.close()
     err = process.stderr.read()
@@ -99,7 +99,7 @@ def test_closed_streams_and_a_full_disk(tmp_path):
     assert process.returncode == 1
 
 
-def test_an_encoding_without_the_characters(tmp_path):
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path):
     """And no colours: neither with NO_COLOR nor without."""
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "NO_COLOR": "1", "COLUMNS": "60"}
     process = program("recipes", "lint", "Ω.txt", stdout=subprocess.PIPE, env=environment)
@@ -121,7 +121,7 @@ def odd(tmp_path_factory):
     return folder
 
 
-def test_names_that_need_care(mill, odd, monkeypatch):
+def test_file_names_with_spaces_line_breaks_and_broken_utf8(mill, odd, monkeypatch):
     def done(*arguments):
         code, out, err = mill(*arguments, "--json")
         assert code == 0, err
@@ -181,7 +181,7 @@ def test_progress_goes_to_stderr_with_rate_and_time(mill, tmp_path):
     ],
 )
 @pytest.mark.parametrize("verb", [("compare", DEMO, DEMO), ("sweep-bench", DEMO), ("imatrix", DEMO, "-f", DEMO, "-o", "x")])
-def test_a_picture_that_cannot_be_drawn_is_said_first(mill, tmp_path, monkeypatch, verb, picture, message):
+def test_a_plot_that_cannot_be_drawn_is_refused_first(mill, tmp_path, monkeypatch, verb, picture, message):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     code, _, err = mill(*verb, "--plot", picture)

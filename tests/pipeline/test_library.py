@@ -59,6 +59,15 @@ def test_quantize(mill, demo, tmp_path, reports):
     same(mill, written, "quantize", demo.model, out, "q8_0", *options)
 
 
+def test_metadata_alone_is_something_to_write(demo, tmp_path):
+    (tmp_path / "keys.json").write_text('{"general.author": "me"}')
+    out = tmp_path / "q.gguf"
+    result = ggufmill.quantize_model(demo.model, out, metadata=tmp_path / "keys.json", dry_run=True, no_timing=True)
+    assert result.plan.metadata["general.author"] == "me"
+    with pytest.raises(ggufmill.PlanError, match="nothing to quantise to"):
+        ggufmill.quantize_model(demo.model, out, pure=True)
+
+
 def test_quantize_to_a_size(demo, tmp_path, reports):
     out = tmp_path / "q.gguf"
     result = ggufmill.quantize_model(demo.model, out, target_bpw=6, types=["q4_0", "q8_0"], progress=reports)
