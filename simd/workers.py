@@ -2,9 +2,6 @@
 
 The same threads serve both. They wait for compiled programs in compiled code, so that handing one out takes a microsecond or
 two; after half a millisecond without work they block in the operating system, and take some 50 microseconds to come back.
-
-numpy's BLAS runs on one thread meanwhile (`one_blas_thread`): its own threading pays per product, so that the small ones of
-experts and heads gain nothing, and its waiting threads spin, which made everything seven times slower on a busy machine.
 """
 
 from __future__ import annotations
@@ -13,14 +10,11 @@ import contextvars
 import ctypes
 import itertools
 import os
-import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from . import team
@@ -235,45 +229,3 @@ class Workers:
         if errors:
             raise errors[0]
         return [results[i] for i in range(len(todo))]
-
-
-@cache
-def _blas_control() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """(get, set) of the number of threads of the OpenBLAS that numpy has loaded; None where it cannot be found (not Linux)."""
-    try:
-        loaded = set(re.findall(r"(/\S*openblas\S*\.so\S*)", Path("/proc/self/maps").read_text(errors="replace")))
-    except OSError:
-        return None
-    for path in sorted(loaded, key=lambda path: "numpy" not in path):
-        library = ctypes.CDLL(path)
-        for pattern in ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}"):
-            get, put = (getattr(library, pattern.format(f"{verb}_num_threads"), None) for verb in ("get", "set"))
-            if get is not None and put is not None:
-                return get, put
-    return None
-
-
-_blas_users, _blas_threads, _blas_lock = 0, 0, threading.Lock()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """A context in which numpy computes every matrix product on the calling thread. May be nested, and used by many threads."""
-    global _blas_users, _blas_threads
-    control = _blas_control()
-    if control is None:
-        yield
-        return
-    get, put = control
-    with _blas_lock:
-        if _blas_users == 0:
-            _blas_threads = get()
-            put(1)
-        _blas_users += 1
-    try:
-        yield
-    finally:
-        with _blas_lock:
-            _blas_users -= 1
-            if _blas_users == 0:
-                put(_blas_threads)

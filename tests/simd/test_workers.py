@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import team
-from ggufmill.simd import workers as threads
 from ggufmill.simd.memory import view
-from ggufmill.simd.workers import Workers, available_cores, one_blas_thread
+from ggufmill.simd.workers import Workers
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -56,24 +55,6 @@ def test_numpy_error_settings_reach_the_threads():
 
     with np.errstate(over="raise"):
         assert Workers(2).map(work, range(2)) == ["raise", "raise"]
-
-
-def test_blas_threads_are_put_back():
-    control = threads._blas_control()
-    if control is None:
-        pytest.skip("numpy's BLAS is not an OpenBLAS that can be found")
-    get, put = control
-    before = get()
-    try:
-        put(available_cores())
-        with one_blas_thread():
-            assert get() == 1
-            with one_blas_thread():
-                assert get() == 1
-            assert get() == 1
-        assert get() == available_cores()
-    finally:
-        put(before)
 
 
 @team.part
