@@ -1,0 +1,35 @@
+"""What a wheel contains: every package, and the data files beside the modules."""
+
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OUTSIDE = {"tests", "benchmarks", "docs", "build", "out"}
+NOT_DATA = {".py", ".md", ".pyc"}
+
+
+def _setuptools():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+
+
+def _folders():
+    """The folders of packages, and their names."""
+    for init in ROOT.rglob("__init__.py"):
+        parts = init.parent.relative_to(ROOT).parts
+        if not parts or (parts[0] not in OUTSIDE and not any(part.startswith(".") for part in parts)):
+            yield init.parent, ".".join(("ggufmill", *parts))
+
+
+def test_every_package_is_listed():
+    assert {name for _, name in _folders()} == set(_setuptools()["packages"])
+
+
+def test_data_files_beside_modules_are_listed():
+    listed = _setuptools()["package-data"]
+    for folder, name in _folders():
+        if name == "ggufmill":
+            continue
+        for path in folder.iterdir():
+            if path.is_file() and path.suffix not in NOT_DATA:
+                assert any(fnmatch(path.name, pattern) for pattern in listed.get(name, [])), path
