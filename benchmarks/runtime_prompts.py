@@ -107,7 +107,7 @@ def products(types: tuple[str, ...], tokens: int, rows: int, columns: int, round
             seconds, out = [], np.empty((tokens, rows), np.float32)
             for _ in range(rounds + 1):
                 start = time.perf_counter()
-                gemm.multiply(q, kind, gemm.Tokens(x), out)
+                gemm.multiply(q, kind, gemm.Activations(x), out)
                 seconds.append(time.perf_counter() - start)
             speeds.append(f"  {way} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
         click.echo(f"{kind.name:12s}{''.join(speeds)}")

@@ -22,7 +22,7 @@ from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD, Workers
 from .kernels import gemv_plan, row_parts
 from .kernels.gemm import gemm
-from .kernels.gemm.gemm import Tokens
+from .kernels.gemm.gemm import Activations
 from .kernels.gemm.parts import FLOAT32
 from .kernels.gemv_plan import GEMV_TOKENS
 
@@ -162,8 +162,8 @@ class WeightMatrix:
     @property
     def multiplies_float32(self) -> bool:
         """Whether weights and activations of many tokens are multiplied as float32, not rounded to fewer bits."""
-        way = self.gemm_plan.way if self.gemm_plan is not None else gemm.row_way(not self._rounds_decoded)
-        return way[0] == FLOAT32
+        form = self.gemm_plan.form if self.gemm_plan is not None else gemm.decoded_form(not self._rounds_decoded)
+        return form.kind == FLOAT32
 
     @property
     def _rounds_decoded(self) -> bool:
@@ -176,44 +176,45 @@ class WeightMatrix:
         use_gemv: row by row of the weights, as for few tokens (None: for GEMV_TOKENS at most); else in tiles, whose sums have
         another order.
         """
-        tokens, workers, n = Tokens(x), self.store.workers, len(x)
+        activations, workers, n = Activations(x), self.store.workers, len(x)
         use_gemv = n <= GEMV_TOKENS if use_gemv is None else use_gemv
         out = np.empty((n, self.rows), np.float32)
         if not out.size:
             return out
         if use_gemv and self.gemv_plan is not None:
             jobs = gemm.one_job(n, matrix)
-            gemv_plan.multiply(workers.ready(), row_parts.quantise.address, self.gemv_plan, jobs, tokens.x, out)
+            gemv_plan.multiply(workers.ready(), row_parts.quantise.address, self.gemv_plan, jobs, activations.x, out)
         elif self.gemm_plan is not None:
             program, plan = gemm.Program(workers.count), self.gemm_plan
-            program.product(1, plan, program.of(0, plan.way, tokens), out, gemm.one_job(n, matrix))
+            program.product(1, plan, program.blocks_of(0, plan.form, activations), out, gemm.one_job(n, matrix))
             work = n * plan.rows * plan.columns // PACKED_SPEED
             program.run(workers.ready() if work >= PARALLEL_THRESHOLD else 0)
         else:
-            self._multiply_decoded(tokens, matrix, out, use_gemv)
+            self._multiply_decoded(activations, matrix, out, use_gemv)
         return out
 
-    def _multiply_decoded(self, tokens: Tokens, matrix: int, out: np.ndarray, use_gemv: bool) -> None:
+    def _multiply_decoded(self, activations: Activations, matrix: int, out: np.ndarray, use_gemv: bool) -> None:
         """Decodes tiles of rows and multiplies them: the threads share out the tiles, or the product of a single one."""
-        packed, workers, exact, n = self._packed, self.store.workers, not self._rounds_decoded, len(tokens)
+        packed, workers, exact, n = self._packed, self.store.workers, not self._rounds_decoded, len(activations)
         worth = workers.ready() if n * self.rows * self.columns >= PARALLEL_THRESHOLD else 0
         step = self._tile
         if packed is not None:  # these are decoded at every use: as much as stays in the cache until it is multiplied
             share = -(-self.rows // (2 * workers.count * gemm.ROWS)) * gemm.ROWS
-            step = gemm.rows_at_once(self.columns) if workers.count == 1 else min(gemm.rows_at_once(self.columns), share)
+            step = gemm.decoded_tile_rows(self.columns)
+            step = step if workers.count == 1 else min(step, share)
 
         def multiply(low: int, team: int = 0, threads: int = 1) -> None:
             rows = self._decoded(matrix, low, min(low + step, self.rows))
             if use_gemv:
-                out[:, low : low + len(rows)] = _multiply_rows(tokens.x, rows, team, threads)
+                out[:, low : low + len(rows)] = _multiply_rows(activations.x, rows, team, threads)
             else:
-                gemm.multiply_rows(rows, exact, tokens, out, low, team, threads)
+                gemm.multiply_rows(rows, exact, activations, out, low, team, threads)
 
         if self.rows <= step:
             multiply(0, worth, workers.count)
             return
         if not use_gemv:
-            gemm.make_inputs(gemm.row_way(exact), tokens, worth, workers.count)
+            gemm.fill_blocks(gemm.decoded_form(exact), activations, worth, workers.count)
         workers.map(multiply, range(0, self.rows, step), n * self.rows * self.columns)
 
     def _decoded(self, matrix: int, start: int, stop: int) -> np.ndarray:

@@ -22,7 +22,6 @@ from ....graph.ops import (
 )  # fmt: skip
 from ..kernels import row_parts
 from ..kernels.elementwise import CLAMPED_SWISH, GELU, SILU, SQUARED_RELU
-from ..kernels.gemm import gemm
 from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
 from ..passes import CELL, Pass
@@ -167,7 +166,7 @@ class GateStep(Step):
         users = self.executable.users.get(self.op.out.index, [])
         if not out.gemv and users and isinstance(users[0], Linear | ExpertLinear):
             many = self.executable.matrix(users[0].weight).gemm_plan
-            step, columns = (gemm.unit_of(many.way), SPAN) if many is not None else (1, columns)
+            step, columns = (many.form.block_tokens, SPAN) if many is not None else (1, columns)
         return Partition(x.axis, x.rows, step, x.size, columns)
 
 

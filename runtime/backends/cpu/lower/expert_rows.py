@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..kernels.experts import arrange
-from ..kernels.gemm import gemm
 from ..kernels.gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 from ..memory import View, view_of
 from ..passes import Pass
@@ -36,7 +35,7 @@ class ManyTokens:
         self._chosen, self._weights = (view.array.reshape(self._shape) for view in (chosen, weights))
         self._linear = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep)]
         self._inputs = {inner.op.x.index: out.dense(inner.op.x) for inner in self._linear if inner.of_tokens}
-        units = (gemm.unit_of(m.gemm_plan.way) for m in step.matrices if m.gemm_plan is not None)
+        units = (m.gemm_plan.form.block_tokens for m in step.matrices if m.gemm_plan is not None)
         self._unit = math.lcm(1, *units)
         observer = out.observer
         self._watched = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)

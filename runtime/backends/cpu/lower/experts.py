@@ -227,14 +227,14 @@ class ExpertLinearStep(Step):
             x, target, places = held.view.matrix, view.matrix, arranged.places.array[0, 0]
             out.call(lambda: self._decoded(out, x, target, places, jobs))
         else:
-            key = ("gathered", many.way) if self.of_tokens else many.way
+            key = ("gathered", many.form) if self.of_tokens else many.form
             if key not in held.inputs:
 
                 def take(memory: View) -> View:
                     return out.keep_with(self.op.x, memory)
 
                 places = arranged.places if self.of_tokens else None
-                held.inputs[key] = gemm_inputs(out, held.view, many.way, take, places)
+                held.inputs[key] = gemm_inputs(out, held.view, many.form, take, places)
             gemm_task(out, many, held.inputs[key], view, jobs)
         self._add_bias(out, view, arranged.matrices)
 

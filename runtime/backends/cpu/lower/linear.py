@@ -44,10 +44,10 @@ def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
         jobs = out.schedule.table([0, 0, out.n, 0])
         gemv_task(out, plan, held.inputs[block], to, jobs, 1)
     elif matrix.gemm_plan is not None:
-        way = matrix.gemm_plan.way
-        if way not in held.inputs:
-            held.inputs[way] = gemm_inputs(out, view if view.is_dense else out.copied(view), way, take)
-        gemm_task(out, matrix.gemm_plan, held.inputs[way], to, gemm.one_job(out.n))
+        form = matrix.gemm_plan.form
+        if form not in held.inputs:
+            held.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
+        gemm_task(out, matrix.gemm_plan, held.inputs[form], to, gemm.one_job(out.n))
     else:
         source, target = out.dense(x).matrix, to.matrix
 

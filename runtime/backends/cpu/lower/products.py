@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -69,17 +68,17 @@ def gemv_task(
     out.schedule.task(p[gemv_plan.FUNCTION], table, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
 
 
-def gemm_inputs(out: Pass, x: View, way: Any, take: Callable[[View], View], places: View | None = None) -> Panels:
-    """x [rows, columns], or its rows by `places` (int64, -1: zeros), in the form that a way of multiplying takes."""
-    unit, columns = gemm.unit_of(way), x.size
+def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None) -> Panels:
+    """x [rows, columns], or its rows by `places` (int64, -1: zeros), in the form that a product takes."""
+    tokens, columns = form.block_tokens, x.size
     count = x.rows if places is None else places.width
-    rows = -(-count // unit) * unit
-    sizes = gemm.input_bytes(way, rows, columns)
+    rows = -(-count // tokens) * tokens
+    sizes = form.nbytes(rows, columns)
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
-    given, zero_group = 0 if places is None else places.address, way[1:]
-    table = out.schedule.table([x.address, given, x.rows, columns, way[0], *starts, *zero_group])
-    partition = Partition(x.axis if places is None else EXPERT_ROWS, count, unit, columns, gemm_parts.SPAN)
+    at_places = 0 if places is None else places.address
+    table = out.schedule.table([x.address, at_places, x.rows, columns, form.kind, *starts, *form.parameters])
+    partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_parts.SPAN)
     reads = (x,) if places is None else (x, places)
     out.schedule.place(gemm_parts.prepare_part.address, table, partition, reads, (memory,))
     return Panels(table, memory)

@@ -14,12 +14,12 @@ from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import F32X16, I32X16, I64, constant, fma, load, loop, splat, store
 from ......simd.memory import address
 from .byte_products import PANEL, copy_cache_lines, write_sums
-from .float_panels import STEP, TOKENS, bf16_pair, canonical_nan
+from .float_panels import AMX_TOKENS, STEP, bf16_pair, canonical_nan
 
 COLUMN_TILE = 512  # columns multiplied at a time for all tokens: two panels of them stay in the first-level cache
 _PAIR_BYTES = 4 * PANEL  # two columns of a panel
-TILE_BYTES = 2 * STEP * TOKENS  # 32 columns of 16 tokens, or of a panel
-SUM_BYTES = 4 * 2 * PANEL * TOKENS  # of 16 tokens with two panels
+TILE_BYTES = 2 * STEP * AMX_TOKENS  # 32 columns of 16 tokens, or of a panel
+SUM_BYTES = 4 * 2 * PANEL * AMX_TOKENS  # of 16 tokens with two panels
 
 
 @intrinsic
@@ -35,7 +35,7 @@ def _multiply_tile(typingctx, is_single, weights, weight_step, tokens, token_ste
         weight_at = [weights, b.add(weights, weight_step)]
         token_at = [tokens, b.add(tokens, token_step)]
         row_step = I64(2 * 4 * PANEL)
-        sums_at = {(t, p): b.add(sums, I64(4 * PANEL * (2 * TOKENS * t + p))) for t, p in pairs}
+        sums_at = {(t, p): b.add(sums, I64(4 * PANEL * (2 * AMX_TOKENS * t + p))) for t, p in pairs}
         with b.if_else(first) as (fresh, later):
             with fresh:
                 for t, p in pairs:
@@ -124,8 +124,8 @@ def multiply_tiles(panels, tokens, sums, buffer, out, column, end):
     panel_bytes, token_step, sum_step = 2 * columns * PANEL, tokens.shape[1] * part_step, sums.shape[1] * 8 * PANEL
     at_panels, at_tokens, at_sums, at_buffer = address(panels), address(tokens), address(sums), address(buffer)
     amx.configure()
-    for token in range(0, n, sums.shape[1] // TOKENS):
-        blocks = min(sums.shape[1] // TOKENS, n - token)
+    for token in range(0, n, sums.shape[1] // AMX_TOKENS):
+        blocks = min(sums.shape[1] // AMX_TOKENS, n - token)
         for panel in range(0, rows, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (rows - panel + 1) // 2)
             for start in range(0, columns, COLUMN_TILE):
@@ -145,8 +145,8 @@ def multiply_tiles(panels, tokens, sums, buffer, out, column, end):
                         _multiply_pair(
                             weights, second_step, source, token_step, blocks, at_sums + pair * sum_step, steps, first
                         )
-            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
-            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, end)
+            count = min(blocks * AMX_TOKENS, out.shape[0] - token * AMX_TOKENS)
+            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, end)
     amx.release()
 
 
@@ -161,8 +161,8 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, buffer, o
     at_terms = address(terms)
     zero = np.float32(zero)
     amx.configure()
-    for token in range(0, n, sums.shape[1] // TOKENS):
-        blocks = min(sums.shape[1] // TOKENS, n - token)
+    for token in range(0, n, sums.shape[1] // AMX_TOKENS):
+        blocks = min(sums.shape[1] // AMX_TOKENS, n - token)
         for panel in range(0, rows, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (rows - panel) // 2)
             for start in range(0, columns, COLUMN_TILE):
@@ -181,6 +181,6 @@ def multiply_expanded(codes, scales, terms, zero, group, tokens, sums, buffer, o
                     _multiply_pair(
                         at_buffer, 2 * COLUMN_TILE * PANEL, source, token_step, blocks, at, width // STEP, start == 0
                     )
-            count = min(blocks * TOKENS, out.shape[0] - token * TOKENS)
-            write_sums(sums[:pairs], out, token * TOKENS, count, column + panel * PANEL, out.shape[1])
+            count = min(blocks * AMX_TOKENS, out.shape[0] - token * AMX_TOKENS)
+            write_sums(sums[:pairs], out, token * AMX_TOKENS, count, column + panel * PANEL, out.shape[1])
     amx.release()

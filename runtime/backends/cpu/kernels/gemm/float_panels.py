@@ -1,6 +1,6 @@
 """Floats in the order that matrix products read them: activations in blocks of tokens, weights in panels of 16 rows.
 
-Activations, float32 or rounded to bf16, lie in blocks of a unit of tokens (16 for the tile unit, else `vector_products.UNIT`)
+Activations, float32 or rounded to bf16, lie in blocks of tokens (16 for the tile unit, else `vector_products.BLOCK_TOKENS`)
 and 32 columns. A float32 panel holds one column of all its rows together, [columns, 16]; a bf16 panel two columns, uint16 bits
 [columns / 2, 16, 2]: that is how bf16_r16 lies in files, what the tile unit takes as its second factor, and what a dot-product
 instruction multiplies with two columns of a token.
@@ -25,7 +25,7 @@ from ......simd.memory import address, aligned_empty, scratch, view
 from ......simd.team import part
 from .byte_products import PANEL
 
-STEP, TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
+STEP, AMX_TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
 
 # Words of the table of a part that unpacks: addresses of whole groups of rows and of where the numbers go, and sizes.
 PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
@@ -46,23 +46,23 @@ def keep_alive(typingctx, array):
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
-def round_rows(x: np.ndarray, parts: int = 1, unit: int = TOKENS) -> np.ndarray:
-    """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of `unit` tokens and 32 columns
-    that are filled up with zeros: [n / unit, parts, columns / 32, unit, 32].
+def round_rows(x: np.ndarray, parts: int = 1, block_tokens: int = AMX_TOKENS) -> np.ndarray:
+    """float32 [n, columns] -> bf16 (as uint16), rounded to the nearest, ties to even, in blocks of `block_tokens` tokens and 32
+    columns that are filled up with zeros: [n / block_tokens, parts, columns / 32, block_tokens, 32].
 
     parts: 1, or 2 for what the first rounding left as well, so that the sum of both is x up to 2^-17 of it.
     """
     n, columns = x.shape
-    out = aligned_empty((-(-n // unit), parts, -(-columns // STEP), unit, STEP), np.uint16)
+    out = aligned_empty((-(-n // block_tokens), parts, -(-columns // STEP), block_tokens, STEP), np.uint16)
     _fill_blocks(True, np.ascontiguousarray(x, np.float32), out)
     return out
 
 
-def block_rows(x: np.ndarray, unit: int) -> np.ndarray:
-    """float32 [n, columns] -> the same in blocks of `unit` tokens and 32 columns, filled up with zeros: [n / unit, 1,
-    columns / 32, unit, 32]."""
+def block_rows(x: np.ndarray, block_tokens: int) -> np.ndarray:
+    """float32 [n, columns] -> the same in blocks of `block_tokens` tokens and 32 columns, filled up with zeros: [n /
+    block_tokens, 1, columns / 32, block_tokens, 32]."""
     n, columns = x.shape
-    out = aligned_empty((-(-n // unit), 1, -(-columns // STEP), unit, STEP), np.float32)
+    out = aligned_empty((-(-n // block_tokens), 1, -(-columns // STEP), block_tokens, STEP), np.float32)
     _fill_blocks(None, np.ascontiguousarray(x, np.float32), out)
     return out
 
@@ -109,9 +109,9 @@ def _copy_step(typingctx, source, target):
 
 
 @kernel
-def place_row(bf16, source, columns, first, stop, unit, target, remainder, last):
+def place_row(bf16, source, columns, first, stop, block_tokens, target, remainder, last):
     """Writes the columns first (a multiple of 32) to stop - 1 of a row of float32, or zeros if its address is 0, to their
-    places in a block of `unit` tokens: rounded to bf16 (bf16: a boolean) or as they are (None).
+    places in a block of `block_tokens` tokens: rounded to bf16 (bf16: a boolean) or as they are (None).
 
     target: address of the row's column 0; remainder (if not 0): that of what rounding left. last: zeros
     [32], working memory.
@@ -125,9 +125,9 @@ def place_row(bf16, source, columns, first, stop, unit, target, remainder, last)
                 last[i] = view(at, columns - column, np.float32)[i]
             at = address(last)
         if bf16 is None:
-            _copy_step(at, target + 4 * unit * column)
+            _copy_step(at, target + 4 * block_tokens * column)
         else:
-            place = 2 * unit * column
+            place = 2 * block_tokens * column
             _round_step(at, target + place, remainder + place if remainder else 0)
         if at == address(last):
             last[:] = 0
@@ -136,12 +136,12 @@ def place_row(bf16, source, columns, first, stop, unit, target, remainder, last)
 @kernel
 def _fill_blocks(bf16, x, out):
     n, columns = x.shape
-    unit, last = out.shape[3], np.zeros(STEP, np.float32)
+    block_tokens, last = out.shape[3], np.zeros(STEP, np.float32)
     block_bytes, part_bytes, size = out.itemsize * out[0].size, out.itemsize * out[0, 0].size, out.itemsize
-    for t in range(out.shape[0] * unit):
-        to = address(out) + t // unit * block_bytes + t % unit * size * STEP
+    for t in range(out.shape[0] * block_tokens):
+        to = address(out) + t // block_tokens * block_bytes + t % block_tokens * size * STEP
         source = address(x) + 4 * t * columns if t < n else 0
-        place_row(bf16, source, columns, 0, columns, unit, to, to + part_bytes if out.shape[1] > 1 else 0, last)
+        place_row(bf16, source, columns, 0, columns, block_tokens, to, to + part_bytes if out.shape[1] > 1 else 0, last)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------

@@ -13,107 +13,112 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 Sums have an order that the number of columns fixes: an element of a result depends on its row of weights and its token alone,
 not on threads, on other tokens, or on how they are divided into batches. Nothing here uses the BLAS of numpy.
 
-What is to be done is entered in a `Program`, and no step of it takes one thread longer than the others. Weights that have no
-`Plan`, because only Python can decode them, are multiplied a run of rows at a time (`multiply_rows`).
+What is to be done is entered in a `Program`, cut into parts so small that all threads end at nearly the same time. Weights that
+have no `Plan`, because only Python can decode them, are multiplied a run of rows at a time (`multiply_rows`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ......formats import TensorType
 from ......simd import amx, team
-from ......simd.memory import aligned_empty, scratch
+from ......simd.memory import aligned_empty
 from . import parts as gemm_parts
 from .byte_products import BLOCK, TILE_TOKENS
-from .float_panels import STEP, TOKENS, columns_part, panel_part
+from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
 from .panel_layout import panel_layout
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, unpacker
-from .vector_products import UNIT, has_bf16_dots
+from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
 ROWS = 2 * PANEL  # rows are multiplied in multiples of it: where a matrix is divided among threads
-_CHUNK = 1 << 19  # bytes of panels unpacked at a time (of the tile unit's twice as many): they stay in the second-level cache
-_EACH = 8  # parts that a thread gets of a stage: what the last to end waits for is half of one, so a sixteenth
-_KEPT = 64 << 20  # bytes of results in between that a thread keeps for the next time
-
-# The form of activations: FLOAT32 or BF16, how many numbers are added up and the tokens of a block; or BYTES, zero and group.
-Way = tuple[int, int, int]
+_PANEL_BYTES = 1 << 19  # numbers of one byte, or half as many floats, that are unpacked at a time: they stay in the L2 cache
+_PARTS_PER_THREAD = 8  # of a stage: threads wait for the last one half a part on average, so a sixteenth of the stage
 
 
-class Tokens:
-    """Activations float32 [n, columns], and what products need of them, made when first asked for and then shared by all
+class InputForm(NamedTuple):
+    """How a product takes activations.
+
+    kind        FLOAT32, BF16 or BYTES
+    parameters  of floats: how many numbers of bf16 are added up (1 or 2), and the tokens of a block; of BYTES: the number that
+                stands for 0 in the weights, and the columns that share a scale of theirs
+    """
+
+    kind: int
+    parameters: tuple[int, int]
+
+    @property
+    def block_tokens(self) -> int:
+        """Activations are filled up to a multiple of so many rows."""
+        return TILE_TOKENS if self.kind == BYTES else self.parameters[1]
+
+    def nbytes(self, rows: int, columns: int) -> list[int]:
+        """Bytes that activations take: numbers or codes, and for BYTES scales, offsets and totals; whole cache lines."""
+        if self.kind == BYTES:
+            groups = columns // self.parameters[1]
+            sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
+        else:
+            size = 4 if self.kind == FLOAT32 else 2 * self.parameters[0]
+            sizes = (size * rows * -(-columns // STEP) * STEP, 0, 0, 0)
+        return [-(-size // 64) * 64 for size in sizes]
+
+
+class InputBlocks:
+    """Activations in the form that a product takes, not yet filled in: memory for `rows` rows, whole blocks of tokens, and the
+    table that parts read (see gemm_parts).
+
+    x: float32 [any, columns], C-contiguous. places: int64 [rows] or None, which rows of x they are (-1: zeros); None: the first
+    ones, and zeros.
+    """
+
+    def __init__(self, form: InputForm, x: np.ndarray, rows: int, places: np.ndarray | None = None):
+        columns, ends = x.shape[1], np.cumsum(form.nbytes(rows, x.shape[1]))
+        memory = aligned_empty((int(ends[-1]),), np.uint8)
+        starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
+        at_places = 0 if places is None else places.ctypes.data
+        words = [x.ctypes.data, at_places, len(x), columns, form.kind, *starts, *form.parameters]
+        self.table = np.array(words, np.int64)
+        assert len(self.table) == INPUTS
+        self._arrays = memory, x, places
+        self.parts = rows // form.block_tokens * -(-columns // SPAN)
+
+
+class Activations:
+    """Activations float32 [n, columns], and the blocks that products take, made when first asked for and then shared by all
     matrices that multiply them."""
 
     def __init__(self, x: np.ndarray):
         self.x = np.ascontiguousarray(x, np.float32)
-        self.made: dict[Way, Inputs] = {}
+        self.blocks: dict[InputForm, InputBlocks] = {}
 
     def __len__(self) -> int:
         return len(self.x)
-
-
-class Inputs:
-    """Activations in the form that a way of multiplying wants: memory for `rows` rows, whole units, and the table that parts
-    read (see gemm_parts).
-
-    x: float32 [any, columns], C-contiguous. places: int64 [rows] or None, which rows of x they are (-1: zeros); None: the first
-    ones, and zeros. name: of the memory, if this thread may keep it.
-    """
-
-    def __init__(self, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""):
-        columns, (form, first, second) = x.shape[1], way
-        ends = np.cumsum(input_bytes(way, rows, columns))
-        memory = room(name, (int(ends[-1]),), np.uint8)
-        starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
-        given = 0 if places is None else places.ctypes.data
-        self.table = np.array([x.ctypes.data, given, len(x), columns, form, *starts, first, second], np.int64)
-        assert len(self.table) == INPUTS
-        self._kept = memory, x, places
-        self.parts = rows // unit_of(way) * -(-columns // SPAN)
-
-
-def input_bytes(way: Way, rows: int, columns: int) -> list[int]:
-    """Bytes that activations take in a form: numbers or codes, and for BYTES scales, offsets and totals; whole cache lines."""
-    form, first, second = way
-    if form == BYTES:
-        groups = columns // second
-        sizes = (rows * columns, 4 * rows * columns // BLOCK, 4 * rows * groups, 4 * rows * groups)
-    else:
-        sizes = ((4 if form == FLOAT32 else 2 * first) * rows * -(-columns // STEP) * STEP, 0, 0, 0)
-    return [-(-size // 64) * 64 for size in sizes]
-
-
-def unit_of(way: Way) -> int:
-    """Rows that inputs are made and multiplied in."""
-    return TILE_TOKENS if way[0] == BYTES else way[2]
-
-
-def room(name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
-    """Memory for results in between: of the name, kept by this thread, unless it has none or that is much."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return scratch(name, shape, dtype) if name and size <= _KEPT else aligned_empty(shape, dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A matrix, or a stack of them: what does not change from product to product.
 
-    function: address of the part; words: the table of a product (see gemm_parts), as far as it is known; size: bytes of a
-    number in panels
+    function  address of the part that multiplies
+    words     the table of a product (see gemm_parts), as far as it is known
+    form      of the activations
+    size      weight of a number when the rows of a slice are counted: 2 for panels of float32
     """
 
     function: int
     words: np.ndarray
-    way: Way
+    form: InputForm
     rows: int
     columns: int
     size: int = 1
 
 
 _FLOATS = ("f32", "f16", "bf16", "bf16_r16")
+_FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 
 def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False) -> Plan | None:
@@ -130,9 +135,9 @@ def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1
         return None
     numbers = [unpacker(stored.name).address, layout.zero, layout.group, int(layout.m is not None)]
     if amx.permitted():
-        return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, (BF16, 1, TOKENS), numbers)
-    function, known = gemm_parts.bytes_parts[layout.group].address, (BYTES, layout.zero, layout.group)
-    return _plan_of(packed, columns, matrices, function, known, numbers)
+        return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, InputForm(BF16, (1, AMX_TOKENS)), numbers)
+    function, form = gemm_parts.bytes_parts[layout.group].address, InputForm(BYTES, (layout.zero, layout.group))
+    return _plan_of(packed, columns, matrices, function, form, numbers)
 
 
 def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, parts: int) -> Plan:
@@ -140,63 +145,61 @@ def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, part
     panels = name == "bf16_r16"  # multiplied as they lie
     if parts and (amx.permitted() or has_bf16_dots()) and not (panels and columns % STEP):
         fill = 0 if panels else panel_part(name, True).address
-        part, unit = (gemm_parts.tiles_part, TOKENS) if amx.permitted() else (gemm_parts.dots_part, UNIT)
-        return _plan_of(packed, columns, matrices, part.address, (BF16, parts, unit), [fill, parts, 0, 0])
+        part, tokens = (gemm_parts.tiles_part, AMX_TOKENS) if amx.permitted() else (gemm_parts.dots_part, BLOCK_TOKENS)
+        return _plan_of(packed, columns, matrices, part.address, InputForm(BF16, (parts, tokens)), [fill, parts, 0, 0])
     fill = panel_part(name, False).address
-    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, (FLOAT32, 1, UNIT), [fill, 0, 0, 0], 2)
+    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, _FLOAT32_FORM, [fill, 0, 0, 0], 2)
 
 
 def _plan_of(
-    packed: np.ndarray, columns: int, matrices: int, function: int, way: Way, numbers: list[int], size: int = 1
+    packed: np.ndarray, columns: int, matrices: int, function: int, form: InputForm, numbers: list[int], size: int = 1
 ) -> Plan:
     rows = len(packed) // matrices
     known = [packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, columns, *numbers]
-    return Plan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), way, rows, columns, size)
+    return Plan(function, np.array(known + [0] * (FIELDS - len(known)), np.int64), form, rows, columns, size)
 
 
 class Program:
-    """Products and what goes with them, in stages: those of one stage run side by side, on `threads` threads."""
+    """Tasks for a team of `threads` threads, in stages: those of one stage run side by side."""
 
     def __init__(self, threads: int):
         self.threads = threads
         self._tasks: list[tuple[int, int, int, int]] = []
-        self._kept: list[object] = []
+        self._arrays: list[object] = []
 
-    def task(self, stage: int, function: int, table: np.ndarray, parts: int, *kept: object) -> None:
-        """Parts of a table, in any order with those of the same stage; kept: what has to stay in memory until then."""
+    def task(self, stage: int, function: int, table: np.ndarray, parts: int, *arrays: object) -> None:
+        """Enters parts of a table, in any order with those of the same stage; arrays: what the table refers to by address."""
         self._tasks.append((stage, function, table.ctypes.data, parts))
-        self._kept += [table, kept]
+        self._arrays += [table, arrays]
 
-    def inputs(
-        self, stage: int, way: Way, x: np.ndarray, rows: int, places: np.ndarray | None = None, name: str = ""
-    ) -> Inputs:
-        """Activations x float32 [n, columns] as `way` wants them (see Inputs)."""
-        made = Inputs(way, x, rows, places, name)
-        self.task(stage, gemm_parts.prepare_part.address, made.table, made.parts, made)
-        return made
+    def fill(self, stage: int, form: InputForm, x: np.ndarray, rows: int, places: np.ndarray | None = None) -> InputBlocks:
+        """Enters the filling of blocks with activations x float32 [n, columns]; see InputBlocks."""
+        blocks = InputBlocks(form, x, rows, places)
+        self.task(stage, gemm_parts.prepare_part.address, blocks.table, blocks.parts, blocks)
+        return blocks
 
-    def of(self, stage: int, way: Way, tokens: Tokens) -> Inputs:
-        """As inputs, of all tokens, kept with them."""
-        if way not in tokens.made:
-            unit = unit_of(way)
-            tokens.made[way] = self.inputs(stage, way, tokens.x, -(-len(tokens) // unit) * unit)
-        return tokens.made[way]
+    def blocks_of(self, stage: int, form: InputForm, activations: Activations) -> InputBlocks:
+        """The blocks of all of the activations; enters their filling if there are none yet."""
+        if form not in activations.blocks:
+            rows = -(-len(activations) // form.block_tokens) * form.block_tokens
+            activations.blocks[form] = self.fill(stage, form, activations.x, rows)
+        return activations.blocks[form]
 
     def product(
         self,
         stage: int,
         plan: Plan,
-        inputs: Inputs,
+        inputs: InputBlocks,
         out: np.ndarray,
         jobs: np.ndarray,
         column: int = 0,
         stride: int | None = None,
     ) -> None:
-        """out float32 [any, rows of the plan], or wider: then its columns from `column` on are written (not for BYTES). stride:
-        numbers from one row of out to the next, if that is not out.shape[1].
+        """Enters products. out float32 [any, rows of the plan], or wider: then its columns from `column` on are written (not
+        for BYTES). stride: numbers from one row of out to the next, if that is not out.shape[1].
 
-        jobs int64 [jobs, 4]: MATRIX, FIRST, COUNTED, TARGET. So many rows of the inputs from the first on (a multiple of their
-        unit) times a matrix go to the rows from TARGET on of out.
+        jobs int64 [jobs, 4]: MATRIX, FIRST, N_ROWS, TARGET. N_ROWS rows of the inputs from FIRST on (a multiple of the tokens
+        of a block) times a matrix go to the rows of out from TARGET on.
         """
         words, parts = product_words(
             plan, inputs.table.ctypes.data, out.ctypes.data + 4 * column, stride or out.shape[1], jobs, self.threads
@@ -214,11 +217,11 @@ def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarr
     inputs, out: addresses of the table of inputs, and of the result, whose rows are `stride` numbers apart; jobs: as for
     Program.product.
     """
-    words, tokens = plan.words.copy(), jobs[:, gemm_parts.COUNTED]
-    most = max(1, _CHUNK // (plan.columns * plan.size * ROWS)) * ROWS
+    words, tokens = plan.words.copy(), jobs[:, gemm_parts.N_ROWS]
+    most = max(1, _PANEL_BYTES // (plan.columns * plan.size * ROWS)) * ROWS
     step = most
     if threads > 1:
-        slices = max(1, int(_EACH * threads * tokens.max() // tokens.sum()))
+        slices = max(1, int(_PARTS_PER_THREAD * threads * tokens.max() // tokens.sum()))
         step = min(most, -(-plan.rows // (slices * ROWS)) * ROWS)
     slices = -(-plan.rows // step)
     words[gemm_parts.STEP_ROWS], words[gemm_parts.SLICES] = step, slices
@@ -232,34 +235,35 @@ def one_job(n: int, matrix: int = 0) -> np.ndarray:
     return np.array([[matrix, 0, n, 0]], np.int64)
 
 
-def multiply(q: np.ndarray, stored: TensorType, tokens: Tokens, out: np.ndarray) -> None:
-    """Writes tokens times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this thread."""
-    made, program = plan(q, stored, tokens.x.shape[1]), Program(1)
+def multiply(q: np.ndarray, stored: TensorType, activations: Activations, out: np.ndarray) -> None:
+    """Writes activations times the rows q, uint8 [rows, row_bytes] and whole groups, to out float32 [n, rows], on this
+    thread."""
+    made, program = plan(q, stored, activations.x.shape[1]), Program(1)
     assert made is not None
-    program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)))
+    program.product(1, made, program.blocks_of(0, made.form, activations), out, one_job(len(activations)))
     program.run(0)
 
 
-def rows_at_once(columns: int) -> int:
-    """Rows that had better be decoded and given to `multiply_rows` at a time, on one thread."""
-    return max(1, _CHUNK // (columns * ROWS)) * ROWS
+def decoded_tile_rows(columns: int) -> int:
+    """Rows to decode and give to `multiply_rows` at a time on one thread, so that they stay in its cache."""
+    return max(1, _PANEL_BYTES // (columns * ROWS)) * ROWS
 
 
-def row_way(exact: bool) -> Way:
-    """The form of activations that `multiply_rows` wants: before threads share tokens, one has to ask for it (Program.of)."""
+def decoded_form(exact: bool) -> InputForm:
+    """The form of activations that `multiply_rows` takes: threads that share activations need blocks made before."""
     rows = np.empty((0, 4), np.uint8)
-    return _float_plan(rows, "f32", 1, 1, 0 if exact else 1).way
+    return _float_plan(rows, "f32", 1, 1, 0 if exact else 1).form
 
 
 def multiply_rows(
-    rows: np.ndarray, exact: bool, tokens: Tokens, out: np.ndarray, column: int, address: int = 0, threads: int = 1
+    rows: np.ndarray, exact: bool, activations: Activations, out: np.ndarray, column: int, address: int = 0, threads: int = 1
 ) -> None:
-    """Writes tokens times decoded rows, float32 [rows, columns], to the columns of out [n, all rows] from `column` on.
+    """Writes activations times decoded rows, float32 [rows, columns], to the columns of out [n, all rows] from `column` on.
 
     exact: as float32; else rows and activations may be rounded to bf16. address, threads: of the team that does it.
     """
     made, program = _float_plan(rows.view(np.uint8), "f32", rows.shape[1], 1, 0 if exact else 1), Program(threads)
-    program.product(1, made, program.of(0, made.way, tokens), out, one_job(len(tokens)), column)
+    program.product(1, made, program.blocks_of(0, made.form, activations), out, one_job(len(activations)), column)
     program.run(address)
 
 
@@ -284,23 +288,23 @@ def matmul(
     fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
     known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
     words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
-    made = Plan(gemm_parts.floats_part.address, words, (FLOAT32, 1, UNIT), rows, columns, 2)
-    padded = -(-n // UNIT) * UNIT
+    made = Plan(gemm_parts.floats_part.address, words, _FLOAT32_FORM, rows, columns, 2)
+    padded = -(-n // BLOCK_TOKENS) * BLOCK_TOKENS
     places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
     places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)
     jobs = np.zeros((count, 4), np.int64)
-    jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.COUNTED] = np.arange(count), n
+    jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.N_ROWS] = np.arange(count), n
     jobs[:, gemm_parts.FIRST] = np.arange(count) * (padded if x.ndim == 3 else 0)
     jobs[:, gemm_parts.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
     program = Program(threads)
-    inputs = program.inputs(0, made.way, np.ascontiguousarray(x.reshape(-1, columns), np.float32), places.size, places)
+    inputs = program.fill(0, made.form, np.ascontiguousarray(x.reshape(-1, columns), np.float32), places.size, places)
     program.product(1, made, inputs, out, jobs, 0, stride)
     program.run(address)
     return out
 
 
-def make_inputs(way: Way, tokens: Tokens, address: int = 0, threads: int = 1) -> None:
-    """Brings tokens into a form, unless they have it."""
+def fill_blocks(form: InputForm, activations: Activations, address: int = 0, threads: int = 1) -> None:
+    """Makes blocks of activations in a form, unless there are some."""
     program = Program(threads)
-    program.of(0, way, tokens)
+    program.blocks_of(0, form, activations)
     program.run(address)

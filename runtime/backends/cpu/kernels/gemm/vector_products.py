@@ -23,7 +23,7 @@ from .float_panels import STEP
 COLUMN_TILE = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
 TILE_PANELS = 2 if target().lane_registers == 32 else 1
 TILE_TOKENS = {32: 12, 8: 6}.get(target().lane_registers, 2)  # 24 of AVX-512's 32 registers are sums, 12 of AVX2's 16
-UNIT = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
+BLOCK_TOKENS = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
 
 
@@ -46,7 +46,7 @@ def _register_tile(typingctx, bf16, half, weights, weight_step, tokens, sums, st
     (first: writes them there).
 
     bf16: a boolean for pairs of bf16, None for float32; half: a boolean for half as many tokens, else None. The others are
-    int64, addresses and bytes; weight_step: from one panel to the next; tokens: the place of the first one in a block of UNIT.
+    int64, addresses and bytes; weight_step: from one panel to the next; tokens: the place of the first one in its block.
     """
     pairs = not isinstance(bf16, types.NoneType)
     words = STEP // 2 if pairs else STEP  # per step
@@ -64,7 +64,7 @@ def _register_tile(typingctx, bf16, half, weights, weight_step, tokens, sums, st
         panels = [weights, b.add(weights, weight_step)][:TILE_PANELS]
 
         def step(i):
-            at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * UNIT)))
+            at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * BLOCK_TOKENS)))
             rows = [b.add(panel, at_weights) for panel in panels]
             for word in range(words):
                 factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
@@ -105,18 +105,18 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
     """out[t, column + r] = sum over c of row r, column c of the panels times token t, column c.
 
     bf16: None for float32, True for bf16 (as uint16) where `has_bf16_dots`. panels: float32 [panels, columns, 16] or uint16
-    [panels, columns / 2, 16, 2]; tokens: [blocks, parts, columns / 32, UNIT, 32] of the same dtype, whose parts are added up;
-    sums: float32 [pairs of panels, tokens, 32], working memory, at a cache line; out: float32 [n or less, any], of which
-    columns from `end` on are not written. All C-contiguous; columns a multiple of 32, filled up with zeros.
+    [panels, columns / 2, 16, 2]; tokens: [blocks, parts, columns / 32, BLOCK_TOKENS, 32] of the same dtype, whose parts are
+    added up; sums: float32 [pairs of panels, tokens, 32], working memory, at a cache line; out: float32 [n or less, any], of
+    which columns from `end` on are not written. All C-contiguous; columns a multiple of 32, filled up with zeros.
     """
     blocks, parts, steps, count = tokens.shape[0], tokens.shape[1], tokens.shape[2], panels.shape[0]
     words = STEP // 2 if bf16 is not None else STEP
     step_bytes, panel_bytes = words * PANEL * 4, steps * words * PANEL * 4
-    token_step, part_bytes, block_bytes = words * 4, steps * words * 4 * UNIT, parts * steps * words * 4 * UNIT
-    most, sum_bytes = sums.shape[1] // UNIT, sums.shape[1] * 8 * PANEL
+    token_step, part_bytes, block_bytes = words * 4, steps * words * 4 * BLOCK_TOKENS, parts * steps * words * 4 * BLOCK_TOKENS
+    most, sum_bytes = sums.shape[1] // BLOCK_TOKENS, sums.shape[1] * 8 * PANEL
     at_panels, at_tokens, at_sums = address(panels), address(tokens), address(sums)
     for block in range(0, blocks, most):
-        rows = min(min(most, blocks - block) * UNIT, out.shape[0] - block * UNIT)
+        rows = min(min(most, blocks - block) * BLOCK_TOKENS, out.shape[0] - block * BLOCK_TOKENS)
         for panel in range(0, count, 2 * sums.shape[0]):
             pairs = min(sums.shape[0], (count - panel + 1) // 2)
             for start in range(0, steps, COLUMN_TILE // words):
@@ -125,13 +125,13 @@ def multiply_panels(bf16, panels, tokens, sums, out, column, end):
                     weights = at_panels + (panel + 2 * pair) * panel_bytes + start * step_bytes
                     second = panel + 2 * pair + 1 < count
                     for part in range(parts):
-                        source = at_tokens + block * block_bytes + part * part_bytes + start * 4 * words * UNIT
+                        source = at_tokens + block * block_bytes + part * part_bytes + start * 4 * words * BLOCK_TOKENS
                         first = start == 0 and part == 0
                         for t in range(0, rows, TILE_TOKENS):
-                            at = source + t // UNIT * block_bytes + t % UNIT * token_step
+                            at = source + t // BLOCK_TOKENS * block_bytes + t % BLOCK_TOKENS * token_step
                             to = at_sums + pair * sum_bytes + t * 8 * PANEL
                             if rows - t > TILE_TOKENS // 2:
                                 _multiply_pair(bf16, None, weights, panel_bytes, second, at, to, width, first)
                             else:
                                 _multiply_pair(bf16, True, weights, panel_bytes, second, at, to, width, first)
-            write_sums(sums[:pairs], out, block * UNIT, rows, column + panel * PANEL, end)
+            write_sums(sums[:pairs], out, block * BLOCK_TOKENS, rows, column + panel * PANEL, end)

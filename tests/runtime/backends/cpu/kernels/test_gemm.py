@@ -19,7 +19,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.panel_layout import panel_layout
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
-from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import UNIT, multiply_panels
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
 from ggufmill.simd.memory import aligned_empty, scratch
@@ -125,13 +125,13 @@ for name, weights in given.items():
         for threads, cuts in ((1, []), (3, []), (1, [1, 4])):
             workers, out = Workers(threads), np.zeros((len(x), int(sys.argv[3])), np.float32)
             for rows, part in zip(np.split(x, cuts), np.split(out, cuts)):
-                tokens = gemm.Tokens(rows)
+                tokens = gemm.Activations(rows)
                 if name == "rows":
                     gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
                     continue
                 plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.Program(threads)
                 if plan is not None:
-                    program.product(1, plan, program.of(0, plan.way, tokens), part, gemm.one_job(len(rows)))
+                    program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(rows)))
                     program.run(workers.ready())
             results.append(out)
         assert all(np.array_equal(result, results[0]) for result in results[1:]), (name, exact)
@@ -160,11 +160,11 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
     for name in (*samples, "rows"):
         out, is_bytes = np.zeros((n, rows), np.float32), name in byte_names
         if name == "rows":
-            gemm.multiply_rows(samples["f32"][0], True, gemm.Tokens(x), out, 0)
+            gemm.multiply_rows(samples["f32"][0], True, gemm.Activations(x), out, 0)
         else:
             plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.Program(1)
             assert plan is not None
-            program.product(1, plan, program.of(0, plan.way, gemm.Tokens(x)), out, gemm.one_job(n))
+            program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(n))
             program.run(0)
         for exact in (False,) if is_bytes else (False, True):  # there are no bf16 products at these levels
             lesser = found[f"{name} {exact}"]
@@ -177,7 +177,7 @@ def test_a_lesser_processor(level, tmp_path, monkeypatch):
 # --- floats ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", [16, UNIT])
+@pytest.mark.parametrize("unit", [16, BLOCK_TOKENS])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 40), (16, 32), (33, 70)])
 def test_rounding_to_bf16(shape, unit):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -206,8 +206,8 @@ def test_rounding_keeps_what_is_not_finite():
 @pytest.mark.parametrize("shape", [(1, 1), (5, 40), (13, 32)])
 def test_blocks_of_float32(shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    blocks = block_rows(x, UNIT)
-    rows = blocks[:, 0].transpose(0, 2, 1, 3).reshape(blocks.shape[0] * UNIT, -1)
+    blocks = block_rows(x, BLOCK_TOKENS)
+    rows = blocks[:, 0].transpose(0, 2, 1, 3).reshape(blocks.shape[0] * BLOCK_TOKENS, -1)
     assert np.array_equal(rows[: shape[0], : shape[1]], x)
     assert not rows[shape[0] :].any()
     assert not rows[:, shape[1] :].any()
@@ -246,7 +246,7 @@ def test_products_of_floats(way, n, rows, columns):
     random = np.random.default_rng(2)
     x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)
     panels = panels_of(w.view(np.uint8), "f32", columns, way != "float32")
-    tokens = block_rows(x, UNIT) if way == "float32" else round_rows(x, 1, UNIT if way == "dots" else 16)
+    tokens = block_rows(x, BLOCK_TOKENS) if way == "float32" else round_rows(x, 1, BLOCK_TOKENS if way == "dots" else 16)
     weights, unit = rows_of_panels(panels, rows).astype(np.float64), tokens.shape[3]
     rounded = (tokens if way == "float32" else to_float(tokens))[:, 0].transpose(0, 2, 1, 3)
     rounded = rounded.reshape(-1, columns)[:n].astype(np.float64)
@@ -346,11 +346,11 @@ def test_products_of_any_shape_cut_anywhere(name, exact, n, sixteens, columns, t
         if not len(x):
             return out
         if name == "rows":
-            gemm.multiply_rows(weights, exact, gemm.Tokens(x), out, 4, WORKERS[threads].ready(), threads)
+            gemm.multiply_rows(weights, exact, gemm.Activations(x), out, 4, WORKERS[threads].ready(), threads)
         else:
-            plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.Program(threads), gemm.Tokens(x)
+            plan, program, tokens = gemm.plan(q, TYPES[name], columns, 1, exact), gemm.Program(threads), gemm.Activations(x)
             assert plan is not None
-            program.product(1, plan, program.of(0, plan.way, tokens), out, gemm.one_job(len(x)), 4)
+            program.product(1, plan, program.blocks_of(0, plan.form, tokens), out, gemm.one_job(len(x)), 4)
             program.run(WORKERS[threads].ready())
         return out
 

@@ -18,13 +18,13 @@ random = np.random.default_rng(0)
 def product(name, q, x, rows):
     out, place = np.full((len(x), rows + 5), np.nan, np.float32), 0 if name.startswith("q") else 3
     if name == "rows":
-        gemm.multiply_rows(q.view(np.float32), False, gemm.Tokens(x), out, place)
+        gemm.multiply_rows(q.view(np.float32), False, gemm.Activations(x), out, place)
         return out[:, place : place + rows]
     plan, program, exact = gemm.plan(q, TYPES[name], x.shape[1]), gemm.Program(1), np.empty((len(x), rows), np.float32)
-    assert plan.way[0] == gemm.BF16
+    assert plan.form.kind == gemm.BF16
     if place == 0:
         out = exact
-    program.product(1, plan, program.of(0, plan.way, gemm.Tokens(x)), out, gemm.one_job(len(x)), place)
+    program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(len(x)), place)
     program.run(0)
     assert np.isnan(out[:, :place]).all() and np.isnan(out[:, place + rows :]).all()
     return out[:, place : place + rows]
