@@ -128,6 +128,10 @@ class _Helpers:
         command = team.STOP if self._stopped else len(self._calls)
         self._state[(self.address - self._state.ctypes.data + team.COMMAND) // 8] = command
 
+    def _is_running(self) -> bool:
+        """Whether the team has a program that has not ended."""
+        return bool(self._state[(self.address - self._state.ctypes.data + team.RUNNING) // 8])
+
     def _serve(self, patience: int) -> None:
         while True:
             command = team.help_out(self.address, patience)
@@ -136,12 +140,13 @@ class _Helpers:
                     return
                 call = self._calls.pop(0) if self._calls else None
                 self._set_command()
-                if call is None and command == team.NO_COMMAND:
-                    self.asleep += 1
+                # Whoever began a program just now may have found no thread asleep, and would go on without this one.
+                idle = call is None and command == team.NO_COMMAND and not self._is_running()
+                self.asleep += idle
             if call is not None:
                 call.run()
                 del call  # it may refer to large arrays, and this thread may block for long
-            elif command == team.NO_COMMAND:
+            elif idle:
                 self._wake_up.acquire()
 
 

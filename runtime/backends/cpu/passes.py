@@ -299,7 +299,7 @@ class Pass:
         self._find_places()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
-            schedule.run(self._steps, self.workers.ready())
+            schedule.run(self._steps, self.workers)
 
     def _find_places(self) -> None:
         """Where the tokens' rows go in the caches of every layer and name."""

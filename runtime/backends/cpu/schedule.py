@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ....simd import team
+from ....simd.workers import Workers
 from .kernels import row_parts
 from .memory import Block, Partition, View
 
@@ -181,10 +182,11 @@ class Schedule:
         self._steps.append(program)
 
 
-def run(steps: Iterable[np.ndarray | Callable[[], None]], address: int) -> None:
-    """address: of the team of threads (see Workers.ready)."""
+def run(steps: Iterable[np.ndarray | Callable[[], None]], workers: Workers) -> None:
+    """Runs programs and Python functions in order. The threads are woken for each program: during a function they may have gone
+    to sleep, and a program that has begun wakes nobody."""
     for step in steps:
         if isinstance(step, np.ndarray):
-            team.run(address, step)
+            team.run(workers.ready(), step)
         else:
             step()

@@ -35,7 +35,7 @@ def test_any_order_of_tasks_gives_the_same_as_one_after_the_other(data, threads)
         expected[out][:, columns] = expected[a][:, columns] + np.float32(0.5) * expected[b][:, columns]
         if data.draw(st.integers(0, 9)) == 0:
             schedule.call(lambda: None)
-    run(schedule.finish(), Workers(threads).ready())
+    run(schedule.finish(), Workers(threads))
     for view, values in zip(views, expected, strict=True):
         assert np.array_equal(view.matrix, values)
 
@@ -65,3 +65,12 @@ def test_memory_that_is_used_again_for_other_rows_waits():
     schedule.finish()
     assert second is not first
     assert second.level == first.level + 1
+
+
+def test_a_program_after_a_function_wakes_the_threads(monkeypatch):
+    """While a Python function runs, helpers fall asleep: each program has to wake them."""
+    workers, woken = Workers(2), []
+    monkeypatch.setattr(Workers, "ready", lambda self: woken.append(self) or 0)
+    program = np.zeros((0, 4), np.int64)
+    run([program, lambda: None, program], workers)
+    assert len(woken) == 2
