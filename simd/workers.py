@@ -124,13 +124,17 @@ class _Helpers:
             self._set_command()
             return True
 
+    def _word(self, offset: int) -> int:
+        """The place in `_state` of the word at an offset in bytes (see team)."""
+        return (self.address - self._state.ctypes.data + offset) // 8
+
     def _set_command(self) -> None:
         command = team.STOP if self._stopped else len(self._calls)
-        self._state[(self.address - self._state.ctypes.data + team.COMMAND) // 8] = command
+        self._state[self._word(team.COMMAND)] = command
 
     def _is_running(self) -> bool:
         """Whether the team has a program that has not ended."""
-        return bool(self._state[(self.address - self._state.ctypes.data + team.RUNNING) // 8])
+        return bool(self._state[self._word(team.RUNNING)])
 
     def _serve(self, patience: int) -> None:
         while True:
