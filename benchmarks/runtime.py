@@ -94,7 +94,7 @@ def measure(model: Path, rival: Path | None, threads: int, prompt: int, generati
         for key, value in (theirs or {}).items():
             samples.setdefault(RIVAL, {}).setdefault(key, []).append(value)
         for key, test in tests.items():
-            samples[OURS][key].append(test.counted / runner.seconds(test))
+            samples[OURS][key].append(test.n_measured / runner.seconds(test))
     return samples
 
 

@@ -102,25 +102,25 @@ def _messages() -> Iterator[str]:
 def _answer(conversation: Conversation, text: str, timings: bool) -> None:
     from ..formats import MillError
 
-    forgotten = conversation.forgotten
+    n_dropped = conversation.n_dropped
     try:
         with _interrupt_cancels(conversation):
             for piece in conversation.answer(text):
                 click.echo(printable(piece), nl=False)
     except MillError as error:
-        if not sys.stdin.isatty():  # nobody is there to put it differently
+        if not sys.stdin.isatty():  # messages from a file: nobody can rephrase this one
             raise
         click.echo(f"ggufmill: {error}", err=True)
         return
     click.echo()
-    if conversation.forgotten > forgotten:
-        click.echo(f"(the context is full: the oldest {conversation.forgotten} messages are forgotten)", err=True)
-    running = conversation.running
-    if running is not None and running.reason in ("length", "context", "cancelled"):
-        why = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}[running.reason]
-        click.echo(f"({why})", err=True)
-    if running is not None and timings:
-        click.echo(f"({speeds_text(running.timings)})", err=True)
+    if conversation.n_dropped > n_dropped:
+        click.echo(f"(the context is full: the oldest {conversation.n_dropped} messages are forgotten)", err=True)
+    generation = conversation.generation
+    reasons = {"length": "-n tokens are reached", "context": "the context is full", "cancelled": "interrupted"}
+    if generation is not None and generation.reason in reasons:
+        click.echo(f"({reasons[generation.reason]})", err=True)
+    if generation is not None and timings:
+        click.echo(f"({speeds_text(generation.timings)})", err=True)
 
 
 def printable(text: str) -> str:

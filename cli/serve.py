@@ -14,7 +14,7 @@ from .options.settings import run_options
 from .options.types import MODEL
 
 if TYPE_CHECKING:
-    from ..runtime.serve.engine import End
+    from ..runtime.serve.engine import EndEvent
 
 
 @click.command(cls=Verb)
@@ -68,7 +68,7 @@ def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
     def show_address(address: str) -> None:
         click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
 
-    def show_end(end: End) -> None:
+    def show_end(end: EndEvent) -> None:
         if end.error is not None:
             click.echo(f"a request failed: {end.error}", err=True)
         elif end.timings.prompt_tokens:

@@ -10,7 +10,7 @@ import xxhash
 
 from ..formats import PlanError
 from ..runtime import Model
-from ..runtime.evaluate.perplexity import windows_of
+from ..runtime.evaluate.perplexity import make_windows
 
 MAX_CHUNKS = (1 << 31) - 1  # windows that a file can record
 
@@ -93,7 +93,7 @@ def cut_windows(
             break
         if len(tokens) < n_ctx:
             raise PlanError(_too_short(segment, len(segments), n_ctx))
-        windows.append(windows_of(model, tokens, n_ctx, None))
+        windows.append(make_windows(model, tokens, n_ctx, None))
         weights += [segment.weight] * len(windows[-1])
         first, last = (min(max(i - n_before, 0), len(windows[-1])) for i in (from_chunk, end))
         datasets += segment.text_names(first * n_ctx, last * n_ctx)

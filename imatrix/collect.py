@@ -15,8 +15,8 @@ import numpy as np
 
 from ..formats import MillError, PlanError, dims
 from ..runtime import Model
-from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, score_windows, summary
-from ..runtime.evaluate.score_statistics import Moments, Tally
+from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, score_windows, summarise
+from ..runtime.evaluate.score_statistics import Moments, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
 from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .calibration import Calibration, TextSegment, cut_windows
@@ -202,10 +202,10 @@ def _check_finite(name: str, squares: np.ndarray) -> None:
         raise _NotFiniteError(f"the input of {name} is not finite: the model or its file is damaged")
 
 
-def _score(model: Model, windows: np.ndarray, tally: Tally) -> Iterator[None]:
+def _score(model: Model, windows: np.ndarray, statistics: ScoreStatistics) -> Iterator[None]:
     """As `score_windows`; for NaN or infinity in an observed input, the error names the first tensor that made one."""
     try:
-        yield from score_windows(model, windows, tally)
+        yield from score_windows(model, windows, statistics)
     except _NotFiniteError as error:
         causes = (model.first_nonfinite(window) for window in windows)
         raise next(filter(None, causes), error) from None
@@ -241,36 +241,36 @@ def collect(
     if not isinstance(tokens, Calibration):
         tokens = cut_windows(model, [TextSegment(tokens, 1, [(dataset, 0)] if dataset else [])], n_ctx, chunks=chunks)
     calibration, total = tokens, len(tokens.windows)
-    collector, tally, done = Collector(model, options), Tally(), 0
+    collector, statistics, done = Collector(model, options), ScoreStatistics(), 0
     fingerprint = calibration.fingerprint(model, collector.token_counts.size > 0, bool(options and options.output))
     if resume is not None:
         resume.check(fingerprint, total)
         collector.restore(resume)
-        tally.losses = Moments.restored(resume.losses)
-        tally.window_losses, tally.seconds = list(resume.window_losses), resume.seconds
+        statistics.losses = Moments.restored(resume.losses)
+        statistics.window_losses, statistics.seconds = list(resume.window_losses), resume.seconds
         done = resume.done
     n_ctx, datasets = calibration.n_ctx, calibration.datasets
-    about: dict[str, Any] = {"n_ctx": n_ctx, "tokens_xxh3": calibration.digest, "notes": context_notes(model, None, n_ctx)}
+    fields: dict[str, Any] = {"n_ctx": n_ctx, "tokens_xxh3": calibration.digest, "notes": context_notes(model, None, n_ctx)}
     with model.observing(collector):
         for batch in calibration.batches(model):
             if batch.stop <= done:
                 continue
             collector.weight = int(calibration.weights[batch.start])
             collector.count_embeddings(calibration.windows[batch])
-            for _ in _score(model, calibration.windows[batch], tally):
+            for _ in _score(model, calibration.windows[batch], statistics):
                 if on_chunk is not None:
-                    on_chunk(summary(tally, about), total)
+                    on_chunk(summarise(statistics, fields), total)
             before, done = done, batch.stop
             if done == total:
                 break
             if on_save is not None and _is_due(save_frequency, before, done):
                 on_save(collector.imatrix(datasets, calibration.weighted_count(done), n_ctx))
             if on_state is not None and _is_due(state_frequency, before, done):
-                losses, seconds = tally.losses.state, tally.seconds
+                losses, seconds = statistics.losses.state, statistics.seconds
                 sums = (collector.sums, collector.counts, collector.token_counts)
-                on_state(CollectState(fingerprint, done, *sums, losses, tuple(tally.window_losses), seconds))
+                on_state(CollectState(fingerprint, done, *sums, losses, tuple(statistics.window_losses), seconds))
     imatrix = collector.imatrix(datasets, calibration.weighted_count(total), n_ctx)
-    return imatrix, summary(tally, about | {"window_losses": tally.window_losses})
+    return imatrix, summarise(statistics, fields | {"window_losses": statistics.window_losses})
 
 
 def _is_due(frequency: int, before: int, done: int) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import CheckFailed, PlanError, UsageError
 from ..imatrix.texts import decode_text
-from ..runtime.evaluate.compare import Comparison, compare, tensor_nbytes
-from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text
+from ..runtime.evaluate.compare import Comparison, compare
+from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text, stored_nbytes
 from .common.arguments import Pattern, as_pattern, refuse_unused
 from .common.models import ModelLike, describe_origin, model_name, open_model, window_settings
 from .common.progress import OnProgress, Stage, reporting
@@ -97,7 +97,7 @@ def compare_models(
         raise UsageError(f"--tensors: no tensor of {model_name(a)} has {pattern.pattern!r} in its name")
     data = Path(text).read_bytes() if text is not None else None
     with reporting(progress) as report:
-        total = sum(tensor_nbytes(t) for model in models for t in model.source.tensors.values())
+        total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
         stage = Stage(report, "compare", total) if not no_weights else None
         comparison = compare(
             models[0],

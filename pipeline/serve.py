@@ -14,7 +14,7 @@ from .common.models import ModelLike, open_generating_model
 from .generate import split_options
 
 if TYPE_CHECKING:
-    from ..runtime.serve.engine import End
+    from ..runtime.serve.engine import EndEvent
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def serve_model(
     max_body: int = 8,
     no_warmup: bool = False,
     on_ready: Callable[[str], None] | None = None,
-    on_end: Callable[[End], None] | None = None,
+    on_end: Callable[[EndEvent], None] | None = None,
     stop: threading.Event | None = None,
     **options: Any,
 ) -> None:
@@ -46,7 +46,7 @@ def serve_model(
     n_predict   tokens of an answer at most; -1: no limit
     max_queue   requests that may wait, more get 503; max_body: MiB of a request at most
     no_warmup   do not read a short prompt first
-    on_ready    called with the address when it listens; on_end: called with the `End` of each answer
+    on_ready    called with the address when it listens; on_end: called with the `EndEvent` of each answer
     stop        ends the server when it is set, off the main thread too
     options     of `Sampling`, defaults that a request can change, and settings of `load_model`, as for `generate_text`; with
                 `parallel` several requests share their steps
@@ -76,7 +76,7 @@ def serve_model(
         opened,
         host,
         port,
-        waiting=max_queue,
+        max_queue=max_queue,
         warm_up=not no_warmup,
         on_ready=on_ready,
         on_end=on_end,

@@ -1,1 +1,1 @@
-"""Judging a model: perplexity, KL divergence, comparison of layers, speed."""
+"""Measures models: perplexity, KL divergence, errors of layers and weights, speed."""

@@ -1,8 +1,8 @@
-"""Speed of a model: prompts read at once, tokens generated one by one, and both over the depth of the context.
+"""Measures the speed of a model: prompt processing, token generation, and both as a function of the context depth.
 
-The tests are those of llama-bench and llama-sweep-bench: random tokens, an empty cache before each repetition, the head
-computed for the last token of a prompt only, no sampling. Everything runs once before it is measured: kernels are compiled and
-weights brought into memory outside of the measurement.
+The tests are those of llama-bench and llama-sweep-bench: random tokens, an empty KV cache before each repetition, logits only
+for the last token of a prompt, no sampling. Everything runs once before it is measured, so that compiling kernels and reading
+weights from disk does not count.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..backends import Cache
 from ..model import Model
 
 SEED = 1234
-GENERATION_WARM_UP = 2  # tokens
+WARM_UP_GENERATED_TOKENS = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test: a prompt of n_prompt tokens, then n_gen generated ones; only_gen: the prompt's time does not count."""
+    """A test: a prompt of n_prompt tokens, then n_gen generated ones; only_gen: the prompt is not measured."""
 
     n_prompt: int
     n_gen: int
@@ -32,15 +32,15 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As llama-bench names it: pp512, tg128, pp512+tg128, tg128@pp512."""
+        """The name in llama-bench: pp512, tg128, pp512+tg128, tg128@pp512."""
         prompt, generation = f"pp{self.n_prompt}", f"tg{self.n_gen}"
         if self.only_gen:
             return f"{generation}@{prompt}"
         return "+".join(name for name, n in ((prompt, self.n_prompt), (generation, self.n_gen)) if n)
 
     @property
-    def counted(self) -> int:
-        """Tokens that count."""
+    def n_measured(self) -> int:
+        """Number of tokens whose time is measured."""
         return self.n_gen if self.only_gen else self.n_prompt + self.n_gen
 
 
@@ -62,43 +62,43 @@ class Speed:
 
 
 class Runner:
-    """Runs cases on a model, its tokens drawn anew but always the same."""
+    """Runs cases on a model with random tokens of a fixed seed."""
 
     def __init__(self, model: Model):
         self.model = model
         self._random = np.random.default_rng(SEED)
-        self._top = min(model.n_vocab, model.n_embeddings)
+        self._n_tokens = min(model.n_vocab, model.n_embeddings)  # number of valid token ids
 
     def prompt(self, cache: Cache, n: int) -> None:
-        """Reads n tokens and computes the logits after the last."""
-        self._read(cache, self._tokens(n))
+        """Runs n tokens in one pass and computes the logits of the last."""
+        self._run(cache, self._tokens(n))
 
     def generate(self, cache: Cache, n: int) -> None:
-        """n tokens one by one, with the logits after each."""
+        """Runs n tokens one by one and computes the logits of each."""
         tokens = self._tokens(n)
         for i in range(n):
-            self._read(cache, tokens[i : i + 1])
+            self._run(cache, tokens[i : i + 1])
 
     def _tokens(self, n: int) -> np.ndarray:
-        return self._random.integers(0, self._top, n)
+        return self._random.integers(0, self._n_tokens, n)
 
-    def _read(self, cache: Cache, tokens: np.ndarray) -> None:
+    def _run(self, cache: Cache, tokens: np.ndarray) -> None:
         self.model.head(self.model.hidden([(cache, tokens)])[0][-1:])
 
     def seconds(self, case: Case) -> float:
-        """One repetition."""
+        """Runs one repetition of a case. Returns the measured seconds."""
         cache = self.model.new_cache(case.n_prompt + case.n_gen)
-        began = time.perf_counter()
+        start = time.perf_counter()
         if case.n_prompt:
             self.prompt(cache, case.n_prompt)
         if case.only_gen:
-            began = time.perf_counter()
+            start = time.perf_counter()
         self.generate(cache, case.n_gen)
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     def warm_up(self, case: Case) -> None:
-        """The whole prompt, since other kernels read long ones than short ones, and a few generated tokens."""
-        self.seconds(Case(case.n_prompt, min(case.n_gen, GENERATION_WARM_UP)))
+        """Runs the whole prompt, as long prompts use other kernels than short ones, and a few generated tokens."""
+        self.seconds(Case(case.n_prompt, min(case.n_gen, WARM_UP_GENERATED_TOKENS)))
 
 
 def bench(
@@ -108,15 +108,15 @@ def bench(
     warm_up: bool = True,
     on_speed: Callable[[Speed], None] | None = None,
 ) -> list[Speed]:
-    """Measures each case after a warm-up. Raises PlanError for one without tokens."""
+    """Measures each case, after a warm-up. on_speed: called with each result. Raises PlanError for a case without tokens."""
     for case in cases:
-        if case.counted < 1 or min(case.n_prompt, case.n_gen) < 0:
+        if case.n_measured < 1 or min(case.n_prompt, case.n_gen) < 0:
             raise PlanError(f"a test of {case.n_prompt} prompt tokens and {case.n_gen} generated ones measures nothing")
     runner, speeds = Runner(model), []
     for case in cases:
         if warm_up:
             runner.warm_up(case)
-        speeds.append(Speed(case, [case.counted / runner.seconds(case) for _ in range(repetitions)]))
+        speeds.append(Speed(case, [case.n_measured / runner.seconds(case) for _ in range(repetitions)]))
         if on_speed is not None:
             on_speed(speeds[-1])
     return speeds
@@ -124,7 +124,10 @@ def bench(
 
 @dataclass(frozen=True)
 class Depth:
-    """Speeds with n_kv tokens in the cache: seconds for a prompt of pp tokens, and for tg generated ones."""
+    """Speeds with n_kv tokens in the KV cache; the fields are the columns of llama-sweep-bench.
+
+    t_pp: seconds for a prompt of pp tokens; t_tg: seconds for tg generated tokens; s_pp, s_tg: tokens per second.
+    """
 
     pp: int
     tg: int
@@ -142,9 +145,9 @@ class Depth:
 
 
 def sweep(model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_up: bool = True) -> Iterator[Depth]:
-    """Walks through a context of n_ctx tokens in steps of pp: at each depth tg tokens are generated and taken back, then pp are
-    read and stay.
+    """Fills a context of n_ctx tokens in steps of pp tokens and measures both speeds at each depth.
 
+    At each depth tg tokens are generated and removed from the cache again, then a prompt of pp tokens is run, which stays.
     tg: pp / 4 if None. Raises PlanError when not one step fits.
     """
     tg = max(1, pp // 4) if tg is None else tg
@@ -155,10 +158,10 @@ def sweep(model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_u
         runner.warm_up(Case(pp, tg))
     cache = model.new_cache(n_ctx)
     for depth in range(0, n_ctx - max(pp, tg) + 1, pp):
-        began = time.perf_counter()
+        start = time.perf_counter()
         runner.generate(cache, tg)
-        t_tg = time.perf_counter() - began
+        t_tg = time.perf_counter() - start
         cache.truncate(depth)
-        began = time.perf_counter()
+        start = time.perf_counter()
         runner.prompt(cache, pp)
-        yield Depth(pp, tg, depth, time.perf_counter() - began, t_tg)
+        yield Depth(pp, tg, depth, time.perf_counter() - start, t_tg)

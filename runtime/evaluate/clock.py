@@ -1,4 +1,4 @@
-"""A clock for speeds: it stands still while kernels are compiled or loaded, which happens once in a process."""
+"""A clock for speeds: time in which numba compiles or loads kernels, which happens once per process, does not count."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import time
 from numba.core import event
 
 
-class _Working(event.Listener):
-    """Takes the time in which any thread holds numba's compiler, or waits for it, out of the time that passes."""
+class _CompilationTimer(event.Listener):
+    """Adds up the time in which any thread holds numba's compiler lock or waits for it."""
 
     def __init__(self) -> None:
-        self._lock, self._depth, self._since, self._compiling = threading.Lock(), 0, 0.0, 0.0
+        self._lock, self._depth, self._start, self._total = threading.Lock(), 0, 0.0, 0.0
 
     def on_start(self, event: event.Event) -> None:
         with self._lock:
             if not self._depth:
-                self._since = time.perf_counter()
+                self._start = time.perf_counter()
             self._depth += 1
 
     def on_end(self, event: event.Event) -> None:
         with self._lock:
             self._depth -= 1
             if not self._depth:
-                self._compiling += time.perf_counter() - self._since
+                self._total += time.perf_counter() - self._start
 
-    def now(self) -> float:
+    def seconds_without_compilation(self) -> float:
         with self._lock:
-            return (self._since if self._depth else time.perf_counter()) - self._compiling
+            return (self._start if self._depth else time.perf_counter()) - self._total
 
 
-_working = _Working()
-event.register("numba:compiler_lock", _working)
+_timer = _CompilationTimer()
+event.register("numba:compiler_lock", _timer)
 
 
-def working_seconds() -> float:
-    """As time.perf_counter(), of which only differences mean something, without what compiling and loading kernels takes."""
-    return _working.now()
+def seconds_without_compilation() -> float:
+    """time.perf_counter() minus the time for compiling and loading kernels so far; only differences have a meaning."""
+    return _timer.seconds_without_compilation()

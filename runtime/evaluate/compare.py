@@ -1,6 +1,6 @@
-"""How far a model's layers and weights are from another's: where a quantisation goes wrong, and where it costs most.
+"""Compares the layers and weights of two models: shows where a quantisation goes wrong and where it costs most.
 
-Both graphs read the same tokens at the same time, layer by layer: only one layer's outputs of each are in memory.
+Both models run the same tokens at the same time, layer by layer, so that only one layer's outputs of each are in memory.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import MillError, PlanError, SourceTensor, dims
+from ...formats import PlanError, SourceTensor, dims
 from ..backends.cpu.kernels.gemm.gemm import matmul
 from ..graph import Observer, Op, Weight
 from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
 from .divergence import score
-from .perplexity import windows_of
-from .score_statistics import Tally
+from .perplexity import make_windows
+from .provenance import stored_nbytes
+from .score_statistics import ScoreStatistics
 
-ROWS_BYTES = 16 << 20  # decoded weights of one tensor that are in memory at a time
-PROBES = 64  # inputs of a product that its error is measured with
-_PATIENCE = 0.2  # seconds between looks at whether the other model is still running
+ROWS_BYTES = 16 << 20  # decoded weights of one tensor in memory
+MAX_INPUTS = 64  # input vectors per matrix with which the error of its products is measured
+_POLL_SECONDS = 0.2  # interval of checking whether the other model is still running
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """relative: |b - a| / |a| over all outputs of the layer; worst: that of the worst token; cosine: mean over the tokens."""
+    """Error of layer outputs. relative: |b - a| / |a| over all tokens; worst: of the worst token; cosine: mean of tokens."""
 
     layer: int
     relative: float
@@ -40,8 +41,12 @@ class LayerError:
 
 @dataclass(frozen=True)
 class TensorError:
-    """relative: |b - a| / |a| of the decoded weights. product: |x (b - a)| / |x a| over inputs x that model a saw; None if it
-    was not measured or the tensor is no factor of a product."""
+    """Error of one tensor.
+
+    relative  |b - a| / |a| of the decoded weights
+    product   |x (b - a)| / |x a| over inputs x of the matrix in model a; None if it was not measured
+    nbytes_*  size in the file
+    """
 
     name: str
     type_a: str
@@ -54,12 +59,14 @@ class TensorError:
 
 @dataclass
 class Comparison:
-    """What sets model b apart from model a; a is the better one, as a rule.
+    """Errors of model b relative to model a, which usually is the unquantised one.
 
-    layers     one per layer, in order; after a layer that is not finite there are no more
-    output     figures of the predictions: kld_mean, top1_agreement, ratio and what else `Tally.comparison` gives
-    tensors    of both models; only_a, only_b: names that the other has not, reshaped: those that have another shape there
-    nonfinite  the first output that is not finite, in words; '' if there is none
+    layers          one per layer, in order, up to the first with outputs that are not finite
+    output          scores of the predictions: kld_mean, top1_agreement, ratio and the rest of `ScoreStatistics.comparison`
+    tensors         those that both models have with the same shape
+    only_a, only_b  names of tensors that only one model has
+    reshaped        names of tensors with different shapes
+    nonfinite       message about the first output that is not finite; '' if there is none
     """
 
     tokens: int = 0
@@ -72,6 +79,7 @@ class Comparison:
     nonfinite: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """All fields, ready for json.dumps."""
         return asdict(self)
 
 
@@ -88,76 +96,84 @@ def compare(
     products: bool = False,
     on_tensor: OnTensor | None = None,
 ) -> Comparison:
-    """Compares layers on windows of a text (None: not), then weights.
+    """Compares the outputs of all layers on windows of a text, then the weights.
 
-    weights: a regex that the names of the tensors to compare have in them; '' takes all, None none. products: the errors of
-    products too, on the first window. on_tensor is called with (bytes of a and b, name) after each tensor.
-    Raises PlanError for models of different shape, vocabulary or text that is too short.
+    tokens_or_text  None: layers are not compared
+    n_ctx, chunks   tokens of a window and number of windows, None: all
+    weights         regular expression that is searched in tensor names; '': all tensors, None: weights are not compared
+    products        measure the errors of products, with inputs of the first window
+    on_tensor       called with (bytes of a and b, name) after each tensor
+
+    Raises PlanError for models with different layers or vocabularies, for a text that is too short and for an invalid regular
+    expression.
     """
-    found = Comparison()
+    comparison = Comparison()
     inputs: dict[tuple[str, int], np.ndarray] = {}
     if tokens_or_text is not None:
         if a.n_layers != b.n_layers or a.n_vocab != b.n_vocab:
             shapes = (f"{m.n_layers} layers and {m.n_vocab} tokens" for m in (a, b))
             raise PlanError(f"the models cannot be compared: {' against '.join(shapes)}")
-        _compare_layers(found, a, b, windows_of(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
-    if weights is not None and not found.nonfinite:
-        _compare_weights(found, a, b, weights, inputs, on_tensor)
-    return found
+        _compare_layers(comparison, a, b, make_windows(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
+    if weights is not None and not comparison.nonfinite:
+        _compare_weights(comparison, a, b, weights, inputs, on_tensor)
+    return comparison
 
 
 # -- layers
 
 
-class _Sums:
-    """A layer's errors so far."""
+class _LayerSums:
+    """Running sums of one layer's errors."""
 
     def __init__(self) -> None:
-        self.apart = self.size = self.cosines = self.worst = 0.0
-        self.tokens = 0
+        self.error_squared = self.norm_squared = self.cosines = self.worst = 0.0
+        self.n_tokens = 0
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
-        size, other, both = (np.einsum("ij,ij->i", x, y, dtype=np.float64) for x, y in ((a, a), (b, b), (a, b)))
-        d = b - a
-        apart = np.einsum("ij,ij->i", d, d, dtype=np.float64)
-        self.apart, self.size = self.apart + apart.sum(), self.size + size.sum()
-        self.cosines += (both / np.sqrt(np.maximum(size * other, 1e-300))).sum()
-        self.worst = max(self.worst, float(np.sqrt(apart / np.maximum(size, 1e-300)).max()))
-        self.tokens += len(a)
+        """Adds the outputs of both models for the same tokens, float32 [n, n_embd]."""
+        norm_a, norm_b, dot = (np.einsum("ij,ij->i", x, y, dtype=np.float64) for x, y in ((a, a), (b, b), (a, b)))
+        difference = b - a
+        error = np.einsum("ij,ij->i", difference, difference, dtype=np.float64)
+        self.error_squared, self.norm_squared = self.error_squared + error.sum(), self.norm_squared + norm_a.sum()
+        self.cosines += (dot / np.sqrt(np.maximum(norm_a * norm_b, 1e-300))).sum()
+        self.worst = max(self.worst, float(np.sqrt(error / np.maximum(norm_a, 1e-300)).max()))
+        self.n_tokens += len(a)
 
     def error(self, layer: int) -> LayerError:
-        relative = float(np.sqrt(self.apart / self.size)) if self.size else 0.0
-        return LayerError(layer, relative, self.worst, float(self.cosines / self.tokens))
+        relative = float(np.sqrt(self.error_squared / self.norm_squared)) if self.norm_squared else 0.0
+        return LayerError(layer, relative, self.worst, float(self.cosines / self.n_tokens))
 
 
 def _compare_layers(
-    found: Comparison, a: Model, b: Model, windows: np.ndarray, inputs: dict[tuple[str, int], np.ndarray] | None
+    comparison: Comparison, a: Model, b: Model, windows: np.ndarray, inputs: dict[tuple[str, int], np.ndarray] | None
 ) -> None:
-    sums: dict[int, _Sums] = {}
-    tally, first = Tally(), windows.shape[1] // 2
+    """Fills tokens, layers, output and nonfinite. inputs: gets input vectors of each matrix of model a, for the products."""
+    sums: dict[int, _LayerSums] = {}
+    statistics, middle = ScoreStatistics(), windows.shape[1] // 2
     for number, window in enumerate(windows):
-        # An observed pass may differ from another in its last bits, so the inputs of both models are observed or of neither.
-        probes = [_Probe(inputs), _Probe(None)] if inputs is not None and number == 0 else [Observer(), Observer()]
+        # An observed pass may differ from an unobserved one in the last bits: so both models are observed, or none.
+        observe_inputs = inputs is not None and number == 0
+        observers = [_InputSampler(inputs), _InputSampler(None)] if observe_inputs else [Observer(), Observer()]
         try:
-            with a.observing(probes[0]), b.observing(probes[1]):
-                hidden = _in_lockstep(a, b, window, sums)
-                scored = score(b, hidden[1][first:-1], window[first + 1 :], a, hidden[0][first:-1])
-        except _NotFinite as broken:
-            found.nonfinite = str(broken.model.explain_nonfinite(window))
+            with a.observing(observers[0]), b.observing(observers[1]):
+                hidden_a, hidden_b = _run_both(a, b, window, sums)
+                scores = score(b, hidden_b[middle:-1], window[middle + 1 :], a, hidden_a[middle:-1])
+        except _NonfiniteOutput as error:
+            comparison.nonfinite = str(error.model.explain_nonfinite(window))
             break
-        for losses, model in ((scored.base_losses, a), (scored.losses, b)):
+        for losses, model in ((scores.base_losses, a), (scores.losses, b)):
             if losses is not None and not np.isfinite(losses).all():
-                found.nonfinite = str(model.explain_nonfinite(window))
-        if found.nonfinite:
+                comparison.nonfinite = str(model.explain_nonfinite(window))
+        if comparison.nonfinite:
             break
-        tally.add(scored)
-        found.tokens += len(window)
-        found.output = tally.perplexity() | tally.comparison()
-    found.layers = [sums[layer].error(layer) for layer in sorted(sums)]
+        statistics.add(scores)
+        comparison.tokens += len(window)
+        comparison.output = statistics.perplexity() | statistics.comparison()
+    comparison.layers = [sums[layer].error(layer) for layer in sorted(sums)]
 
 
-class _Probe(Observer):
-    """Keeps some of the inputs of each matrix: (tensor, matrix) -> float32 [PROBES at most, columns]; None: none."""
+class _InputSampler(Observer):
+    """Copies inputs of each matrix to `inputs`: (tensor, matrix) -> float32 [n <= MAX_INPUTS, columns]; None: no copies."""
 
     def __init__(self, inputs: dict[tuple[str, int], np.ndarray] | None):
         self.inputs = inputs
@@ -167,11 +183,11 @@ class _Probe(Observer):
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         if self.inputs is not None and (weight.name, matrix) not in self.inputs:
-            self.inputs[weight.name, matrix] = x[:: max(1, len(x) // PROBES)][:PROBES].copy()
+            self.inputs[weight.name, matrix] = x[:: max(1, len(x) // MAX_INPUTS)][:MAX_INPUTS].copy()
 
 
-class _Layers(Observer):
-    """Calls on_layer(layer, its output float32 [n, n_embd], to be read only)."""
+class _LayerObserver(Observer):
+    """Calls on_layer(index of the layer, its output float32 [n, n_embd]), which must not change the array."""
 
     def __init__(self, model: Model, on_layer: Callable[[int, np.ndarray], None]):
         self.layers = {value.index: layer for layer, value in enumerate(model.graph.layers)}
@@ -184,128 +200,126 @@ class _Layers(Observer):
         self.on_layer(self.layers[op.out.index], out)
 
 
-class _NotFinite(Exception):
+class _NonfiniteOutput(Exception):
     def __init__(self, model: Model):
         self.model = model
 
 
-class _Stopped(Exception):
-    """The other model has failed."""
+class _OtherModelFailed(Exception):
+    """Ends the run of a model after an exception in the run of the other one."""
 
 
-def _in_lockstep(a: Model, b: Model, window: np.ndarray, sums: dict[int, _Sums]) -> list[np.ndarray]:
-    """Runs the window through both; adds each layer's error to sums. Returns the last outputs, [a's, b's].
+def _run_both(a: Model, b: Model, window: np.ndarray, sums: dict[int, _LayerSums]) -> tuple[np.ndarray, np.ndarray]:
+    """Runs a window through both models and adds the error of each layer to `sums`. Returns the last outputs of a and b.
 
-    b runs on a thread of its own, at most one layer ahead. Raises _NotFinite with the model whose layer is not.
+    b runs on a thread of its own, at most one layer ahead. Raises _NonfiniteOutput with the model whose layer is not finite.
     """
-    ready: queue.Queue[tuple[int, np.ndarray]] = queue.Queue(1)
-    outcome: list[np.ndarray | BaseException] = []
-    over = threading.Event()
+    outputs_b: queue.Queue[np.ndarray] = queue.Queue(1)
+    result_b: list[np.ndarray | BaseException] = []
+    a_has_ended = threading.Event()
 
-    def deliver(layer: int, x: np.ndarray) -> None:
-        item = layer, x.copy()
-        while not over.is_set():
+    def send_layer(layer: int, output: np.ndarray) -> None:
+        copy = output.copy()
+        while not a_has_ended.is_set():
             try:
-                return ready.put(item, timeout=_PATIENCE)
+                return outputs_b.put(copy, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
-        raise _Stopped
+        raise _OtherModelFailed
 
     def run_b() -> None:
         try:
-            outcome.append(b.hidden([(b.new_cache(len(window)), window)])[0])
+            result_b.append(b.hidden([(b.new_cache(len(window)), window)])[0])
         except BaseException as error:
-            outcome.append(error)
+            result_b.append(error)
 
-    def receive() -> tuple[int, np.ndarray]:
+    def receive_layer() -> np.ndarray:
         while True:
             try:
-                return ready.get(timeout=_PATIENCE)
+                return outputs_b.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                if not thread.is_alive() and ready.empty():
-                    raise _Stopped from None
+                if not thread.is_alive() and outputs_b.empty():
+                    raise _OtherModelFailed from None
 
-    def meet(layer: int, x: np.ndarray) -> None:
-        _, other = receive()
-        for model, values in ((a, x), (b, other)):
-            if not np.isfinite(values).all():
-                raise _NotFinite(model)
-        if x.shape != other.shape:
-            raise PlanError(f"the models cannot be compared: layers of {x.shape[1]} against {other.shape[1]} numbers")
-        sums.setdefault(layer, _Sums()).add(x, other)
+    def compare_layer(layer: int, output_a: np.ndarray) -> None:
+        output_b = receive_layer()
+        for model, output in ((a, output_a), (b, output_b)):
+            if not np.isfinite(output).all():
+                raise _NonfiniteOutput(model)
+        if output_a.shape != output_b.shape:
+            sizes = f"layers of {output_a.shape[1]} against {output_b.shape[1]} numbers"
+            raise PlanError(f"the models cannot be compared: {sizes}")
+        sums.setdefault(layer, _LayerSums()).add(output_a, output_b)
 
     thread = threading.Thread(target=run_b, name="compare", daemon=True)
-    with a.observing(_Layers(a, meet)), b.observing(_Layers(b, deliver)):
+    with a.observing(_LayerObserver(a, compare_layer)), b.observing(_LayerObserver(b, send_layer)):
         thread.start()
         try:
-            hidden = a.hidden([(a.new_cache(len(window)), window)])[0]
-        except _Stopped:
-            hidden = np.empty(0)
+            hidden_a = a.hidden([(a.new_cache(len(window)), window)])[0]
+        except _OtherModelFailed:
+            hidden_a = np.empty(0)  # the exception of b is raised below
         finally:
-            over.set()
+            a_has_ended.set()
             thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return [hidden, outcome[0]]
+    if isinstance(result_b[0], BaseException):
+        raise result_b[0]
+    return hidden_a, result_b[0]
 
 
 # -- weights
 
 
 def _compare_weights(
-    found: Comparison,
+    comparison: Comparison,
     a: Model,
     b: Model,
     pattern: str,
     inputs: dict[tuple[str, int], np.ndarray],
     on_tensor: OnTensor | None,
 ) -> None:
+    """Fills tensors, only_a, only_b and reshaped. inputs: see `_InputSampler`."""
     try:
-        wanted = re.compile(pattern)
+        expression = re.compile(pattern)
     except re.error as error:
         raise PlanError(f"{pattern!r} is no regular expression: {error}") from None
-    there = [{name: t for name, t in m.source.tensors.items() if wanted.search(name)} for m in (a, b)]
-    found.only_a = [name for name in there[0] if name not in there[1]]
-    found.only_b = [name for name in there[1] if name not in there[0]]
-    for name, tensor in there[0].items():
-        other = there[1].get(name)
+    tensors_a, tensors_b = ({name: t for name, t in m.source.tensors.items() if expression.search(name)} for m in (a, b))
+    comparison.only_a = [name for name in tensors_a if name not in tensors_b]
+    comparison.only_b = [name for name in tensors_b if name not in tensors_a]
+    for name, tensor in tensors_a.items():
+        other = tensors_b.get(name)
         if other is None:
             continue
         if other.shape != tensor.shape:
-            found.reshaped.append(name)
+            comparison.reshaped.append(name)
             continue
-        found.tensors.append(_tensor_error(tensor, other, inputs))
+        error = _tensor_error(tensor, other, inputs)
+        comparison.tensors.append(error)
         if on_tensor is not None:
-            on_tensor(found.tensors[-1].nbytes_a + found.tensors[-1].nbytes_b, name)
-
-
-def tensor_nbytes(tensor: SourceTensor) -> int:
-    """Bytes that it is stored in; of a type that GGUF does not have: as bf16."""
-    kind = tensor.stored
-    return kind.nbytes(tensor.shape) if kind is not None and kind.is_known else 2 * tensor.n_elements
+            on_tensor(error.nbytes_a + error.nbytes_b, name)
 
 
 def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int], np.ndarray]) -> TensorError:
-    apart = size = moved = scale = 0.0
+    error_squared = norm_squared = product_error_squared = product_squared = 0.0
     columns, rows, _ = dims(a.shape)
-    if not all(_same_bytes(a, b, *run) for run in _runs(a, columns, rows)):
-        for start, stop in _runs(a, columns, rows):
-            one = a.read(start, stop)
-            d = b.read(start, stop) - one
-            apart += float(np.einsum("ij,ij->", d, d, dtype=np.float64))
-            size += float(np.einsum("ij,ij->", one, one, dtype=np.float64))
+    if not all(_same_bytes(a, b, *row_range) for row_range in _row_ranges(a, columns, rows)):
+        for start, stop in _row_ranges(a, columns, rows):
+            weights = a.read(start, stop)
+            difference = b.read(start, stop) - weights
+            error_squared += float(np.einsum("ij,ij->", difference, difference, dtype=np.float64))
+            norm_squared += float(np.einsum("ij,ij->", weights, weights, dtype=np.float64))
             x = inputs.get((a.name, start // rows))
             if x is not None and x.shape[1] == columns:
-                moved += float(np.square(matmul(x, d.T[None])).sum(dtype=np.float64))
-                scale += float(np.square(matmul(x, one.T[None])).sum(dtype=np.float64))
-    relative = float(np.sqrt(apart / size)) if size else float("inf") if apart else 0.0
-    measured = any((a.name, matrix) in inputs for matrix in range(a.n_rows // rows))
-    product = (float(np.sqrt(moved / scale)) if scale else 0.0) if measured else None
-    return TensorError(a.name, a.source_type, b.source_type, tensor_nbytes(a), tensor_nbytes(b), relative, product)
+                product_error_squared += float(np.square(matmul(x, difference.T[None])).sum(dtype=np.float64))
+                product_squared += float(np.square(matmul(x, weights.T[None])).sum(dtype=np.float64))
+    relative = float(np.sqrt(error_squared / norm_squared)) if norm_squared else float("inf") if error_squared else 0.0
+    product = None
+    if any((a.name, matrix) in inputs for matrix in range(a.n_rows // rows)):
+        product = float(np.sqrt(product_error_squared / product_squared)) if product_squared else 0.0
+    return TensorError(a.name, a.source_type, b.source_type, stored_nbytes(a), stored_nbytes(b), relative, product)
 
 
-def _runs(tensor: SourceTensor, columns: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows, none of which crosses from one matrix into the next."""
+def _row_ranges(tensor: SourceTensor, columns: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows (start, stop) of at most ROWS_BYTES in float32, none of which spans two matrices."""
     step = max(16, ROWS_BYTES // (4 * columns) // 16 * 16)
     for first in range(0, tensor.n_rows, rows):
         for start in range(first, first + rows, step):
@@ -315,13 +329,7 @@ def _runs(tensor: SourceTensor, columns: int, rows: int) -> Iterator[tuple[int, 
 def _same_bytes(a: SourceTensor, b: SourceTensor, start: int, stop: int) -> bool:
     if a.raw is None or b.raw is None or a.source_type != b.source_type:
         return False
-    groups = a.stored.rows if a.stored is not None else 1
-    if start % groups or stop % groups:
-        return False  # interleaved rows are only whole in groups
+    group = a.stored.rows if a.stored is not None else 1
+    if start % group or stop % group:
+        return False  # rows of an interleaved type can be read in whole groups only
     return np.array_equal(a.raw(start, stop), b.raw(start, stop))
-
-
-def check(found: Comparison) -> None:
-    """Raises MillError when an output was not finite."""
-    if found.nonfinite:
-        raise MillError(found.nonfinite)

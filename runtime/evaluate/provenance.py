@@ -1,6 +1,6 @@
-"""Where a measured number comes from: the model's file and what made it, the settings, the text, the program.
+"""Describes the origin of a measured figure as JSON: model files and their metadata, settings, text, program versions.
 
-Two figures can be compared when the same predictions were scored; what else differs between them is what the comparison shows.
+`compare_results` decides whether two results scored the same predictions, and lists in what else they differ.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ import numpy as np
 import xxhash
 
 from ... import __version__
+from ...formats import SourceTensor
 from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ..hparams import HParams
 from ..model import Model
 from .score_statistics import paired_ratio
 
-HEAD_BYTES = 16 << 20  # the header of a GGUF with a large vocabulary, and the first tensors
-SAMPLES, SAMPLE_BYTES = 512, 64 << 10  # spread evenly over the rest of a file
+HEAD_BYTES = 16 << 20  # holds the header of a GGUF with a large vocabulary, and the first tensors
+SAMPLES, SAMPLE_BYTES = 512, 64 << 10  # blocks at equal distances in the rest of the file
 
 _IMATRIX = "quantize.imatrix."
 _RECIPE = "ggufmill.recipe"
 
 
 def file_digest(path: Path, full: bool = False, progress: Callable[[int, str], None] | None = None) -> str:
-    """What identifies a file, in hex; the prefix says how it was made.
+    """The hash of a file as 'METHOD:hex'.
 
-    'xxh3:' of all bytes, for files of up to HEAD_BYTES + SAMPLES * SAMPLE_BYTES (48 MiB) and with `full`. Else 'sampled:', the
-    xxh3 of the size, the first HEAD_BYTES and SAMPLES blocks of SAMPLE_BYTES each at even distances, the last one at the end:
-    another quantisation shows in the header and in every block, a flipped bit somewhere may not. progress(bytes, name) is
-    called for what was read. Raises FormatError when the file cannot be read.
+    'xxh3' is the hash of all bytes, for files of up to HEAD_BYTES + SAMPLES * SAMPLE_BYTES (48 MiB) and with `full`. 'sampled'
+    is the xxh3 of the size (8 bytes, little endian), the first HEAD_BYTES, and SAMPLES blocks of SAMPLE_BYTES at equal
+    distances, the last one at the end of the file: another quantisation changes the header and every block; a single changed
+    byte may go unnoticed. progress: called with (bytes, file name) for each range read. Raises FormatError when the file cannot
+    be read.
     """
     size, digest = path.stat().st_size, xxhash.xxh3_64()
-    whole = full or size <= HEAD_BYTES + SAMPLES * SAMPLE_BYTES
-    if whole:
-        spans = [(at, min(HASH_BLOCK_BYTES, size - at)) for at in range(0, size, HASH_BLOCK_BYTES)]
+    hash_all = full or size <= HEAD_BYTES + SAMPLES * SAMPLE_BYTES
+    if hash_all:
+        ranges = [(start, min(HASH_BLOCK_BYTES, size - start)) for start in range(0, size, HASH_BLOCK_BYTES)]
     else:
         digest.update(size.to_bytes(8, "little"))
         starts = np.linspace(HEAD_BYTES, size - SAMPLE_BYTES, SAMPLES).astype(np.int64).tolist()
-        spans = [(0, HEAD_BYTES), *((at, SAMPLE_BYTES) for at in starts)]
-    for at, nbytes in spans:
-        digest.update(read_range(path, at, nbytes).data)
+        ranges = [(0, HEAD_BYTES), *((start, SAMPLE_BYTES) for start in starts)]
+    for start, nbytes in ranges:
+        digest.update(read_range(path, start, nbytes).data)
         if progress is not None:
             progress(nbytes, path.name)
-    return f"{'xxh3' if whole else 'sampled'}:{digest.hexdigest()}"
+    return f"{'xxh3' if hash_all else 'sampled'}:{digest.hexdigest()}"
 
 
 def describe_model(model: Model, full: bool = False, progress: Callable[[int, str], None] | None = None) -> dict[str, Any]:
-    """The model's files with their digests (see `file_digest`), what its tensors are, and the recipe, imatrix and program
-    version that its metadata names; None where it names none."""
+    """The model's files with their hashes (`file_digest`), the sizes of its tensors (`tensor_sizes`), and the recipe, imatrix
+    and program version in its metadata, each None if there is none."""
     source, metadata = model.source, model.metadata
     sizes = tensor_sizes(model)
     imatrix = {key.removeprefix(_IMATRIX): _plain(v) for key, v in metadata.items() if key.startswith(_IMATRIX)}
@@ -73,12 +75,11 @@ def describe_model(model: Model, full: bool = False, progress: Callable[[int, st
 
 
 def tensor_sizes(model: Model) -> dict[str, Any]:
-    """parameters, nbytes of all tensors, bits_per_weight, and types: name -> bytes, largest first; as they are in the file."""
+    """parameters, nbytes and bits_per_weight of all tensors as stored in the file; types: name -> bytes, largest first."""
     types: dict[str, int] = {}
     parameters = 0
     for tensor in model.stored.tensors.values():
-        kind = tensor.stored
-        nbytes = kind.nbytes(tensor.shape) if kind is not None and kind.is_known else 2 * tensor.n_elements
+        nbytes = stored_nbytes(tensor)
         types[tensor.source_type] = types.get(tensor.source_type, 0) + nbytes
         parameters += tensor.n_elements
     total = sum(types.values())
@@ -90,29 +91,34 @@ def tensor_sizes(model: Model) -> dict[str, Any]:
     }
 
 
+def stored_nbytes(tensor: SourceTensor) -> int:
+    """Bytes of a tensor in its file; for types that GGUF does not have, those of bf16."""
+    stored = tensor.stored
+    return stored.nbytes(tensor.shape) if stored is not None and stored.is_known else 2 * tensor.n_elements
+
+
 def describe_settings(model: Model) -> dict[str, Any]:
-    """All settings the model runs with; threads and cache types as they are used, mla only where there is latent attention."""
+    """The settings of a model, with the number of threads and cache types in use; mla only for models with latent attention."""
     cache_k, cache_v = model.settings.cache_types
-    used = {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
-    settings = asdict(model.settings) | used
+    settings = asdict(model.settings) | {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
     return settings
 
 
 def describe_text(data: bytes, name: str = "") -> dict[str, Any]:
-    """A text by its bytes."""
+    """Name, size and xxh3 hash of a text's bytes."""
     return {"name": name, "nbytes": len(data), "xxh3": xxhash.xxh3_64_hexdigest(data)}
 
 
 def describe_program() -> dict[str, Any]:
-    """Versions and processor."""
+    """Versions of ggufmill, Python, numpy and numba, and the processor."""
     packages = {name: version(name) for name in ("numpy", "numba")}
     return {"ggufmill": __version__, "python": platform.python_version(), **packages, "cpu": processor()}
 
 
 def processor() -> str:
-    """Its name, as the system gives it."""
+    """The name of the processor, as the operating system reports it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -122,37 +128,40 @@ def processor() -> str:
 
 
 def compare_results(ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether two perplexity results (as JSON) scored the same predictions, and what else sets them apart.
+    """Compares two perplexity results, given as JSON.
 
-    comparable   the same tokens in the same windows
-    obstacles    why not, as lines to read; differences: what differs in model, settings and program: path -> (ours, other)
-    ratio        our perplexity over the other's, with its error from the windows' paired losses; only if comparable
+    comparable           True if both scored the same tokens in the same windows
+    obstacles            if not: the reasons, as lines to read
+    differences          differences in model, settings and program: path -> (ours, other)
+    ratio, ratio_error   our perplexity / the other's, with the standard error of the windows' paired losses; only if comparable
     """
     obstacles = [
-        f"{what}: {ours.get(key)} here, {other.get(key)} there"
-        for what, key in (("context", "n_ctx"), ("windows", "chunks"), ("tokens", "tokens_xxh3"))
+        f"{name}: {ours.get(key)} here, {other.get(key)} there"
+        for name, key in (("context", "n_ctx"), ("windows", "chunks"), ("tokens", "tokens_xxh3"))
         if ours.get(key) is None or ours.get(key) != other.get(key)
     ]
-    found: dict[str, Any] = {"comparable": not obstacles, "obstacles": obstacles, "differences": {}}
-    for part in ("about", "settings", "program"):
-        found["differences"] |= _differences(part, ours.get(part), other.get(part))
-    losses, theirs = (result.get("window_losses") or [] for result in (ours, other))
-    if not obstacles and losses and len(losses) == len(theirs):
-        found["ratio"], found["ratio_error"] = paired_ratio(losses, theirs)
-    return found
+    result: dict[str, Any] = {"comparable": not obstacles, "obstacles": obstacles, "differences": {}}
+    for section in ("about", "settings", "program"):
+        result["differences"] |= _differences(section, ours.get(section), other.get(section))
+    our_losses, other_losses = (each.get("window_losses") or [] for each in (ours, other))
+    if not obstacles and our_losses and len(our_losses) == len(other_losses):
+        result["ratio"], result["ratio_error"] = paired_ratio(our_losses, other_losses)
+    return result
 
 
 def _differences(path: str, ours: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """path -> (our value, other value) of all values within two JSON values that differ."""
     if isinstance(ours, Mapping) and isinstance(other, Mapping):
-        found = {}
+        result = {}
         for key in [*ours, *(k for k in other if k not in ours)]:
-            found |= _differences(f"{path}.{key}", ours.get(key), other.get(key))
-        return found
-    plain = [list(v) if isinstance(v, tuple) else v for v in (ours, other)]  # JSON has no tuples
-    return {} if plain[0] == plain[1] else {path: (ours, other)}
+            result |= _differences(f"{path}.{key}", ours.get(key), other.get(key))
+        return result
+    as_lists = [list(v) if isinstance(v, tuple) else v for v in (ours, other)]  # JSON has no tuples
+    return {} if as_lists[0] == as_lists[1] else {path: (ours, other)}
 
 
 def _plain(value: Any) -> Any:
+    """A metadata value without numpy types."""
     if isinstance(value, np.generic):
         return value.item()
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""How much a model's predictions suffer when some of its weights are quantised and all others are left as they are."""
+"""Measures the KL divergence that quantising some tensors causes while all others keep their weights."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ...quantize.planning import Importance
 from ...quantize.transform import row_producer
 from ..model import Model, load_model
 from .divergence import score
-from .perplexity import windows_of
+from .perplexity import make_windows
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Kullback-Leibler divergence from the unquantised model: mean over the predictions and its standard error, in nats."""
+    """Kullback-Leibler divergence from the unquantised model in nats: mean over the predictions and its standard error."""
 
     mean: float
     error: float
 
 
 class Reference:
-    """A model's predictions on the first `chunks` windows of a text or of token ids, kept to compare many others with.
+    """The outputs of an unquantised model on windows of a text, with which quantised variants are compared.
 
-    settings: of load_model. Takes 4 bytes x embedding length for every second token of the text.
+    Memory: 4 * n_embd bytes for every second token of the text.
     """
 
     def __init__(
@@ -40,28 +40,29 @@ class Reference:
         chunks: int | None = None,
         **settings: Any,
     ):
+        """text: or token ids; chunks: number of windows of n_ctx tokens, None: all; settings: of `load_model`."""
         self.source, self.settings = source, settings
         self.model = load_model(source, **settings)
-        self.windows = windows_of(self.model, text, n_ctx, chunks)
+        self.windows = make_windows(self.model, text, n_ctx, chunks)
         self._outputs = self._hidden(self.model)
 
     def _hidden(self, model: Model) -> list[np.ndarray]:
-        """The outputs that predict the second half of each window, float32 [scored, n_embd]."""
+        """For each window the outputs that predict its second half, float32 [scored, n_embd]."""
         n_ctx = self.windows.shape[1]
-        together = max(1, model.settings.batch // n_ctx)
-        found: list[np.ndarray] = []
-        for at in range(0, len(self.windows), together):
-            batch = [(model.new_cache(n_ctx), window) for window in self.windows[at : at + together]]
-            found += [output[n_ctx // 2 : n_ctx - 1].copy() for output in model.hidden(batch)]
-        return found
+        step = max(1, model.settings.batch // n_ctx)
+        outputs: list[np.ndarray] = []
+        for first in range(0, len(self.windows), step):
+            batch = [(model.new_cache(n_ctx), window) for window in self.windows[first : first + step]]
+            outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in model.hidden(batch)]
+        return outputs
 
     def divergence(self, source: TensorSource) -> Divergence:
-        """Of another model with the same vocabulary, or of this one with other weights; infinite if it computes no numbers."""
+        """The divergence of another model with the same vocabulary; infinite if its predictions are not finite."""
         model = load_model(source, **self.settings)
-        first = self.windows.shape[1] // 2
+        middle = self.windows.shape[1] // 2
         parts = [
-            score(model, output, window[first + 1 :], self.model, base).divergences
-            for output, window, base in zip(self._hidden(model), self.windows, self._outputs, strict=True)
+            score(model, output, window[middle + 1 :], self.model, base_output).divergences
+            for output, window, base_output in zip(self._hidden(model), self.windows, self._outputs, strict=True)
         ]
         values = np.concatenate([part for part in parts if part is not None])
         if not np.isfinite(values).all():
@@ -69,13 +70,14 @@ class Reference:
         return Divergence(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
 
     def with_types(self, types: Mapping[str, TensorType], importance: Importance | None) -> Divergence:
-        """Of this model with these tensors quantised to these types."""
-        changed = {name: _quantised(self.source.tensors[name], kind, importance) for name, kind in types.items()}
-        return self.divergence(replace(self.source, tensors={**self.source.tensors, **changed}))
+        """The divergence of this model with some tensors quantised. types: tensor name -> type."""
+        quantised = {name: _quantise(self.source.tensors[name], type, importance) for name, type in types.items()}
+        return self.divergence(replace(self.source, tensors={**self.source.tensors, **quantised}))
 
 
-def _quantised(tensor: SourceTensor, kind: TensorType, importance: Importance | None) -> SourceTensor:
+def _quantise(tensor: SourceTensor, type: TensorType, importance: Importance | None) -> SourceTensor:
+    """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
     weights = importance.for_tensor(tensor) if importance is not None else None
-    produce = row_producer(tensor, kind, weights, [])
-    planned = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, kind, "", produce))
-    return SourceTensor(tensor.name, tensor.shape, kind.name, planned.read)
+    produce = row_producer(tensor, type, weights, [])
+    simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", produce))
+    return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)

@@ -1,1 +1,1 @@
-"""Generating text: sampling and the decoding loop."""
+"""Text generation: sampling and the decoding loop."""

@@ -1,4 +1,4 @@
-"""Generating text, a piece at a time."""
+"""Generates text token by token: reads the prompt, samples, decodes, and decides when to end."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any
 import numpy as np
 
 from ...formats import MillError, PlanError
-from ..evaluate.clock import working_seconds
+from ..evaluate.clock import seconds_without_compilation
 from ..evaluate.provenance import tensor_sizes
 from ..model import Model, Session
-from .sampling import Drawn, Sampler, Sampling
+from .sampling import SampledToken, Sampler, Sampling
 
-_PROMPT_STEP = 512  # tokens of a prompt that are read between two looks at whether to go on
-_FEW = 4  # tokens of a short prompt
-_SMALL = 256 << 20  # bytes of a model that reads a token within some hundredths of a second
+_PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can be cancelled between passes
+_WARM_UP_TOKENS = 4  # of the prompt of `warm_up`
+_WARM_UP_MAX_BYTES = 256 << 20  # weights of a model that takes some hundredths of a second per token
 
 
 @dataclass
 class Timings:
-    """Tokens and seconds of reading the prompt and of generating; cached_tokens: of the prompt, known from before;
-    generated_passes: through the model, which the first token that is generated does not need."""
+    """Tokens and seconds of reading the prompt and of generating.
+
+    cached_tokens     tokens of the prompt that were in the KV cache already; not part of prompt_tokens
+    generated_passes  passes through the model; the first generated token needs none, its logits are the prompt's last
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -33,23 +36,25 @@ class Timings:
 
     @property
     def prompt_per_second(self) -> float:
+        """Tokens per second; 0 if none was read."""
         return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
     def generated_per_second(self) -> float:
-        """Passes, that is; 0 if there was none."""
+        """Passes per second; 0 if there was none."""
         return self.generated_passes / self.generated_seconds if self.generated_seconds else 0.0
 
 
 def warm_up(model: Model) -> None:
-    """Has a small model read a short prompt and a token, so that its speeds are not those of the first passes, which make
-    ready what all others use: several tokens at once decode matrices that a single one takes as they are.
+    """Runs a short prompt and one token through a small model, so that the speeds measured afterwards are not those of the
+    first passes: these prepare data that all later passes share, and a prompt prepares other data than a single token.
 
-    Large ones take so long for a token that this does not show in their speed, and that some tokens more would be felt.
+    With a large model one token takes so long that this would not show in its speed, and the warm-up itself would be felt:
+    nothing is done.
     """
-    if tensor_sizes(model)["nbytes"] <= _SMALL:
-        session = model.session(_FEW + 1)
-        session.feed([0] * _FEW)
+    if tensor_sizes(model)["nbytes"] <= _WARM_UP_MAX_BYTES:
+        session = model.session(_WARM_UP_TOKENS + 1)
+        session.feed([0] * _WARM_UP_TOKENS)
         session.feed([0])
 
 
@@ -61,17 +66,21 @@ def generate(
     ignore_eos: bool = False,
     session: Session | None = None,
     n_probs: int | None = None,
-    shown: Collection[int] = (),
+    visible_special: Collection[int] = (),
     **sampling: Any,
 ) -> Generation:
-    """Text that follows a prompt; iterate over the result to get it piece by piece.
+    """Continues a prompt; iterate over the result to get the text piece by piece.
 
-    prompt: text (control tokens spelled out in it are recognised) or token ids; n_predict: at most so many tokens, -1: until
-    the model ends or the context is full; stop: texts that end the generation and are not given out; session: one to go on
-    with (what it shares with the prompt's beginning is not computed again); n_probs: note each token's log probability and
-    those of so many most probable ones in `drawn`; shown: control tokens that are written out instead of left out; sampling:
-    fields of `Sampling` by name.
-    Raises PlanError for an empty prompt or sampling settings that make no sense, MillError when the prompt does not fit.
+    prompt           text (control tokens spelled out in it are recognised) or token ids
+    n_predict        largest number of tokens; -1: until the model ends or the context is full
+    stop             texts that end the generation; they are not part of the output
+    ignore_eos       tokens that end a generation are generated like any other
+    session          session to continue: what it shares with the beginning of the prompt is not computed again
+    n_probs          record each token's log probability and those of the n_probs most probable ones in `sampled`; None: do not
+    visible_special  ids of control tokens whose text is part of the output instead of left out
+    sampling         fields of `Sampling` by name
+
+    Raises PlanError for an empty prompt or invalid sampling settings, MillError when the prompt does not fit.
     """
     try:
         settings = Sampling(**sampling)
@@ -81,19 +90,21 @@ def generate(
     if not ids:
         raise PlanError("the prompt is empty and the model has no token to begin a text with")
     session = session or model.session()
-    return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, Sampler(settings), n_probs, frozenset(shown))
+    sampler = Sampler(settings)
+    return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, frozenset(visible_special))
 
 
 class Generation:
-    """A running generation: an iterator over text pieces (whole characters only, never empty).
+    """A running generation: an iterator over pieces of text (whole characters, never empty).
 
-    Who runs several at once feeds their sessions together instead: `wanted` says with what, `take` gets what came of it.
+    A caller that runs several generations in one pass feeds their sessions itself: `pending_tokens` are what the session has to
+    be fed next, `advance` takes the resulting logits.
 
-    wanted   the tokens that its session has to be fed next; none when it has ended
-    tokens   generated so far, without the one that ended it
-    drawn    the same with their probabilities, if they were asked for
-    reason   why it ended: 'eos', 'length' (n_predict), 'context' (full), 'stop' (a stop text) or 'cancelled'; '' while it runs
-    timings  grows as it runs
+    pending_tokens  tokens for the next pass; empty when the generation has ended
+    tokens          generated token ids, without the one that ended the generation
+    sampled         the same with their probabilities, if n_probs is not None
+    reason          why it ended: 'eos', 'length' (n_predict), 'context' (full), 'stop' (a stop text) or 'cancelled'; '' before
+    timings         updated after each pass
     """
 
     def __init__(
@@ -106,116 +117,122 @@ class Generation:
         ignore_eos: bool,
         sampler: Sampler,
         n_probs: int | None = None,
-        shown: Collection[int] = (),
+        visible_special: Collection[int] = (),
     ):
-        """Takes back what the session holds beyond the beginning that it shares with the prompt."""
+        """Rewinds the session to the longest beginning that it shares with the prompt. Arguments as of `generate`."""
         if len(prompt) > session.n_ctx:
             fits = f"{len(prompt)} tokens, {session.n_ctx} fit (a larger n_ctx, -c, has room)"
             raise MillError(f"the context is full: the prompt has {fits}")
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
-        self.n_probs, self.shown = n_probs, shown
+        self.n_probs, self.visible_special = n_probs, visible_special
         self.tokens: list[int] = []
-        self.drawn: list[Drawn] = []
+        self.sampled: list[SampledToken] = []
         self.reason = ""
         self._cancelled = False
-        self._stream, self._held = model.tokenizer.stream(), ""
-        self._endings = frozenset() if ignore_eos else model.tokenizer.endings
-        # The last token is always computed anew: its logits are needed.
-        known = common_prefix(session.tokens, prompt[:-1])
-        session.rewind(known)
-        self.timings = Timings(cached_tokens=known)
-        self.wanted = self._next_of_prompt()
+        self._stream, self._unsent = model.tokenizer.stream(), ""
+        self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
+        # The last token of the prompt is always computed again: its logits are needed.
+        n_cached = common_prefix(session.tokens, prompt[:-1])
+        session.rewind(n_cached)
+        self.timings = Timings(cached_tokens=n_cached)
+        self.pending_tokens = self._next_prompt_tokens()
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
 
     def text(self) -> str:
-        """Everything that is still to come, in one string."""
+        """Runs to the end. Returns all text that has not been iterated over yet."""
         return "".join(self._pieces)
 
     def cancel(self) -> None:
-        """Ends it after the step under way; may be called from another thread or a signal handler."""
+        """Ends the generation after the pass under way; may be called from another thread or a signal handler."""
         self._cancelled = True
 
     def _run(self) -> Iterator[str]:
-        while self.wanted:
-            began = working_seconds()
-            text = self.take(self.session.feed(self.wanted), began) if not self._cancelled else self.cancelled()
+        while self.pending_tokens:
+            if self._cancelled:
+                text = self.finish_cancelled()
+            else:
+                start = seconds_without_compilation()
+                text = self.advance(self.session.feed(self.pending_tokens), start)
             if text:
                 yield text
 
-    def cancelled(self) -> str:
-        """Ends it now. Returns the text that was held back."""
-        return self._end("cancelled")
+    def finish_cancelled(self) -> str:
+        """Ends the generation now with the reason 'cancelled'. Returns the text that was not returned yet."""
+        return self._finish("cancelled")
 
-    def take(self, logits: np.ndarray, began: float) -> str:
-        """Goes on after `wanted` was fed. Returns the text that is new, often none.
+    def advance(self, logits: np.ndarray, start: float) -> str:
+        """Continues after the session was fed with `pending_tokens`. Returns the new text, often none.
 
-        logits: float32 [n_vocab] after its last token; began: the `working_seconds()` from which on the step's time counts.
-        Raises MillError for logits that are not finite.
+        logits: float32 [n_vocab] after the last of these tokens; start: `seconds_without_compilation()` at the beginning of the
+        pass. Raises MillError for logits that are not finite.
         """
         if not np.isfinite(logits).all():
             raise self.model.explain_nonfinite(self.session.tokens)
-        t, now = self.timings, working_seconds()
+        timings, now = self.timings, seconds_without_compilation()
         if not self.tokens:
-            t.prompt_tokens = len(self.session.tokens) - t.cached_tokens
-            t.prompt_seconds += now - began
-            began = now
-            self.wanted = self._next_of_prompt()
-            if self.wanted:
+            timings.prompt_tokens = len(self.session.tokens) - timings.cached_tokens
+            timings.prompt_seconds += now - start
+            start = now
+            self.pending_tokens = self._next_prompt_tokens()
+            if self.pending_tokens:
                 return ""
             if not self.n_predict:
-                return self._end("length")
+                return self._finish("length")
         else:
-            t.generated_passes += 1
-        token = self.sampler.pick(logits, self.session.tokens)
-        t.generated_seconds += working_seconds() - began
-        if token in self._endings:
-            return self._end("eos")
+            timings.generated_passes += 1
+        token = self.sampler.sample(logits, self.session.tokens)
+        timings.generated_seconds += seconds_without_compilation() - start
+        if token in self._eog_ids:
+            return self._finish("eos")
         self.tokens.append(token)
         if self.n_probs is not None:
-            self.drawn.append(Drawn.of(token, logits, self.n_probs))
-        t.generated_tokens += 1
-        self.wanted = [token]
-        return self._said(token)
+            self.sampled.append(SampledToken.from_logits(token, logits, self.n_probs))
+        timings.generated_tokens += 1
+        self.pending_tokens = [token]
+        return self._new_text(token)
 
-    def _next_of_prompt(self) -> list[int]:
-        """The next tokens of the prompt: what is read between two looks at whether to go on."""
+    def _next_prompt_tokens(self) -> list[int]:
+        """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
         start = len(self.session.tokens)
         return self.prompt[start : start + min(_PROMPT_STEP, self.model.settings.ubatch)]
 
-    def _said(self, token: int) -> str:
-        """The text that a new token makes certain, with all that was held back where it is the last one."""
+    def _new_text(self, token: int) -> str:
+        """The text that is certain after a new token: what may be the beginning of a stop text waits in `_unsent`."""
         stream = self._stream
-        written = token in self.shown
-        self._held += stream.flush() + self.model.tokenizer.vocabulary.tokens[token] if written else stream.feed(token)
-        ends = [at for at in (self._held.find(text) for text in self.stop if text) if at >= 0]
-        if ends:
-            self._held = self._held[: min(ends)]
+        if token in self.visible_special:
+            self._unsent += stream.flush() + self.model.tokenizer.vocabulary.tokens[token]
+        else:
+            self._unsent += stream.feed(token)
+        stops = [position for position in (self._unsent.find(text) for text in self.stop if text) if position >= 0]
+        if stops:
+            self._unsent = self._unsent[: min(stops)]
             stream.flush()
-            return self._end("stop")
+            return self._finish("stop")
         if len(self.tokens) == self.n_predict:
-            return self._end("length")
+            return self._finish("length")
         if len(self.session.tokens) >= self.session.n_ctx:
-            return self._end("context")
-        ready = len(self._held) - self._may_begin_stop(self._held)
-        text, self._held = self._held[:ready], self._held[ready:]
+            return self._finish("context")
+        n_certain = len(self._unsent) - self._partial_stop_length(self._unsent)
+        text, self._unsent = self._unsent[:n_certain], self._unsent[n_certain:]
         return text
 
-    def _end(self, reason: str) -> str:
-        text = self._held + self._stream.flush()
-        self.reason, self.wanted, self._held = reason, [], ""
+    def _finish(self, reason: str) -> str:
+        """Ends the generation. Returns the text that was not returned yet."""
+        text = self._unsent + self._stream.flush()
+        self.reason, self.pending_tokens, self._unsent = reason, [], ""
         return text
 
-    def _may_begin_stop(self, text: str) -> int:
-        """Length of the longest end of text that is the beginning of a stop text."""
+    def _partial_stop_length(self, text: str) -> int:
+        """Length of the longest suffix of the text that is a beginning of a stop text."""
         lengths = [n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return max(lengths, default=0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    most = min(len(a), len(b))
-    return next((i for i in range(most) if a[i] != b[i]), most)
+    """Length of the longest common prefix of two sequences."""
+    shorter = min(len(a), len(b))
+    return next((i for i in range(shorter) if a[i] != b[i]), shorter)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server over a model, with a page to talk to it. Needs starlette and uvicorn (extra `serve`)."""
+"""An OpenAI-compatible HTTP server with a built-in chat page. Needs starlette and uvicorn (extra `serve`)."""
 
 from .app import make_app
 from .engine import Engine

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API over an `Engine`, llama-server's extras, and the page."""
+"""The HTTP application: routes of OpenAI's API and of llama-server over an `Engine`, and the built-in page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ...formats import PlanError
 from ..generation.sampling import Sampling
 from ..model import Model
 from ..text.chat import ChatTemplate, find_template, prompt_tokens
-from .engine import Engine, checked_length
-from .history import History
+from .engine import Engine, check_prompt_length
 from .model_info import describe, model_name
-from .page import page
-from .replies import Replies
-from .requests import Completion, RequestError, parse_chat, parse_completion
-from .responses import Answer, as_json, failed
-from .security_middleware import Guard
-from .stream_parser import Speech
-from .tool_formats import calls_of, shown, thoughts_of
+from .page import load_page
+from .prompt_renderer import PromptRenderer
+from .replies import ReplyBuilder
+from .requests import CompletionRequest, RequestError, parse_chat, parse_completion
+from .responses import TaskResponse, error_response, json_response
+from .security_middleware import SecurityMiddleware
+from .stream_parser import StreamParser
+from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+_HEADER_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
 def make_app(
@@ -46,17 +46,22 @@ def make_app(
     max_body: int = 8 << 20,
     options: Mapping[str, Any] | None = None,
 ) -> Starlette:
-    """An ASGI application that serves a model.
+    """Returns an ASGI application that serves a model. A model without a chat template serves completions only.
 
-    engine: what generates (by default a new one, which is closed with the application); template: as `find_template` takes it;
-    alias: the model's name in the API; api_key: asked of clients; host: what the server is bound to; max_body: most bytes of a
-    request; options: n_predict and fields of `Sampling` for requests that do not say. Raises PlanError for a template that is
-    asked for and not there, or options out of range; a model without template serves completions only.
+    engine    generates (default: a new one); it is closed with the application
+    template  chat template, as for `find_template`
+    alias     the model's name in the API (default: general.name)
+    api_key   key that clients have to send
+    host      name or address that the server is bound to
+    max_body  largest size of a request in bytes
+    options   n_predict and fields of `Sampling` for requests that do not set them
+
+    Raises PlanError if `template` does not exist or options are out of range.
     """
     defaults = {"n_predict": -1, **(options or {})}
-    Sampling(**{key: value for key, value in defaults.items() if key != "n_predict"})
-    own_for_tools = template is None and "tokenizer.chat_template.tool_use" in model.metadata
-    templates = _template(model, template), _template(model, "tool_use" if own_for_tools else template)
+    Sampling(**{key: value for key, value in defaults.items() if key != "n_predict"})  # raises PlanError
+    has_tool_template = template is None and "tokenizer.chat_template.tool_use" in model.metadata
+    templates = _template(model, template), _template(model, "tool_use" if has_tool_template else template)
     routes = _Routes(model, engine or Engine(model), templates, alias or model_name(model), max_body, defaults)
 
     @asynccontextmanager
@@ -81,8 +86,8 @@ def make_app(
     ]
     app = Starlette(
         routes=[Route(path, handler, methods=methods) for path, handler, methods in table],
-        middleware=[Middleware(Guard, refuse=failed, bound_to=host, api_key=api_key)],
-        exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error, Exception: _on_fault},
+        middleware=[Middleware(SecurityMiddleware, error_response=error_response, host=host, api_key=api_key)],
+        exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error, Exception: _on_exception},
         lifespan=lifespan,
     )
     app.state.engine = routes.engine
@@ -90,6 +95,7 @@ def make_app(
 
 
 def _template(model: Model, choice: str | None) -> ChatTemplate | PlanError:
+    """The chat template; for the model's own template, the error instead if it has none or an invalid one."""
     try:
         return find_template(model.metadata, choice)
     except PlanError as error:
@@ -100,23 +106,23 @@ def _template(model: Model, choice: str | None) -> ChatTemplate | PlanError:
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return failed(error)
+    return error_response(error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not possible here"}
-    response = failed(RequestError(what.get(error.status_code, str(error.detail)), status=error.status_code))
+    messages = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not possible here"}
+    response = error_response(RequestError(messages.get(error.status_code, str(error.detail)), status=error.status_code))
     response.headers.update(error.headers or {})
     return response
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:
-    return failed(RequestError("a fault of the server; its terminal tells more", status=500))
+async def _on_exception(request: Request, error: Exception) -> Response:
+    return error_response(RequestError("a fault of the server; its terminal tells more", status=500))
 
 
 class _Routes:
-    """The handlers, and what they share."""
+    """The handlers of all routes."""
 
     def __init__(
         self,
@@ -127,92 +133,94 @@ class _Routes:
         max_body: int,
         defaults: Mapping[str, Any],
     ):
-        """templates: for conversations without functions, and with them."""
+        """templates: for conversations without tools, and with tools."""
         self.model, self.engine, self.name = model, engine, name
-        self.template, *_ = self._histories = [History(t) if isinstance(t, ChatTemplate) else t for t in templates]
+        self._renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
         self.max_body, self.defaults = max_body, defaults
         self._tokenizer = model.tokenizer
-        self._about, self._since = describe(model), int(time.time())
+        self._description, self._created = describe(model), int(time.time())
 
     async def page(self, request: Request) -> Response:
-        text, policy = page()
+        text, policy = load_page()
         return Response(text, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"}, media_type="text/html")
 
     async def icon(self, request: Request) -> Response:
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
-        load, slots = self.engine.load, self.engine.slots
-        busy = min(load, slots)
-        return as_json({"status": "ok", "slots_processing": busy, "slots_idle": slots - busy, "waiting": load - busy})
+        n_tasks, n_slots = self.engine.n_tasks, self.engine.n_slots
+        n_busy = min(n_tasks, n_slots)
+        counts = {"slots_processing": n_busy, "slots_idle": n_slots - n_busy, "waiting": n_tasks - n_busy}
+        return json_response({"status": "ok", **counts})
 
     async def props(self, request: Request) -> Response:
         tokens, vocabulary = self._tokenizer.vocabulary.tokens, self._tokenizer.vocabulary
-        template = self.template.text if isinstance(self.template, History) else None
+        renderer = self._renderers[0]
+        template = renderer.template_text if isinstance(renderer, PromptRenderer) else None
         sampling = {key: value for key, value in self.defaults.items() if key != "seed"}
-        return as_json(
+        return json_response(
             {
                 "default_generation_settings": {"n_ctx": self.model.n_ctx, "params": sampling},
-                "total_slots": self.engine.slots,
+                "total_slots": self.engine.n_slots,
                 "model_alias": self.name,
-                "model_path": self._about["file"],
+                "model_path": self._description["file"],
                 "chat_template": template,
                 "bos_token": tokens[vocabulary.bos] if vocabulary.bos is not None else "",
                 "eos_token": tokens[vocabulary.eos] if vocabulary.eos is not None else "",
-                "model": self._about,
+                "model": self._description,
             }
         )
 
     async def models(self, request: Request) -> Response:
-        return as_json({"object": "list", "data": [self._model_object()]})
+        return json_response({"object": "list", "data": [self._model_object()]})
 
     async def one_model(self, request: Request) -> Response:
         if request.path_params["name"] != self.name:
             raise RequestError(f"there is no model of that name, only {self.name}", "model", "model_not_found", 404)
-        return as_json(self._model_object())
+        return json_response(self._model_object())
 
     def _model_object(self) -> dict[str, Any]:
-        meta = {"n_vocab": self._about["vocabulary"], "n_ctx_train": self._about["n_ctx_train"]}
-        meta |= {"n_params": self._about["parameters"], "size": self._about["bytes"]}
-        return {"id": self.name, "object": "model", "created": self._since, "owned_by": "ggufmill", "meta": meta}
+        meta = {"n_vocab": self._description["vocabulary"], "n_ctx_train": self._description["n_ctx_train"]}
+        meta |= {"n_params": self._description["parameters"], "size": self._description["bytes"]}
+        return {"id": self.name, "object": "model", "created": self._created, "owned_by": "ggufmill", "meta": meta}
 
     async def chat(self, request: Request) -> Response:
-        wanted = parse_chat(await self._body(request), self.defaults)
-        text = await run_in_threadpool(self._written, wanted)
+        parsed = parse_chat(await self._read_json(request), self.defaults)
+        text = await run_in_threadpool(self._render, parsed)
         ids = await run_in_threadpool(prompt_tokens, self._tokenizer, text)
-        return await self._answer(request, wanted, ids, self._speech(wanted, text))
+        return await self._answer(request, parsed, ids, self._stream_parser(parsed, text))
 
     async def completion(self, request: Request) -> Response:
-        wanted = parse_completion(await self._body(request), self.defaults)
-        prompt = wanted.prompt
+        parsed = parse_completion(await self._read_json(request), self.defaults)
+        prompt = parsed.prompt
         if isinstance(prompt, str):
             ids = await run_in_threadpool(self._tokenizer.encode, prompt, parse_special=True)
         else:
-            ids = self._checked_ids("prompt", prompt or [])
-        return await self._answer(request, wanted, ids)
+            ids = self._check_token_ids("prompt", prompt or [])
+        return await self._answer(request, parsed, ids)
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._body(request)
+        body = await self._read_json(request)
         text = body.get("content")
         if not isinstance(text, str):
             raise RequestError("content has to be a text", param="content", code="invalid_value")
         special, parse = bool(body.get("add_special", False)), bool(body.get("parse_special", True))
-        return as_json({"tokens": await run_in_threadpool(self._tokenizer.encode, text, special, parse)})
+        return json_response({"tokens": await run_in_threadpool(self._tokenizer.encode, text, special, parse)})
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._body(request)
+        body = await self._read_json(request)
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
             raise RequestError("tokens has to be a list of token ids", param="tokens", code="invalid_value")
-        ids = self._checked_ids("tokens", tokens)
-        return as_json({"content": self._tokenizer.decode(ids, skip_special=False)})
+        ids = self._check_token_ids("tokens", tokens)
+        return json_response({"content": self._tokenizer.decode(ids, skip_special=False)})
 
     async def apply_template(self, request: Request) -> Response:
-        wanted = parse_chat(await self._body(request), self.defaults)
-        return as_json({"prompt": await run_in_threadpool(self._written, wanted)})
+        parsed = parse_chat(await self._read_json(request), self.defaults)
+        return json_response({"prompt": await run_in_threadpool(self._render, parsed)})
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object that a request brings. Raises RequestError when it is too large or no JSON object."""
+    async def _read_json(self, request: Request) -> dict[str, Any]:
+        """The JSON object in the body of a request. Raises RequestError when it is too large or not a JSON object."""
         data = bytearray()
         try:
             async for chunk in request.stream():
@@ -228,55 +236,58 @@ class _Routes:
             raise RequestError("the request has to be a JSON object", code="invalid_json")
         return body
 
-    def _history(self, wanted: Completion) -> History:
-        """Raises RequestError when there is no template, or none that knows functions where there are some."""
-        history = self._histories[bool(wanted.tools)]
-        if isinstance(history, PlanError):
-            raise RequestError(str(history), code="no_chat_template")
-        if wanted.tools and not history.tools:
+    def _renderer(self, parsed: CompletionRequest) -> PromptRenderer:
+        """Raises RequestError when there is no template, or the request has tools and the template does not support them."""
+        renderer = self._renderers[bool(parsed.tools)]
+        if isinstance(renderer, PlanError):
+            raise RequestError(str(renderer), code="no_chat_template")
+        if parsed.tools and not renderer.supports_tools:
             message = "the model's chat template does not tell it of functions (--template chooses another)"
             raise RequestError(message, param="tools", code="unsupported_parameter")
-        return history
+        return renderer
 
-    def _written(self, wanted: Completion) -> str:
-        """The messages as text. Raises RequestError."""
-        history, tools = self._history(wanted), {"tools": wanted.tools} if wanted.tools else {}
+    def _render(self, parsed: CompletionRequest) -> str:
+        """The prompt text of a chat request. Raises RequestError."""
+        renderer, tools = self._renderer(parsed), {"tools": parsed.tools} if parsed.tools else {}
         try:
-            return history.render(wanted.messages or [], {**wanted.variables, **tools})
+            return renderer.render(parsed.messages or [], {**parsed.variables, **tools})
         except PlanError as error:
             raise RequestError(str(error), param="messages", code="template_error") from None
 
-    def _speech(self, wanted: Completion, text: str) -> Speech:
-        """What tells the parts of the answer to a written conversation apart; the marks of the parts have to be written out."""
-        template = self._history(wanted).text
-        thoughts = thoughts_of(template) if wanted.reasoning else None
-        calls = calls_of(template) if wanted.tools else None
-        marks = [mark for form in (thoughts, calls) if form is not None for mark in form.marks]
+    def _stream_parser(self, parsed: CompletionRequest, prompt: str) -> StreamParser:
+        """The parser for the answer to a rendered prompt. Sets the option `visible_special`: control tokens that are part of
+        the tags that the parser looks for."""
+        template = self._renderer(parsed).template_text
+        reasoning = find_reasoning_format(template) if parsed.separate_reasoning else None
+        tools = find_tool_format(template) if parsed.tools else None
+        tags = [tag for format in (reasoning, tools) if format is not None for tag in format.tags]
         vocabulary = self._tokenizer.vocabulary
-        special = ((text, id) for text, id, _ in vocabulary.splitting if vocabulary.is_control(id))
-        wanted.options["shown"] = shown(marks, special) if marks else ()
-        functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in wanted.tools}
-        thinking = thoughts is not None and text.rstrip().endswith(thoughts.begin)
-        return Speech(thoughts, calls, functions, thinking)
+        special_tokens = ((text, id) for text, id, _ in vocabulary.special_tokens if vocabulary.is_control(id))
+        parsed.options["visible_special"] = special_tokens_in_tags(tags, special_tokens) if tags else ()
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in parsed.tools}
+        in_reasoning = reasoning is not None and prompt.rstrip().endswith(reasoning.start_tag)
+        return StreamParser(reasoning, tools, functions, in_reasoning)
 
-    def _checked_ids(self, name: str, tokens: list[Any]) -> list[int]:
+    def _check_token_ids(self, name: str, tokens: list[Any]) -> list[int]:
         n = len(self._tokenizer.vocabulary.tokens)
         if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < n for i in tokens):
             raise RequestError(f"{name} has to hold token ids from 0 to {n - 1}", param=name, code="invalid_value")
         return tokens
 
-    async def _answer(self, request: Request, wanted: Completion, ids: list[int], speech: Speech | None = None) -> Response:
-        """speech: of a chat."""
-        chat = speech is not None
+    async def _answer(
+        self, request: Request, parsed: CompletionRequest, ids: list[int], parser: StreamParser | None = None
+    ) -> Response:
+        """Generates the response to a prompt given as token ids. parser: for chats, None for completions."""
+        chat = parser is not None
         param = "messages" if chat else "prompt"
         try:
-            checked_length(self.model, ids)
+            check_prompt_length(self.model, ids)
         except PlanError as error:
             raise RequestError(str(error), param=param, code="context_length_exceeded") from None
-        replies = Replies(self._tokenizer, self.name, chat, "n_probs" in wanted.options, speech)
-        shown = [name for name in wanted.ignored if _NAME.fullmatch(name)][:20]
-        headers = {"X-Ignored-Fields": ", ".join(shown)} if shown else {}
-        answer = Answer(self.engine, ids, wanted.options, request)
-        if wanted.stream:
-            return answer.streamed(replies, headers, wanted.include_usage)
-        return await answer.whole(replies, headers)
+        replies = ReplyBuilder(self._tokenizer, self.name, chat, "n_probs" in parsed.options, parser)
+        ignored = [name for name in parsed.ignored if _HEADER_SAFE_NAME.fullmatch(name)][:20]
+        headers = {"X-Ignored-Fields": ", ".join(ignored)} if ignored else {}
+        response = TaskResponse(self.engine, ids, parsed.options, request)
+        if parsed.stream:
+            return response.stream(replies, headers, parsed.include_usage)
+        return await response.complete(replies, headers)

@@ -1,7 +1,8 @@
-"""One thread that generates for many: a bounded queue, sessions that are kept so that what repeats is not computed again.
+"""One thread that generates for many clients: a bounded queue of tasks and a slot with a session for each running task.
 
-Whatever asks for one token goes through the model together, so that a step reads each weight once for all. Long prompts are
-read a piece at a time, in turn, between these steps.
+All tasks that need one more token share a pass through the model, which so reads each weight once for all of them. Long prompts
+are read in parts between these passes, one task at a time. Sessions outlive their tasks, so that a prompt that begins like an
+earlier one finds its beginning in the KV cache.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
-from ..evaluate.clock import working_seconds
+from ..evaluate.clock import seconds_without_compilation
 from ..generation.generate import Generation, Timings, common_prefix, generate
-from ..generation.sampling import Drawn
+from ..generation.sampling import SampledToken
 from ..model import Model, Session
 
 
@@ -25,216 +26,225 @@ class Busy(MillError):
 
 
 @dataclass(frozen=True)
-class Text:
-    """A piece of an answer. drawn: the tokens that were drawn since the last one, if their probabilities were asked for."""
+class TextEvent:
+    """A piece of an answer. sampled: the tokens since the last event, if their probabilities were asked for."""
 
     text: str
-    drawn: list[Drawn]
+    sampled: list[SampledToken]
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of an answer. reason: as in `Generation`; error: what went wrong, else None."""
+class EndEvent:
+    """The end of an answer. reason: that of the `Generation`; error: the exception that ended it, or None."""
 
     reason: str = ""
-    drawn: list[Drawn] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)
     error: Exception | None = None
 
 
 @dataclass(eq=False)
-class Job:
-    """Something to be generated.
+class Task:
+    """A prompt to be continued.
 
-    options: those of `generate`; notify: called with each Text and then the End, by the engine's thread; counts: whether the
-    engine's own listener is told of its end.
+    options   keyword arguments of `generate`
+    notify    called by the engine's thread with each TextEvent, then with the EndEvent
+    reported  the engine calls its `on_end` for this task
     """
 
     prompt: list[int]
     options: dict[str, Any]
-    notify: Callable[[Text | End], None]
-    counts: bool = True
+    notify: Callable[[TextEvent | EndEvent], None]
+    reported: bool = True
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Ends it as soon as the step under way is done, or before it began. From any thread."""
+        """Ends the task after the pass under way, or before it has started. May be called from any thread."""
         self.cancelled = True
 
 
 @dataclass(eq=False)
 class _Slot:
-    """A session that is kept. used: a count that grows, to tell the one that was idle longest."""
+    """A session that is reused. last_used: number of the last task that used it, counted from 1."""
 
     session: Session
-    used: int = 0
+    last_used: int = 0
 
 
 @dataclass(eq=False)
-class _Running:
-    """A job at work. since: `working_seconds()` from which on time counts for its next step; sent: of what was drawn."""
+class _RunningTask:
+    """A task with its slot.
 
-    job: Job
+    start      `seconds_without_compilation()` from which on time counts for its next pass
+    n_reported number of elements of `generation.sampled` that were sent in events
+    """
+
+    task: Task
     slot: _Slot
     generation: Generation
-    since: float
-    sent: int = 0
+    start: float
+    n_reported: int = 0
 
 
 class Engine:
-    """Generates on a thread of its own, a step of all running jobs at a time."""
+    """Generates on a thread of its own, one pass for all running tasks at a time."""
 
-    def __init__(self, model: Model, waiting: int = 16, on_end: Callable[[End], None] | None = None):
-        """waiting: jobs that may queue up behind the `settings.parallel` running ones; on_end: told of each job that ends."""
-        self.model, self.waiting, self._on_end = model, waiting, on_end
-        self.slots = model.settings.parallel
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._lock, self._open, self._jobs = threading.Lock(), True, set[int]()
-        self._waiting: deque[Job] = deque()  # this and what follows is the thread's own
-        self._running: list[_Running] = []
+    def __init__(self, model: Model, max_queue: int = 16, on_end: Callable[[EndEvent], None] | None = None):
+        """max_queue: tasks that may wait besides the settings.parallel running ones; on_end: called at the end of each task."""
+        self.model, self.max_queue, self._on_end = model, max_queue, on_end
+        self.n_slots = model.settings.parallel
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._lock, self._open, self._task_ids = threading.Lock(), True, set[int]()
+        # Used by the engine's thread only:
+        self._waiting: deque[Task] = deque()
+        self._running: list[_RunningTask] = []
         self._slots: list[_Slot] = []
-        self._count = 0
-        self._thread = threading.Thread(target=self._work, name="ggufmill-engine", daemon=True)
+        self._n_started = 0
+        self._thread = threading.Thread(target=self._run, name="ggufmill-engine", daemon=True)
         self._thread.start()
 
     @property
-    def load(self) -> int:
-        """Jobs that run or wait."""
-        return len(self._jobs)
+    def n_tasks(self) -> int:
+        """Number of tasks that run or wait."""
+        return len(self._task_ids)
 
-    def submit(self, job: Job) -> None:
-        """Takes a job on. Raises Busy if too many wait already, or after `close`."""
+    def submit(self, task: Task) -> None:
+        """Queues a task. Raises Busy if too many wait already, or after `close`."""
         with self._lock:
             if not self._open:
                 raise Busy("the server is shutting down")
-            if len(self._jobs) >= self.slots + self.waiting:
-                raise Busy(f"{len(self._jobs)} requests are being worked on or wait already; try again later")
-            self._jobs.add(id(job))
-        self._queue.put(job)
+            if len(self._task_ids) >= self.n_slots + self.max_queue:
+                raise Busy(f"{len(self._task_ids)} requests are being worked on or wait already; try again later")
+            self._task_ids.add(id(task))
+        self._queue.put(task)
 
     def warm_up(self) -> None:
-        """Reads a short prompt and generates, so that what has to be compiled or read is ready. Returns at once."""
+        """Queues a short prompt, so that kernels are compiled and weights in memory before the first request. Does not wait."""
         tokenizer = self.model.tokenizer
         first = tokenizer.bos if tokenizer.bos is not None else 0
         prompt = [first] * min(32, self.model.n_ctx - 2)
-        self.submit(Job(prompt, {"n_predict": 2, "temp": 0, "ignore_eos": True}, lambda event: None, counts=False))
+        options = {"n_predict": 2, "temp": 0, "ignore_eos": True}
+        self.submit(Task(prompt, options, lambda event: None, reported=False))
 
     def stop(self) -> None:
-        """Ends all jobs and takes no more; returns at once, so that a signal handler may call it."""
+        """Ends all tasks and accepts no more; returns at once, so that a signal handler may call it."""
         self._open = False
         self._queue.put(None)
 
     def close(self, timeout: float | None = 10) -> None:
-        """The same, and waits for the thread. timeout: seconds that the step under way may take."""
+        """As `stop`, and waits for the thread. timeout: seconds that the pass under way may take."""
         self.stop()
         self._thread.join(timeout)
 
-    def _work(self) -> None:
-        while self._open or self._jobs:
-            self._fetch(block=not self._running and not self._waiting)
-            for running in [r for r in self._running if r.job.cancelled or not self._open]:
-                self._tell(running, running.generation.cancelled())
-            while self._waiting and len(self._running) < self.slots:
-                self._begin(self._waiting.popleft())
+    def _run(self) -> None:
+        while self._open or self._task_ids:
+            self._receive_tasks(block=not self._running and not self._waiting)
+            for running in [r for r in self._running if r.task.cancelled or not self._open]:
+                self._send_events(running, running.generation.finish_cancelled())
+            while self._waiting and len(self._running) < self.n_slots:
+                self._start(self._waiting.popleft())
             self._step()
 
-    def _fetch(self, block: bool) -> None:
-        """Takes over what came into the queue, and ends what waits and is not wanted any more. block: waits for something."""
+    def _receive_tasks(self, block: bool) -> None:
+        """Moves tasks from the queue to `_waiting` and ends the cancelled ones. block: wait until there is at least one."""
         while block or not self._queue.empty():
-            job, block = self._queue.get(), False
-            if job is not None:
-                self._waiting.append(job)
-        for job in [job for job in self._waiting if job.cancelled or not self._open]:
-            self._waiting.remove(job)
-            self._end(job, End("cancelled"))
+            task, block = self._queue.get(), False
+            if task is not None:
+                self._waiting.append(task)
+        for task in [task for task in self._waiting if task.cancelled or not self._open]:
+            self._waiting.remove(task)
+            self._end(task, EndEvent("cancelled"))
 
-    def _begin(self, job: Job) -> None:
-        began, slot = working_seconds(), self._slot_for(job.prompt)
+    def _start(self, task: Task) -> None:
+        start, slot = seconds_without_compilation(), self._slot_for(task.prompt)
         try:
-            generation = generate(self.model, job.prompt, session=slot.session, **job.options)
+            generation = generate(self.model, task.prompt, session=slot.session, **task.options)
         except Exception as error:
-            self._end(job, End(error=error))
+            self._end(task, EndEvent(error=error))
             return
-        self._running.append(_Running(job, slot, generation, began))
+        self._running.append(_RunningTask(task, slot, generation, start))
 
     def _slot_for(self, prompt: list[int]) -> _Slot:
-        """The free session that shares most with the prompt; a new one if none shares anything and there may be more."""
-        taken = [running.slot for running in self._running]
-        free = [slot for slot in self._slots if slot not in taken]
-        best = max(free, key=lambda s: (common_prefix(s.session.tokens, prompt), -s.used), default=None)
-        if best is None or (len(self._slots) < self.slots and common_prefix(best.session.tokens, prompt) < 2):
+        """The free slot whose session shares most with the prompt, of equals the one least recently used; a new slot if no
+        session shares more than one token and there are less than n_slots."""
+        in_use = [running.slot for running in self._running]
+        free = [slot for slot in self._slots if slot not in in_use]
+        best = max(free, key=lambda s: (common_prefix(s.session.tokens, prompt), -s.last_used), default=None)
+        if best is None or (len(self._slots) < self.n_slots and common_prefix(best.session.tokens, prompt) < 2):
             best = _Slot(self.model.session())
             self._slots.append(best)
-        self._count += 1
-        best.used = self._count
+        self._n_started += 1
+        best.last_used = self._n_started
         return best
 
     def _step(self) -> None:
-        """A token for each job that has read its prompt, and a piece of one prompt."""
-        single = [running for running in self._running if len(running.generation.wanted) == 1]
-        batch = self.model.decode_batch  # what else runs beside a request changes none of its tokens
-        for first in range(0, len(single), batch):
-            self._feed(single[first : first + batch])
-        reading = next((running for running in self._running if len(running.generation.wanted) > 1), None)
+        """One token for each task that has read its prompt, and a part of one prompt."""
+        generating = [running for running in self._running if len(running.generation.pending_tokens) == 1]
+        batch = self.model.decode_batch  # up to this size a batch gives each sequence the same logits as alone
+        for first in range(0, len(generating), batch):
+            self._feed(generating[first : first + batch])
+        reading = next((running for running in self._running if len(running.generation.pending_tokens) > 1), None)
         if reading is not None:
             self._running.remove(reading)
-            self._running.append(reading)  # the others' turn
+            self._running.append(reading)  # the next part is that of another prompt
             self._feed([reading])
 
-    def _feed(self, together: list[_Running]) -> None:
+    def _feed(self, batch: list[_RunningTask]) -> None:
+        """One pass for the pending tokens of some tasks."""
         try:
-            logits = self.model.feed([(running.slot.session, running.generation.wanted) for running in together])
+            logits = self.model.feed([(running.slot.session, running.generation.pending_tokens) for running in batch])
         except Exception as error:
-            if len(together) == 1:
-                self._fail(together[0], error)
+            if len(batch) == 1:
+                self._fail(batch[0], error)
                 return
-            for running in together:  # that only those end whose fault it is
+            for running in batch:  # one by one, so that only the task at fault ends
                 self._feed([running])
             return
-        for running, row in zip(together, logits, strict=True):
+        for running, row in zip(batch, logits, strict=True):
             try:
-                text = running.generation.take(row, running.since)
+                text = running.generation.advance(row, running.start)
             except Exception as error:
                 self._fail(running, error)
                 continue
-            running.since = working_seconds()
-            self._tell(running, text)
+            running.start = seconds_without_compilation()
+            self._send_events(running, text)
 
-    def _tell(self, running: _Running, text: str) -> None:
-        """Hands on what is new of a job: text, its end, or nothing yet."""
-        generation, drawn = running.generation, []
-        if text or not generation.wanted:
-            drawn = generation.drawn[running.sent :]
-            running.sent += len(drawn)
+    def _send_events(self, running: _RunningTask, text: str) -> None:
+        """Sends new text, if there is any, and the end of the task if its generation has ended."""
+        generation, sampled = running.generation, []
+        if text or not generation.pending_tokens:
+            sampled = generation.sampled[running.n_reported :]
+            running.n_reported += len(sampled)
         if text:
-            _notify(running.job, Text(text, drawn))
-            drawn = []
-        if not generation.wanted:
+            _notify(running.task, TextEvent(text, sampled))
+            sampled = []
+        if not generation.pending_tokens:
             self._running.remove(running)
-            self._end(running.job, End(generation.reason, drawn, generation.timings))
+            self._end(running.task, EndEvent(generation.reason, sampled, generation.timings))
 
-    def _fail(self, running: _Running, error: Exception) -> None:
+    def _fail(self, running: _RunningTask, error: Exception) -> None:
         self._running.remove(running)
-        self._slots.remove(running.slot)  # whatever state its session is in
-        self._end(running.job, End(error=error))
+        self._slots.remove(running.slot)  # the state of its session is unknown
+        self._end(running.task, EndEvent(error=error))
 
-    def _end(self, job: Job, end: End) -> None:
+    def _end(self, task: Task, end: EndEvent) -> None:
         with self._lock:
-            self._jobs.discard(id(job))
-        _notify(job, end)
-        if self._on_end is not None and job.counts:
+            self._task_ids.discard(id(task))
+        _notify(task, end)
+        if self._on_end is not None and task.reported:
             self._on_end(end)
 
 
-def _notify(job: Job, event: Text | End) -> None:
-    """A listener that is gone must not end the engine."""
+def _notify(task: Task, event: TextEvent | EndEvent) -> None:
+    """Calls the task's listener; one that has gone (its event loop is closed) cancels the task and does not end the engine."""
     try:
-        job.notify(event)
+        task.notify(event)
     except RuntimeError:
-        job.cancel()
+        task.cancel()
 
 
-def checked_length(model: Model, prompt: list[int]) -> None:
-    """Raises PlanError for a prompt that is empty or leaves no room for an answer."""
+def check_prompt_length(model: Model, prompt: list[int]) -> None:
+    """Raises PlanError for a prompt that is empty or leaves no token of the context for an answer."""
     if not prompt:
         raise PlanError("the prompt is empty, and the model has no token to begin a text with")
     if len(prompt) >= model.n_ctx:

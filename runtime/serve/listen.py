@@ -1,4 +1,4 @@
-"""Listening: a socket, uvicorn on it, and an end in good order."""
+"""Runs the HTTP application with uvicorn: opens the socket and shuts down in order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import uvicorn
 from ...formats import MillError
 from ..model import Model
 from .app import make_app
-from .engine import End, Engine
+from .engine import EndEvent, Engine
 
-_GRACE = 5  # seconds that connections get to end by themselves
+_SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generations have ended
 
 
 class _Server(uvicorn.Server):
-    """Ends what is being generated as soon as it is told to stop: answers may take minutes, and their clients are told."""
+    """Stops the engine before the connections: answers may take minutes, and clients get an error in place of the rest."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine):
         super().__init__(config)
@@ -30,8 +30,8 @@ class _Server(uvicorn.Server):
         self._engine.stop()
         super().handle_exit(sig, frame)
 
-    def end(self) -> None:
-        """Takes nothing more and ends what runs."""
+    def stop(self) -> None:
+        """Ends all generations and the server; may be called from any thread."""
         self._engine.stop()
         self.should_exit = True
 
@@ -41,68 +41,74 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     *,
-    waiting: int = 16,
+    max_queue: int = 16,
     warm_up: bool = True,
     on_ready: Callable[[str], None] | None = None,
-    on_end: Callable[[End], None] | None = None,
+    on_end: Callable[[EndEvent], None] | None = None,
     stop: threading.Event | None = None,
     **app: Any,
 ) -> None:
-    """Serves a model until SIGINT or SIGTERM (or, off the main thread, until `stop` is set).
+    """Serves a model until SIGINT or SIGTERM, or until `stop` is set (needed off the main thread, which gets no signals).
 
-    host, port: where to listen, port 0 for any that is free; waiting: requests that may queue up; warm_up: read a short
-    prompt first; on_ready: told the address; on_end: told of each answer; app: further arguments of `make_app`.
-    Raises MillError when the address cannot be had. After a signal KeyboardInterrupt is raised, or what else its handler does.
+    host, port  address to bind; port 0: any free one
+    max_queue   requests that may wait besides the running ones
+    warm_up     run a short prompt first
+    on_ready    called with the URL when the socket listens
+    on_end      called at the end of each answer
+    app         further arguments of `make_app`
+
+    Raises MillError when the address cannot be bound. After a signal its handler runs: by default KeyboardInterrupt is raised.
     """
-    listening = _listen(host, port)
-    engine = Engine(model, waiting, on_end)
+    listener = _listen(host, port)
+    engine = Engine(model, max_queue, on_end)
     try:
         config = uvicorn.Config(
             make_app(model, engine=engine, host=host, **app),
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=_GRACE,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         server = _Server(config, engine)
         if warm_up:
             engine.warm_up()
         if on_ready is not None:
-            on_ready(address(host, listening.getsockname()[1]))
+            on_ready(browser_url(host, listener.getsockname()[1]))
         if stop is not None:
-            threading.Thread(target=_until, args=(stop, server), daemon=True).start()
-        server.run(sockets=[listening])
+            threading.Thread(target=_stop_when_set, args=(stop, server), daemon=True).start()
+        server.run(sockets=[listener])
     finally:
         engine.close()
-        listening.close()
+        listener.close()
 
 
-def _until(stop: threading.Event, server: _Server) -> None:
+def _stop_when_set(stop: threading.Event, server: _Server) -> None:
     stop.wait()
-    server.end()
+    server.stop()
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises MillError."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, where = found[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if sys.platform != "win32":  # where it would let two servers have the same port
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(where)
-            listening.listen(128)
+            if sys.platform != "win32":  # on Windows this option would let two servers share the port
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
         except OSError:
-            listening.close()
+            listener.close()
             raise
-        return listening
+        return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MillError(f"cannot listen on {host}, port {port}: {reason} (--host and --port choose another place)") from None
 
 
-def address(host: str, port: int) -> str:
-    """The URL of a server for a browser on this machine."""
+def browser_url(host: str, port: int) -> str:
+    """The URL with which a browser on this machine reaches the server."""
     name = host.strip("[]")
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

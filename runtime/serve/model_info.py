@@ -1,4 +1,4 @@
-"""What model is being served: for /props, /v1/models and the page."""
+"""Describes the served model for /props, /v1/models and the page: name, sizes, tensor types, metadata."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 from ...formats import TYPES, FormatError, PlanError
 from ..model import Model
 
-Json = dict[str, Any]
+_MAX_TEXT = 4000  # characters of a metadata text
 
-_LONGEST = 4000  # characters of a metadata text that are shown
-
-# Metadata that tells where a file comes from and how it was made.
-_TOLD = {
+# GGUF metadata about the origin of the file -> name in `about`
+_METADATA_FIELDS = {
     "general.description": "description",
     "general.author": "author",
     "general.organization": "organization",
@@ -32,20 +30,24 @@ _TOLD = {
 
 
 def model_name(model: Model) -> str:
-    """general.name, or the file's name without its ending."""
+    """general.name, or the file's name without its suffix."""
     name = model.metadata.get("general.name")
     return name if isinstance(name, str) and name.strip() else Path(model.source.path).stem or "model"
 
 
-def describe(model: Model) -> Json:
-    """Name, file (without its folder), architecture, sizes, types (largest first), context lengths and the file's own story."""
+def describe(model: Model) -> dict[str, Any]:
+    """The object `model` of /props.
+
+    Name, file (without its folder), architecture, sizes, tensor types by descending size, context lengths, and under `about`
+    the metadata of _METADATA_FIELDS.
+    """
     types: dict[str, list[int]] = {}
     for tensor in model.source.tensors.values():
-        entry = types.setdefault(tensor.source_type, [0, 0, 0])
+        totals = types.setdefault(tensor.source_type, [0, 0, 0])
         for i, count in enumerate((1, tensor.n_elements, _nbytes(tensor.source_type, tensor.shape))):
-            entry[i] += count
-    n_elements, n_bytes = (sum(entry[i] for entry in types.values()) for i in (1, 2))
-    largest_first = sorted(types.items(), key=lambda item: -item[1][2])
+            totals[i] += count
+    n_elements, n_bytes = (sum(totals[i] for totals in types.values()) for i in (1, 2))
+    by_size = sorted(types.items(), key=lambda item: -item[1][2])
     metadata = model.metadata
     return {
         "name": model_name(model),
@@ -54,17 +56,17 @@ def describe(model: Model) -> Json:
         "parameters": n_elements,
         "bytes": n_bytes,
         "bits_per_weight": round(8 * n_bytes / n_elements, 3) if n_elements else 0.0,
-        "types": [{"type": name, "tensors": e[0], "parameters": e[1], "bytes": e[2]} for name, e in largest_first],
+        "types": [{"type": name, "tensors": n[0], "parameters": n[1], "bytes": n[2]} for name, n in by_size],
         "layers": model.n_layers,
         "vocabulary": model.n_vocab,
         "n_ctx": model.n_ctx,
         "n_ctx_train": model.n_ctx_train,
-        "about": {name: _plain(metadata[key]) for key, name in _TOLD.items() if key in metadata},
+        "about": {name: _plain(metadata[key]) for key, name in _METADATA_FIELDS.items() if key in metadata},
     }
 
 
 def _nbytes(type_name: str, shape: tuple[int, ...]) -> int:
-    """Bytes in the file; for types that only checkpoints have, by the bits that their name ends with or else 16."""
+    """Bytes of a tensor in the file; for types that GGUF does not have: with the bits in their name, or else 16 bits."""
     n_rows = int(np.prod(shape[1:], dtype=np.int64))
     try:
         return TYPES[type_name].row_bytes(shape[0]) * n_rows
@@ -74,8 +76,9 @@ def _nbytes(type_name: str, shape: tuple[int, ...]) -> int:
 
 
 def _plain(value: Any) -> Any:
+    """The value as JSON can hold it."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else value[:_LONGEST] + " ..."
-    return value if isinstance(value, int | float | bool) else str(value)[:_LONGEST]
+        return value if len(value) <= _MAX_TEXT else value[:_MAX_TEXT] + " ..."
+    return value if isinstance(value, int | float | bool) else str(value)[:_MAX_TEXT]

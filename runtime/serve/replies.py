@@ -1,138 +1,140 @@
-"""What clients get: objects of OpenAI's API, with llama-server's `timings` besides."""
+"""Builds the JSON objects that clients get: OpenAI's API, with the `timings` of llama-server in addition."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from ..generation.generate import Timings
-from ..generation.sampling import Drawn
+from ..generation.sampling import SampledToken
 from ..text.tokenizer import Tokenizer
-from .engine import End
-from .stream_parser import Speech
-
-Json = dict[str, Any]
+from .engine import EndEvent
+from .requests import JsonObject
+from .stream_parser import StreamParser
 
 # reason of a Generation -> finish_reason
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+_FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
-def timings(t: Timings) -> Json:
-    """As llama-server gives them: tokens, milliseconds, each per the other; cache_n: tokens of the prompt known from before."""
-    shares: Json = {"cache_n": t.cached_tokens}
+def timings_object(timings: Timings) -> JsonObject:
+    """The timings of llama-server: tokens, milliseconds, and one per the other; cache_n: tokens of the prompt in the cache."""
+    result: JsonObject = {"cache_n": timings.cached_tokens}
     for name, n, seconds in (
-        ("prompt", t.prompt_tokens, t.prompt_seconds),
-        ("predicted", t.generated_tokens, t.generated_seconds),
+        ("prompt", timings.prompt_tokens, timings.prompt_seconds),
+        ("predicted", timings.generated_tokens, timings.generated_seconds),
     ):
-        shares |= {
+        result |= {
             f"{name}_n": n,
             f"{name}_ms": 1000 * seconds,
             f"{name}_per_token_ms": 1000 * seconds / n if n else 0.0,
             f"{name}_per_second": n / seconds if seconds else 0.0,
         }
-    return shares
+    return result
 
 
-def usage(t: Timings) -> Json:
-    prompt = t.prompt_tokens + t.cached_tokens
+def usage_object(timings: Timings) -> JsonObject:
+    """The `usage` of OpenAI's API."""
+    n_prompt = timings.prompt_tokens + timings.cached_tokens
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": t.generated_tokens,
-        "total_tokens": prompt + t.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": t.cached_tokens},
+        "prompt_tokens": n_prompt,
+        "completion_tokens": timings.generated_tokens,
+        "total_tokens": n_prompt + timings.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
     }
 
 
-class Replies:
-    """The objects of one answer, which share an id. chat: /v1/chat/completions rather than /v1/completions."""
+class ReplyBuilder:
+    """Builds the objects of one answer, which share an id: either one object or the chunks of a stream."""
 
-    def __init__(self, tokenizer: Tokenizer, model: str, chat: bool, probabilities: bool, speech: Speech | None = None):
-        """speech: tells the answer's parts apart."""
-        self._tokenizer, self._chat, self._probabilities = tokenizer, chat, probabilities
-        self._speech = speech or Speech()
-        self._unsent: list[Drawn] = []
-        self._offset = 0
-        self._head = {
+    def __init__(self, tokenizer: Tokenizer, model: str, chat: bool, logprobs: bool, parser: StreamParser | None = None):
+        """chat: /v1/chat/completions, else /v1/completions; parser: separates reasoning and tool calls from the content."""
+        self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
+        self._parser = parser or StreamParser()
+        self._unsent: list[SampledToken] = []
+        self._text_offset = 0
+        self._common_fields = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex[:24]}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": "ggufmill",
         }
 
-    def whole(self, text: str, drawn: Sequence[Drawn], end: End) -> Json:
-        """The answer in one object."""
-        deltas = self._speech.hear(text) + self._speech.end()
-        said: Json = {"message": _message(deltas)} if self._chat else {"text": text}
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._object(kind, said, drawn, end) | {"usage": usage(end.timings), "timings": timings(end.timings)}
+    def complete(self, text: str, sampled: Sequence[SampledToken], end: EndEvent) -> JsonObject:
+        """The whole answer as one object."""
+        deltas = self._parser.feed(text) + self._parser.finish()
+        answer: JsonObject = {"message": _merge_deltas(deltas)} if self._chat else {"text": text}
+        reply = self._object("chat.completion" if self._chat else "text_completion", answer, sampled, end)
+        return reply | {"usage": usage_object(end.timings), "timings": timings_object(end.timings)}
 
-    def begin(self) -> Json | None:
-        """The first chunk of a stream; there is none for a completion."""
+    def first_chunk(self) -> JsonObject | None:
+        """The chunk that begins a stream; None for /v1/completions, which has no such chunk."""
         return self._chunk({"role": "assistant", "content": ""}, ()) if self._chat else None
 
-    def pieces(self, text: str, drawn: Sequence[Drawn]) -> list[Json]:
-        """Chunks for a piece of text; none while it is not certain what it is."""
-        self._unsent += drawn
-        return self._chunks(self._speech.hear(text))
+    def text_chunks(self, text: str, sampled: Sequence[SampledToken]) -> list[JsonObject]:
+        """The chunks for a piece of text; none while it may be part of a tag."""
+        self._unsent += sampled
+        return self._chunks(self._parser.feed(text))
 
-    def last(self, end: End) -> list[Json]:
-        """What was held back, and the chunk that says why it ended."""
-        chunks = self._chunks(self._speech.end())
-        return [*chunks, self._chunk({}, [*self._unsent, *end.drawn], end) | {"timings": timings(end.timings)}]
+    def last_chunks(self, end: EndEvent) -> list[JsonObject]:
+        """The chunks for the rest of the text, and the one with the finish_reason."""
+        chunks = self._chunks(self._parser.finish())
+        last = self._chunk({}, [*self._unsent, *end.sampled], end) | {"timings": timings_object(end.timings)}
+        return [*chunks, last]
 
-    def _chunks(self, deltas: Sequence[Json]) -> list[Json]:
-        """The first of them tells the probabilities of all tokens so far."""
+    def usage_chunk(self, end: EndEvent) -> JsonObject:
+        """The chunk after the last one, for clients that set stream_options.include_usage."""
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        counts = {"usage": usage_object(end.timings), "timings": timings_object(end.timings)}
+        return {**self._common_fields, "object": kind, "choices": [], **counts}
+
+    def _chunks(self, deltas: Sequence[JsonObject]) -> list[JsonObject]:
+        """A chunk for each delta; the first one has the log probabilities of all tokens so far."""
         chunks = []
         for delta in deltas:
             chunks.append(self._chunk(delta, self._unsent))
             self._unsent = []
         return chunks
 
-    def used(self, end: End) -> Json:
-        """The chunk after the last, for those who asked for usage."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [], "usage": usage(end.timings), "timings": timings(end.timings)}
-
-    def _chunk(self, delta: Json, drawn: Sequence[Drawn], end: End | None = None) -> Json:
+    def _chunk(self, delta: JsonObject, sampled: Sequence[SampledToken], end: EndEvent | None = None) -> JsonObject:
         if self._chat:
-            return self._object("chat.completion.chunk", {"delta": delta}, drawn, end)
-        return self._object("text_completion", {"text": delta.get("content", "")}, drawn, end)
+            return self._object("chat.completion.chunk", {"delta": delta}, sampled, end)
+        return self._object("text_completion", {"text": delta.get("content", "")}, sampled, end)
 
-    def _object(self, kind: str, said: Json, drawn: Sequence[Drawn], end: End | None) -> Json:
-        probabilities = None
-        if self._probabilities and (drawn or end is not None):
-            probabilities = {"content": [self._entry(d) for d in drawn]} if self._chat else self._columns(drawn)
-        finish = _FINISH[end.reason] if end is not None else None
-        if finish == "stop" and self._speech.called:
-            finish = "tool_calls"
-        choice = {"index": 0, **said, "logprobs": probabilities, "finish_reason": finish}
-        return {**self._head, "object": kind, "choices": [choice]}
+    def _object(self, kind: str, answer: JsonObject, sampled: Sequence[SampledToken], end: EndEvent | None) -> JsonObject:
+        logprobs = None
+        if self._logprobs and (sampled or end is not None):
+            logprobs = {"content": [self._logprob_entry(s) for s in sampled]} if self._chat else self._legacy_logprobs(sampled)
+        finish_reason = _FINISH_REASONS[end.reason] if end is not None else None
+        if finish_reason == "stop" and self._parser.n_calls:
+            finish_reason = "tool_calls"
+        choice = {"index": 0, **answer, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._common_fields, "object": kind, "choices": [choice]}
 
-    def _entry(self, drawn: Drawn) -> Json:
-        return {**self._named(drawn.token, drawn.logprob), "top_logprobs": [self._named(i, p) for i, p in drawn.top]}
+    def _logprob_entry(self, sampled: SampledToken) -> JsonObject:
+        top = [self._token_object(token, logprob) for token, logprob in sampled.top]
+        return {**self._token_object(sampled.token, sampled.logprob), "top_logprobs": top}
 
-    def _named(self, token: int, logprob: float) -> Json:
+    def _token_object(self, token: int, logprob: float) -> JsonObject:
         piece = self._tokenizer.piece(token)
         return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
 
-    def _columns(self, drawn: Sequence[Drawn]) -> Json:
-        """The older form. text_offset counts characters of the tokens' own texts."""
-        tokens = [self._tokenizer.piece(d.token).decode("utf-8", "replace") for d in drawn]
+    def _legacy_logprobs(self, sampled: Sequence[SampledToken]) -> JsonObject:
+        """The form of /v1/completions. text_offset counts the characters of the tokens' own texts."""
+        tokens = [self._tokenizer.piece(s.token).decode("utf-8", "replace") for s in sampled]
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
-        top = [{self._tokenizer.piece(i).decode("utf-8", "replace"): p for i, p in d.top} for d in drawn]
-        return {"tokens": tokens, "token_logprobs": [d.logprob for d in drawn], "top_logprobs": top, "text_offset": offsets}
+            offsets.append(self._text_offset)
+            self._text_offset += len(token)
+        top = [{self._tokenizer.piece(i).decode("utf-8", "replace"): p for i, p in s.top} for s in sampled]
+        return {"tokens": tokens, "token_logprobs": [s.logprob for s in sampled], "top_logprobs": top, "text_offset": offsets}
 
 
-def _message(deltas: Sequence[Json]) -> Json:
-    """The message that the chunks of a stream add up to."""
+def _merge_deltas(deltas: Sequence[JsonObject]) -> JsonObject:
+    """The message that the deltas of a stream add up to."""
     texts = {key: "".join(delta.get(key, "") for delta in deltas) for key in ("content", "reasoning_content")}
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    message: Json = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
+    message: JsonObject = {"role": "assistant", "content": texts["content"] or (None if calls else "")}
     if texts["reasoning_content"]:
         message["reasoning_content"] = texts["reasoning_content"]
     if calls:

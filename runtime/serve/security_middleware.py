@@ -1,4 +1,4 @@
-"""Who may ask: host names, origins, keys; and the headers that every answer carries."""
+"""Checks Host, Origin and API key of every request, and adds security headers to every response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_OPEN = ("/", "/health", "/favicon.ico")  # paths that need no key: the page asks for one, and shows nothing without
+_PUBLIC_PATHS = ("/", "/health", "/favicon.ico")  # need no key: the page itself asks for the key and shows nothing without it
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -25,7 +25,7 @@ _HEADERS = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
+    """Whether a host name or address is a loopback address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -33,28 +33,29 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(header: str) -> str:
-    """'[::1]:8080' -> '::1', 'example.org:80' -> 'example.org'."""
+    """The host of a Host header: '[::1]:8080' -> '::1', 'example.org:80' -> 'example.org'."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
 
 
-class Guard:
-    """ASGI middleware.
+class SecurityMiddleware:
+    """ASGI middleware that refuses requests of other sites and requests without the API key.
 
-    A page of another site must not use this server through a visitor's browser: its requests carry an Origin that is not this
-    host, and if it made its own name point here (DNS rebinding) a Host that is not this machine. Both are refused, the second
-    where the server is bound to the loopback address, as elsewhere its names are not known.
+    A page of another site must not use this server through a visitor's browser. Its requests have an Origin other than this
+    host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins are
+    refused without an API key, foreign hosts if the server is bound to a loopback address (the names of other addresses are not
+    known).
     """
 
-    def __init__(self, app: App, refuse: Callable[[RequestError], App], bound_to: str, api_key: str | None):
-        """refuse: makes the answer to a refused request; bound_to: host name or address that the server listens on."""
-        self._app, self._refuse = app, refuse
-        self._loopback = is_loopback(bound_to)
+    def __init__(self, app: App, error_response: Callable[[RequestError], App], host: str, api_key: str | None):
+        """error_response: makes the response to a refused request; host: name or address that the server is bound to."""
+        self._app, self._error_response = app, error_response
+        self._loopback = is_loopback(host)
         self._key = api_key.encode() if api_key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or refuses it."""
+        """Passes the request to the application, or responds with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -64,18 +65,19 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        problem = self._problem(scope)
-        app = self._app if problem is None else self._refuse(problem)
+        error = self._check(scope)
+        app = self._app if error is None else self._error_response(error)
         await app(scope, receive, send_with_headers)
 
-    def _problem(self, scope: Scope) -> RequestError | None:
+    def _check(self, scope: Scope) -> RequestError | None:
+        """The error that refuses a request, None if it is accepted."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         if self._loopback and not is_loopback(host_name(host)):
             return RequestError("the Host header does not name this machine", code="forbidden_host", status=403)
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host and self._key is None:
             return RequestError("requests from pages of other origins are refused", code="forbidden_origin", status=403)
-        if self._key is not None and scope["path"] not in _OPEN:
+        if self._key is not None and scope["path"] not in _PUBLIC_PATHS:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 message = "a valid API key is needed: Authorization: Bearer KEY"

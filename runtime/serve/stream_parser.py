@@ -1,4 +1,4 @@
-"""An answer as it comes, told apart: what was thought, what was said, and which functions are called."""
+"""Splits an answer, as it is generated, into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -6,140 +6,140 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .tool_formats import Call, Calls, Thoughts
+from .requests import JsonObject
+from .tool_formats import ReasoningFormat, ToolCall, ToolFormat
 
-Json = dict[str, Any]
 
+class StreamParser:
+    """Takes text piece by piece and returns deltas of OpenAI's API: `content`, `reasoning_content` or `tool_calls`.
 
-class Speech:
-    """Takes text in pieces and gives deltas as OpenAI's API has them: `content`, `reasoning_content` or `tool_calls`.
-
-    A text that no marks are known for goes through as it is. Where marks are known, space around the parts is dropped, and what
-    may turn out to be a mark is held back; calls come in one piece when they are complete. What looks like a call and is none
-    stays text.
+    Without formats all text is content, unchanged. With a format, white space around the parts is removed, and text that may be
+    the beginning of a tag is withheld until this is certain. A tool call is returned when it is complete; text that begins like
+    a call but cannot be parsed is content.
     """
 
     def __init__(
         self,
-        thoughts: Thoughts | None = None,
-        calls: Calls | None = None,
+        reasoning: ReasoningFormat | None = None,
+        tools: ToolFormat | None = None,
         functions: Mapping[str, Any] | None = None,
-        thinking: bool = False,
+        in_reasoning: bool = False,
     ):
-        """functions: name -> JSON schema of its parameters, of those that there are; thinking: it begins within thoughts."""
-        self._thoughts, self._calls, self._functions = thoughts, calls, dict(functions or {})
-        self._thinking, self._calling = thinking, False
-        self._held, self._looked = "", 0
-        self._fresh, self._said = True, False  # nothing of this part, or nothing at all, has been said yet
-        self.called = 0  # functions so far
+        """functions: name -> JSON schema of its parameters; in_reasoning: the prompt ends with the start tag of reasoning."""
+        self._reasoning, self._tools, self._functions = reasoning, tools, dict(functions or {})
+        self._in_reasoning, self._in_call = in_reasoning, False
+        self._buffer, self._searched = "", 0  # text not returned yet; characters of it that hold no end of a call
+        self._at_part_start, self._has_answer = True, False  # no text of this part returned yet; some content or call returned
+        self.n_calls = 0  # tool calls returned so far
 
-    def hear(self, text: str) -> list[Json]:
-        """What is certain after a piece of text; often nothing."""
-        self._held += text
-        return self._deltas(last=False)
+    def feed(self, text: str) -> list[JsonObject]:
+        """The deltas that are certain after a piece of text; often none."""
+        self._buffer += text
+        return self._parse(final=False)
 
-    def end(self) -> list[Json]:
-        """The rest, when the answer has ended."""
-        return self._deltas(last=True)
+    def finish(self) -> list[JsonObject]:
+        """The deltas of the rest, when the answer is complete."""
+        return self._parse(final=True)
 
-    def _deltas(self, last: bool) -> list[Json]:
-        out: list[Json] = []
-        while self._call(out, last) if self._calling else self._say(out, last):
+    def _parse(self, final: bool) -> list[JsonObject]:
+        deltas: list[JsonObject] = []
+        while self._parse_call(deltas, final) if self._in_call else self._parse_text(deltas, final):
             pass
-        return out
+        return deltas
 
-    def _say(self, out: list[Json], last: bool) -> bool:
-        """Gives out text up to the next mark. Whether there was one."""
-        anywhere, first = self._marks()
-        held = self._held
-        if not anywhere and not first:
-            self._tell(out, len(held), strip=False)
+    def _parse_text(self, deltas: list[JsonObject], final: bool) -> bool:
+        """Appends the text up to the next tag. Returns whether there was one."""
+        anywhere, at_start = self._active_tags()
+        buffer = self._buffer
+        if not anywhere and not at_start:
+            self._append_text(deltas, len(buffer), strip=False)
             return False
-        start = len(held) - len(held.lstrip())
-        found = [(at, -len(mark), mark) for mark in anywhere if (at := held.find(mark)) >= 0]
-        found += [(start, -len(mark), mark) for mark in first if held.startswith(mark, start)]
-        doubtful = len(held)
-        if not last:
-            begun = any(len(mark) > len(held) - start and mark.startswith(held[start:]) for mark in first)
-            doubtful = start if begun else _partial(held, anywhere)
-        if not found or doubtful <= min(found)[0]:
-            self._tell(out, doubtful, strip=not last or self._thinking)
+        start = len(buffer) - len(buffer.lstrip())
+        # The first tag; of tags at the same position the longest.
+        matches = [(position, -len(tag), tag) for tag in anywhere if (position := buffer.find(tag)) >= 0]
+        matches += [(start, -len(tag), tag) for tag in at_start if buffer.startswith(tag, start)]
+        n_certain = len(buffer)
+        if not final:
+            incomplete = any(len(tag) > len(buffer) - start and tag.startswith(buffer[start:]) for tag in at_start)
+            n_certain = start if incomplete else _partial_tag_position(buffer, anywhere)
+        if not matches or n_certain <= min(matches)[0]:
+            self._append_text(deltas, n_certain, strip=not final or self._in_reasoning)
             return False
-        at, _, mark = min(found)
-        self._tell(out, at, strip=True)
-        if self._calls is not None and not self._thinking and mark in self._calls.begins:
-            self._calling, self._looked = True, 0
+        position, _, tag = min(matches)
+        self._append_text(deltas, position, strip=True)
+        if self._tools is not None and not self._in_reasoning and tag in self._tools.start_tags:
+            self._in_call, self._searched = True, 0
             return True
-        self._held = self._held.lstrip().removeprefix(mark)
-        if self._thoughts is not None and mark in (self._thoughts.begin, self._thoughts.end):
-            self._thinking = mark == self._thoughts.begin and not self._thinking
-        self._fresh = True
+        self._buffer = self._buffer.lstrip().removeprefix(tag)
+        if self._reasoning is not None and tag in (self._reasoning.start_tag, self._reasoning.end_tag):
+            self._in_reasoning = tag == self._reasoning.start_tag and not self._in_reasoning
+        self._at_part_start = True
         return True
 
-    def _marks(self) -> tuple[list[str], list[str]]:
-        """Those that count now: anywhere in the text, or at its beginning only."""
-        thoughts, calls = self._thoughts, self._calls
-        if self._thinking:
-            return ([thoughts.end] if thoughts is not None else []), []
-        anywhere, first = [], []
-        if thoughts is not None:
-            anywhere += thoughts.left_out
-            (anywhere if thoughts.again else first).append(thoughts.begin)
-        if calls is not None:
-            (first if calls.bare else anywhere).extend(calls.begins)
-        return anywhere, [] if self._said else first
+    def _active_tags(self) -> tuple[list[str], list[str]]:
+        """(tags recognised anywhere in the text, tags recognised at the beginning of the answer only)"""
+        reasoning, tools = self._reasoning, self._tools
+        if self._in_reasoning:
+            return ([reasoning.end_tag] if reasoning is not None else []), []
+        anywhere, at_start = [], []
+        if reasoning is not None:
+            anywhere += reasoning.removed_tags
+            (anywhere if reasoning.anywhere else at_start).append(reasoning.start_tag)
+        if tools is not None:
+            (at_start if tools.untagged else anywhere).extend(tools.start_tags)
+        return anywhere, [] if self._has_answer else at_start
 
-    def _tell(self, out: list[Json], length: int, strip: bool) -> None:
-        """Gives out so much of what is held. strip: not the space at its end, which stays."""
-        text = self._held[:length]
+    def _append_text(self, deltas: list[JsonObject], length: int, strip: bool) -> None:
+        """Appends the first `length` characters of the buffer. strip: trailing white space stays in the buffer."""
+        text = self._buffer[:length]
         if strip:
             text = text.rstrip()
-        self._held = self._held[len(text) :]
-        if self._fresh and (self._thoughts is not None or self._calls is not None):
+        self._buffer = self._buffer[len(text) :]
+        if self._at_part_start and (self._reasoning is not None or self._tools is not None):
             text = text.lstrip()
         if not text:
             return
-        self._fresh = False
-        self._said = self._said or not self._thinking
-        key = "reasoning_content" if self._thinking else "content"
-        if out and key in out[-1]:
-            out[-1][key] += text
+        self._at_part_start = False
+        self._has_answer = self._has_answer or not self._in_reasoning
+        key = "reasoning_content" if self._in_reasoning else "content"
+        if deltas and key in deltas[-1]:
+            deltas[-1][key] += text
         else:
-            out.append({key: text})
+            deltas.append({key: text})
 
-    def _call(self, out: list[Json], last: bool) -> bool:
-        """Gives out the calls that are complete. Whether there is more to look at."""
-        assert self._calls is not None
-        end = self._calls.end
-        while end and (at := self._held.find(end, self._looked)) >= 0:
-            self._looked = at + len(end)
-            calls = self._calls.read(self._held[: self._looked], self._functions)
+    def _parse_call(self, deltas: list[JsonObject], final: bool) -> bool:
+        """Appends the calls of a block if it is complete. Returns whether there may be more to parse."""
+        assert self._tools is not None
+        end_tag = self._tools.end_tag
+        while end_tag and (position := self._buffer.find(end_tag, self._searched)) >= 0:
+            self._searched = position + len(end_tag)
+            calls = self._tools.parse(self._buffer[: self._searched], self._functions)
             if calls is not None:
-                self._held, self._calling = self._held[self._looked :], False
-                self._tell_calls(out, calls)
+                self._buffer, self._in_call = self._buffer[self._searched :], False
+                self._append_calls(deltas, calls)
                 return True
-        self._looked = max(self._looked, len(self._held) - len(end) + 1)
-        if last:
-            calls = self._calls.read(self._held, self._functions)
+        self._searched = max(self._searched, len(self._buffer) - len(end_tag) + 1)
+        if final:
+            calls = self._tools.parse(self._buffer, self._functions)
             if calls is not None:
-                self._held = ""
-                self._tell_calls(out, calls)
-            self._calling = False
-            self._tell(out, len(self._held), strip=False)
+                self._buffer = ""
+                self._append_calls(deltas, calls)
+            self._in_call = False
+            self._append_text(deltas, len(self._buffer), strip=False)
         return False
 
-    def _tell_calls(self, out: list[Json], calls: Iterable[Call]) -> None:
+    def _append_calls(self, deltas: list[JsonObject], calls: Iterable[ToolCall]) -> None:
         entries = []
         for call in calls:
-            # Some templates insist on nine letters or digits.
+            # Some templates accept only ids of nine letters or digits.
             id, function = call.id or secrets.token_hex(5)[:9], {"name": call.name, "arguments": call.arguments}
-            entries.append({"index": self.called, "id": id, "type": "function", "function": function})
-            self.called += 1
-        out.append({"tool_calls": entries})
-        self._fresh = self._said = True
+            entries.append({"index": self.n_calls, "id": id, "type": "function", "function": function})
+            self.n_calls += 1
+        deltas.append({"tool_calls": entries})
+        self._at_part_start = self._has_answer = True
 
 
-def _partial(text: str, marks: Iterable[str]) -> int:
-    """Where the end of a text may be the beginning of a mark; its length if it is not."""
-    lengths = (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+def _partial_tag_position(text: str, tags: Iterable[str]) -> int:
+    """Position of the longest suffix that is an incomplete tag; the length of the text if there is none."""
+    lengths = (n for tag in tags for n in range(1, len(tag)) if text.endswith(tag[:n]))
     return len(text) - max(lengths, default=0)

@@ -1,4 +1,4 @@
-"""How model families write thoughts and calls of functions: a row of marks each, known by what their chat templates contain."""
+"""How model families write tool calls and reasoning: a table row of tags per family, found by the text of its chat template."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-Json = dict[str, Any]
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")  # NaN and infinities, which Python's decoder accepts
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-
-
-class Call(NamedTuple):
-    """A call of a function. arguments: a JSON object as text; id: what the model named it, '' if it did not."""
+class ToolCall(NamedTuple):
+    """A call of a function. arguments: a JSON object as text; id: as given by the model, '' if it gave none."""
 
     name: str
     arguments: str
@@ -28,82 +26,88 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calls:
-    """How calls are written: between two marks stand JSON objects with a name and arguments, or what `head` says.
+class ToolFormat:
+    """How a family writes tool calls: between a start tag and the end tag one or several calls, each of them either a JSON
+    object with name and arguments, or a header followed by the arguments.
 
-    told       templates of the family contain all of these
-    begins     any of these begins calls
-    end        ends them; '': the end of the answer
-    head       expression for what stands before the arguments of a call, with groups `name` and perhaps `id`; '': JSON objects
-               hold the name too
-    pair       expression for an argument, with groups `key` and `value`; '': the arguments are a JSON object
-    inside     marks that may stand between calls or in a head
-    bare       nothing but the answer's beginning tells calls from text: only functions that the client has named are called
+    template_tags  a template of this family contains all of these
+    start_tags     any of these starts a block of calls
+    end_tag        ends the block; '': it ends with the answer
+    header         regular expression for the text before the arguments of a call, with groups `name` and optionally `id`;
+                   '': the name is part of the JSON object
+    argument       regular expression for one argument, with groups `key` and `value`; '': the arguments are a JSON object
+    inner_tags     tags that may occur between calls or in a header
+    untagged       calls have no start tag of their own, only their position at the beginning of the answer: they are accepted
+                   only for functions that the client has declared
     """
 
-    told: tuple[str, ...]
-    begins: tuple[str, ...]
-    end: str = ""
-    head: str = ""
-    pair: str = ""
-    inside: tuple[str, ...] = ()
-    bare: bool = False
+    template_tags: tuple[str, ...]
+    start_tags: tuple[str, ...]
+    end_tag: str = ""
+    header: str = ""
+    argument: str = ""
+    inner_tags: tuple[str, ...] = ()
+    untagged: bool = False
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        return (*self.begins, self.end, *self.inside)
+    def tags(self) -> tuple[str, ...]:
+        """All tags; may contain ''."""
+        return (*self.start_tags, self.end_tag, *self.inner_tags)
 
     @cached_property
-    def _between(self) -> re.Pattern[str]:
-        begins = () if self.bare else (mark for mark in self.begins if not self.head.startswith(mark))
-        marks = sorted(filter(None, (*begins, self.end, *self.inside)), key=len, reverse=True)
-        return re.compile("(?:" + "|".join([*map(re.escape, marks), r"[\s,;]"]) + ")*")
+    def _separators(self) -> re.Pattern[str]:
+        """Matches what may stand between two calls."""
+        start_tags = () if self.untagged else (tag for tag in self.start_tags if not self.header.startswith(tag))
+        tags = sorted(filter(None, (*start_tags, self.end_tag, *self.inner_tags)), key=len, reverse=True)
+        return re.compile("(?:" + "|".join([*map(re.escape, tags), r"[\s,;]"]) + ")*")
 
-    def read(self, text: str, functions: Mapping[str, Any]) -> list[Call] | None:
-        """The calls in a text that one of `begins` begins; None if anything in it is not understood.
+    def parse(self, text: str, functions: Mapping[str, Any]) -> list[ToolCall] | None:
+        """The calls of a block that begins with a start tag; None if any part of it cannot be parsed.
 
-        functions: name -> JSON schema of its parameters, of those that the client has.
+        functions: name -> JSON schema of its parameters, of the functions that the client has declared.
         """
-        at, calls = 0, []
-        while (at := self._skip(text, at)) < len(text):
-            head = re.compile(self.head).match(text, at) if self.head else None
+        position, calls = 0, []
+        while (position := self._skip_separators(text, position)) < len(text):
+            header = re.compile(self.header).match(text, position) if self.header else None
             try:
-                if head is None:
-                    value, at = _DECODER.raw_decode(text, at)
-                    found = [_call(each) for each in (value if isinstance(value, list) else [value])]
-                elif self.pair:
-                    at, values = self._pairs(text, head.end(), functions.get(head["name"]))
-                    found = [_named(head, values)]
+                if header is None:
+                    value, position = _DECODER.raw_decode(text, position)
+                    parsed = [_call_of_object(item) for item in (value if isinstance(value, list) else [value])]
+                elif self.argument:
+                    position, arguments = self._parse_arguments(text, header.end(), functions.get(header["name"]))
+                    parsed = [_call_of_header(header, arguments)]
                 else:
-                    value, at = _DECODER.raw_decode(text, head.end())
-                    found = [_named(head, value)]
+                    value, position = _DECODER.raw_decode(text, header.end())
+                    parsed = [_call_of_header(header, value)]
             except (ValueError, RecursionError):
                 return None
-            if not all(found):
+            if not all(parsed):
                 return None
-            calls += found
-        if not calls or (self.bare and any(call.name not in functions for call in calls)):
+            calls += parsed
+        if not calls or (self.untagged and any(call.name not in functions for call in calls)):
             return None
         return calls
 
-    def _skip(self, text: str, at: int) -> int:
-        match = self._between.match(text, at)
-        return match.end() if match else at
+    def _skip_separators(self, text: str, position: int) -> int:
+        match = self._separators.match(text, position)
+        return match.end() if match else position
 
-    def _pairs(self, text: str, at: int, schema: Any) -> tuple[int, Json]:
-        """Where the arguments end, and they."""
-        values: Json = {}
-        known = schema.get("properties") if isinstance(schema, dict) else None
-        while match := re.compile(r"\s*" + self.pair, re.DOTALL).match(text, at):
-            at, key = match.end(), match["key"]
-            about = known.get(key) if isinstance(known, dict) else None
-            values[key] = _value(match["value"], about.get("type") if isinstance(about, dict) else None)
-        return at, values
+    def _parse_arguments(self, text: str, position: int, schema: Any) -> tuple[int, dict[str, Any]]:
+        """(position after the arguments, their values by name). schema: JSON schema of the function's parameters, or None."""
+        values: dict[str, Any] = {}
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        while match := re.compile(r"\s*" + self.argument, re.DOTALL).match(text, position):
+            position, key = match.end(), match["key"]
+            argument_schema = properties.get(key) if isinstance(properties, dict) else None
+            values[key] = _argument_value(
+                match["value"], argument_schema.get("type") if isinstance(argument_schema, dict) else None
+            )
+        return position, values
 
 
-def _value(text: str, kind: Any) -> Any:
-    """An argument that is written without quotes: JSON, unless its type is that of texts or it is none."""
-    if kind == "string":
+def _argument_value(text: str, json_type: Any) -> Any:
+    """The value of an argument without quotes: decoded JSON, or the text if its type is string or it is not JSON."""
+    if json_type == "string":
         return text
     try:
         return _DECODER.decode(text)
@@ -111,8 +115,8 @@ def _value(text: str, kind: Any) -> Any:
         return text
 
 
-def _call(value: Any) -> Call | None:
-    """A call from an object that holds the name too."""
+def _call_of_object(value: Any) -> ToolCall | None:
+    """The call of a JSON object with name and arguments; None if it is not one."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}
     if not isinstance(value, dict):
@@ -120,34 +124,35 @@ def _call(value: Any) -> Call | None:
     name = next((value[key] for key in ("name", "tool_name") if key in value), None)
     arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     id = next((value[key] for key in ("id", "tool_call_id", "call_id") if key in value), "")
-    return _checked(name, arguments, id)
+    return _checked_call(name, arguments, id)
 
 
-def _named(head: re.Match[str], arguments: Any) -> Call | None:
-    return _checked(head["name"], arguments, head.groupdict().get("id") or "")
+def _call_of_header(header: re.Match[str], arguments: Any) -> ToolCall | None:
+    return _checked_call(header["name"], arguments, header.groupdict().get("id") or "")
 
 
-def _checked(name: Any, arguments: Any, id: Any) -> Call | None:
+def _checked_call(name: Any, arguments: Any, id: Any) -> ToolCall | None:
     if isinstance(arguments, str):
         arguments = _DECODER.decode(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False), str(id))
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False), str(id))
 
 
-_XML_HEAD, _XML_PAIR = r"<function=(?P<name>[^>\s]+)>", r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
+_FUNCTION_HEADER = r"<function=(?P<name>[^>\s]+)>"
+_PARAMETER = r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
 
-# The first row that fits counts.
-_CALLS = (
-    Calls(  # Seed OSS
+# The first row whose template_tags all occur in the template applies.
+_TOOL_FORMATS = (
+    ToolFormat(  # Seed OSS
         ("<seed:tool_call>", "<function="),
         ("<seed:tool_call>",),
         "</seed:tool_call>",
-        _XML_HEAD,
-        _XML_PAIR,
+        _FUNCTION_HEADER,
+        _PARAMETER,
         ("</function>",),
     ),
-    Calls(  # MiniMax M2
+    ToolFormat(  # MiniMax M2
         ("<minimax:tool_call>",),
         ("<minimax:tool_call>",),
         "</minimax:tool_call>",
@@ -155,103 +160,108 @@ _CALLS = (
         r'<parameter name="(?P<key>[^"]+)">\n?(?P<value>.*?)\n?</parameter>',
         ("</invoke>",),
     ),
-    Calls(  # Qwen 3 Coder
+    ToolFormat(  # Qwen 3 Coder
         ("<tool_call>", "<function=", "<parameter="),
         ("<tool_call>",),
         "</tool_call>",
-        _XML_HEAD,
-        _XML_PAIR,
+        _FUNCTION_HEADER,
+        _PARAMETER,
         ("</function>",),
     ),
-    Calls(  # GLM 4.5
+    ToolFormat(  # GLM 4.5
         ("<tool_call>", "<arg_key>"),
         ("<tool_call>",),
         "</tool_call>",
         r"(?P<name>[\w.-]+)",
         r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
     ),
-    Calls(("<tool_calls>[",), ("<tool_calls>",), "</tool_calls>"),  # Apriel
-    Calls(("<tool_call>",), ("<tool_call>",), "</tool_call>"),  # Hermes, Qwen, ERNIE 4.5, EXAONE 4
-    Calls(
+    ToolFormat(("<tool_calls>[",), ("<tool_calls>",), "</tool_calls>"),  # Apriel
+    ToolFormat(("<tool_call>",), ("<tool_call>",), "</tool_call>"),  # Hermes, Qwen, ERNIE 4.5, EXAONE 4
+    ToolFormat(  # DeepSeek V3, R1, V3.1
         ("<｜tool▁calls▁begin｜>",),
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         "<｜tool▁calls▁end｜>",
         r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<｜]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*(?=\{)",
-        inside=("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```"),
+        inner_tags=("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```"),
     ),
-    Calls(  # Kimi K2
+    ToolFormat(  # Kimi K2
         ("<|tool_call_begin|>",),
         ("<|tool_calls_section_begin|>",),
         "<|tool_calls_section_end|>",
         r"(?P<id>(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*",
-        inside=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        inner_tags=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
-    Calls(  # Mistral: a list of objects, later a name with arguments
+    ToolFormat(  # Mistral: a list of objects; newer models write a name followed by arguments
         ("[TOOL_CALLS]",),
         ("[TOOL_CALLS]",),
-        head=r"(?P<name>[A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)",
-        inside=("[CALL_ID]", "[ARGS]"),
+        header=r"(?P<name>[A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)",
+        inner_tags=("[CALL_ID]", "[ARGS]"),
     ),
-    Calls(  # gpt-oss
+    ToolFormat(  # gpt-oss
         ("<|channel|>",),
         ("<|channel|>commentary to=functions.", " to=functions."),
-        head=r"(?P<name>[\w.-]+)(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?\w*\s*<\|message\|>",
-        inside=("<|start|>assistant", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
+        header=r"(?P<name>[\w.-]+)(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?\w*\s*<\|message\|>",
+        inner_tags=("<|start|>assistant", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
     ),
-    Calls(("<|START_ACTION|>",), ("<|START_ACTION|>",), "<|END_ACTION|>"),  # Command R
-    Calls(("<|tool_call|>",), ("<|tool_call|>",), "<|/tool_call|>"),  # Granite, Phi 4
-    Calls(("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>"),  # Nemotron
-    Calls(("<function=", "</function>"), ("<function=",), "</function>", r"<function=(?P<name>[^>\s]+)>"),  # Functionary
-    Calls(('{"name": function name, "parameters"',), ("{", "<|python_tag|>"), inside=("<|python_tag|>",), bare=True),  # Llama 3
+    ToolFormat(("<|START_ACTION|>",), ("<|START_ACTION|>",), "<|END_ACTION|>"),  # Command R
+    ToolFormat(("<|tool_call|>",), ("<|tool_call|>",), "<|/tool_call|>"),  # Granite, Phi 4
+    ToolFormat(("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>"),  # Nemotron
+    ToolFormat(("<function=", "</function>"), ("<function=",), "</function>", _FUNCTION_HEADER),  # Functionary
+    ToolFormat(  # Llama 3
+        ('{"name": function name, "parameters"',),
+        ("{", "<|python_tag|>"),
+        inner_tags=("<|python_tag|>",),
+        untagged=True,
+    ),
 )
 
 
 @dataclass(frozen=True)
-class Thoughts:
-    """How a model writes what it thinks before it answers.
+class ReasoningFormat:
+    """How a family writes its reasoning before the answer.
 
-    told      templates of the family contain this
-    begin     thoughts begin with this; where a template's text ends with it already, the answer begins within them
-    end       the answer goes on after this
-    again     thoughts may begin anywhere, instead of at the answer's beginning only
-    left_out  marks around the answer that are no part of it
+    template_tag  a template of this family contains this
+    start_tag     starts the reasoning; if the prompt ends with it, the answer begins within the reasoning
+    end_tag       ends the reasoning
+    anywhere      reasoning may start anywhere, not only at the beginning of the answer
+    removed_tags  tags around the content that are not part of it
     """
 
-    told: str
-    begin: str
-    end: str
-    again: bool = False
-    left_out: tuple[str, ...] = ()
+    template_tag: str
+    start_tag: str
+    end_tag: str
+    anywhere: bool = False
+    removed_tags: tuple[str, ...] = ()
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end, *self.left_out)
+    def tags(self) -> tuple[str, ...]:
+        return (self.start_tag, self.end_tag, *self.removed_tags)
 
 
-_CHANNELS = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>")
-_RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+_HARMONY_TAGS = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>")
+_RESPONSE_TAGS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
-_THOUGHTS = (
-    Thoughts("<|channel|>", "<|channel|>analysis<|message|>", "<|end|>", True, _CHANNELS),
-    Thoughts("<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>", left_out=_RESPONSE),
-    Thoughts("<seed:think>", "<seed:think>", "</seed:think>"),
-    Thoughts("[THINK]", "[THINK]", "[/THINK]"),
-    Thoughts("<think>", "<think>", "</think>"),
-    Thoughts("</think>", "<think>", "</think>"),
+_REASONING_FORMATS = (
+    ReasoningFormat("<|channel|>", "<|channel|>analysis<|message|>", "<|end|>", True, _HARMONY_TAGS),  # gpt-oss
+    ReasoningFormat("<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>", removed_tags=_RESPONSE_TAGS),  # Command R
+    ReasoningFormat("<seed:think>", "<seed:think>", "</seed:think>"),
+    ReasoningFormat("[THINK]", "[THINK]", "[/THINK]"),
+    ReasoningFormat("<think>", "<think>", "</think>"),
+    ReasoningFormat("</think>", "<think>", "</think>"),
 )
 
 
-def calls_of(template: str) -> Calls | None:
-    """How the models write calls that a chat template belongs to; None if it is not known."""
-    return next((form for form in _CALLS if all(mark in template for mark in form.told)), None)
+def find_tool_format(template: str) -> ToolFormat | None:
+    """The tool format of the family that a chat template belongs to; None if it is unknown."""
+    return next((row for row in _TOOL_FORMATS if all(tag in template for tag in row.template_tags)), None)
 
 
-def thoughts_of(template: str) -> Thoughts | None:
-    """How they write thoughts; None if they have none, or in an unknown way."""
-    return next((form for form in _THOUGHTS if form.told in template), None)
+def find_reasoning_format(template: str) -> ReasoningFormat | None:
+    """The reasoning format of the family that a chat template belongs to; None if it does not reason or is unknown."""
+    return next((row for row in _REASONING_FORMATS if row.template_tag in template), None)
 
 
-def shown(marks: Iterable[str], special: Iterable[tuple[str, int]]) -> frozenset[int]:
-    """The special tokens, given as (text, id), that marks are made of: they have to be written out to be found."""
-    wanted = [mark for mark in marks if mark]
-    return frozenset(id for text, id in special if any(text in mark for mark in wanted))
+def special_tokens_in_tags(tags: Iterable[str], special_tokens: Iterable[tuple[str, int]]) -> frozenset[int]:
+    """Ids of the special tokens, given as (text, id), that occur in tags: their text has to be part of the generated text."""
+    tags = [tag for tag in tags if tag]
+    return frozenset(id for text, id in special_tokens if any(text in tag for tag in tags))

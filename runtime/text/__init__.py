@@ -1,1 +1,1 @@
-"""Tokenizer, vocabulary, chat templates and conversations."""
+"""Tokenizers and vocabularies, chat templates, conversations."""

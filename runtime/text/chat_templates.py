@@ -1,7 +1,7 @@
-"""Chat templates by name, for models whose metadata has none: how well-known families write a conversation.
+"""Built-in chat templates by name, for models whose metadata has none: the prompt formats of well-known families.
 
-Each is a row of texts around the messages, from which a Jinja template is made; '@' stands for the message. Where a family
-knows no system message, it is put in front of the first question, as its own template does.
+Each format is a `TurnFormat`, from which a Jinja template is made. Where a family has no system role, the system message is put
+in front of the first user message, as the family's own template does.
 """
 
 from __future__ import annotations
@@ -10,70 +10,76 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Turns:
-    """begin: before everything; ask: what makes the model answer; strip: messages lose the space around them."""
+class TurnFormat:
+    """The text of one message of each role; '@' stands for its content.
+
+    generation_prompt  text that starts the assistant's answer
+    system             None: the family has no system role
+    prefix             text at the beginning of the prompt; 'BOS' stands for the BOS token
+    strip              white space around a message's content is removed
+    """
 
     user: str
     assistant: str
-    ask: str
+    generation_prompt: str
     system: str | None = None
-    begin: str = ""
+    prefix: str = ""
     strip: bool = False
 
     @property
-    def template(self) -> str:
-        """Jinja text."""
+    def jinja(self) -> str:
+        """The format as a Jinja template."""
         content = "(message.content | trim)" if self.strip else "message.content"
 
-        def wrapped(row: str, what: str) -> str:
-            before, after = row.split("@")
-            return f"{{{{ {before!r} + {what} + {after!r} }}}}"
+        def output(format: str, value: str) -> str:
+            before, after = format.split("@")
+            return f"{{{{ {before!r} + {value} + {after!r} }}}}"
 
         if self.system is None:
-            system = f"{{% set held.system = {content} + '\\n\\n' %}}"
-            user = wrapped(self.user, f"held.system + {content}") + "{% set held.system = '' %}"
+            system = f"{{% set pending.system = {content} + '\\n\\n' %}}"
+            user = output(self.user, f"pending.system + {content}") + "{% set pending.system = '' %}"
         else:
-            system, user = wrapped(self.system, content), wrapped(self.user, content)
+            system, user = output(self.system, content), output(self.user, content)
         return (
-            f"{{{{ {self.begin!r} | replace('BOS', bos_token) }}}}"
-            "{% set held = namespace(system='') %}{% for message in messages %}"
+            f"{{{{ {self.prefix!r} | replace('BOS', bos_token) }}}}"
+            "{% set pending = namespace(system='') %}{% for message in messages %}"
             f"{{% if message.role == 'system' %}}{system}"
             f"{{% elif message.role == 'user' %}}{user}"
-            f"{{% elif message.role == 'assistant' %}}{wrapped(self.assistant, content)}"
+            f"{{% elif message.role == 'assistant' %}}{output(self.assistant, content)}"
             "{% else %}{{ raise_exception('this template knows no role ' + message.role) }}{% endif %}{% endfor %}"
-            f"{{% if add_generation_prompt %}}{{{{ {self.ask!r} }}}}{{% endif %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {self.generation_prompt!r} }}}}{{% endif %}}"
         )
 
 
-_ROWS: dict[str, Turns] = {
-    "alpaca": Turns("### Instruction:\n@\n\n", "@\n\n", "### Response:\n", system="@\n\n"),
-    "chatml": Turns(
+_FORMATS: dict[str, TurnFormat] = {
+    "alpaca": TurnFormat("### Instruction:\n@\n\n", "@\n\n", "### Response:\n", system="@\n\n"),
+    "chatml": TurnFormat(
         "<|im_start|>user\n@<|im_end|>\n",
         "<|im_start|>assistant\n@<|im_end|>\n",
         "<|im_start|>assistant\n",
         system="<|im_start|>system\n@<|im_end|>\n",
     ),
-    "deepseek": Turns("<｜User｜>@", "<｜Assistant｜>@<｜end▁of▁sentence｜>", "<｜Assistant｜>", system="@", begin="BOS"),
-    "gemma": Turns(
+    "deepseek": TurnFormat("<｜User｜>@", "<｜Assistant｜>@<｜end▁of▁sentence｜>", "<｜Assistant｜>", system="@", prefix="BOS"),
+    "gemma": TurnFormat(
         "<start_of_turn>user\n@<end_of_turn>\n",
         "<start_of_turn>model\n@<end_of_turn>\n",
         "<start_of_turn>model\n",
-        begin="BOS",
+        prefix="BOS",
         strip=True,
     ),
-    "glm4": Turns("<|user|>\n@", "<|assistant|>\n@", "<|assistant|>", system="<|system|>\n@", begin="[gMASK]<sop>"),
-    "llama3": Turns(
+    "glm4": TurnFormat("<|user|>\n@", "<|assistant|>\n@", "<|assistant|>", system="<|system|>\n@", prefix="[gMASK]<sop>"),
+    "llama3": TurnFormat(
         "<|start_header_id|>user<|end_header_id|>\n\n@<|eot_id|>",
         "<|start_header_id|>assistant<|end_header_id|>\n\n@<|eot_id|>",
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         system="<|start_header_id|>system<|end_header_id|>\n\n@<|eot_id|>",
-        begin="BOS",
+        prefix="BOS",
         strip=True,
     ),
-    "mistral": Turns("[INST] @[/INST]", " @</s>", "", begin="BOS"),
-    "phi3": Turns("<|user|>\n@<|end|>\n", "<|assistant|>\n@<|end|>\n", "<|assistant|>\n", system="<|system|>\n@<|end|>\n"),
-    "vicuna": Turns("USER: @\n", "ASSISTANT: @</s>\n", "ASSISTANT:", system="@\n\n"),
-    "zephyr": Turns("<|user|>\n@</s>\n", "<|assistant|>\n@</s>\n", "<|assistant|>\n", system="<|system|>\n@</s>\n"),
+    "mistral": TurnFormat("[INST] @[/INST]", " @</s>", "", prefix="BOS"),
+    "phi3": TurnFormat("<|user|>\n@<|end|>\n", "<|assistant|>\n@<|end|>\n", "<|assistant|>\n", system="<|system|>\n@<|end|>\n"),
+    "vicuna": TurnFormat("USER: @\n", "ASSISTANT: @</s>\n", "ASSISTANT:", system="@\n\n"),
+    "zephyr": TurnFormat("<|user|>\n@</s>\n", "<|assistant|>\n@</s>\n", "<|assistant|>\n", system="<|system|>\n@</s>\n"),
 }
 
-BUILT_IN: dict[str, str] = {name: row.template for name, row in _ROWS.items()}
+BUILT_IN: dict[str, str] = {name: format.jinja for name, format in _FORMATS.items()}

@@ -1,9 +1,9 @@
-"""Where chat templates run: jinja2's sandbox, with limits on time and on the size of what a template makes.
+"""Renders chat templates in jinja2's sandbox, with limits on processor time and on the size of the values that they create.
 
-jinja2 keeps a template away from Python's insides, but not from `{{ 'x' * 10**10 }}`, nor from loops within loops. A template
-comes with a file from somewhere, so both are refused. What the limits here do not see, such as one comparison of lists that
-hold each other a million times, ends with the process: this file is also a program, which `confined.py` starts. So it imports
-nothing of this package.
+jinja2's sandbox keeps a template away from Python's internals, but neither from `{{ 'x' * 10**10 }}` nor from nested loops. A
+template comes with a file from somewhere, so both are refused here. What these checks cannot see, such as one comparison of
+deeply shared lists, is stopped by the limits of the process: this file is also the program that `template_process.py` starts.
+For that reason it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import resource
 import signal
 import sys
 import threading
@@ -22,6 +21,11 @@ from datetime import datetime
 from functools import lru_cache
 from types import FrameType
 from typing import Any, BinaryIO
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -34,110 +38,110 @@ from jinja2.runtime import str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 
-SECONDS = 5.0  # of processor time for one text; real templates take a few milliseconds
-MEMORY = 1 << 30  # address space of the process
-LARGEST = 1 << 24  # characters of a text, items of a list, bits of a number
-_ALL = 1 << 30  # the same of everything that one text's making made
-_REPEATED = 1 << 20  # of what `*` and `**` make
-_WIDEST = 1 << 16  # for numbers given to methods and filters that pad: widths and indents
-_PADS = ("center", "indent", "wordwrap", "batch", "slice", "format")
+SECONDS = 5.0  # processor time of one rendering; real templates take a few milliseconds
+MEMORY = 1 << 30  # bytes of address space of the process
+MAX_SIZE = 1 << 24  # size of one value: characters of a string, items of a list, bits of an integer
+_MAX_TOTAL_SIZE = 1 << 30  # sum of the sizes of all values that one rendering creates
+_MAX_PRODUCT = 1 << 20  # size of the result of `*` and `**`
+_MAX_WIDTH = 1 << 16  # integer arguments of methods and filters that pad: widths and indents
+_PADDING_FILTERS = ("center", "indent", "wordwrap", "batch", "slice", "format")
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are compiled in. Raises SecurityError for what goes beyond the limits."""
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The jinja2 environment of chat templates. Operations beyond the limits raise SecurityError."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation])
-        self.filters |= {name: narrow(self.filters[name]) for name in _PADS}
-        self.filters["join"] = _joined
-        self.filters["tojson"] = narrow(_tojson)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationBlock])
+        self.filters |= {name: limit_widths(self.filters[name]) for name in _PADDING_FILTERS}
+        self.filters["join"] = _join
+        self.filters["tojson"] = limit_widths(_tojson)
         self.globals.pop("lipsum", None)
         self.globals |= {
-            "raise_exception": _raise,
+            "raise_exception": _raise_exception,
             "strftime_now": lambda format: datetime.now().strftime(format),
             "dict": lambda *values, **named: dict(*values, **named),
             "namespace": _Namespace,
         }
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        whole = isinstance(left, int) and isinstance(right, int)
+        integers = isinstance(left, int) and isinstance(right, int)
         if operator == "+":
-            _within(_size(left) + _size(right))
-        elif operator == "**" and whole:
-            _within(left.bit_length() * max(right, 0), _REPEATED)
-        elif operator == "*" and whole:
-            _within(left.bit_length() + right.bit_length(), _REPEATED)
+            _count_size(_size(left) + _size(right))
+        elif operator == "**" and integers:
+            _count_size(left.bit_length() * max(right, 0), _MAX_PRODUCT)
+        elif operator == "*" and integers:
+            _count_size(left.bit_length() + right.bit_length(), _MAX_PRODUCT)
         elif operator == "*" and (isinstance(left, int) or isinstance(right, int)):
-            _within(_size(right) * left if isinstance(left, int) else _size(left) * right, _REPEATED)
+            _count_size(_size(right) * left if isinstance(left, int) else _size(left) * right, _MAX_PRODUCT)
         elif operator == "%" and isinstance(left, str):
             _check_format(left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *values: Any, **named: Any) -> Any:
-        bound = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
-        text, method = getattr(bound, "__self__", None), getattr(bound, "__name__", "")
+        function = getattr(__obj, "__wrapped__", __obj)  # jinja2 wraps str.format
+        text, method = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(text, str):
-            _check_numbers((*values, *named.values()))
+            _check_widths((*values, *named.values()))
             if method == "replace" and len(values) > 1 and isinstance(values[0], str) and isinstance(values[1], str):
-                _within(len(text) + text.count(values[0]) * len(values[1]))
+                _count_size(len(text) + text.count(values[0]) * len(values[1]))
             elif method == "join" and values:
-                values = (_counted(text, values[0]), *values[1:])
+                values = (_count_join(text, values[0]), *values[1:])
             elif method in ("format", "format_map"):
                 _check_format(text, (*values, *named.values()))
         return super().call(__context, __obj, *values, **named)
 
-    def joined(self, parts: tuple[Any, ...]) -> str:
-        """What `~` makes."""
-        _within(sum(map(_size, parts)))
+    def concatenate(self, parts: tuple[Any, ...]) -> str:
+        """The operator `~`."""
+        _count_size(sum(map(_size, parts)))
         return str_join(parts)
 
 
-class _Generator(CodeGenerator):
-    """Joins with `~` through a function that looks at the size."""
+class _CodeGenerator(CodeGenerator):
+    """Compiles `~` to a call of `TemplateEnvironment.concatenate`, which checks the size."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.joined((")
+        self.write("environment.concatenate((")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
 
 
-Sandbox.code_generator_class = _Generator
+TemplateEnvironment.code_generator_class = _CodeGenerator
 
 
 class _Namespace(Namespace):
-    """jinja2's, without names that begin with an underscore."""
+    """jinja2's namespace(), without names that begin with an underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
         self, *rest = args
         for name in dict(*rest, **values):
-            _checked_name(name)
+            _check_name(name)
         Namespace.__init__(self, *rest, **values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        Namespace.__setitem__(self, _checked_name(name), value)
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> None:
     if name.startswith("_"):
         raise SecurityError(f"a name may not begin with an underscore: {name}")
-    return name
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    """Not jinja2's, which writes '<' as an escape and sorts keys."""
+    """The filter of transformers: jinja2's own escapes '<' and sorts keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: what is between, as it stands (trainers mark answers with it)."""
+class _GenerationBlock(Extension):
+    """{% generation %} ... {% endgeneration %}, with which trainers mark answers: renders its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -146,42 +150,43 @@ class _Generation(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-_made = threading.local()  # total: what this thread's template has made so far
+_counter = threading.local()  # total: sum of the sizes of the values that this thread's rendering has created
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Within this, Python code of this thread is stopped with SecurityError after so many seconds of processor time."""
-    end, outer, events = time.thread_time() + seconds, sys.gettrace(), 0
-    _made.total = 0
+def time_limit(seconds: float) -> Iterator[None]:
+    """Context in which Python code of this thread raises SecurityError after so many seconds of processor time."""
+    end, outer_trace, n_events = time.thread_time() + seconds, sys.gettrace(), 0
+    _counter.total = 0
 
-    def look(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
-        nonlocal events
-        events += 1  # asking for the time costs more than the rest
-        if events % 64 == 0 and time.thread_time() > end:
+    def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        nonlocal n_events
+        n_events += 1  # reading the clock costs more than the rest
+        if n_events % 64 == 0 and time.thread_time() > end:
             raise SecurityError(f"it runs for more than {seconds:.0f} seconds")
-        return look
+        return trace
 
-    sys.settrace(look)
+    sys.settrace(trace)
     try:
         yield
     finally:
-        sys.settrace(outer)
+        sys.settrace(outer_trace)
 
 
-def written(pieces: Iterator[str]) -> str:
-    """The pieces of a rendered text together, within the limit of its size."""
+def join_limited(pieces: Iterator[str]) -> str:
+    """Joins the pieces of a rendered text. Raises SecurityError as soon as they are longer than MAX_SIZE."""
     parts, size = [], 0
     for piece in pieces:
         size += len(piece)
-        _within(size)
+        _count_size(size)
         parts.append(piece)
     return "".join(parts)
 
 
-def _within(size: int, limit: int = LARGEST) -> None:
-    _made.total = getattr(_made, "total", 0) + max(size, 0)
-    if size > limit or _made.total > _ALL:
+def _count_size(size: int, limit: int = MAX_SIZE) -> None:
+    """Counts a value that is about to be created. Raises SecurityError if it, or the sum of all, is too large."""
+    _counter.total = getattr(_counter, "total", 0) + max(size, 0)
+    if size > limit or _counter.total > _MAX_TOTAL_SIZE:
         raise SecurityError("it makes too much: too many characters, items or bits")
 
 
@@ -189,112 +194,131 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | list | tuple | dict | bytes) else 1
 
 
-def _check_numbers(values: Iterable[Any]) -> None:
-    if any(isinstance(v, int) and abs(v) > _WIDEST for v in values):
-        raise SecurityError(f"a width of more than {_WIDEST:,}")
+def _check_widths(values: Iterable[Any]) -> None:
+    if any(isinstance(v, int) and abs(v) > _MAX_WIDTH for v in values):
+        raise SecurityError(f"a width of more than {_MAX_WIDTH:,}")
 
 
 def _check_format(text: str, values: Iterable[Any]) -> None:
-    """Widths are digits in the format, or values that stand for them."""
+    """Checks the widths of a format: digits in its text, or values ('%*d', '{:{}}')."""
     if re.search(r"[0-9]{5}", text):
         raise SecurityError(f"a format with a large number: {text[:40]!r}")
     if "*" in text or "}" in text.replace("{}", ""):
-        _check_numbers(values)
+        _check_widths(values)
 
 
-def narrow(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, with numbers up to _WIDEST. Its marks, such as @pass_environment, stay."""
+def limit_widths(filter: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter with integer arguments up to _MAX_WIDTH. jinja2's decorators of it, such as @pass_environment, still apply."""
 
     def checked(*values: Any, **named: Any) -> Any:
-        _check_numbers((*values, *named.values()))
-        if run.__name__ == "do_format" and isinstance(values[0], str):
+        _check_widths((*values, *named.values()))
+        if filter.__name__ == "do_format" and isinstance(values[0], str):
             _check_format(values[0], values[1:])
-        return run(*values, **named)
+        return filter(*values, **named)
 
-    checked.__dict__.update(run.__dict__)
+    checked.__dict__.update(filter.__dict__)
     return checked
 
 
-def _counted(separator: str, parts: Any) -> list[Any]:
-    listed = list(parts)
-    _within(sum(map(_size, listed)) + len(separator) * len(listed))
-    return listed
+def _count_join(separator: str, parts: Any) -> list[Any]:
+    """The parts as a list, after the size of their join has been counted."""
+    items = list(parts)
+    _count_size(sum(map(_size, items)) + len(separator) * len(items))
+    return items
 
 
 @pass_eval_context
-def _joined(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
-    """jinja2's `join` within the limits."""
+def _join(context: EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    """jinja2's filter `join` within the limits."""
     items = value if attribute is None else map(make_attrgetter(context.environment, attribute), value)
-    return sync_do_join(context, _counted(str(d), items), d)
+    return sync_do_join(context, _count_join(str(d), items), d)
 
 
 # -- the process
 
 
-_SAID = 2000  # characters of an error
+_MAX_MESSAGE = 2000  # characters of an error message
 
 
 @lru_cache(64)
-def _compiled(text: str) -> Template:
-    return Sandbox().from_string(text)
+def _compile(text: str) -> Template:
+    return TemplateEnvironment().from_string(text)
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """What comes of a template, as plain data.
+def run_template(request: dict[str, Any]) -> dict[str, Any]:
+    """Renders, or only compiles, a template; request and result are plain JSON values.
 
-    asked: text of the template, seconds that it may take, and either the variables that it gets, or None to compile it only.
-    Returns {"written": text}, or {"wrong": 'syntax', 'refused', 'template' or the name of a Python exception, "said": why,
-    "line": of a syntax error}.
+    request: "text" of the template, "seconds" of processor time that it may take, and "variables" (None: compile only).
+    Returns {"text": rendered text}, or {"error": KIND, "message": text}, where KIND is 'syntax' (then with "line"), 'refused'
+    (beyond the sandbox or a limit), 'template' (raised by the template itself) or the name of a Python exception.
     """
     try:
-        with limited(asked["seconds"]):
-            template = _compiled(asked["text"])
-            variables = asked["variables"]
-            return {"written": "" if variables is None else written(template.generate(**variables))}
+        with time_limit(request["seconds"]):
+            template = _compile(request["text"])
+            variables = request["variables"]
+            return {"text": "" if variables is None else join_limited(template.generate(**variables))}
     except TemplateSyntaxError as error:
-        return {"wrong": "syntax", "said": f"{error.message}"[:_SAID], "line": error.lineno}
+        return {"error": "syntax", "message": f"{error.message}"[:_MAX_MESSAGE], "line": error.lineno}
     except TemplateError as error:
-        return {"wrong": "refused" if isinstance(error, SecurityError) else "template", "said": f"{error}"[:_SAID]}
+        kind = "refused" if isinstance(error, SecurityError) else "template"
+        return {"error": kind, "message": f"{error}"[:_MAX_MESSAGE]}
     except MemoryError:
-        return {"wrong": "refused", "said": f"it takes more than {MEMORY >> 20} MiB of memory"}
-    except Exception as error:  # whatever its expressions raise
-        return {"wrong": type(error).__name__, "said": f"{error}"[:_SAID]}
+        return {"error": "refused", "message": f"it takes more than {MEMORY >> 20} MiB of memory"}
+    except Exception as error:  # whatever the template's expressions raise
+        return {"error": type(error).__name__, "message": f"{error}"[:_MAX_MESSAGE]}
 
 
-# Between them they use the modules that Python and jinja2 import only when they are needed.
-_FIRST = (
+# Run before the limits are set, as importing opens files: between them they make Python and jinja2 import all that they import
+# on demand.
+_WARM_UP = (
     "{{ 'a\\n\\N{BULLET}' | pprint }}{{ strftime_now('%c') }}{{ ('<a> b' | striptags | wordwrap(2)) ~ 1.5 | round }}",
     "{{ 1 + 'a' }}",
     "{% if %}",
 )
 
 
-def _confine() -> None:
-    """From here on this process may take no more memory, write no file and open none, which importing is as well."""
-    for text in _FIRST:
-        answer({"text": text, "variables": {}, "seconds": SECONDS})
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):
-        resource.setrlimit(limit, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; it is for the program that asks
+def _limit_process() -> None:
+    """From here on this process can allocate MEMORY bytes at most, and neither open nor write files.
+
+    Windows has no such limits and macOS not all of them: there the checks of `TemplateEnvironment` are what remains.
+    """
+    for text in _WARM_UP:
+        run_template({"text": text, "variables": {}, "seconds": SECONDS})
+    _set_limit("RLIMIT_AS", MEMORY)
+    for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE"):
+        _set_limit(name, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent process
 
 
-def _allow(seconds: float) -> None:
-    """The process is killed when it takes much longer than that: what is no Python code cannot be stopped otherwise."""
+def _set_limit(name: str, value: int) -> None:
+    """Raises OSError or ValueError on Linux if the limit cannot be set; elsewhere that is ignored."""
+    if resource is None:
+        return
+    try:
+        resource.setrlimit(getattr(resource, name), (value, value))
+    except (AttributeError, OSError, ValueError):
+        if sys.platform == "linux":
+            raise
+
+
+def _limit_cpu_time(seconds: float) -> None:
+    """Lets the system kill this process if it runs more than a second longer: code outside Python has no other limit."""
+    if resource is None:
+        return
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds) + 1, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds) + 1, hard_limit))
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """A line of JSON for each line of JSON, to the end."""
+def serve(requests: BinaryIO, results: BinaryIO) -> None:
+    """Runs each request, a line of JSON, and writes its result as a line of JSON, until the input ends."""
     for line in requests:
-        asked = json.loads(line)
-        _allow(asked["seconds"])
-        answers.write(json.dumps(answer(asked)).encode("ascii") + b"\n")
-        answers.flush()
+        request = json.loads(line)
+        _limit_cpu_time(request["seconds"])
+        results.write(json.dumps(run_template(request)).encode("ascii") + b"\n")
+        results.flush()
 
 
 if __name__ == "__main__":
-    _confine()
+    _limit_process()
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the vocabulary that a GGUF file carries; the `tokenizers` library does the merging."""
+"""Encodes text to token ids and decodes them, with the vocabulary of a GGUF file; the `tokenizers` library does the merging."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Regex, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Merger
+from tokenizers import Tokenizer as Backend
 
 from ...formats import FormatError, MillError, PlanError
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
-# Halves of surrogate pairs are no characters. Those from U+DC80 on stand for bytes that were no UTF-8 (PEP 383).
-_HALF, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
+# Lone surrogates are not characters. Those from U+DC80 on stand for bytes that are not valid UTF-8 (PEP 383).
+_SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
 _REPLACEMENT = "\ufffd"
-_LONGEST = 512  # characters of a token whose parts are looked for: the time this takes grows with the square
+_MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 
 
 class Tokenizer:
-    """Encodes and decodes. bos, eos: ids or None; add_bos, add_eos: what `encode` adds; endings: ids that end a generation."""
+    """Encodes and decodes text.
+
+    bos, eos          token ids or None
+    add_bos, add_eos  what `encode` adds by default
+    eog_ids           token ids that end a generation
+    """
 
     def __init__(self, metadata: Mapping[str, Any]):
-        """Raises PlanError for a vocabulary that is absent or of an unsupported kind, FormatError for a contradictory one."""
+        """Raises PlanError if the vocabulary is absent or its model not supported, FormatError if it contradicts itself."""
         self.vocabulary = Vocabulary(metadata)
-        kind = self.vocabulary.kind
-        pre = _pre_tokenizer(self.vocabulary) if kind == "gpt2" else PreTokenizer((), add_bos=kind != "t5")
+        model = self.vocabulary.model
+        pre = _pre_tokenizer(self.vocabulary) if model == "gpt2" else PreTokenizer((), add_bos=model != "t5")
         try:
-            self._merger = _MERGERS[kind](self.vocabulary, pre)
+            self._backend = _BACKENDS[model](self.vocabulary, pre)
         except MillError:
             raise
         except Exception as error:  # `tokenizers` has no exceptions of its own
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
-        self._prefix = "▁" if kind == "llama" and self.vocabulary.space_prefix else ""
-        self.bos, self.eos, self.endings = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.endings
+        self._prefix = "▁" if model == "llama" and self.vocabulary.space_prefix else ""
+        self.bos, self.eos, self.eog_ids = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.eog_ids
         self.add_bos = self.vocabulary.flag("add_bos_token", pre.add_bos) and self.bos is not None
-        self.add_eos = self.vocabulary.flag("add_eos_token", kind == "t5") and self.eos is not None
-        add_separator = self.vocabulary.flag("add_sep_token", kind == "bert")
-        self._last = [self.eos] if self.add_eos and self.eos is not None else []
+        self.add_eos = self.vocabulary.flag("add_eos_token", model == "t5") and self.eos is not None
+        add_separator = self.vocabulary.flag("add_sep_token", model == "bert")
+        self._suffix = [self.eos] if self.add_eos and self.eos is not None else []
         if add_separator and self.vocabulary.separator is not None:
-            self._last = [self.vocabulary.separator]
+            self._suffix = [self.vocabulary.separator]
 
     @property
     def n_vocab(self) -> int:
@@ -53,96 +58,97 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special: begin with BOS and end with EOS (or BERT's separator) if the model's metadata says so; parse_special:
-        control tokens that are spelled out in the text ('<|im_start|>') become themselves instead of ordinary characters.
-        Bytes that are no UTF-8, as Python reads them from a command line (surrogateescape), become the tokens of these bytes,
-        or U+FFFD if there are none.
+        the texts of control tokens ('<|im_start|>') become these tokens instead of ordinary characters. Bytes that are not
+        valid UTF-8, as Python reads them from a command line (surrogateescape), become the tokens of these bytes, or U+FFFD
+        if there are none. Raises FormatError if the vocabulary cannot represent the text.
         """
         ids: list[int] = [self.bos] if add_special and self.add_bos and self.bos is not None else []
-        for fragment in self._cut_special(text, parse_special):
+        for fragment in self._split_special(text, parse_special):
             if isinstance(fragment, int):
                 ids.append(fragment)
             elif fragment:
-                ids += self._merge(self._prefix + fragment)
-        return ids + self._last if add_special else ids
+                ids += self._encode_ordinary(self._prefix + fragment)
+        return ids + self._suffix if add_special else ids
 
-    def _merge(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
-        if _HALF.search(text) is None:
-            return self._merged(text)
-        known, merged = self._byte_tokens, self._merged
-        text = _HALF.sub(lambda half: half[0] if half[0] in known else _REPLACEMENT, text)
-        if self.vocabulary.kind == "t5" and _HALF.search(text):
-            text, merged = self._normalised(text), self._merged_as_is
+    def _encode_ordinary(self, text: str) -> list[int]:
+        """Token ids of a text without special tokens; surrogates in it become byte tokens or U+FFFD."""
+        if _SURROGATE.search(text) is None:
+            return self._encode_valid(text)
+        byte_tokens, encode = self._byte_tokens, self._encode_valid
+        text = _SURROGATE.sub(lambda match: match[0] if match[0] in byte_tokens else _REPLACEMENT, text)
+        if self.vocabulary.model == "t5" and _SURROGATE.search(text):
+            text, encode = self._normalise(text), self._encode_normalised
         ids: list[int] = []
         for part in _RAW_BYTE.split(text):
-            ids += [known[part]] if part in known else merged(part)
+            ids += [byte_tokens[part]] if part in byte_tokens else encode(part)
         return ids
 
-    def _normalised(self, text: str) -> str:
-        """The text as a whole, bytes in it left alone: what is done at its ends is not to be done beside each of them."""
+    def _normalise(self, text: str) -> str:
+        """Normalises a text that contains surrogates as one text: the normaliser treats the beginning and the end of a text
+        differently, so the parts between the surrogates cannot be normalised one by one. Unused private characters replace the
+        surrogates meanwhile, as the normaliser takes valid text only."""
         used = {ord(c) >> 7 for c in text}
-        free = next(block for block in range(0xF0000 >> 7, 0xFFF00 >> 7) if block not in used) << 7  # of private characters
-        stand_ins = {0xDC80 + i: free + i for i in range(0x80)}
-        normalised = self._merger.normalizer.normalize_str(text.translate(stand_ins))  # type: ignore[union-attr]
-        return normalised.translate({stand_in: raw for raw, stand_in in stand_ins.items()})
+        first = next(block for block in range(0xF0000 >> 7, 0xFFF00 >> 7) if block not in used) << 7
+        placeholders = {0xDC80 + i: first + i for i in range(0x80)}
+        normalised = self._backend.normalizer.normalize_str(text.translate(placeholders))  # type: ignore[union-attr]
+        return normalised.translate({placeholder: surrogate for surrogate, placeholder in placeholders.items()})
 
-    def _merged(self, text: str) -> list[int]:
-        return self._ids(lambda: self._merger.encode(text, add_special_tokens=False).ids)
+    def _encode_valid(self, text: str) -> list[int]:
+        return self._checked(lambda: self._backend.encode(text, add_special_tokens=False).ids)
 
-    def _merged_as_is(self, text: str) -> list[int]:
-        """As `_merged`, of what is normalised already."""
-        return self._ids(lambda: [token.id for token in self._merger.model.tokenize(text)]) if text else []
+    def _encode_normalised(self, text: str) -> list[int]:
+        return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []
 
-    def _ids(self, merge: Callable[[], list[int]]) -> list[int]:
+    def _checked(self, encode: Callable[[], list[int]]) -> list[int]:
         try:
-            return merge()
-        except Exception as error:  # such as characters that nothing stands for
+            return encode()
+        except Exception as error:  # for example a character without a token, and no unknown token
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot write this text: {error}") from None
 
     @cached_property
     def _byte_tokens(self) -> dict[str, int]:
-        """Surrogate that stands for a byte -> the byte's own token, where the vocabulary has one."""
+        """surrogate that stands for a byte -> id of the byte's token, where the vocabulary has one."""
         ids, characters = self.vocabulary.ids, byte_characters()
-        if self.vocabulary.kind == "bert":
+        if self.vocabulary.model == "bert":
             return {}
-        names = {b: f"<0x{b:02X}>" if self.vocabulary.kind in ("llama", "t5") else characters[b] for b in range(0x80, 0x100)}
+        names = {b: f"<0x{b:02X}>" if self.vocabulary.model in ("llama", "t5") else characters[b] for b in range(0x80, 0x100)}
         return {chr(0xDC00 + b): ids[name] for b, name in names.items() if name in ids}
 
-    def _cut_special(self, text: str, parse_special: bool) -> list[str | int]:
-        """The text with special tokens taken out, in order; longer tokens are looked for first."""
+    def _split_special(self, text: str, parse_special: bool) -> list[str | int]:
+        """The text split at its special tokens, which are replaced by their ids; longer tokens are searched first."""
         fragments: list[str | int] = [text]
-        for special, token, always in self.vocabulary.splitting:
+        for special, token, always in self.vocabulary.special_tokens:
             if not (always or parse_special) or special not in text:
                 continue
-            cut: list[str | int] = []
+            split: list[str | int] = []
             for fragment in fragments:
                 if isinstance(fragment, int):
-                    cut.append(fragment)
+                    split.append(fragment)
                     continue
                 for i, part in enumerate(fragment.split(special)):
-                    cut += [token, part] if i else [part]
-            fragments = cut
+                    split += [token, part] if i else [part]
+            fragments = split
         return fragments
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; they need not be whole characters."""
+        """The bytes of one token, which may be part of a character."""
         return self.vocabulary.piece(token)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of token ids; control tokens are left out unless skip_special is False. Broken UTF-8 becomes U+FFFD.
+        """Text of token ids; control tokens are left out unless skip_special is False. Invalid UTF-8 becomes U+FFFD.
 
-        The space that encoding put before the text is taken away again.
+        The space that `encode` puts in front of a text is removed.
         """
         stream = TextStream(self, skip_special)
         return "".join([stream.feed(int(token)) for token in ids]) + stream.flush()
 
     def stream(self, skip_special: bool = True, begins_text: bool = False) -> TextStream:
-        """A decoder for tokens that come one by one; begins_text: take the encoder's leading space away."""
+        """A decoder for tokens that come one by one; begins_text: remove the space that `encode` puts in front of a text."""
         return TextStream(self, skip_special, begins_text)
 
 
 class TextStream:
-    """Turns tokens into text as they come; a character is given out when its last byte has arrived."""
+    """Decodes tokens one by one; a character is returned when its last byte has arrived."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, begins_text: bool = True):
         self._vocabulary, self._skip = tokenizer.vocabulary, skip_special
@@ -150,8 +156,9 @@ class TextStream:
         self._strip = begins_text and self._vocabulary.space_prefix
 
     def feed(self, token: int) -> str:
+        """The characters that this token completes."""
         if self._vocabulary.is_control(token):
-            # A control token ends whatever character was unfinished before it.
+            # A control token ends an incomplete character before it.
             return self.flush() + ("" if self._skip else self._vocabulary.tokens[token])
         piece = self._vocabulary.piece(token)
         if self._strip:
@@ -159,7 +166,7 @@ class TextStream:
         return self._decoder.decode(piece)
 
     def flush(self) -> str:
-        """What is left of an unfinished character."""
+        """U+FFFD for an incomplete character at the end, otherwise nothing."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
@@ -173,43 +180,43 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
-    """GPT-2's scheme: words by expressions, bytes as printable characters, merges in the order of their list."""
+def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
+    """GPT-2's scheme: regular expressions split the text into words, bytes are printable characters, merges apply by rank."""
     merges, ids = vocabulary.merges, vocabulary.ids
     if not merges:  # tiktoken vocabularies have none: a token's rank is its id
-        merges = _merges_by_rank(vocabulary, -np.arange(len(vocabulary.tokens)))
+        merges = _merges_by_score(vocabulary, -np.arange(len(vocabulary.tokens)))
     usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-    merger = Merger(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges))
+    backend = Backend(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges))
     splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
-    merger.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    return merger
+    return backend
 
 
-def _sentencepiece(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
+def _sentencepiece_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
     """SentencePiece's BPE: the pair whose union has the best score is merged first; unknown characters fall back to bytes."""
     scores = vocabulary.scores if vocabulary.scores is not None else -np.arange(len(vocabulary.tokens))
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
     model = models.BPE(
-        vocab=vocabulary.ids, merges=_merges_by_rank(vocabulary, scores), unk_token=unknown, byte_fallback=True, fuse_unk=True
+        vocab=vocabulary.ids, merges=_merges_by_score(vocabulary, scores), unk_token=unknown, byte_fallback=True, fuse_unk=True
     )
-    merger = Merger(model)
-    merger.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
-    return merger
+    backend = Backend(model)
+    backend.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
+    return backend
 
 
-def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
-    """SentencePiece's unigram model: the pieces whose scores have the largest sum; the text is normalised by its own table."""
-    kinds = vocabulary.kinds
-    scores = vocabulary.scores if vocabulary.scores is not None else np.zeros(len(kinds))
-    used = np.isin(kinds, (NORMAL, USER_DEFINED, BYTE, UNKNOWN))
-    lowest = float(scores[kinds == NORMAL].min(initial=0.0))
-    # Tokens that no text can become must not be found: a name of their own, which no text has.
-    names = [token if used[i] else f"\uffff{i}" for i, token in enumerate(vocabulary.tokens)]
-    table = [(name, float(scores[i]) if used[i] else lowest - 100) for i, name in enumerate(names)]
-    has_bytes = np.count_nonzero(kinds == BYTE) == 256
-    merger = Merger(models.Unigram(table, vocabulary.unknown, has_bytes))
+def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
+    """SentencePiece's unigram model: the segmentation with the largest sum of scores; the file's character map normalises."""
+    types = vocabulary.token_types
+    scores = vocabulary.scores if vocabulary.scores is not None else np.zeros(len(types))
+    usable = np.isin(types, (NORMAL, USER_DEFINED, BYTE, UNKNOWN))
+    lowest = float(scores[types == NORMAL].min(initial=0.0))
+    # Control and unused tokens must not match any text: they get names that no text contains.
+    names = [token if usable[i] else f"\uffff{i}" for i, token in enumerate(vocabulary.tokens)]
+    table = [(name, float(scores[i]) if usable[i] else lowest - 100) for i, name in enumerate(names)]
+    has_bytes = np.count_nonzero(types == BYTE) == 256
+    backend = Backend(models.Unigram(table, vocabulary.unknown, has_bytes))
     steps: list[Any] = []
     charsmap = vocabulary.get("precompiled_charsmap", None)
     if charsmap is not None and not (isinstance(charsmap, np.ndarray) and charsmap.ndim == 1 and charsmap.dtype.itemsize == 1):
@@ -220,34 +227,35 @@ def _unigram(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
         steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if vocabulary.space_prefix:
         steps.append(normalizers.Prepend("▁"))
-    merger.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
-    return merger
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    return backend
 
 
-def _word_pieces(vocabulary: Vocabulary, pre: PreTokenizer) -> Merger:
-    """BERT's scheme: words without case and accents, each cut into the longest pieces from its beginning on."""
+def _word_piece(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
+    """BERT's WordPiece: words without case and accents, each split greedily into the longest pieces."""
     ids: dict[str, int] = {}
     for i, token in enumerate(vocabulary.tokens):
-        plain = vocabulary.kinds[i] not in (NORMAL, UNUSED)
-        ids.setdefault(token if plain else token[1:] if token.startswith("▁") else f"##{token}", i)
+        special = vocabulary.token_types[i] not in (NORMAL, UNUSED)
+        ids.setdefault(token if special else token[1:] if token.startswith("▁") else f"##{token}", i)
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else "[UNK]"
-    merger = Merger(models.WordPiece(vocab=ids, unk_token=unknown))
-    merger.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
-    merger.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
-    return merger
+    backend = Backend(models.WordPiece(vocab=ids, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    return backend
 
 
-def _merges_by_rank(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
-    """All ways to make a token of two others, best score of the result first."""
+def _merges_by_score(vocabulary: Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
+    """All pairs of tokens whose union is a token, best score (float64 [n_vocab]) of the union first."""
     ids = vocabulary.ids
     merges: list[tuple[str, str]] = []
     for i in np.argsort(-scores, kind="stable").tolist():
-        if vocabulary.kinds[i] in (NORMAL, USER_DEFINED, UNUSED):
+        if vocabulary.token_types[i] in (NORMAL, USER_DEFINED, UNUSED):
             token = vocabulary.tokens[i]
-            if len(token) > _LONGEST:
+            if len(token) > _MAX_MERGED_LENGTH:
                 continue
             merges += [(token[:k], token[k:]) for k in range(1, len(token)) if token[:k] in ids and token[k:] in ids]
     return merges
 
 
-_MERGERS = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _word_pieces, "t5": _unigram}  # by tokenizer.ggml.model
+# tokenizer.ggml.model -> function that makes the `tokenizers` object
+_BACKENDS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe, "bert": _word_piece, "t5": _unigram}

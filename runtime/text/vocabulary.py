@@ -1,4 +1,4 @@
-"""A model's vocabulary from GGUF metadata: token texts, their kinds, the special ids, and the bytes each token stands for."""
+"""A model's vocabulary from GGUF metadata: token texts and types, special token ids, the bytes that each token stands for."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...formats import FormatError, PlanError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
 
-# Texts that end a turn or a document, whatever the metadata calls them.
-_ENDINGS = frozenset(
+# Tokens that end a generation, whatever the metadata says about them (llama.cpp: special_eog_ids)
+_EOG_TEXTS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
         *("<EOT>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<|return|>", "<|call|>", "[EOS]", "<|eot|>"),
         *("_<EOT>", "[EOT]", "<end_of_utterance>"),
     )
 )
-# Where a vocabulary has these, <|end|> only ends a channel (gpt-oss thinks in one and answers in the next).
-_CHANNELS = frozenset(("<|return|>", "<|call|>"))
+# In a vocabulary with these tokens, <|end|> only ends a channel of an answer (gpt-oss: analysis, then final).
+_CHANNEL_TOKENS = frozenset(("<|return|>", "<|call|>"))
 
-# tokenizer.ggml.model -> special tokens where the metadata does not name them; the misspelling is GGUF's
+# tokenizer.ggml.model -> ids of special tokens where the metadata has none; the misspelling is GGUF's
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "gpt2": {},
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -36,76 +36,80 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def byte_characters() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte: printable Latin-1 characters are themselves, the others follow from U+0100."""
+    """byte -> character of GPT-2's byte-level BPE: printable Latin-1 characters as they are, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (b for b in range(256) if b not in printable)
     return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
 
 
 class Vocabulary:
-    """tokens: text of every id; kinds: int array [n].
+    """The keys tokenizer.ggml.* of GGUF metadata.
 
-    kind: 'gpt2' (byte-level BPE), 'llama' (SentencePiece's BPE with scores), 't5' (its unigram) or 'bert' (WordPiece, words
-    begin with U+2581).
+    model        'gpt2' (byte-level BPE), 'llama' (SentencePiece's BPE with scores), 't5' (its unigram) or 'bert' (WordPiece,
+                 words begin with U+2581)
+    tokens       text of every id
+    token_types  int64 [n_vocab]: NORMAL, UNKNOWN, ...
+    bos, eos, unknown, separator  ids, None where there is none
+    space_prefix a text is encoded with a space in front of it
     """
 
     def __init__(self, metadata: Mapping[str, Any]):
-        """Raises PlanError when there is no vocabulary or its kind is not supported, FormatError when it contradicts itself."""
+        """Raises PlanError if there is no vocabulary or its model is not supported, FormatError if it contradicts itself."""
         self.metadata = metadata
-        self.kind = str(self.get("model", ""))
-        if "tokenizer.ggml.tokens" not in metadata or not self.kind:
+        self.model = str(self.get("model", ""))
+        if "tokenizer.ggml.tokens" not in metadata or not self.model:
             raise PlanError("the model's metadata has no vocabulary (tokenizer.ggml.model and tokenizer.ggml.tokens)")
-        if self.kind not in _DEFAULT_IDS:
+        if self.model not in _DEFAULT_IDS:
             known = ", ".join(_DEFAULT_IDS)
-            raise PlanError(f"a vocabulary of kind {self.kind!r} is not supported (tokenizer.ggml.model is one of {known})")
+            raise PlanError(f"a vocabulary of kind {self.model!r} is not supported (tokenizer.ggml.model is one of {known})")
         tokens = self.get("tokens", [])
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             raise FormatError("tokenizer.ggml.tokens is no list of texts")
         self.tokens: list[str] = tokens
-        kinds = np.asarray(self.get("token_type", np.full(len(tokens), NORMAL)))
-        if kinds.shape != (len(tokens),) or kinds.dtype.kind not in "iu":
-            found = f"{kinds.size} values of {kinds.dtype}" if kinds.ndim else f"{kinds!r:.60}"
-            raise FormatError(f"tokenizer.ggml.token_type has {found} for {len(tokens)} tokens; each needs a whole number")
-        self.kinds = kinds.astype(np.int64)
-        default = _DEFAULT_IDS[self.kind]
-        self.bos = self.special("bos", self.special("cls", default.get("bos")))
-        self.eos = self.special("eos", default.get("eos"))
-        self.unknown = self.special("unknown", default.get("unknown"))
-        self.separator = self.special("seperator", default.get("seperator"))
-        self.space_prefix = self.kind == "bert" or (self.kind in ("llama", "t5") and self.flag("add_space_prefix", True))
+        types = np.asarray(self.get("token_type", np.full(len(tokens), NORMAL)))
+        if types.shape != (len(tokens),) or types.dtype.kind not in "iu":
+            actual = f"{types.size} values of {types.dtype}" if types.ndim else f"{types!r:.60}"
+            raise FormatError(f"tokenizer.ggml.token_type has {actual} for {len(tokens)} tokens; each needs a whole number")
+        self.token_types = types.astype(np.int64)
+        default = _DEFAULT_IDS[self.model]
+        self.bos = self.special_id("bos", self.special_id("cls", default.get("bos")))
+        self.eos = self.special_id("eos", default.get("eos"))
+        self.unknown = self.special_id("unknown", default.get("unknown"))
+        self.separator = self.special_id("seperator", default.get("seperator"))
+        self.space_prefix = self.model == "bert" or (self.model in ("llama", "t5") and self.flag("add_space_prefix", True))
 
     def get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
     @property
     def scores(self) -> np.ndarray | None:
-        """float64 [n], None where there are none. Raises FormatError if they are not one for each token."""
-        scores = self.get("scores", None)
-        if scores is None:
+        """float64 [n_vocab], None if the metadata has none. Raises FormatError if they are not one number for each token."""
+        value = self.get("scores", None)
+        if value is None:
             return None
-        found = np.asarray(scores)
-        if found.shape != (len(self.tokens),) or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+        scores = np.asarray(value)
+        if scores.shape != (len(self.tokens),) or scores.dtype.kind not in "iuf" or not np.isfinite(scores).all():
             raise FormatError(f"tokenizer.ggml.scores has to hold {len(self.tokens)} numbers, one for each token")
-        return found.astype(np.float64)
+        return scores.astype(np.float64)
 
     @property
     def merges(self) -> list[tuple[str, str]]:
-        """The halves of each merge, in order. Raises FormatError."""
+        """The two parts of each merge, in order of rank. Raises FormatError."""
         merges = self.get("merges", [])
         if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
             raise FormatError("tokenizer.ggml.merges is no list of pairs of tokens with a space between them")
-        # The first character belongs to the first part, whatever it is.
+        # The separator is the first space after the first character: that may be a space itself.
         return [(merge[:at], merge[at + 1 :]) for merge in merges for at in [merge.index(" ", 1)]]
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false, of one number as well. Raises FormatError."""
+        """The boolean tokenizer.ggml.KEY; an integer is accepted. Raises FormatError."""
         value = self.get(key, default)
         if not isinstance(value, (bool, int, np.bool_, np.integer)):
             raise FormatError(f"tokenizer.ggml.{key} is {value!r:.60}; it has to be true or false")
         return bool(value)
 
-    def special(self, name: str, default: int | None = None) -> int | None:
-        """Id of the token that the metadata calls NAME_token_id, None if it is not a token. Raises FormatError if no number."""
+    def special_id(self, name: str, default: int | None = None) -> int | None:
+        """The id tokenizer.ggml.NAME_token_id; None if absent or out of range. Raises FormatError if it is not an integer."""
         value = self.get(f"{name}_token_id", default)
         if value is not None and not isinstance(value, (int, np.integer)):
             raise FormatError(f"tokenizer.ggml.{name}_token_id is {value!r:.60}; it has to be the number of a token")
@@ -113,7 +117,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """text -> id; of tokens with the same text, the first. Texts that are no valid UTF-8 in the file are left out."""
+        """text -> id; of tokens with the same text, the first. Texts that are not valid UTF-8 in the file are left out."""
         ids: dict[str, int] = {}
         for i, token in enumerate(self.tokens):
             if token.isascii() or not any("\ud800" <= c <= "\udfff" for c in token):
@@ -121,26 +125,26 @@ class Vocabulary:
         return ids
 
     @cached_property
-    def endings(self) -> frozenset[int]:
-        """Ids after which a model has finished: eos, end of turn or message, and tokens known to mean that."""
-        named = (self.special(name) for name in ("eos", "eot", "eom"))
+    def eog_ids(self) -> frozenset[int]:
+        """Ids that end a generation: end of sequence, turn or message, by metadata or by their text."""
+        by_key = (self.special_id(name) for name in ("eos", "eot", "eom"))
         special = {UNKNOWN, CONTROL, USER_DEFINED}
-        known = _ENDINGS - {"<|end|>"} if self.ids.keys() >= _CHANNELS else _ENDINGS
-        texts = (self.ids[text] for text in known if text in self.ids and self.kinds[self.ids[text]] in special)
-        return frozenset([i for i in named if i is not None] + list(texts))
+        texts = _EOG_TEXTS - {"<|end|>"} if self.ids.keys() >= _CHANNEL_TOKENS else _EOG_TEXTS
+        by_text = (self.ids[text] for text in texts if text in self.ids and self.token_types[self.ids[text]] in special)
+        return frozenset([i for i in by_key if i is not None] + list(by_text))
 
     @cached_property
-    def splitting(self) -> list[tuple[str, int, bool]]:
-        """(text, id, always) of the tokens that are cut out of a text before anything else, longest first.
+    def special_tokens(self) -> list[tuple[str, int, bool]]:
+        """(text, id, always) of the tokens that are recognised in a text before the merges, longest text first.
 
-        User-defined tokens always are; control tokens only where the text may hold them (`always` is False).
+        always: True for user-defined tokens; control tokens are recognised only when the caller asks for it.
         """
-        wanted = np.flatnonzero(np.isin(self.kinds, (UNKNOWN, CONTROL, USER_DEFINED)))
-        found = [(self.tokens[i], int(i), bool(self.kinds[i] == USER_DEFINED)) for i in wanted if self.tokens[i]]
-        return sorted(found, key=lambda entry: -len(entry[0]))
+        ids = np.flatnonzero(np.isin(self.token_types, (UNKNOWN, CONTROL, USER_DEFINED)))
+        tokens = [(self.tokens[i], int(i), bool(self.token_types[i] == USER_DEFINED)) for i in ids if self.tokens[i]]
+        return sorted(tokens, key=lambda token: -len(token[0]))
 
     def is_control(self, token: int) -> bool:
-        return bool(self.kinds[token] in (UNKNOWN, CONTROL))
+        return bool(self.token_types[token] in (UNKNOWN, CONTROL))
 
     @cached_property
     def _bytes_of_character(self) -> dict[str, int]:
@@ -148,11 +152,11 @@ class Vocabulary:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for (control tokens: their own text)."""
-        text, kind = self.tokens[token], self.kinds[token]
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+        text, token_type = self.tokens[token], self.token_types[token]
+        if token_type in (UNKNOWN, CONTROL, USER_DEFINED):
             return text.encode("utf-8", "surrogateescape")
-        if self.kind != "gpt2":
-            if kind == BYTE and _BYTE_TOKEN.fullmatch(text):
+        if self.model != "gpt2":
+            if token_type == BYTE and _BYTE_TOKEN.fullmatch(text):
                 return bytes([int(text[3:-1], 16)])
             return text.replace("▁", " ").encode("utf-8", "surrogateescape")
         table = self._bytes_of_character

@@ -98,19 +98,19 @@ def test_a_context_beyond_the_trained_one_is_noted(chat):
 
 
 def test_ctrl_c_cancels_the_answer_only(chat, monkeypatch):
-    picked = []
+    sampled = []
 
-    def pick(self, logits, past):
-        picked.append(1)
-        if len(picked) == 5:
+    def sample(self, logits, past):
+        sampled.append(1)
+        if len(sampled) == 5:
             signal.raise_signal(signal.SIGINT)
         return 300
 
-    monkeypatch.setattr(Sampler, "pick", pick)
+    monkeypatch.setattr(Sampler, "sample", sample)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     code, out, err = chat("Hello\nAgain\n", "-n", "7")
     assert code == 0
-    assert len(picked) == 5 + 7
+    assert len(sampled) == 5 + 7
     assert err.splitlines() == ["(interrupted)", "(-n tokens are reached)"]
     assert len(out.splitlines()) >= 2
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers

@@ -46,7 +46,7 @@ from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results
 from ggufmill.runtime.generation.sampling import Sampling
 from ggufmill.runtime.serve.requests import RequestError, parse_chat, parse_completion
-from ggufmill.runtime.text.template_sandbox import answer
+from ggufmill.runtime.text.template_sandbox import run_template
 from ggufmill.runtime.text.tokenizer import Tokenizer
 
 SECONDS = 10.0  # of processor time for one input of some kilobytes; importing what a parser needs is part of the first
@@ -102,7 +102,7 @@ def model(data: bytes) -> None:
     ids = tokenizer.encode("Hello, world \x00\U0001f642 <s>")
     assert all(0 <= i < len(tokenizer.vocabulary.tokens) for i in ids)
     tokenizer.decode(ids)
-    tokenizer.vocabulary.endings  # noqa: B018
+    tokenizer.vocabulary.eog_ids  # noqa: B018
 
 
 def safetensors(data: bytes) -> None:
@@ -175,7 +175,7 @@ def metadata(data: bytes) -> None:
 def template(data: bytes) -> None:
     """What runs in a process of its own when it is used, here without one."""
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
-    answer({"text": data.decode("utf-8", "replace"), "variables": {"messages": messages}, "seconds": 5.0})
+    run_template({"text": data.decode("utf-8", "replace"), "variables": {"messages": messages}, "seconds": 5.0})
 
 
 def texts(data: bytes) -> None:

@@ -16,7 +16,7 @@ from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import CollectOptions, collect
 from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.perplexity import windows_of
+from ggufmill.runtime.evaluate.perplexity import make_windows
 from ggufmill.runtime.graph import ops
 
 _spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "runtime/test_checkpoints.py")
@@ -109,7 +109,7 @@ def reference(case, folder):
     model.save_pretrained(folder)
     source = open_source(folder, mla_layout=layout[0] if layout else "ik")
     tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
-    windows = windows_of(load_model(source), tokens, N_CTX, None)
+    windows = make_windows(load_model(source), tokens, N_CTX, None)
     recorder, queries, probabilities = InputRecorder(torch, model), {}, {}
     hooks = []
     for name, module in model.named_modules():

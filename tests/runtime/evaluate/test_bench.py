@@ -9,7 +9,7 @@ from ggufmill.runtime.evaluate.bench import Case, Runner, Speed, bench, sweep
 
 
 class Counting:
-    """A model that notes what passes through it: (tokens, tokens in the cache before, rows through the head)."""
+    """A model that records its passes: (tokens, tokens in the cache before, rows of which logits are computed)."""
 
     def __init__(self, model):
         self.model, self.passes = model, []
@@ -40,12 +40,16 @@ def test_names_are_those_of_llama_bench():
     ]
 
 
-def test_what_is_run(counting):
+def test_passes_of_a_benchmark(counting):
     speeds = bench(counting, [Case(8, 0), Case(0, 3), Case(8, 2, only_gen=True)], repetitions=1)
     prompt, generated = [8, 0, 1], [[1, i, 1] for i in range(3)]
-    after = [[1, 8, 1], [1, 9, 1]]
-    warm = [prompt, prompt, *generated[:2], *generated, prompt, *after, prompt, *after]
-    assert counting.passes == warm
+    after_prompt = [[1, 8, 1], [1, 9, 1]]
+    # Each case once for the warm-up (at most 2 generated tokens) and once for the measurement
+    assert counting.passes == [
+        *(prompt, prompt),
+        *(*generated[:2], *generated),
+        *(prompt, *after_prompt, prompt, *after_prompt),
+    ]
     assert [len(s.samples) for s in speeds] == [1, 1, 1]
     assert all(s.mean > 0 and s.stddev == 0 for s in speeds)
 
@@ -56,7 +60,7 @@ def test_mean_and_deviation():
     assert speed.stddev == pytest.approx(math.sqrt(7))
 
 
-def test_only_what_counts_is_timed(counting, monkeypatch):
+def test_only_measured_tokens_are_timed(counting, monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr("ggufmill.runtime.evaluate.bench.time.perf_counter", lambda: next(clock))
     runner = Runner(counting)
@@ -66,13 +70,13 @@ def test_only_what_counts_is_timed(counting, monkeypatch):
     assert bench(counting, [Case(4, 2, only_gen=True)], 1, warm_up=False)[0].samples == [2]
 
 
-def test_a_test_without_tokens_is_refused(counting):
-    for test in (Case(0, 0), Case(4, 0, only_gen=True), Case(-1, 5)):
+def test_a_case_without_tokens_is_refused(counting):
+    for case in (Case(0, 0), Case(4, 0, only_gen=True), Case(-1, 5)):
         with pytest.raises(PlanError, match="measures nothing"):
-            bench(counting, [test], 1)
+            bench(counting, [case], 1)
 
 
-def test_sweep_walks_through_the_context(counting):
+def test_passes_of_a_sweep(counting):
     rows = list(sweep(counting, 35, pp=8, warm_up=False))
     assert [(r.pp, r.tg, r.n_kv) for r in rows] == [(8, 2, depth) for depth in (0, 8, 16, 24)]
     expected = [p for depth in (0, 8, 16, 24) for p in ([1, depth, 1], [1, depth + 1, 1], [8, depth, 1])]

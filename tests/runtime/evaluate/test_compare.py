@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import threading
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from ggufmill.formats import MillError, PlanError
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.compare import check, compare
+from ggufmill.runtime.evaluate.compare import compare
 from ggufmill.runtime.graph import Observer
 
 
@@ -21,20 +22,20 @@ def with_tensor(source, name, change):
     return dataclasses.replace(source, tensors=source.tensors | {name: new})
 
 
-def spoil(rows):
+def insert_nan(rows):
     rows[0, 1] = np.nan
     return rows
 
 
 class LastLayer(Observer):
     def __init__(self, model, on_output):
-        self.value, self.tell = model.graph.layers[-1], on_output
+        self.value, self.callback = model.graph.layers[-1], on_output
 
     def wants_output(self, op):
         return op.out == self.value
 
     def on_output(self, op, out):
-        self.tell(out)
+        self.callback(out)
 
 
 def load(source, **settings):
@@ -47,45 +48,45 @@ def deep(build):
     return build("v3")[1]
 
 
-def test_a_model_is_like_itself(deep, tokens):
-    found = compare(load(deep), load(deep), tokens, 50, products=True)
-    assert [e.layer for e in found.layers] == [0, 1, 2]
-    assert all(e.relative == e.worst == 0 and e.cosine == pytest.approx(1) for e in found.layers)
-    assert found.output["kld_mean"] == 0
-    assert found.output["top1_agreement"] == 100
-    assert len(found.tensors) == len(deep.tensors)
-    assert all(t.relative == 0 for t in found.tensors)
-    assert found.tokens == 50
-    check(found)
-    json.dumps(found.as_json())
+def test_a_model_has_no_errors_against_itself(deep, tokens):
+    comparison = compare(load(deep), load(deep), tokens, 50, products=True)
+    assert [e.layer for e in comparison.layers] == [0, 1, 2]
+    assert all(e.relative == e.worst == 0 and e.cosine == pytest.approx(1) for e in comparison.layers)
+    assert comparison.output["kld_mean"] == 0
+    assert comparison.output["top1_agreement"] == 100
+    assert len(comparison.tensors) == len(deep.tensors)
+    assert all(t.relative == 0 for t in comparison.tensors)
+    assert comparison.tokens == 50
+    assert comparison.nonfinite == ""
+    json.dumps(comparison.as_json())
 
 
-def test_errors_begin_in_the_layer_that_differs(deep, tokens):
+def test_errors_start_in_the_layer_whose_weights_differ(deep, tokens):
     name = "blk.1.attn_output.weight"
     noise = np.random.default_rng(1).standard_normal(deep.tensors[name].shape[::-1]).astype(np.float32)
     other = with_tensor(deep, name, lambda rows: rows + 0.02 * noise)
     a, b = load(deep), load(other)
-    found = compare(a, b, tokens, 50, chunks=2, products=True)
-    assert [e.relative > 0 for e in found.layers] == [False, True, True]
-    assert found.tokens == 100
-    changed = {t.name: t for t in found.tensors if t.relative}
+    comparison = compare(a, b, tokens, 50, chunks=2, products=True)
+    assert [e.relative > 0 for e in comparison.layers] == [False, True, True]
+    assert comparison.tokens == 100
+    changed = {t.name: t for t in comparison.tensors if t.relative}
     assert changed.keys() == {name}
     weights = deep.tensors[name].read(0, deep.tensors[name].n_rows)
     expected = np.linalg.norm(0.02 * noise) / np.linalg.norm(weights)
     assert changed[name].relative == pytest.approx(expected, rel=1e-4)
-    assert changed[name].product == pytest.approx(expected, rel=0.5)  # noise without a direction
-    # By hand: the outputs of the last layer before the norm, of both models.
-    states = []
+    assert changed[name].product == pytest.approx(expected, rel=0.5)  # the noise has no preferred direction
+    # Independently: the outputs of the last layer of both models, before the norm.
+    outputs = []
     for model in (a, b):
-        with model.observing(LastLayer(model, lambda x: states.append(x.copy()))):
+        with model.observing(LastLayer(model, lambda x: outputs.append(x.copy()))):
             model.hidden([(model.new_cache(50), tokens[:50])])
-    one = compare(a, b, tokens, 50, weights=None)
-    assert one.tensors == []
-    relative = np.linalg.norm(states[1] - states[0]) / np.linalg.norm(states[0])
-    assert one.layers[-1].relative == pytest.approx(relative, rel=1e-4)
+    layers_only = compare(a, b, tokens, 50, weights=None)
+    assert layers_only.tensors == []
+    relative = np.linalg.norm(outputs[1] - outputs[0]) / np.linalg.norm(outputs[0])
+    assert layers_only.layers[-1].relative == pytest.approx(relative, rel=1e-4)
 
 
-def test_products_of_each_expert_are_measured(deep, tokens):
+def test_products_are_measured_per_expert(deep, tokens):
     rows = deep.tensors["blk.2.ffn_up_exps.weight"].shape[1]
 
     def change(values):
@@ -93,30 +94,29 @@ def test_products_of_each_expert_are_measured(deep, tokens):
         return values
 
     other = with_tensor(deep, "blk.2.ffn_up_exps.weight", change)
-    found = compare(load(deep), load(other), tokens, 100, products=True, weights="ffn_up_exps")
-    assert [t.name for t in found.tensors] == ["blk.1.ffn_up_exps.weight", "blk.2.ffn_up_exps.weight"]
-    assert found.tensors[0].product == 0
-    assert 0 < found.tensors[1].product < 0.25
+    comparison = compare(load(deep), load(other), tokens, 100, products=True, weights="ffn_up_exps")
+    assert [t.name for t in comparison.tensors] == ["blk.1.ffn_up_exps.weight", "blk.2.ffn_up_exps.weight"]
+    assert comparison.tensors[0].product == 0
+    assert 0 < comparison.tensors[1].product < 0.25
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_nan_stops_and_is_named(deep, tokens, which):
-    broken = with_tensor(deep, "blk.1.attn_output.weight", spoil)
-    sources = [deep, broken] if which else [broken, deep]
-    found = compare(load(sources[0]), load(sources[1]), tokens, 50)
-    assert [e.layer for e in found.layers] == [0]
-    assert found.tensors == []
-    with pytest.raises(MillError, match=r"first output that is not finite .* blk\.1\.attn_output\.weight"):
-        check(found)
+@pytest.mark.parametrize("broken_b", [False, True])
+def test_nan_ends_the_comparison_and_is_located(deep, tokens, broken_b):
+    broken = with_tensor(deep, "blk.1.attn_output.weight", insert_nan)
+    sources = [deep, broken] if broken_b else [broken, deep]
+    comparison = compare(load(sources[0]), load(sources[1]), tokens, 50)
+    assert [e.layer for e in comparison.layers] == [0]
+    assert comparison.tensors == []
+    assert re.search(r"first output that is not finite .* blk\.1\.attn_output\.weight", comparison.nonfinite)
     assert not [t for t in threading.enumerate() if t.name == "compare"]
 
 
-def test_nan_in_the_head(deep, tokens):
-    found = compare(load(deep), load(with_tensor(deep, "output.weight", spoil)), tokens, 50)
-    assert "output.weight" in found.nonfinite
+def test_nan_in_the_output_head(deep, tokens):
+    comparison = compare(load(deep), load(with_tensor(deep, "output.weight", insert_nan)), tokens, 50)
+    assert "output.weight" in comparison.nonfinite
 
 
-def test_an_error_of_the_other_thread_arrives(deep, tokens):
+def test_an_exception_in_the_thread_of_model_b_is_raised(deep, tokens):
     a, b = load(deep), load(deep)
 
     def fail(x):
@@ -127,16 +127,16 @@ def test_an_error_of_the_other_thread_arrives(deep, tokens):
     assert a.observer is b.observer is None
 
 
-def test_other_shapes_are_refused(deep, tiny, tokens):
+def test_models_of_other_shapes_are_refused(deep, tiny, tokens):
     with pytest.raises(PlanError, match="3 layers and 96 tokens against 1 layers and 258 tokens"):
         compare(load(deep), load(tiny), tokens, 50)
     with pytest.raises(PlanError, match="no regular expression"):
         compare(load(deep), load(deep), None, weights="(")
 
 
-def test_weights_alone_list_what_the_other_has_not(deep):
+def test_tensors_that_only_one_model_has_are_listed(deep):
     fewer = dataclasses.replace(deep, tensors={n: t for n, t in deep.tensors.items() if n != "blk.0.attn_kv_b.weight"})
-    found = compare(load(deep), load(fewer), None)
-    assert found.only_a == ["blk.0.attn_kv_b.weight"]
-    assert found.layers == []
-    assert found.only_b == found.reshaped == []
+    comparison = compare(load(deep), load(fewer), None)
+    assert comparison.only_a == ["blk.0.attn_kv_b.weight"]
+    assert comparison.layers == []
+    assert comparison.only_b == comparison.reshaped == []

@@ -27,8 +27,8 @@ def worse(tiny):
     return with_tensor(tiny, "blk.0.ffn_up.weight", lambda rows: rows + noise)
 
 
-def by_hand(model, text_tokens, n_ctx, bos):
-    """(losses, logits) of every scored prediction, in float64 and one window at a time."""
+def reference_scores(model, text_tokens, n_ctx, bos):
+    """(losses, logits) of every scored prediction, computed in float64 one window at a time."""
     losses, logits = [], []
     for start in range(0, len(text_tokens) - n_ctx + 1, n_ctx):
         window = list(text_tokens[start : start + n_ctx])
@@ -41,9 +41,9 @@ def by_hand(model, text_tokens, n_ctx, bos):
     return np.array(losses), np.array(logits)
 
 
-def test_it_is_the_mean_of_the_second_halves(tiny, tokens):
+def test_the_second_halves_of_windows_are_scored(tiny, tokens):
     model = load_model(tiny)
-    losses, _ = by_hand(model, tokens, 20, bos=0)
+    losses, _ = reference_scores(model, tokens, 20, bos=0)
     assert len(losses) == 10 * 9
     result = perplexity(model, tokens, n_ctx=20)
     assert (result.chunks, result.n_ctx, result.tokens_scored) == (10, 20, 90)
@@ -54,7 +54,7 @@ def test_it_is_the_mean_of_the_second_halves(tiny, tokens):
 
 
 def test_it_agrees_with_torch(build, tokens):
-    """An independent computation: transformers' logits, torch's cross entropy; this model has no vocabulary, so no BOS."""
+    """transformers' logits and torch's cross entropy; the model has no vocabulary and therefore no BOS."""
     torch = pytest.importorskip("torch")
     reference, source = build("v3")
     losses = []
@@ -69,7 +69,7 @@ def test_it_agrees_with_torch(build, tokens):
     assert result.tokens_scored == 4 * 24
 
 
-def test_the_first_token_of_a_window_only_counts_without_bos(tiny, tokens):
+def test_bos_replaces_the_first_token_of_each_window(tiny, tokens):
     changed = tokens.copy()
     changed[::20] = 7
     with_bos = load_model(tiny)
@@ -78,12 +78,12 @@ def test_the_first_token_of_a_window_only_counts_without_bos(tiny, tokens):
     assert perplexity(without, tokens, 20).perplexity != perplexity(without, changed, 20).perplexity
 
 
-def test_text_and_its_tokens_give_the_same(tiny):
+def test_a_text_and_its_tokens_give_the_same_result(tiny):
     model, text = load_model(tiny), "One wants a text of some length here, so there it is. " * 4
     assert perplexity(model, text, 32).perplexity == perplexity(model, model.tokenizer.encode(text), 32).perplexity
 
 
-def test_chunks_and_running_values(tiny, tokens):
+def test_number_of_windows_and_intermediate_results(tiny, tokens):
     model, seen = load_model(tiny), []
     result = perplexity(model, tokens, 20, chunks=3, on_chunk=lambda so_far, total: seen.append((so_far, total)))
     assert [(so_far.chunks, total) for so_far, total in seen] == [(1, 3), (2, 3), (3, 3)]
@@ -95,8 +95,8 @@ def test_chunks_and_running_values(tiny, tokens):
 
 def test_a_baseline_gives_divergence_and_agreement(tiny, worse, tokens):
     model, base = load_model(worse), load_model(tiny)
-    _, logits = by_hand(model, tokens, 20, bos=0)
-    base_losses, base_logits = by_hand(base, tokens, 20, bos=0)
+    _, logits = reference_scores(model, tokens, 20, bos=0)
+    base_losses, base_logits = reference_scores(base, tokens, 20, bos=0)
 
     def log_softmax(x):
         x = x - x.max(1, keepdims=True)
@@ -148,12 +148,12 @@ def test_windows_beyond_the_trained_context_are_noted(tiny, tokens):
     assert notes[1:] == ["n_ctx is 100, but the baseline was trained with a context of 32 tokens"]
 
 
-def test_a_hopeless_model_has_infinite_perplexity(tiny, tokens):
+def test_overflow_gives_infinite_perplexity(tiny, tokens):
     source = with_tensor(tiny, "output.weight", lambda rows: rows * 1e4)
     assert perplexity(load_model(source), tokens, 20, chunks=1).perplexity == math.inf
 
 
-def test_too_little_text_is_refused(tiny, tokens):
+def test_a_text_shorter_than_a_window_is_refused(tiny, tokens):
     with pytest.raises(PlanError, match=r"has 200 tokens, one window needs 512: .* a smaller n_ctx \(-c\)"):
         perplexity(load_model(tiny), tokens)
     with pytest.raises(PlanError, match="at least 1"):
@@ -166,7 +166,7 @@ def test_a_baseline_with_another_vocabulary_is_refused(build, tiny, tokens):
         perplexity(load_model(tiny), tokens, 20, baseline=load_model(source))
 
 
-def spoil(value, row=0):
+def insert(value, row=0):
     def change(rows):
         rows[row, 1] = value
         return rows
@@ -184,15 +184,15 @@ def spoil(value, row=0):
         ("token_embd.weight", np.inf),
     ],
 )
-def test_nan_names_the_first_tensor_at_fault(tiny, name, value):
-    model = load_model(with_tensor(tiny, name, spoil(value)))
+def test_the_first_tensor_that_causes_nan_is_named(tiny, name, value):
+    model = load_model(with_tensor(tiny, name, insert(value)))
     with pytest.raises(MillError, match=rf"first output that is not finite .* is that of {name}"):
         perplexity(model, [0] * 40, 20)
     assert model.observer is None
 
 
-def test_nan_in_an_expert_is_named_with_its_number(build, tokens):
+def test_nan_in_an_expert_is_named_with_its_index(build, tokens):
     _, source = build("v3")
-    model = load_model(with_tensor(source, "blk.2.ffn_up_exps.weight", spoil(np.nan, row=24 * 5)))
+    model = load_model(with_tensor(source, "blk.2.ffn_up_exps.weight", insert(np.nan, row=24 * 5)))
     with pytest.raises(MillError, match=r"blk\.2\.ffn_up_exps\.weight \(matrix 5\)"):
         perplexity(model, tokens, 50)

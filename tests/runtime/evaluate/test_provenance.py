@@ -23,7 +23,7 @@ from ggufmill.runtime.evaluate.provenance import (
 )
 
 
-def test_a_small_file_is_hashed_as_a_whole(tmp_path):
+def test_a_small_file_is_hashed_completely(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100_000)
     first = file_digest(path)
@@ -37,21 +37,21 @@ def test_a_large_file_is_sampled(tmp_path):
 
     def changed(at):
         with path.open("wb") as file:
-            file.truncate(size)  # a hole
+            file.truncate(size)  # a sparse file
             file.seek(at)
             file.write(b"y")
         return file_digest(path)
 
-    read = []
+    n_read = []
     path.write_bytes(b"")
     with path.open("wb") as file:
         file.truncate(size)
-    original = file_digest(path, progress=lambda n, name: read.append(n))
+    original = file_digest(path, progress=lambda n, name: n_read.append(n))
     assert original.startswith("sampled:")
-    assert sum(read) == HEAD_BYTES + SAMPLES * SAMPLE_BYTES
+    assert sum(n_read) == HEAD_BYTES + SAMPLES * SAMPLE_BYTES
     assert changed(5) != original  # the header
     assert changed(size - 1) != original
-    assert changed(HEAD_BYTES + 3 * SAMPLE_BYTES) == original  # between the samples: --full-hash is for that
+    assert changed(HEAD_BYTES + 3 * SAMPLE_BYTES) == original  # between the samples: only --full-hash finds it
     assert file_digest(path, full=True).startswith("xxh3:")
 
 
@@ -76,7 +76,7 @@ def quantised(tiny, tmp_path_factory):
     return path
 
 
-def test_a_file_tells_how_it_was_made(quantised):
+def test_description_of_a_quantised_file(quantised):
     model = load_model(gguf_source(quantised), exact=True, threads=1, cache_k="f32")
     about = describe_model(model)
     assert about["recipe"].splitlines()[0] == "ffn_down=bf16"
@@ -93,43 +93,43 @@ def test_a_file_tells_how_it_was_made(quantised):
     json.dumps([about, settings, describe_program(), describe_text(b"abc", "t")])
 
 
-def test_weights_interleaved_in_memory_are_a_setting_and_not_of_the_file(quantised):
+def test_weights_interleaved_on_loading_do_not_change_the_description(quantised):
     plain, packed = (load_model(gguf_source(quantised), repack=repack) for repack in (False, True))
     assert any(t.source_type == "q4_0_r8" for t in packed.source.tensors.values())
     assert describe_model(packed) == describe_model(plain)
     assert [describe_settings(model)["repack"] for model in (plain, packed)] == [False, True]
 
 
-def test_settings_without_a_meaning_for_the_model_are_not_recorded(tiny, build):
+def test_mla_is_recorded_only_for_latent_attention(tiny, build):
     assert "mla" not in describe_settings(load_model(tiny))
     assert describe_settings(load_model(build("v3", "ik")[1], mla=1))["mla"] == 1
 
 
-def test_without_recipe_there_is_none(tiny):
+def test_description_without_recipe_and_imatrix(tiny):
     about = describe_model(load_model(tiny))
     assert about["recipe"] is None
     assert about["imatrix"] is None
     assert about["files"] == []
 
 
-def test_results_are_compared_by_what_they_scored(tiny, quantised, tokens):
+def test_results_are_comparable_if_they_scored_the_same_tokens(tiny, quantised, tokens):
     def result(source, ids, **settings):
         model = load_model(source, **settings)
         about = {"about": describe_model(model), "settings": describe_settings(model)}
         return json.loads(json.dumps(perplexity(model, ids, 20).as_json() | about))
 
     ours, other = result(gguf_source(quantised), tokens), result(tiny, tokens, cache_k="f32")
-    verdict = compare_results(ours, other)
-    assert verdict["comparable"]
-    assert verdict["ratio"] == pytest.approx(ours["perplexity"] / other["perplexity"], rel=1e-9)
-    assert verdict["ratio_error"] > 0
-    assert verdict["differences"]["settings.cache_k"] == ("f16", "f32")
-    assert "about.recipe" in verdict["differences"]
-    assert "settings.batch" not in verdict["differences"]
+    comparison = compare_results(ours, other)
+    assert comparison["comparable"]
+    assert comparison["ratio"] == pytest.approx(ours["perplexity"] / other["perplexity"], rel=1e-9)
+    assert comparison["ratio_error"] > 0
+    assert comparison["differences"]["settings.cache_k"] == ("f16", "f32")
+    assert "about.recipe" in comparison["differences"]
+    assert "settings.batch" not in comparison["differences"]
     changed = tokens.copy()
     changed[33] += 1
-    verdict = compare_results(ours, result(tiny, changed))
-    assert not verdict["comparable"]
-    assert [o.partition(":")[0] for o in verdict["obstacles"]] == ["tokens"]
-    assert "ratio" not in verdict
+    comparison = compare_results(ours, result(tiny, changed))
+    assert not comparison["comparable"]
+    assert [o.partition(":")[0] for o in comparison["obstacles"]] == ["tokens"]
+    assert "ratio" not in comparison
     assert not compare_results(ours, result(tiny, tokens[:100]))["comparable"]

@@ -1,4 +1,4 @@
-"""How far predictions move when some tensors are quantised."""
+"""KL divergence that quantising some tensors causes."""
 
 import numpy as np
 import pytest
@@ -20,15 +20,15 @@ def test_the_model_itself_does_not_diverge(reference):
     assert reference.with_types({"output.weight": TYPES["f32"]}, None).mean == pytest.approx(0, abs=1e-7)
 
 
-def test_coarser_types_and_more_tensors_diverge_more(reference):
-    def kld(kind, *names):
-        return reference.with_types(dict.fromkeys(names, TYPES[kind]), None).mean
+def test_smaller_types_and_more_tensors_diverge_more(reference):
+    def kld(type_name, *names):
+        return reference.with_types(dict.fromkeys(names, TYPES[type_name]), None).mean
 
-    one = [kld(kind, "blk.0.attn_output.weight") for kind in ("q8_0", "q5_0", "q4_0")]
+    one = [kld(type_name, "blk.0.attn_output.weight") for type_name in ("q8_0", "q5_0", "q4_0")]
     assert 0 < one[0] < one[1] < one[2]
     assert kld("q4_0", "blk.0.attn_output.weight", "output.weight", "blk.1.attn_q.weight") > one[2]
 
 
 def test_error_is_that_of_the_mean(reference):
-    found = reference.with_types({"output.weight": TYPES["q4_0"]}, None)
-    assert 0 < found.error < found.mean
+    divergence = reference.with_types({"output.weight": TYPES["q4_0"]}, None)
+    assert 0 < divergence.error < divergence.mean

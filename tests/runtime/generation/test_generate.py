@@ -14,7 +14,7 @@ def model(tiny):
 
 
 def fixed(tiny, order):
-    """A model that after token a always says order[a]: its blocks do nothing, its embeddings are distinct directions."""
+    """A model that always generates order[a] after token a: its layers add nothing, its embeddings are almost orthogonal."""
     n = tiny.tensors["token_embd.weight"].n_rows
     directions = np.random.default_rng(0).standard_normal((n, 32)).astype(np.float32)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -50,66 +50,66 @@ def test_the_same_seed_gives_the_same_text(model):
 
 
 def test_greedy_follows_the_logits(model):
-    running = generate(model, [0, 5, 6], n_predict=5, temp=0, ignore_eos=True)
-    running.text()
+    generation = generate(model, [0, 5, 6], n_predict=5, temp=0, ignore_eos=True)
+    generation.text()
     tokens = [0, 5, 6]
     for _ in range(5):
         tokens.append(int(model.logits(tokens)[-1].argmax()))
-    assert running.tokens == tokens[3:]
-    assert running.reason == "length"
-    assert running.timings.prompt_tokens == 3
-    assert (running.timings.generated_tokens, running.timings.generated_passes) == (5, 4)
+    assert generation.tokens == tokens[3:]
+    assert generation.reason == "length"
+    assert generation.timings.prompt_tokens == 3
+    assert (generation.timings.generated_tokens, generation.timings.generated_passes) == (5, 4)
 
 
-def test_the_prompt_gives_the_first_token(model):
-    """No pass, no speed."""
-    running = generate(model, [0, 5, 6], n_predict=1, temp=0, ignore_eos=True)
-    running.text()
-    assert running.timings.generated_tokens == 1
-    assert running.timings.generated_per_second == 0
+def test_the_first_token_needs_no_pass(model):
+    """Its logits are those of the prompt: without a pass there is no speed."""
+    generation = generate(model, [0, 5, 6], n_predict=1, temp=0, ignore_eos=True)
+    generation.text()
+    assert generation.timings.generated_tokens == 1
+    assert generation.timings.generated_per_second == 0
 
 
-def test_text_comes_in_whole_characters_and_ends_with_eos(tiny):
-    running = generate(fixed(tiny, chain("aé🙂ж!")), [0], temp=0)
-    assert list(running) == ["a", "é", "🙂", "ж", "!"]
-    assert running.reason == "eos"
-    assert 1 not in running.tokens
-    assert running.timings.generated_tokens == 10
+def test_pieces_are_whole_characters_and_eos_ends_the_text(tiny):
+    generation = generate(fixed(tiny, chain("aé🙂ж!")), [0], temp=0)
+    assert list(generation) == ["a", "é", "🙂", "ж", "!"]
+    assert generation.reason == "eos"
+    assert 1 not in generation.tokens
+    assert generation.timings.generated_tokens == 10
 
 
-def test_an_unfinished_character_is_shown_as_such(tiny):
-    running = generate(fixed(tiny, chain("aé", end=False)), [0], n_predict=2, temp=0)
-    assert list(running) == ["a", "�"]
+def test_an_incomplete_character_is_replaced(tiny):
+    generation = generate(fixed(tiny, chain("aé", end=False)), [0], n_predict=2, temp=0)
+    assert list(generation) == ["a", "�"]
 
 
 def test_eos_can_be_ignored(tiny):
-    running = generate(fixed(tiny, chain("ab") | {1: 2 + ord("c")}), [0], n_predict=4, temp=0, ignore_eos=True)
-    assert running.text() == "abc"
-    assert running.tokens[2] == 1
+    generation = generate(fixed(tiny, chain("ab") | {1: 2 + ord("c")}), [0], n_predict=4, temp=0, ignore_eos=True)
+    assert generation.text() == "abc"
+    assert generation.tokens[2] == 1
 
 
-def test_stop_texts_end_it_and_are_held_back(tiny):
+def test_stop_texts_end_it_and_are_not_returned(tiny):
     model = fixed(tiny, chain("Hi.User:x"))
-    running = generate(model, [0], temp=0, stop=["User:", "never"])
-    pieces = list(running)
+    generation = generate(model, [0], temp=0, stop=["User:", "never"])
+    pieces = list(generation)
     assert "".join(pieces) == "Hi."
-    assert running.reason == "stop"
-    running = generate(model, [0], temp=0, stop=["User;"])
-    assert running.text() == "Hi.User:x"  # the held back beginning of a stop text is given out after all
+    assert generation.reason == "stop"
+    generation = generate(model, [0], temp=0, stop=["User;"])
+    assert generation.text() == "Hi.User:x"  # the beginning of a stop text, withheld at first
 
 
-def test_a_full_context_ends_it(model):
+def test_a_full_context_ends_the_generation(model):
     session = model.session(10)
-    running = generate(model, [0, 3, 4], n_predict=-1, temp=0, ignore_eos=True, session=session)
-    running.text()
-    assert running.reason == "context"
+    generation = generate(model, [0, 3, 4], n_predict=-1, temp=0, ignore_eos=True, session=session)
+    generation.text()
+    assert generation.reason == "context"
     assert len(session.tokens) == 10
-    assert len(running.tokens) == 8  # the last one was made from a full context, and would not fit into it
+    assert len(generation.tokens) == 8  # the last one was sampled with a full context, and does not fit into it
     with pytest.raises(MillError, match=r"context is full.*\(a larger n_ctx, -c, has room\)"):
         generate(model, [0] * 11, session=model.session(10)).text()
 
 
-def test_a_shared_beginning_is_not_computed_again(model):
+def test_a_common_prefix_is_not_computed_again(model):
     session = model.session()
     first = generate(model, [0, 5, 6, 7, 8, 9], n_predict=3, temp=0, ignore_eos=True, session=session)
     first.text()
@@ -125,11 +125,11 @@ def test_a_shared_beginning_is_not_computed_again(model):
     assert repeated.tokens == fresh.tokens
 
 
-def test_control_tokens_in_a_prompt_are_understood(model):
+def test_control_tokens_in_a_prompt_are_recognised(model):
     assert generate(model, "<s>A</s>").prompt == [0, 0, 2 + ord("A"), 1]
 
 
-def test_bad_requests_are_refused(model):
+def test_invalid_arguments_are_refused(model):
     with pytest.raises(PlanError, match="prompt is empty"):
         generate(model, [])
     with pytest.raises(PlanError, match="temp = -1"):
@@ -138,7 +138,7 @@ def test_bad_requests_are_refused(model):
         generate(model, "a", heat=1)
 
 
-def test_broken_weights_are_reported(tiny):
+def test_nan_weights_are_reported(tiny):
     broken = np.full((48, 32), np.nan, np.float32)
     tensor = dataclasses.replace(tiny.tensors["blk.0.ffn_gate.weight"], read=lambda start, stop: broken[start:stop])
     model = load_model(dataclasses.replace(tiny, tensors=tiny.tensors | {"blk.0.ffn_gate.weight": tensor}))
@@ -149,48 +149,48 @@ def test_broken_weights_are_reported(tiny):
 LOGITS = np.log(np.array([0.05, 0.4, 0.2, 0.3, 0.05], np.float32))
 
 
-def drawn(n=4000, logits=LOGITS, past=(), **settings):
+def frequencies(n=4000, logits=LOGITS, past=(), **settings):
     neutral = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
     sampler = Sampler(Sampling(**(neutral | settings)))
-    return np.bincount([sampler.pick(logits, past) for _ in range(n)], minlength=len(logits)) / n
+    return np.bincount([sampler.sample(logits, past) for _ in range(n)], minlength=len(logits)) / n
 
 
-def test_draws_follow_the_probabilities():
-    assert np.abs(drawn() - np.exp(LOGITS)).max() < 0.03
+def test_frequencies_of_sampled_tokens_are_their_probabilities():
+    assert np.abs(frequencies() - np.exp(LOGITS)).max() < 0.03
     hot = np.exp(LOGITS / 2)
-    assert np.abs(drawn(temp=2.0) - hot / hot.sum()).max() < 0.03
+    assert np.abs(frequencies(temp=2.0) - hot / hot.sum()).max() < 0.03
 
 
-def test_filters_keep_what_they_should():
-    assert set(np.flatnonzero(drawn(top_k=2))) == {1, 3}
-    assert set(np.flatnonzero(drawn(top_p=0.65))) == {1, 3}
-    assert set(np.flatnonzero(drawn(top_p=0.71))) == {1, 2, 3}
-    assert set(np.flatnonzero(drawn(min_p=0.45))) == {1, 2, 3}
-    assert set(np.flatnonzero(drawn(top_k=1))) == {1}
-    assert set(np.flatnonzero(drawn(temp=0))) == {1}
+def test_tokens_that_the_filters_keep():
+    assert set(np.flatnonzero(frequencies(top_k=2))) == {1, 3}
+    assert set(np.flatnonzero(frequencies(top_p=0.65))) == {1, 3}
+    assert set(np.flatnonzero(frequencies(top_p=0.71))) == {1, 2, 3}
+    assert set(np.flatnonzero(frequencies(min_p=0.45))) == {1, 2, 3}
+    assert set(np.flatnonzero(frequencies(top_k=1))) == {1}
+    assert set(np.flatnonzero(frequencies(temp=0))) == {1}
 
 
-def test_the_repeat_penalty_looks_at_the_last_tokens():
+def test_the_repeat_penalty_considers_the_last_tokens():
     logits = np.array([2.0, 1.9, -1.0], np.float32)
     greedy = {"temp": 0, "repeat_penalty": 1.5}
-    assert drawn(1, logits, past=[1, 2], **greedy)[0] == 1
-    assert drawn(1, logits, past=[0], **greedy)[1] == 1
-    assert drawn(1, logits, past=[0, 2, 2], repeat_last_n=2, **greedy)[0] == 1
+    assert frequencies(1, logits, past=[1, 2], **greedy)[0] == 1
+    assert frequencies(1, logits, past=[0], **greedy)[1] == 1
+    assert frequencies(1, logits, past=[0, 2, 2], repeat_last_n=2, **greedy)[0] == 1
     negative = np.array([-1.0, -1.2, -9.0], np.float32)
-    assert drawn(1, negative, past=[0], **greedy)[1] == 1  # a negative logit is made more negative
+    assert frequencies(1, negative, past=[0], **greedy)[1] == 1  # a negative logit is made more negative
 
 
 def test_presence_and_frequency_penalties():
     logits = np.array([2.0, 1.9, 1.5], np.float32)
-    assert drawn(1, logits, past=[0], temp=0, presence_penalty=0.2)[1] == 1
-    assert drawn(1, logits, past=[0, 1], temp=0, presence_penalty=0.2)[0] == 1
-    assert drawn(1, logits, past=[0, 0, 1], temp=0, frequency_penalty=0.15)[1] == 1  # 1.7, 1.75, 1.5
-    assert drawn(1, logits, past=[0, 0, 0, 1, 1], temp=0, frequency_penalty=0.25)[2] == 1
-    assert drawn(1, logits, past=[0, *[2] * 80], temp=0, repeat_last_n=-1, presence_penalty=0.2)[1] == 1
+    assert frequencies(1, logits, past=[0], temp=0, presence_penalty=0.2)[1] == 1
+    assert frequencies(1, logits, past=[0, 1], temp=0, presence_penalty=0.2)[0] == 1
+    assert frequencies(1, logits, past=[0, 0, 1], temp=0, frequency_penalty=0.15)[1] == 1  # 1.7, 1.75, 1.5
+    assert frequencies(1, logits, past=[0, 0, 0, 1, 1], temp=0, frequency_penalty=0.25)[2] == 1
+    assert frequencies(1, logits, past=[0, *[2] * 80], temp=0, repeat_last_n=-1, presence_penalty=0.2)[1] == 1
 
 
 def kept_by_definition(logits, top_k, top_p, min_p):
-    """llama.cpp's filters one after the other over the whole sorted vocabulary."""
+    """llama.cpp's filters, one after the other on the sorted vocabulary."""
     ids = np.lexsort((np.arange(len(logits)), -logits))
     ids = ids[: top_k or None]
     p = np.exp(logits[ids] - logits[ids[0]])
@@ -204,9 +204,9 @@ def kept_by_definition(logits, top_k, top_p, min_p):
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 2.0, 8.0])
-def test_the_fast_filters_keep_what_the_definition_keeps(scale):
+def test_partially_sorted_filters_keep_what_the_definition_keeps(scale):
     random = np.random.default_rng(3)
-    logits = (scale * random.standard_normal(3000)).round(2)  # rounded: many ties
+    logits = (scale * random.standard_normal(3000)).round(2)  # rounded, so that many are equal
     for top_k in (0, 1, 40, 2999, 5000):
         for top_p in (1.0, 0.95, 0.5, 1e-6):
             for min_p in (0.0, 0.05, 1.0):
@@ -214,55 +214,55 @@ def test_the_fast_filters_keep_what_the_definition_keeps(scale):
                 assert set(sampler._candidates(logits).tolist()) == kept_by_definition(logits, top_k, top_p, min_p)
 
 
-def test_equal_logits_are_cut_at_the_lower_ids():
+def test_of_equal_logits_the_lower_ids_are_kept():
     logits = np.zeros(600, np.float32)
-    assert set(np.flatnonzero(drawn(500, logits, top_k=3))) == {0, 1, 2}
-    assert drawn(2000, logits, top_p=0.5).nonzero()[0].max() < 300
+    assert set(np.flatnonzero(frequencies(500, logits, top_k=3))) == {0, 1, 2}
+    assert frequencies(2000, logits, top_p=0.5).nonzero()[0].max() < 300
 
 
-def test_a_large_vocabulary_is_not_sorted_as_a_whole(monkeypatch):
-    """Sorting is what is slow: only what can be kept may be."""
+def test_only_a_part_of_a_large_vocabulary_is_sorted(monkeypatch):
+    """Sorting is what takes time."""
     sizes, argsort = [], np.argsort
     monkeypatch.setattr(np, "argsort", lambda x, **options: sizes.append(len(x)) or argsort(x, **options))
     logits = np.random.default_rng(0).standard_normal(150_000).astype(np.float32) * 5
     for settings in ({}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0, "top_p": 1.0}):
-        Sampler(Sampling(seed=1, **settings)).pick(logits, [])
+        Sampler(Sampling(seed=1, **settings)).sample(logits, [])
     assert sum(sizes) < 10_000
 
 
-def test_probabilities_of_what_was_drawn(model):
-    running = generate(model, [0, 5, 6], n_predict=4, temp=0, ignore_eos=True, n_probs=3)
-    running.text()
-    assert [drawn.token for drawn in running.drawn] == running.tokens
-    logits = model.logits([0, 5, 6, *running.tokens])[2:-1].astype(np.float64)
+def test_probabilities_of_sampled_tokens(model):
+    generation = generate(model, [0, 5, 6], n_predict=4, temp=0, ignore_eos=True, n_probs=3)
+    generation.text()
+    assert [sampled.token for sampled in generation.sampled] == generation.tokens
+    logits = model.logits([0, 5, 6, *generation.tokens])[2:-1].astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    for row, drawn_token in zip(expected, running.drawn, strict=True):
-        assert drawn_token.logprob == pytest.approx(row[drawn_token.token], abs=1e-5)
-        assert [i for i, _ in drawn_token.top] == np.argsort(-row, kind="stable")[:3].tolist()
-        assert [p for _, p in drawn_token.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-5)
-    assert generate(model, [0], n_predict=1, temp=0).drawn == []
+    for row, sampled in zip(expected, generation.sampled, strict=True):
+        assert sampled.logprob == pytest.approx(row[sampled.token], abs=1e-5)
+        assert [i for i, _ in sampled.top] == np.argsort(-row, kind="stable")[:3].tolist()
+        assert [p for _, p in sampled.top] == pytest.approx(np.sort(row)[::-1][:3], abs=1e-5)
+    assert generate(model, [0], n_predict=1, temp=0).sampled == []
 
 
-def test_it_can_be_cancelled_between_tokens_and_within_a_prompt(model, monkeypatch):
+def test_cancelling_between_tokens_and_within_a_prompt(model, monkeypatch):
     session = model.session()
-    running = generate(model, [0, 5], n_predict=-1, temp=0, ignore_eos=True, session=session)
-    pieces = iter(running)
+    generation = generate(model, [0, 5], n_predict=-1, temp=0, ignore_eos=True, session=session)
+    pieces = iter(generation)
     next(pieces)
-    running.cancel()
+    generation.cancel()
     list(pieces)
-    assert running.reason == "cancelled"
-    assert len(running.tokens) < 10
-    assert session.tokens == [0, 5, *running.tokens[:-1]]
+    assert generation.reason == "cancelled"
+    assert len(generation.tokens) < 10
+    assert session.tokens == [0, 5, *generation.tokens[:-1]]
     monkeypatch.setitem(generate.__globals__, "_PROMPT_STEP", 4)
-    running = generate(model, list(range(2, 30)), session=session)
+    generation = generate(model, list(range(2, 30)), session=session)
     feed = session.feed
-    monkeypatch.setattr(session, "feed", lambda tokens: (running.cancel(), feed(tokens))[1])
-    assert running.text() == ""
-    assert running.reason == "cancelled"
+    monkeypatch.setattr(session, "feed", lambda tokens: (generation.cancel(), feed(tokens))[1])
+    assert generation.text() == ""
+    assert generation.reason == "cancelled"
     assert session.tokens == [2, 3, 4, 5]
 
 
-def test_a_prompt_read_in_steps_says_the_same(model, monkeypatch):
+def test_a_prompt_read_in_several_passes_gives_the_same_tokens(model, monkeypatch):
     prompt = [int(i) for i in np.random.default_rng(1).integers(2, 250, 40)]
     whole = generate(model, prompt, n_predict=5, temp=0, ignore_eos=True)
     whole.text()
@@ -278,8 +278,8 @@ def test_a_prompt_read_in_steps_says_the_same(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temp": float("nan")}, {"top_p": 0}, {"min_p": 2}, {"repeat_last_n": -2}, {"temp": float("inf")}]
+    "invalid", [{"temp": float("nan")}, {"top_p": 0}, {"min_p": 2}, {"repeat_last_n": -2}, {"temp": float("inf")}]
 )
-def test_settings_out_of_range(wrong):
-    with pytest.raises(PlanError, match=next(iter(wrong))):
-        Sampling(**wrong)
+def test_settings_out_of_range(invalid):
+    with pytest.raises(PlanError, match=next(iter(invalid))):
+        Sampling(**invalid)

@@ -1,4 +1,4 @@
-"""A model that recites, and servers for it."""
+"""A model that recites a given text, and servers for it."""
 
 import dataclasses
 import threading
@@ -17,7 +17,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def reciting(tiny):
-    """reciting(text, end=True, n_ctx=512): a model that after ':' recites a text (no byte twice), then ends or goes round."""
+    """reciting(text, end=True, n_ctx=512): a model that recites a text (no byte twice) after ':', then ends or starts again."""
 
     def build(text, end=True, **settings):
         ids = [2 + ord(":"), *[2 + b for b in text.encode()]]

@@ -1,4 +1,4 @@
-"""Edges of the HTTP interface, without a socket."""
+"""Invalid requests, security checks and details of the HTTP interface, without a socket."""
 
 import base64
 import dataclasses
@@ -17,7 +17,7 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from ggufmill.runtime.serve import Engine, make_app
-from ggufmill.runtime.serve.engine import Busy, End, Job
+from ggufmill.runtime.serve.engine import Busy, EndEvent, Task
 
 ANSWER = "Hi <b>you!"
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -43,19 +43,19 @@ def error(response, status=400):
     return body
 
 
-def test_what_is_no_json_object(client):
+def test_a_body_that_is_not_a_json_object(client):
     for content in (b"", b"{", b"\xff", b"[" * 9000):
         assert error(client.post("/v1/chat/completions", content=content))["code"] == "invalid_json"
     assert "JSON object" in error(client.post("/v1/completions", json=[1]))["message"]
 
 
-def test_what_is_too_large(client):
+def test_a_body_that_is_too_large(client):
     for content in (b" " * 20_001, (b" " * 1000 for _ in range(21))):
         assert error(client.post("/v1/chat/completions", content=content), 413)["code"] == "too_large"
     assert client.post("/v1/chat/completions", content=b" " * 19_000 + json.dumps(ASK).encode()).status_code == 200
 
 
-def test_places_that_are_not_there(client):
+def test_unknown_paths_and_methods(client):
     assert error(client.get("/v1/embeddings"), 404)["type"] == "not_found_error"
     assert "GET is not possible" in error(client.get("/v1/completions"), 405)["message"]
 
@@ -86,13 +86,13 @@ def test_places_that_are_not_there(client):
         ("logit_bias", {"5": 1}),
     ],
 )
-def test_wrong_types_are_named(client, field, value):
+def test_invalid_fields_are_named(client, field, value):
     body = error(client.post("/v1/chat/completions", json=ASK | {field: value}))
     assert field in body["message"]
     assert body["param"] == field
 
 
-def test_wrong_messages_are_named(client):
+def test_invalid_messages_are_named(client):
     for message, where in (
         ("x", "messages[1]"),
         ({"role": "user"}, "messages[1].content"),
@@ -104,7 +104,7 @@ def test_wrong_messages_are_named(client):
         assert body["param"] == where
 
 
-def test_wrong_prompts_are_named(client):
+def test_invalid_prompts_are_named(client):
     for prompt in (None, 5, ["a", "b"], [1.5], [True], {}, [5000], [-1]):
         assert error(client.post("/v1/completions", json={"prompt": prompt}))["param"] == "prompt"
     assert client.post("/v1/completions", json={"prompt": ["a:"], "max_tokens": 1}).json()["choices"][0]["text"] == "H"
@@ -112,7 +112,7 @@ def test_wrong_prompts_are_named(client):
     assert error(client.post("/v1/completions", json={"prompt": []}))["code"] == "context_length_exceeded"
 
 
-def test_fields_without_effect_are_told(client):
+def test_ignored_fields_are_listed_in_a_header(client):
     response = client.post("/v1/chat/completions", json=ASK | {"cache_prompt": True, "tempreture": 1, "a\nb": 1, "user": "me"})
     assert response.headers["x-ignored-fields"] == "cache_prompt, tempreture"
     neutral = {"n": 1, "tools": [], "logit_bias": {}, "response_format": {"type": "text"}, "stop": None, "seed": -1}
@@ -121,7 +121,7 @@ def test_fields_without_effect_are_told(client):
     assert "x-ignored-fields" not in response.headers
 
 
-def test_messages_in_parts_and_developers(client):
+def test_content_parts_and_the_developer_role(client):
     parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
     messages = [
         {"role": "developer", "content": "D"},
@@ -131,7 +131,7 @@ def test_messages_in_parts_and_developers(client):
     assert client.post("/apply-template", json={"messages": messages}).json() == {"prompt": "<s>s:D\nu:Hello\na:\na:"}
 
 
-def test_events_of_a_stream(client):
+def test_server_sent_events_of_a_stream(client):
     response = client.post("/v1/chat/completions", json=ASK | {"stream": True, "max_tokens": 2})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
@@ -147,7 +147,7 @@ def test_events_of_a_stream(client):
     assert timings["predicted_n"] == 2
 
 
-def test_tokens(client):
+def test_tokenize_and_detokenize(client):
     ids = client.post("/tokenize", json={"content": "<s>é"}).json()["tokens"]
     assert ids == [0, 2 + 0xC3, 2 + 0xA9]
     assert client.post("/tokenize", json={"content": "<", "add_special": True}).json()["tokens"] == [0, 2 + ord("<")]
@@ -158,7 +158,7 @@ def test_tokens(client):
     assert error(client.post("/detokenize", json={"tokens": "x"}))["param"] == "tokens"
 
 
-def test_props_tell_what_is_loaded(client, model):
+def test_props_describe_the_model(client, model):
     props = client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temp"] == 0
@@ -177,7 +177,7 @@ def test_health(client):
     assert client.get("/health").json() == {"status": "ok", "slots_processing": 0, "slots_idle": 1, "waiting": 0}
 
 
-def test_the_page_runs_its_own_script_only(client):
+def test_the_page_may_run_only_its_own_script(client):
     response = client.get("/")
     assert response.headers["content-type"].startswith("text/html")
     policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
@@ -196,14 +196,14 @@ def test_other_host_names_are_refused_on_the_loopback_address(client, host):
         assert error(client.get(path, headers={"host": host}), 403)["code"] == "forbidden_host"
 
 
-def test_names_of_this_machine_are_accepted(client, model):
+def test_loopback_host_names_are_accepted(client, model):
     for host in ("localhost", "localhost:9", "127.0.0.1", "127.1.2.3:80", "[::1]:8080"):
         assert client.get("/health", headers={"host": host}).status_code == 200
-    with TestClient(make_app(model, host="0.0.0.0"), base_url="http://my-server.example") as open_to_all:
-        assert open_to_all.get("/health").status_code == 200
+    with TestClient(make_app(model, host="0.0.0.0"), base_url="http://my-server.example") as public:
+        assert public.get("/health").status_code == 200
 
 
-def test_pages_of_other_sites_are_refused(client):
+def test_requests_of_other_origins_are_refused(client):
     for origin in ("https://evil.example", "null", "http://localhost:8080", "http://127.0.0.1:9999"):
         response = client.post("/v1/chat/completions", json=ASK, headers={"origin": origin})
         assert error(response, 403)["code"] == "forbidden_origin"
@@ -212,7 +212,7 @@ def test_pages_of_other_sites_are_refused(client):
     assert client.options("/v1/chat/completions", headers={"origin": "https://evil.example"}).status_code in (403, 405)
 
 
-def test_a_key_guards_all_but_the_page_and_health(model):
+def test_all_but_the_page_and_health_need_the_key(model):
     with TestClient(make_app(model, api_key="clé"), base_url=HERE) as client:
         for path in ("/props", "/v1/models", "/v1/nothing"):
             response = client.get(path)
@@ -223,12 +223,12 @@ def test_a_key_guards_all_but_the_page_and_health(model):
             assert client.get("/props", headers={"authorization": value.encode()}).status_code == 401
         assert client.get("/props", headers={"authorization": "bearer clé".encode()}).status_code == 200
         assert client.get("/").status_code == client.get("/health").status_code == 200
-        # With a key, requests that come through another site's page need the key as well: origins do not matter.
+        # With a key, any origin is accepted: its requests need the key as well.
         headers = {"authorization": "Bearer clé".encode(), "origin": b"https://my-frontend.example"}
         assert client.get("/v1/models", headers=headers).status_code == 200
 
 
-def test_a_model_without_template_completes(reciting):
+def test_a_model_without_a_template_serves_completions(reciting):
     model = reciting(ANSWER)
     del model.source.metadata["tokenizer.chat_template"]
     with TestClient(make_app(model, options={"temp": 0}), base_url=HERE) as client:
@@ -245,7 +245,7 @@ def test_a_model_without_template_completes(reciting):
         make_app(model, options={"temp": -1})
 
 
-def test_broken_weights_are_told_and_the_server_goes_on(reciting, tiny):
+def test_a_model_with_nan_weights_gives_errors_and_the_server_goes_on(reciting, tiny):
     good = reciting(ANSWER)
     broken = np.full((48, 32), np.nan, np.float32)
     tensor = dataclasses.replace(tiny.tensors["blk.0.ffn_gate.weight"], read=lambda start, stop: broken[start:stop])
@@ -260,26 +260,26 @@ def test_broken_weights_are_told_and_the_server_goes_on(reciting, tiny):
         assert client.get("/health").json()["slots_processing"] == 0
 
 
-def test_the_engine_survives_its_listeners(model):
+def test_the_engine_survives_exceptions_of_listeners(model):
     ends = []
     engine = Engine(model, on_end=ends.append)
 
     def fails(event):
-        raise RuntimeError("nobody listens any more")
+        raise RuntimeError("the event loop is closed")
 
     try:
-        engine.submit(Job([0, 2 + ord(":")], {"temp": 0}, fails))
-        done = []
-        engine.submit(Job([0, 2 + ord(":")], {"temp": 0}, done.append))
-        engine.submit(Job([0], {"heat": 1}, done.append))
+        engine.submit(Task([0, 2 + ord(":")], {"temp": 0}, fails))
+        events = []
+        engine.submit(Task([0, 2 + ord(":")], {"temp": 0}, events.append))
+        engine.submit(Task([0], {"heat": 1}, events.append))
     finally:
-        until = time.monotonic() + 10
-        while len(ends) < 3 and time.monotonic() < until:
+        deadline = time.monotonic() + 10
+        while len(ends) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         engine.close()
     assert [end.reason for end in ends[:2]] == ["cancelled", "eos"]
-    assert "".join(event.text for event in done[:-2]) == ANSWER
-    assert isinstance(done[-1], End)
-    assert isinstance(done[-1].error, MillError)
+    assert "".join(event.text for event in events[:-2]) == ANSWER
+    assert isinstance(events[-1], EndEvent)
+    assert isinstance(events[-1].error, MillError)
     with pytest.raises(Busy, match="shutting down"):
-        engine.submit(Job([0], {}, fails))
+        engine.submit(Task([0], {}, fails))

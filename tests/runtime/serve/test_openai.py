@@ -1,4 +1,4 @@
-"""The real client of OpenAI against a real server."""
+"""OpenAI's Python client against a running server."""
 
 import json
 import threading
@@ -30,8 +30,8 @@ def client(served, model):
 
 @pytest.fixture(scope="module")
 def endless(served, reciting):
-    """A server whose model never ends by itself, with room for one request besides the one it works on."""
-    return served(reciting("abcdefg", end=False, n_ctx=200_000), waiting=1)
+    """A server whose model never ends by itself, with a queue of one request."""
+    return served(reciting("abcdefg", end=False, n_ctx=200_000), max_queue=1)
 
 
 def test_a_chat(client):
@@ -54,7 +54,7 @@ def test_a_stream(client):
     assert chunks[0].choices[0].delta.role == "assistant"
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(texts) == ANSWER
-    assert len([t for t in texts if t]) == len(ANSWER)  # as it came, not in one piece
+    assert len([t for t in texts if t]) == len(ANSWER)  # one chunk per character, not all at the end
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == len(ANSWER)
@@ -70,26 +70,26 @@ def test_completions(client):
     assert client.completions.create(model="x", prompt=tokens, max_tokens=3).choices[0].text == ANSWER[:3]
 
 
-def test_limits_and_stops(client):
-    def say(**options):
+def test_limits_and_stop_texts(client):
+    def complete(**options):
         choice = client.chat.completions.create(model="x", messages=ASK, **options).choices[0]
         return choice.message.content, choice.finish_reason
 
-    assert say(max_tokens=4) == (ANSWER[:4], "length")
-    assert say(max_completion_tokens=4) == (ANSWER[:4], "length")
-    assert say(stop="<b>") == ("Hi ", "stop")
-    assert say(stop=["never", "you"]) == ("Hi <b>", "stop")
-    assert say(extra_body={"top_k": 1, "min_p": 0.5}, temperature=1.5) == (ANSWER, "stop")
+    assert complete(max_tokens=4) == (ANSWER[:4], "length")
+    assert complete(max_completion_tokens=4) == (ANSWER[:4], "length")
+    assert complete(stop="<b>") == ("Hi ", "stop")
+    assert complete(stop=["never", "you"]) == ("Hi <b>", "stop")
+    assert complete(extra_body={"top_k": 1, "min_p": 0.5}, temperature=1.5) == (ANSWER, "stop")
 
 
 def test_the_same_seed_gives_the_same_text(client):
-    def say(seed):
+    def complete(seed):
         options = {"temperature": 5.0, "top_p": 1, "max_tokens": 30, "seed": seed}
         extra = {"top_k": 0, "min_p": 0, "ignore_eos": True, "repeat_penalty": 1.3}
         return client.chat.completions.create(model="x", messages=ASK, extra_body=extra, **options).choices[0].message.content
 
-    assert say(1) == say(1)
-    assert len({say(seed) for seed in range(4)}) > 1
+    assert complete(1) == complete(1)
+    assert len({complete(seed) for seed in range(4)}) > 1
 
 
 def test_log_probabilities(client, model):
@@ -102,19 +102,19 @@ def test_log_probabilities(client, model):
     chunks = client.chat.completions.create(model="x", messages=ASK, logprobs=True, stream=True)
     streamed = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert [entry.logprob for entry in streamed] == pytest.approx([entry.logprob for entry in content], abs=1e-4)
-    old = client.completions.create(model="x", prompt="say:", logprobs=2).choices[0].logprobs
-    assert "".join(old.tokens) == ANSWER
-    assert old.text_offset == list(range(len(ANSWER)))
-    assert [len(top) for top in old.top_logprobs] == [2] * len(ANSWER)
+    legacy = client.completions.create(model="x", prompt="say:", logprobs=2).choices[0].logprobs
+    assert "".join(legacy.tokens) == ANSWER
+    assert legacy.text_offset == list(range(len(ANSWER)))
+    assert [len(top) for top in legacy.top_logprobs] == [2] * len(ANSWER)
 
 
-def test_what_was_read_before_is_not_read_again(client):
-    def known(content):
+def test_cached_tokens_of_a_prompt(client):
+    def cached_tokens(content):
         reply = client.chat.completions.create(model="x", messages=[{"role": "user", "content": content}])
         return reply.usage.prompt_tokens_details.cached_tokens
 
-    known("a long beginning that stays the same, one")
-    assert known("a long beginning that stays the same, two") >= len("a long beginning that stays the same, ")
+    cached_tokens("a long beginning that stays the same, one")
+    assert cached_tokens("a long beginning that stays the same, two") >= len("a long beginning that stays the same, ")
 
 
 def test_models(client):
@@ -151,7 +151,9 @@ def test_errors(client):
     long = error(messages=[{"role": "user", "content": "x" * 600}])
     assert long.code == "context_length_exceeded"
     assert "holds 512" in long.message
-    assert client.chat.completions.create(model="x", messages=ASK).choices[0].message.content == ANSWER  # none the worse
+    assert (
+        client.chat.completions.create(model="x", messages=ASK).choices[0].message.content == ANSWER
+    )  # the server still works
 
 
 def test_keys(served, model):
@@ -172,9 +174,9 @@ def load(url):
 
 
 def wait_until(condition):
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -189,13 +191,13 @@ def test_closing_the_stream_ends_the_generation(endless):
     assert client.chat.completions.create(model="x", messages=ASK, max_tokens=2).choices[0].message.content == "ab"
 
 
-def test_giving_up_waiting_ends_the_generation(endless):
+def test_a_client_timeout_ends_the_generation(endless):
     with pytest.raises(openai.APITimeoutError):
         client_of(endless).with_options(timeout=0.3).chat.completions.create(model="x", messages=ASK)
     wait_until(lambda: load(endless) == (0, 0))
 
 
-def test_a_full_queue_says_so(endless):
+def test_a_full_queue_gives_503(endless):
     client = client_of(endless)
     first = client.chat.completions.create(model="x", messages=ASK, stream=True)
     next(iter(first))
@@ -211,7 +213,7 @@ def test_a_full_queue_says_so(endless):
         assert waiting.result().choices[0].message.content == "abc"
 
 
-def test_several_at_once(served, reciting):
+def test_parallel_requests(served, reciting):
     url = served(reciting("abcdefg", end=False, n_ctx=4000, parallel=2))
     client = client_of(url)
     one = client.chat.completions.create(model="x", messages=ASK, stream=True)
@@ -223,7 +225,7 @@ def test_several_at_once(served, reciting):
     one.close()
 
 
-def test_a_server_that_stops_tells_its_clients(served, reciting):
+def test_clients_get_an_error_when_the_server_stops(served, reciting):
     stop = threading.Event()
     url = served(reciting("abcdefg", end=False, n_ctx=200_000), stop=stop)
     stream = client_of(url).chat.completions.create(model="x", messages=ASK, stream=True)

@@ -1,4 +1,4 @@
-"""The page in a real browser."""
+"""The built-in page in Chromium."""
 
 import shutil
 import time
@@ -32,7 +32,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """visit(url): the page with nothing kept from before; at the end nothing may have gone wrong in it."""
+    """visit(url): opens the page with empty storage; checks at the end that the console has no errors."""
 
     def go(url):
         browser.get(url)
@@ -80,12 +80,12 @@ def test_a_conversation(visit, url):
     say(browser, "And again")
     wait_for(browser, lambda: answers(browser) == [ANSWER] * 2)
     known = int(browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .note")[1].text.split(" known")[0].split()[-1])
-    assert known > len("u:Hello <i>there</i>\na:" + ANSWER)  # the first turn was sent along, and not read again
+    assert known > len("u:Hello <i>there</i>\na:" + ANSWER)  # the first turn was sent again and found in the cache
     find(browser, "#reset").click()
     assert browser.find_elements(By.CSS_SELECTOR, ".turn") == []
 
 
-def test_what_the_page_tells_of_the_file(visit, url):
+def test_the_description_of_the_file(visit, url):
     browser = visit(url)
     wait_for(browser, lambda: find(browser, "#model").is_displayed())
     facts = find(browser, "#facts").text
@@ -96,7 +96,7 @@ def test_what_the_page_tells_of_the_file(visit, url):
     assert browser.title == "Reciter <b> (ggufmill)"
 
 
-def test_settings_reach_the_model_and_stay(visit, url):
+def test_settings_are_sent_and_saved(visit, url):
     browser = visit(url)
     wait_for(browser, lambda: find(browser, "#temperature").get_attribute("value") == "0")
     find(browser, "#limit").send_keys("4", Keys.TAB)
@@ -128,7 +128,7 @@ def test_stop(visit, served, reciting):
     assert answers(browser)[1] == "abc"
 
 
-def test_details_that_come_after_the_first_message(visit, served, reciting):
+def test_a_message_sent_before_the_description_has_arrived(visit, served, reciting):
     browser = visit(served(reciting(ANSWER)))
     say(browser, "Go")
     wait_for(browser, lambda: len(answers(browser)) == 1)
@@ -136,10 +136,10 @@ def test_details_that_come_after_the_first_message(visit, served, reciting):
     assert failure == ""
 
 
-def test_a_key_is_asked_for(visit, served, reciting):
+def test_the_page_asks_for_the_api_key(visit, served, reciting):
     browser = visit(served(reciting(ANSWER), api_key="k3y"))
     field = wait_for(browser, lambda: find(browser, "#key") if find(browser, "#key").is_displayed() else None)
-    assert find(browser, "#name").text == "ggufmill"  # nothing is told before
+    assert find(browser, "#name").text == "ggufmill"  # nothing is shown before
     field.send_keys("k3y", Keys.TAB)
     wait_for(browser, lambda: "llama" in find(browser, "#summary").text)
     say(browser, "Hello")
@@ -163,7 +163,7 @@ def test_a_narrow_screen(visit, url):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_code_and_thoughts_are_set_apart_as_text(visit, url):
+def test_code_and_reasoning_are_shown_as_text(visit, url):
     browser = visit(url)
     wait_for(browser, lambda: "llama" in find(browser, "#summary").text)
     text = "<think>hm <b>x</b></think>\n\nSee:\n```html\n<script>alert(1)</script>\n```\nDone & <img src=x onerror=alert(2)>"

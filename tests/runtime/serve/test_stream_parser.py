@@ -1,4 +1,4 @@
-"""What is thought, said and called in an answer, by forms that a template's text gives away."""
+"""Reasoning, content and tool calls of answers in the formats of many model families."""
 
 import json
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("starlette")
-from ggufmill.runtime.serve.history import History
-from ggufmill.runtime.serve.stream_parser import Speech
-from ggufmill.runtime.serve.tool_formats import calls_of, shown, thoughts_of
+from ggufmill.runtime.serve.prompt_renderer import PromptRenderer
+from ggufmill.runtime.serve.stream_parser import StreamParser
+from ggufmill.runtime.serve.tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 from ggufmill.runtime.text.chat import ChatTemplate
 
 FUNCTIONS = {
@@ -20,8 +20,8 @@ WEATHER = ("weather", {"city": 'São "P"', "days": 3, "more": {"a": [1, None]}})
 OBJECT = '{"city": "S\\u00e3o \\"P\\"", "days": 3, "more": {"a": [1, null]}}'
 NAMED = f'{{"name": "weather", "arguments": {OBJECT}}}'
 
-# What a family's template contains, and how its models write a call of `weather` and then one of `now`.
-FORMS = {
+# family -> (text in its template, how its models write a call of `weather` and then one of `now`)
+FAMILIES = {
     "hermes": ("<tool_call>", f'<tool_call>\n{NAMED}\n</tool_call>\n<tool_call>\n{{"name": "now"}}\n</tool_call>'),
     "hermes, never closed": ("<tool_call>", f'<tool_call>{NAMED}</tool_call><tool_call>{{"name": "now", "arguments": {{}}}}'),
     "qwen3 coder": (
@@ -90,68 +90,69 @@ FORMS = {
 }
 
 
-def hear(template, pieces, tools=True, thinking=False):
-    """(what was said, what was thought, calls, finished deltas)"""
-    speech = Speech(thoughts_of(template), calls_of(template) if tools else None, FUNCTIONS, thinking)
-    deltas = [delta for piece in pieces for delta in speech.hear(piece)] + speech.end()
-    said, thought = ("".join(d.get(key, "") for d in deltas) for key in ("content", "reasoning_content"))
+def parse(template, pieces, tools=True, in_reasoning=False):
+    """(content, reasoning, calls)"""
+    tool_format = find_tool_format(template) if tools else None
+    parser = StreamParser(find_reasoning_format(template), tool_format, FUNCTIONS, in_reasoning)
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
+    content, reasoning = ("".join(d.get(key, "") for d in deltas) for key in ("content", "reasoning_content"))
     calls = [call for d in deltas for call in d.get("tool_calls", ())]
-    assert [call["index"] for call in calls] == list(range(speech.called))
+    assert [call["index"] for call in calls] == list(range(parser.n_calls))
     assert all(call["type"] == "function" and call["id"] for call in calls)
     assert len({call["id"] for call in calls}) == len(calls)
-    return said, thought, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    return content, reasoning, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
-@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_calls_of_each_family(family):
-    template, text = FORMS[family]
+    template, text = FAMILIES[family]
     for pieces in ([text], list(text), [text[i : i + 7] for i in range(0, len(text), 7)]):
-        assert hear(template, pieces) == ("", "", [WEATHER, ("now", {})])
+        assert parse(template, pieces) == ("", "", [WEATHER, ("now", {})])
     if not family.startswith("llama"):
-        assert hear(template, ["Let me see.\n", text]) == ("Let me see.", "", [WEATHER, ("now", {})])
-    assert hear(template, [text], tools=False)[2] == []
+        assert parse(template, ["Let me see.\n", text]) == ("Let me see.", "", [WEATHER, ("now", {})])
+    assert parse(template, [text], tools=False)[2] == []
 
 
-@pytest.mark.parametrize("family", FORMS)
-def test_what_is_no_call_stays_text(family):
-    template, text = FORMS[family]
-    begin = calls_of(template).begins[0]
-    broken = (
-        f"{begin}",
-        f"{begin} and so on, {{",
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_that_cannot_be_parsed_as_a_call_is_content(family):
+    template, text = FAMILIES[family]
+    start = find_tool_format(template).start_tags[0]
+    invalid = (
+        f"{start}",
+        f"{start} and so on, {{",
         text[: text.index("null")],  # cut off
-        f'{begin}{{"name": 5, "arguments": {{}}}}',
-        f'{begin}{{"name": "weather", "arguments": [1]}}',
-        f'{begin}{{"name": "weather", "arguments": {{"a": NaN}}}}',
-        f'{begin}{{"name": "weather", "arguments": "{{"}}',
-        begin + "[" * 5000,
+        f'{start}{{"name": 5, "arguments": {{}}}}',
+        f'{start}{{"name": "weather", "arguments": [1]}}',
+        f'{start}{{"name": "weather", "arguments": {{"a": NaN}}}}',
+        f'{start}{{"name": "weather", "arguments": "{{"}}',
+        start + "[" * 5000,
     )
-    for wrong in broken:
-        said, thought, calls = hear(template, [wrong])
-        assert (thought, calls) == ("", []), wrong[:200]
-        left_out = thoughts_of(template).left_out if thoughts_of(template) else ()
-        for mark in left_out:
-            wrong, said = wrong.replace(mark, ""), said.replace(mark, "")
-        assert said.strip() == wrong.strip()
+    reasoning_format = find_reasoning_format(template)
+    for answer in invalid:
+        content, reasoning, calls = parse(template, [answer])
+        assert (reasoning, calls) == ("", []), answer[:200]
+        for tag in reasoning_format.removed_tags if reasoning_format else ():
+            answer, content = answer.replace(tag, ""), content.replace(tag, "")
+        assert content.strip() == answer.strip()
 
 
-def test_only_functions_that_there_are_where_nothing_else_tells_calls_from_text():
-    template, _ = FORMS["llama"]
+def test_untagged_calls_are_accepted_only_of_declared_functions():
+    template, _ = FAMILIES["llama"]
     for text in ('{"name": "Bob", "parameters": {}}', '{"answer": 42}', 'As JSON: {"name": "now", "parameters": {}}'):
-        assert hear(template, list(text)) == (text, "", [])
+        assert parse(template, list(text)) == (text, "", [])
 
 
-def test_a_call_is_told_as_soon_as_it_is_complete():
-    template, _ = FORMS["hermes"]
-    speech = Speech(None, calls_of(template), FUNCTIONS)
-    assert speech.hear('<tool_call>{"name": "now", "arguments": {"a": "</tool_') == []
-    assert speech.hear('call>"}}</tool_') == []  # the mark within a text is no end
-    assert speech.hear("call>")[0]["tool_calls"][0]["function"] == {"name": "now", "arguments": '{"a": "</tool_call>"}'}
-    assert speech.hear("And") == [{"content": "And"}]
+def test_a_call_is_returned_as_soon_as_it_is_complete():
+    template, _ = FAMILIES["hermes"]
+    parser = StreamParser(None, find_tool_format(template), FUNCTIONS)
+    assert parser.feed('<tool_call>{"name": "now", "arguments": {"a": "</tool_') == []
+    assert parser.feed('call>"}}</tool_') == []  # the tag within a string does not end the call
+    assert parser.feed("call>")[0]["tool_calls"][0]["function"] == {"name": "now", "arguments": '{"a": "</tool_call>"}'}
+    assert parser.feed("And") == [{"content": "And"}]
 
 
-def test_thoughts():
-    for template, text in (
+def test_reasoning():
+    for template, answer in (
         ("<think>", "<think>\nhm, {x}\n</think>\n\nYes."),
         ("[THINK]", "[THINK]hm, {x}[/THINK]Yes."),
         ("<seed:think>", "<seed:think>hm, {x}</seed:think>Yes."),
@@ -161,84 +162,89 @@ def test_thoughts():
         ),
         ("<|START_THINKING|>", "<|START_THINKING|>hm, {x}<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"),
     ):
-        for pieces in ([text], list(text)):
-            assert hear(template, pieces) == ("Yes.", "hm, {x}", [])
-    assert hear("</think>", ["hm", "</think>", "Yes."], thinking=True) == ("Yes.", "hm", [])
-    assert hear("<think>", ["hm, cut o"], thinking=True) == ("", "hm, cut o", [])
-    assert hear("<think>", ["Say <think>!</think>"]) == ("Say <think>!</think>", "", [])  # not at the beginning
-    assert hear("nothing known", ["<think>hm</think> Yes"]) == ("<think>hm</think> Yes", "", [])
+        for pieces in ([answer], list(answer)):
+            assert parse(template, pieces) == ("Yes.", "hm, {x}", [])
+    assert parse("</think>", ["hm", "</think>", "Yes."], in_reasoning=True) == ("Yes.", "hm", [])
+    assert parse("<think>", ["hm, cut o"], in_reasoning=True) == ("", "hm, cut o", [])
+    assert parse("<think>", ["Say <think>!</think>"]) == ("Say <think>!</think>", "", [])  # not at the beginning
+    assert parse("nothing known", ["<think>hm</think> Yes"]) == ("<think>hm</think> Yes", "", [])
     both = "<think>hm <tool_call></think>\n<tool_call>" + NAMED + "</tool_call>"
-    assert hear("<think> <tool_call>", list(both)) == ("", "hm <tool_call>", [WEATHER])
+    assert parse("<think> <tool_call>", list(both)) == ("", "hm <tool_call>", [WEATHER])
     again = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-    again += "<|start|>assistant<|channel|>analysis<|message|>b<|end|><|start|>assistant" + FORMS["gpt-oss"][1]
-    assert hear("<|channel|>", list(again)) == ("I look.", "ab", [WEATHER, ("now", {})])
+    again += "<|start|>assistant<|channel|>analysis<|message|>b<|end|><|start|>assistant" + FAMILIES["gpt-oss"][1]
+    assert parse("<|channel|>", list(again)) == ("I look.", "ab", [WEATHER, ("now", {})])
 
 
-MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|channel|>", "<|end|>", "<|message|>", "{"]
-MARKS += ['{"name": "now", "arguments": {}}', "analysis", "commentary to=functions.now ", " ", "\n", "a", "<", "[ARGS]", "}"]
-TEMPLATES = ["<tool_call> <think>", "[TOOL_CALLS] [THINK]", "<|channel|>", FORMS["llama"][0], "<tool_call> <arg_key>", ""]
+FRAGMENTS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|channel|>", "<|end|>", "<|message|>", "{"]
+FRAGMENTS += [
+    '{"name": "now", "arguments": {}}',
+    "analysis",
+    "commentary to=functions.now ",
+    " ",
+    "\n",
+    "a",
+    "<",
+    "[ARGS]",
+    "}",
+]
+TEMPLATES = ["<tool_call> <think>", "[TOOL_CALLS] [THINK]", "<|channel|>", FAMILIES["llama"][0], "<tool_call> <arg_key>", ""]
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists)
 
 
 @given(
-    st.lists(st.sampled_from(MARKS), max_size=14).map("".join),
-    st.sampled_from(
-        ["<tool_call> <think>", "[TOOL_CALLS] [THINK]", "<|channel|>", FORMS["llama"][0], "<tool_call> <arg_key>", ""]
-    ),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
+    st.sampled_from(TEMPLATES),
     st.lists(st.integers(1, 9), min_size=1),
     st.booleans(),
 )
-def test_it_does_not_matter_how_a_text_is_cut(text, template, steps, thinking):
-    pieces, at = [], 0
-    while at < len(text):
-        pieces.append(text[at : at + steps[len(pieces) % len(steps)]])
-        at += len(pieces[-1])
-    thinking = thinking and thoughts_of(template) is not None
-    whole = hear(template, [text], thinking=thinking)
-    assert hear(template, pieces, thinking=thinking) == whole
+def test_the_result_does_not_depend_on_the_pieces(text, template, lengths, in_reasoning):
+    pieces, position = [], 0
+    while position < len(text):
+        pieces.append(text[position : position + lengths[len(pieces) % len(lengths)]])
+        position += len(pieces[-1])
+    in_reasoning = in_reasoning and find_reasoning_format(template) is not None
+    expected = parse(template, [text], in_reasoning=in_reasoning)
+    assert parse(template, pieces, in_reasoning=in_reasoning) == expected
     if not template:
-        assert whole == (text, "", [])
+        assert expected == (text, "", [])
 
 
-@given(st.text(max_size=40), st.sampled_from([template for template, _ in FORMS.values()]))
-def test_other_texts_go_through(text, template):
-    said, thought, calls = hear(template, list(text))
+@given(st.text(max_size=40), st.sampled_from([template for template, _ in FAMILIES.values()]))
+def test_text_without_tags_is_content(text, template):
+    content, reasoning, calls = parse(template, list(text))
     if not any(c in text for c in "<[{"):
-        assert (said, thought, calls) == (text.lstrip() if text.strip() or not text else said, "", [])
+        assert (content, reasoning, calls) == (text.lstrip() if text.strip() or not text else content, "", [])
 
 
-@given(
-    st.dictionaries(
-        st.text(max_size=8), st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists)
-    )
-)
-def test_any_arguments_come_through(arguments):
+@given(st.dictionaries(st.text(max_size=8), VALUES))
+def test_arguments_of_any_type(arguments):
     for family in ("hermes", "mistral", "deepseek 3.1", "gpt-oss"):
-        template, text = FORMS[family]
-        written = text.replace(OBJECT, json.dumps(arguments))
-        assert hear(template, [written])[2][0] == ("weather", arguments)
+        template, text = FAMILIES[family]
+        answer = text.replace(OBJECT, json.dumps(arguments))
+        assert parse(template, [answer])[2][0] == ("weather", arguments)
 
 
-def test_tokens_that_marks_are_made_of():
+def test_special_tokens_in_tags():
     special = [("[TOOL_CALLS]", 1), ("[ARGS]", 2), ("<|im_end|>", 3), ("<|end|>", 4), ("<|message|>", 5)]
-    assert shown(calls_of("[TOOL_CALLS]").marks, special) == {1, 2}
-    assert shown(thoughts_of("<|channel|>").marks, special) == {4, 5}
+    assert special_tokens_in_tags(find_tool_format("[TOOL_CALLS]").tags, special) == {1, 2}
+    assert special_tokens_in_tags(find_reasoning_format("<|channel|>").tags, special) == {4, 5}
 
 
-def test_how_a_template_wants_to_be_told_of_calls():
+def test_the_form_of_calls_that_a_template_expects():
     loop = "{%% for m in messages %%}{%% if m.tool_calls %s %%}{%% for c in m.tool_calls %%}%s{%% endfor %%}{%% else %%}%s"
     loop += "{%% endif %%}{%% endfor %%}{{ tools }}"
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    for condition, written, other, text in (
+    for condition, call_text, other, expected in (
         ("", "{{ c.function.arguments | tojson }}", "{{ m.content }}", '{"a": "é"}'),
         ("", "{{ c.function.arguments.items() | list | length }}", "", "1"),
         ("", "{{ 'x' + c.function.arguments }}", "{{ m.content }}", 'x{"a": "é"}'),
         ("and m.content is none", "{{ c.function.arguments | tojson }}", "{{ m.content }}", '{"a": "é"}'),
     ):
-        history = History(ChatTemplate(loop % (condition, written, other)))
-        assert history.tools
-        assert history.render(messages, {"tools": []}) == text + "[]"
+        renderer = PromptRenderer(ChatTemplate(loop % (condition, call_text, other)))
+        assert renderer.supports_tools
+        assert renderer.render(messages, {"tools": []}) == expected + "[]"
     for without in ("tools {{ messages[0].tools }}", "{{ 'no \\'tools' }}{# tools #}", "{{ tools_in_user_message }}"):
-        assert not History(ChatTemplate(without)).tools
-    assert History(ChatTemplate("{{ 'a' }}{%- if not tools is defined %}{% set tools = none %}{% endif %}")).tools
+        assert not PromptRenderer(ChatTemplate(without)).supports_tools
+    text = "{{ 'a' }}{%- if not tools is defined %}{% set tools = none %}{% endif %}"
+    assert PromptRenderer(ChatTemplate(text)).supports_tools

@@ -1,4 +1,4 @@
-"""Calls of functions and thoughts, asked for with the real client of OpenAI."""
+"""Tool calls and reasoning, with OpenAI's Python client."""
 
 import dataclasses
 import json
@@ -23,23 +23,23 @@ MISTRAL = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{
 
 @pytest.fixture
 def saying(tiny, served, monkeypatch):
-    """saying(text, template): a client of a model that says a text and ends; '[TOOL_CALLS]' is a control token of it."""
+    """saying(text, template): client of a model that generates this text; '[TOOL_CALLS]' is a control token."""
 
     def start(text, template=HERMES, named=None, **options):
-        tokens, kinds = list(tiny.metadata["tokenizer.ggml.tokens"]), np.array(tiny.metadata["tokenizer.ggml.token_type"])
-        tokens[3], kinds[3] = "[TOOL_CALLS]", 3
-        metadata = tiny.metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+        tokens, types = list(tiny.metadata["tokenizer.ggml.tokens"]), np.array(tiny.metadata["tokenizer.ggml.token_type"])
+        tokens[3], types[3] = "[TOOL_CALLS]", 3
+        metadata = tiny.metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
         metadata |= {"tokenizer.chat_template": template, "llama.context_length": 4096}
         metadata |= {f"tokenizer.chat_template.{name}": each for name, each in (named or {}).items()}
         model = load_model(dataclasses.replace(tiny, metadata=metadata))
         script = [*model.tokenizer.encode(text, add_special=False, parse_special=True), 1]
-        said = {}
+        positions = {}
 
-        def pick(self, logits, past):
-            said[self] = said.get(self, -1) + 1
-            return script[said[self]]
+        def sample(self, logits, past):
+            positions[self] = positions.get(self, -1) + 1
+            return script[positions[self]]
 
-        monkeypatch.setattr(Sampler, "pick", pick)
+        monkeypatch.setattr(Sampler, "sample", sample)
         url = served(model, warm_up=False, **options)
         return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
 
@@ -57,15 +57,15 @@ def test_a_call(saying):
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "weather", {"city": "Köln"})
     assert "".join(e.token for e in choice.logprobs.content).startswith("I look.\n<tool_call>")
-    # What came of it is told in turn.
+    # The next request with the call and its result:
     answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     messages = [*ASK, choice.message.model_dump(exclude_none=True), answer]
     assert ask(client, messages=messages).choices[0].finish_reason == "tool_calls"
-    told = client.post("/../apply-template", body={"messages": messages, "tools": [WEATHER]}, cast_to=object)["prompt"]
-    assert told.startswith(f"<tools>{json.dumps([WEATHER])}</tools>u:Hello\n")
-    before, called, after = told.replace("</tool_call>", "<tool_call>").split("<tool_call>")
+    prompt = client.post("/../apply-template", body={"messages": messages, "tools": [WEATHER]}, cast_to=object)["prompt"]
+    assert prompt.startswith(f"<tools>{json.dumps([WEATHER])}</tools>u:Hello\n")
+    before, call_text, after = prompt.replace("</tool_call>", "<tool_call>").split("<tool_call>")
     assert before.endswith("u:Hello\na:I look.")
-    assert json.loads(called) == json.loads(CALL)  # arguments as an object, though the client sent a text
+    assert json.loads(call_text) == json.loads(CALL)  # arguments as an object, though the client sent JSON text
     assert after == "\nt:rain\na:"
 
 
@@ -82,19 +82,19 @@ def test_a_call_in_a_stream(saying):
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     tokens = [entry.token for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert len(tokens) == len(f"I look. <tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>".encode())
-    with client.chat.completions.stream(model="x", messages=ASK, tools=[WEATHER]) as stream:  # its own accumulation
+    with client.chat.completions.stream(model="x", messages=ASK, tools=[WEATHER]) as stream:  # merged by the client
         message = stream.get_final_completion().choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["weather", "weather"]
 
 
-def test_marks_that_are_control_tokens(saying):
+def test_tags_that_are_control_tokens(saying):
     client = saying(f"[TOOL_CALLS][{CALL}]", MISTRAL)
     assert ask(client).choices[0].message.tool_calls[0].function.name == "weather"
     plain = ask(client, tools=openai.NOT_GIVEN).choices[0]
-    assert (plain.message.content, plain.finish_reason) == (f"[{CALL}]", "stop")  # left out as ever
+    assert (plain.message.content, plain.finish_reason) == (f"[{CALL}]", "stop")  # control tokens are left out
 
 
-def test_no_call(saying):
+def test_answers_without_calls(saying):
     client = saying(f"<tool_call>{CALL}</tool_call>")
     for options in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}, {"tools": []}):
         choice = ask(client, **options).choices[0]
@@ -104,7 +104,7 @@ def test_no_call(saying):
     assert (cut.message.content, cut.finish_reason) == (f"<tool_call>{CALL}"[:20], "length")
 
 
-def test_thoughts(saying):
+def test_reasoning(saying):
     client = saying("<think>\nhm\n</think>\n\nYes.")
     choice = ask(client, tools=openai.NOT_GIVEN).choices[0]
     assert (choice.message.content, choice.message.model_extra["reasoning_content"]) == ("Yes.", "hm")
@@ -117,20 +117,20 @@ def test_thoughts(saying):
         ask(client, extra_body={"reasoning_format": "loud"})
 
 
-def test_thoughts_that_the_template_begins(saying):
+def test_reasoning_that_the_template_starts(saying):
     client = saying(f"hm</think><tool_call>{CALL}</tool_call>")
     message = ask(client, extra_body={"chat_template_kwargs": {"thinking": True}}).choices[0].message
     assert (message.content, message.model_extra["reasoning_content"]) == (None, "hm")
     assert message.tool_calls[0].function.name == "weather"
 
 
-def test_a_template_for_functions(saying):
+def test_a_separate_template_for_tools(saying):
     client = saying("Yes.", "plain", {"tool_use": "with {{ tools[0].function.name }}"})
     for tools, text in (([WEATHER], "with weather"), ([], "plain")):
         assert client.post("/../apply-template", body={"messages": ASK, "tools": tools}, cast_to=object)["prompt"] == text
 
 
-def test_wrong_tools_are_named(saying):
+def test_invalid_tools_are_named(saying):
     client = saying("Yes.")
     for options, param in (
         ({"tools": "weather"}, "tools"),

@@ -9,7 +9,7 @@ from ggufmill.runtime.text.chat import ChatTemplate, Conversation, find_template
 from ggufmill.runtime.text.chat_templates import BUILT_IN
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
-TURNS = [
+MESSAGES = [
     {"role": "system", "content": "Be <b>brief</b>."},
     {"role": "user", "content": "  Hello, Zoë & co? "},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHi!"},
@@ -17,7 +17,7 @@ TURNS = [
 ]
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "a < b & 'ü'", "parameters": {"type": "object"}}}]
 
-# What the templates of supported families do, each in a few lines: the ways in which they reach into the language differ.
+# The Jinja features that the templates of supported families use, each family in a few lines
 FAMILIES = {
     "llama-3.1": """{{- bos_token }}
 {%- if not date_string is defined %}
@@ -130,36 +130,36 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BUILT_IN])
-def test_templates_write_what_transformers_writes(name):
+def test_rendered_text_is_that_of_transformers(name):
     pytest.importorskip("transformers")
-    from tokenizers import Tokenizer as Empty
+    from tokenizers import Tokenizer as TokenizerBackend
     from tokenizers import models
     from transformers import PreTrainedTokenizerFast
 
     text = FAMILIES.get(name) or BUILT_IN[name]
-    oracle = PreTrainedTokenizerFast(tokenizer_object=Empty(models.BPE()), chat_template=text, **SPECIALS)
-    ours = ChatTemplate(text, SPECIALS)
-    for messages in (TURNS, TURNS[1:], TURNS[:2], TURNS[:3]):
+    reference = PreTrainedTokenizerFast(tokenizer_object=TokenizerBackend(models.BPE()), chat_template=text, **SPECIALS)
+    template = ChatTemplate(text, SPECIALS)
+    for messages in (MESSAGES, MESSAGES[1:], MESSAGES[:2], MESSAGES[:3]):
         for options in ({}, {"tools": TOOLS}, {"enable_thinking": False}, {"add_generation_prompt": False}):
-            given = {"add_generation_prompt": True} | options
-            expected = oracle.apply_chat_template(messages, tokenize=False, **given)
-            assert ours.render(messages, **given) == expected
+            variables = {"add_generation_prompt": True} | options
+            expected = reference.apply_chat_template(messages, tokenize=False, **variables)
+            assert template.render(messages, **variables) == expected
             assert "Hello, Zoë & co?" in expected
 
 
-def test_built_in_templates_spelled_out():
-    def render(name, messages=TURNS[1:]):
+def test_built_in_templates():
+    def render(name, messages=MESSAGES[1:]):
         return ChatTemplate(BUILT_IN[name], SPECIALS).render(messages)
 
-    assert render("chatml", TURNS[:2]) == (
+    assert render("chatml", MESSAGES[:2]) == (
         "<|im_start|>system\nBe <b>brief</b>.<|im_end|>\n<|im_start|>user\n  Hello, Zoë & co? <|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert render("gemma", TURNS[:2]) == (
+    assert render("gemma", MESSAGES[:2]) == (
         "<s><start_of_turn>user\nBe <b>brief</b>.\n\nHello, Zoë & co?<end_of_turn>\n<start_of_turn>model\n"
     )
-    assert render("mistral", TURNS[3:]) == "<s>[INST] And 2 + 2?[/INST]"
-    assert render("llama3", TURNS[3:]).startswith("<s><|start_header_id|>user<|end_header_id|>\n\nAnd 2 + 2?<|eot_id|>")
+    assert render("mistral", MESSAGES[3:]) == "<s>[INST] And 2 + 2?[/INST]"
+    assert render("llama3", MESSAGES[3:]).startswith("<s><|start_header_id|>user<|end_header_id|>\n\nAnd 2 + 2?<|eot_id|>")
     for name in BUILT_IN:
         text = render(name)
         assert text.index("Hello, Zoë & co?") < text.index("Hi!") < text.index("And 2 + 2?"), name
@@ -167,13 +167,13 @@ def test_built_in_templates_spelled_out():
             render(name, [{"role": "tool", "content": "4"}])
 
 
-def test_refusals_are_explained():
+def test_error_messages_give_the_reason():
     with pytest.raises(PlanError, match="cannot write these messages: roles must alternate"):
-        ChatTemplate(FAMILIES["mistral"], SPECIALS).render([TURNS[1], TURNS[3]])
+        ChatTemplate(FAMILIES["mistral"], SPECIALS).render([MESSAGES[1], MESSAGES[3]])
     with pytest.raises(PlanError, match="is not valid: line 2: "):
         ChatTemplate("a\n{% if %}")
     with pytest.raises(PlanError, match="cannot write these messages: TypeError"):
-        ChatTemplate("{{ messages[0].content + 1 }}").render(TURNS)
+        ChatTemplate("{{ messages[0].content + 1 }}").render(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_refusals_are_explained():
         "{{ range(10 ** 9) | list }}",
     ],
 )
-def test_templates_cannot_reach_out(text):
-    messages = [dict(TURNS[0])]
+def test_templates_cannot_reach_python_internals_or_change_messages(text):
+    messages = [dict(MESSAGES[0])]
     try:
         rendered = ChatTemplate(text).render(messages)
     except PlanError:
         rendered = ""
     assert rendered == ""
-    assert messages == TURNS[:1]
+    assert messages == MESSAGES[:1]
 
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role[0] + ':' + m.content + '\\n' }}{% endfor %}a:"
@@ -209,9 +209,9 @@ def source(tiny):
     return dataclasses.replace(tiny, metadata=tiny.metadata | {"tokenizer.chat_template": TEMPLATE})
 
 
-def test_which_template_is_used(source):
+def test_choice_of_the_template(source):
     metadata = source.metadata | {"tokenizer.chat_template.tool_use": "T{{ eos_token }}"}
-    assert find_template(metadata).render(TURNS[1:2]) == "<s>u:  Hello, Zoë & co? \na:"
+    assert find_template(metadata).render(MESSAGES[1:2]) == "<s>u:  Hello, Zoë & co? \na:"
     assert find_template(metadata, "tool_use").render([]) == "T</s>"
     assert find_template(metadata, "chatml").text == BUILT_IN["chatml"]
     assert find_template(metadata, "{{ bos_token }}!").render([]) == "<s>!"
@@ -222,14 +222,14 @@ def test_which_template_is_used(source):
         find_template(metadata)
 
 
-def test_special_tokens_become_themselves_and_bos_comes_once(source):
+def test_special_tokens_in_prompts_are_parsed_and_bos_occurs_once(source):
     tokenizer = Tokenizer(source.metadata)
     assert prompt_tokens(tokenizer, "<s>A</s>") == [0, 2 + ord("A"), 1] == prompt_tokens(tokenizer, "A</s>")
     without = Tokenizer(source.metadata | {"tokenizer.ggml.add_bos_token": False})
     assert prompt_tokens(without, "A") == [2 + ord("A")]
 
 
-def test_turns_build_on_each_other(source):
+def test_a_conversation_reuses_the_cache_of_earlier_turns(source):
     model = load_model(source)
     greedy = {"temp": 0, "n_predict": 4}
     conversation = Conversation(model, find_template(source.metadata), system="S", **greedy)
@@ -239,32 +239,32 @@ def test_turns_build_on_each_other(source):
     prompt = f"<s>s:S\nu:one\na:{first}\nu:two\na:"
     expected = generate(model, prompt_tokens(model.tokenizer, prompt), **greedy)
     assert second == expected.text()
-    assert conversation.running.timings.cached_tokens >= len("<s>s:S\nu:one\na:") - 2
+    assert conversation.generation.timings.cached_tokens >= len("<s>s:S\nu:one\na:") - 2
     conversation.reset()
     assert "".join(conversation.answer("one")) == first
 
 
-def test_a_cancelled_answer_counts_as_far_as_it_got(source):
+def test_a_cancelled_answer_is_kept_as_far_as_it_was_generated(source):
     conversation = Conversation(load_model(source), find_template(source.metadata), seed=1, ignore_eos=True)
     pieces = conversation.answer("hi")
-    said = [next(pieces), next(pieces)]
+    received = [next(pieces), next(pieces)]
     conversation.cancel()
-    said += list(pieces)
-    assert conversation.running.reason == "cancelled"
-    assert conversation.messages[-1] == {"role": "assistant", "content": "".join(said)}
+    received += list(pieces)
+    assert conversation.generation.reason == "cancelled"
+    assert conversation.messages[-1] == {"role": "assistant", "content": "".join(received)}
     pieces = conversation.answer("again")
     piece = next(pieces)
     pieces.close()
     assert conversation.messages[-1] == {"role": "assistant", "content": piece}
 
 
-def test_the_oldest_turns_go_when_the_context_is_full(source):
+def test_the_oldest_turns_are_dropped_when_the_context_is_full(source):
     conversation = Conversation(load_model(source), find_template(source.metadata), system="SYS", n_predict=3, temp=0)
     for text in ("first", "second", "third", "fourth", "fifth"):
         list(conversation.answer(text * 2))
         assert len(conversation.session.tokens) <= 64
-    assert conversation.forgotten > 0
-    assert conversation.forgotten % 2 == 0
+    assert conversation.n_dropped > 0
+    assert conversation.n_dropped % 2 == 0
     assert conversation.messages[0]["content"] == "SYS"
     assert "firstfirst" not in [m["content"] for m in conversation.messages]
     assert conversation.messages[-2]["content"] == "fifthfifth"
@@ -274,6 +274,6 @@ def test_the_oldest_turns_go_when_the_context_is_full(source):
     assert conversation.messages == before
 
 
-def test_numbers_of_special_tokens_may_be_wrong(source):
+def test_a_special_token_id_out_of_range_gives_an_empty_text(source):
     metadata = source.metadata | {"tokenizer.ggml.eos_token_id": np.uint32(70000)}
     assert find_template(metadata, "{{ bos_token }}|{{ eos_token }}|{{ pad_token is defined }}").render([]) == "<s>||False"

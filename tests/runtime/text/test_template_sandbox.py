@@ -1,3 +1,5 @@
+import json
+import subprocess
 import sys
 import time
 
@@ -45,12 +47,12 @@ def render(text, **variables):
         "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
     ],
 )
-def test_what_is_refused_at_once(text):
-    began = time.perf_counter()
-    with pytest.raises(PlanError) as told:
+def test_operations_beyond_the_limits_are_refused_before_they_run(text):
+    start = time.perf_counter()
+    with pytest.raises(PlanError) as caught:
         render(text)
-    assert time.perf_counter() - began < 4
-    assert "\n" not in str(told.value)
+    assert time.perf_counter() - start < 4
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +63,16 @@ def test_what_is_refused_at_once(text):
         "{% for a in messages * 60 recursive %}{{ loop(messages * 60) if loop.depth < 99 }}{% endfor %}",
     ],
 )
-def test_what_does_not_end(text, monkeypatch):
+def test_endless_templates_are_stopped(text, monkeypatch):
     monkeypatch.setattr("ggufmill.runtime.text.template_sandbox.SECONDS", 0.2)
-    tracing = sys.gettrace()
+    trace = sys.gettrace()
     with pytest.raises(PlanError, match="runs for more than"):
         render(text)
-    assert sys.gettrace() is tracing
+    assert sys.gettrace() is trace
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{{ 'ab' ~ 3 ~ none }}", "ab3None"),
         (
@@ -84,12 +86,14 @@ def test_what_does_not_end(text, monkeypatch):
         ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "Hello"),
     ],
 )
-def test_what_works_as_ever(text, said):
-    assert render(text) == said
+def test_expressions_within_the_limits(text, expected):
+    assert render(text) == expected
 
 
-TENFOLD = "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
-TENFOLD += "{% endfor %}"
+SHARED_LISTS = (
+    "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}"
+)
+SHARED_LISTS += "{% endfor %}"
 MEGA = "{% set a = 'a' * 1000000 %}"
 
 
@@ -106,40 +110,58 @@ MEGA = "{% set a = 'a' * 1000000 %}"
         "{{ ('\\t' * 1000000).expandtabs(65536) | length }}",
     ],
 )
-def test_memory_is_what_the_process_may_have(text):
+def test_the_memory_of_the_process_is_limited(text):
     with pytest.raises(PlanError, match="more than 1024 MiB of memory"):
         render(text)
     assert render("{{ messages[0].content }}") == "Hello"
 
 
-@pytest.mark.parametrize("made_of_itself", ["{{ n.x == n.y }}", "{{ n.x | tojson | length }}"])
-def test_what_only_the_end_of_the_process_stops(made_of_itself, monkeypatch):
+@pytest.mark.parametrize("expression", ["{{ n.x == n.y }}", "{{ n.x | tojson | length }}"])
+def test_native_code_is_stopped_by_killing_the_process(expression, monkeypatch):
     monkeypatch.setattr("ggufmill.runtime.text.template_sandbox.SECONDS", 0.2)
     with pytest.raises(PlanError, match="it takes too long, or too much memory"):
-        render(TENFOLD + made_of_itself)
+        render(SHARED_LISTS + expression)
     assert render("{{ messages[0].content }}") == "Hello"
 
 
 def test_the_process_opens_no_files():
-    from ggufmill.runtime.text import template_process as confined
+    from ggufmill.runtime.text.template_process import run_template
 
     for text in ("{{ 'a\\N{BULLET}' | pprint | urlize | striptags }}", "{{ 1 + 'a' }}", "{{ strftime_now('%A %c %Z') }}"):
-        told = confined.answer(text, {})
-        assert "written" in told or "unsupported operand" in told["said"]
-    assert "No such file" not in confined.answer("{{ 'a'.encode('idna') }}", {})["said"]
+        result = run_template(text, {})
+        assert "text" in result or "unsupported operand" in result["message"]
+    assert "No such file" not in run_template("{{ 'a'.encode('idna') }}", {})["message"]
 
 
 def test_a_killed_process_is_replaced():
-    from ggufmill.runtime.text import template_process as confined
+    from ggufmill.runtime.text import template_process
 
     assert render("a") == "a"
-    confined._process._running.kill()
-    confined._process._running.wait()
+    template_process._process._process.kill()
+    template_process._process._process.wait()
     assert render("b") == "b"
 
 
-def test_templates_of_several_threads_do_not_mix():
+def test_several_threads_get_the_results_of_their_own_templates():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda i: render("{{ i * 2 }}", i=i), range(40))) == [str(2 * i) for i in range(40)]
+
+
+def test_without_the_resource_module_the_checks_remain():
+    """As on Windows, where processes have no such limits."""
+    program = """
+import io, json, sys
+sys.modules["resource"] = None
+from ggufmill.runtime.text import template_sandbox
+template_sandbox._limit_process()
+results = io.BytesIO()
+requests = [{"text": text, "variables": {}, "seconds": 5} for text in ("{{ 1 + 1 }}", "{{ 'x' * 10**10 }}")]
+template_sandbox.serve([json.dumps(request).encode() for request in requests], results)
+print(results.getvalue().decode())
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    first, second = (json.loads(line) for line in run.stdout.split("\n") if line)
+    assert first == {"text": "2"}, run.stderr
+    assert second["error"] == "refused"

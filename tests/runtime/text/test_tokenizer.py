@@ -99,7 +99,7 @@ def test_byte_level_ids_are_the_reference_librarys(trained):
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-def test_specials_are_added_as_the_metadata_says(trained):
+def test_bos_and_eos_are_added_as_the_metadata_says(trained):
     _, metadata = trained
     both = Tokenizer(metadata | {"tokenizer.ggml.add_eos_token": True})
     assert (both.bos, both.eos, both.add_bos, both.add_eos) == (0, 1, True, True)
@@ -108,10 +108,10 @@ def test_specials_are_added_as_the_metadata_says(trained):
     assert neither.encode("") == []
     assert Tokenizer(metadata | {"tokenizer.ggml.pre": "llama-bpe"} | {"tokenizer.ggml.add_bos_token": False}).encode("") == []
     without = {k: v for k, v in metadata.items() if "add_bos" not in k}
-    assert Tokenizer(without | {"tokenizer.ggml.pre": "llama-bpe"}).encode("") == [0]  # what that kind does by default
+    assert Tokenizer(without | {"tokenizer.ggml.pre": "llama-bpe"}).encode("") == [0]  # the default of this pre-tokenizer
 
 
-def test_control_tokens_only_count_when_asked_for(trained):
+def test_control_tokens_are_recognised_only_with_parse_special(trained):
     tokenizer = Tokenizer(trained[1])
     text = "a<|user|>b<|user|>xc<eos>"
     plain = tokenizer.encode(text, add_special=False)
@@ -119,20 +119,20 @@ def test_control_tokens_only_count_when_asked_for(trained):
     assert tokenizer.decode(plain) == text
     a, b, c = (tokenizer.encode(letter, add_special=False) for letter in "abc")
     parsed = tokenizer.encode(text, add_special=False, parse_special=True)
-    assert parsed == [*a, 2, *b, 3, *c, 1]  # the longer '<|user|>x' goes before '<|user|>'
+    assert parsed == [*a, 2, *b, 3, *c, 1]  # the longer token '<|user|>x' has priority over '<|user|>'
     assert tokenizer.decode(parsed) == "abc"
     assert tokenizer.decode(parsed, skip_special=False) == text
 
 
-def test_user_defined_tokens_always_count(trained):
-    kinds = trained[1]["tokenizer.ggml.token_type"].copy()
-    kinds[2] = 4
-    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.token_type": kinds})
+def test_user_defined_tokens_are_always_recognised(trained):
+    token_types = trained[1]["tokenizer.ggml.token_type"].copy()
+    token_types[2] = 4
+    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.token_type": token_types})
     assert 2 in tokenizer.encode("a<|user|>b")
     assert tokenizer.decode(tokenizer.encode("a<|user|>b")) == "a<|user|>b"
 
 
-def test_decoding_a_token_at_a_time_gives_whole_characters(trained):
+def test_a_stream_returns_whole_characters(trained):
     tokenizer = Tokenizer(trained[1])
     for text in (TEXT, "🙂é"):
         stream = tokenizer.stream()
@@ -145,7 +145,7 @@ def test_decoding_a_token_at_a_time_gives_whole_characters(trained):
     assert stream.flush() == "�"
 
 
-def test_whole_words_are_not_merged_where_the_model_says_so():
+def test_ignore_merges_takes_whole_words_from_the_vocabulary():
     characters = [chr(c) for c in range(33, 127)]
     tokens = [*characters, "ab", "abc"]
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]}
@@ -157,7 +157,7 @@ def test_whole_words_are_not_merged_where_the_model_says_so():
 
 @pytest.fixture
 def sentencepiece():
-    """A small vocabulary with scores: what merges first is what scores best, and all bytes are there to fall back on."""
+    """A small vocabulary with scores and all byte tokens."""
     pieces = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab", "▁▁", "abc"]
     scores = [-20, -21, -22, -23, -5, -4, -6, -3, -2, -9]
     tokens = ["<unk>", "<s>", "</s>", *[f"<0x{b:02X}>" for b in range(256)], *pieces]
@@ -175,12 +175,12 @@ def test_sentencepiece_merges_the_best_score_first(sentencepiece):
     def pieces(text):
         return [tokenizer.vocabulary.tokens[i] for i in tokenizer.encode(text, add_special=False)]
 
-    assert pieces("abc") == ["▁a", "bc"]  # b c (-4) goes before a b (-5); then no pair of what is left is a token
+    assert pieces("abc") == ["▁a", "bc"]  # b c (-4) is merged before a b (-5); then no pair is a token
     assert pieces("ab") == ["▁ab"]
     assert pieces("  ab") == ["▁▁", "▁ab"]
     assert pieces("aé") == ["▁a", "<0xC3>", "<0xA9>"]
     assert pieces("") == []
-    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special=False)]  # BOS is this kind's default
+    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special=False)]  # BOS is the default of this model
     for text in ("abc", "  ab ", "aé🙂\n", " leading"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -250,18 +250,18 @@ def word_pieces():
 
 
 def longest_first(text):
-    """BERT's definition: words without accents and case, punctuation and Chinese characters alone, longest pieces first."""
+    """BERT's definition: words without accents and case, punctuation and Chinese characters single, longest pieces first."""
     plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
-    apart = "".join(f" {c} " if unicodedata.category(c)[0] == "P" or "\u4e00" <= c <= "\u9fff" else c for c in plain)
-    found = []
-    for word in apart.split():
+    spaced = "".join(f" {c} " if unicodedata.category(c)[0] == "P" or "\u4e00" <= c <= "\u9fff" else c for c in plain)
+    result = []
+    for word in spaced.split():
         rest, pieces = "▁" + word, []
         while rest:
-            cut = next((k for k in range(len(rest), 0, -1) if rest[:k] in WORDS), 0)
-            pieces.append(rest[:cut])
-            rest = rest[cut:] if cut else ""
-        found += ["[UNK]"] if "" in pieces else pieces
-    return found
+            length = next((k for k in range(len(rest), 0, -1) if rest[:k] in WORDS), 0)
+            pieces.append(rest[:length])
+            rest = rest[length:] if length else ""
+        result += ["[UNK]"] if "" in pieces else pieces
+    return result
 
 
 def test_word_pieces(word_pieces):
@@ -275,24 +275,24 @@ def test_word_pieces(word_pieces):
     assert Tokenizer(word_pieces | {"tokenizer.ggml.add_sep_token": False}).encode("a") == [2, WORDS.index("▁a")]
 
 
-def test_a_channels_end_is_no_answers_end(trained):
+def test_end_ends_only_a_channel_if_there_are_channel_tokens(trained):
     metadata = trained[1]
     tokens = list(metadata["tokenizer.ggml.tokens"])
     tokens[2:4] = ["<|end|>", "<|return|>"]
-    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {1, 2, 3}
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).eog_ids == {1, 2, 3}
     tokens[0] = "<|call|>"
-    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).endings == {0, 1, 3}
+    assert Tokenizer(metadata | {"tokenizer.ggml.tokens": tokens}).eog_ids == {0, 1, 3}
 
 
-def test_what_ends_a_generation(trained):
+def test_eog_ids_from_metadata_and_texts(trained):
     metadata = trained[1]
-    assert Tokenizer(metadata).endings == {1}
+    assert Tokenizer(metadata).eog_ids == {1}
     tokens = [*metadata["tokenizer.ggml.tokens"][:2], "<|eot_id|>", *metadata["tokenizer.ggml.tokens"][3:]]
     changed = metadata | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eom_token_id": np.uint32(3)}
-    assert Tokenizer(changed).endings == {1, 2, 3}
+    assert Tokenizer(changed).eog_ids == {1, 2, 3}
 
 
-def test_what_is_not_supported_is_refused(trained):
+def test_unsupported_and_contradictory_vocabularies_are_refused(trained):
     metadata = trained[1]
     with pytest.raises(PlanError, match="has no vocabulary"):
         Tokenizer({"general.architecture": "llama"})
@@ -304,39 +304,39 @@ def test_what_is_not_supported_is_refused(trained):
         Tokenizer(metadata | {"tokenizer.ggml.token_type": np.array([1, 1])})
 
 
-def test_broken_tokens_do_no_harm(trained):
-    """A vocabulary with a token that is no valid UTF-8, as a reader of GGUF hands it over, and one with a text twice."""
+def test_invalid_and_duplicate_tokens_do_not_change_the_encoding(trained):
+    """A vocabulary with a token that is not valid UTF-8, as a GGUF reader returns it, and with two tokens of the same text."""
     tokens = [*trained[1]["tokenizer.ggml.tokens"], "\udcff\udcfe", "a"]
-    kinds = np.append(trained[1]["tokenizer.ggml.token_type"], [4, 1])
-    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds})
+    token_types = np.append(trained[1]["tokenizer.ggml.token_type"], [4, 1])
+    tokenizer = Tokenizer(trained[1] | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": token_types})
     assert tokenizer.encode(TEXT) == Tokenizer(trained[1]).encode(TEXT)
     assert tokenizer.piece(len(tokens) - 2) == b"\xff\xfe"
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
-def test_every_pre_tokenizer_splits_without_losing_anything(name):
+def test_every_pre_tokenizer_splits_without_loss(name):
     splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[name].splits]
     pieces = [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(TEXT)]
     assert "".join(pieces) == TEXT
     assert len(pieces) > 20
 
 
-def test_bytes_that_are_no_text(trained, sentencepiece):
-    """Surrogates stand for the bytes of an argument that is not valid UTF-8; other halves of a pair are U+FFFD."""
+def test_bytes_that_are_not_utf8(trained, sentencepiece):
+    """Surrogates from U+DC80 on stand for bytes that are not valid UTF-8; other lone surrogates become U+FFFD."""
     for metadata in (trained[1], sentencepiece):
         tokenizer = Tokenizer(metadata)
         for raw in (b"\xff\xfe", b"ab\xffa c\xfe", b"\xc3", "é".encode() + b"\x80 "):
             ids = tokenizer.encode(raw.decode("utf-8", "surrogateescape"), add_special=False)
             assert b"".join(map(tokenizer.piece, ids)).removeprefix(b" ") == raw
-        around = tokenizer.encode("a\udcffb", add_special=False)
-        assert around[0] == tokenizer.encode("a", add_special=False)[0]
-        assert len(around) == 3
+        ids = tokenizer.encode("a\udcffb", add_special=False)
+        assert ids[0] == tokenizer.encode("a", add_special=False)[0]
+        assert len(ids) == 3
         assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
         assert tokenizer.decode(tokenizer.encode("a\udcffb")) == "a\ufffdb"
 
 
-def test_bytes_that_are_no_text_and_no_token():
+def test_bytes_that_are_not_utf8_without_byte_tokens():
     characters = [chr(c) for c in range(33, 127)]
     tokenizer = Tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": characters, "tokenizer.ggml.pre": "gpt-2"})
     a, b = characters.index("a"), characters.index("b")
-    assert tokenizer.encode("a\udcffb") == tokenizer.encode("a\ufffdb") == [a, b]  # U+FFFD is no token here either
+    assert tokenizer.encode("a\udcffb") == tokenizer.encode("a\ufffdb") == [a, b]  # U+FFFD is not a token here either
