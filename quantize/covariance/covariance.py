@@ -1,0 +1,81 @@
+"""`Covariance`, the mean of x x^T over the inputs x of a matrix, and how it is damped before rows are encoded with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...errors import PlanError
+
+_DAMPING = 0.01  # of the mean of the diagonal, however many tokens were seen
+_DAMPING_OF_FEW_TOKENS = 0.3  # times columns / tokens
+_TOKENS_PER_COLUMN = 0.5  # with fewer, only the diagonal is used
+_TILE = 1024  # rows and columns that are compared with their transpose at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Covariance:
+    """The uncentred covariance of a matrix's inputs.
+
+    matrix  float32 [columns, columns], symmetric, all of it stored: the mean of x x^T over the tokens
+    tokens  how many inputs x the mean was taken of
+
+    Raises PlanError for an array that is no square matrix of float32, and for less than no tokens.
+    """
+
+    matrix: np.ndarray = field(repr=False)
+    tokens: int
+
+    def __post_init__(self) -> None:
+        shape = self.matrix.shape
+        if len(shape) != 2 or shape[0] != shape[1] or self.matrix.dtype != np.float32:
+            raise PlanError(f"a covariance is a square matrix of float32, not {self.matrix.dtype} of shape {shape}")
+        if self.tokens < 0:
+            raise PlanError(f"a covariance of {self.tokens} tokens")
+
+    @property
+    def columns(self) -> int:
+        return len(self.matrix)
+
+    @property
+    def diagonal(self) -> np.ndarray:
+        """float32 [columns]: the mean squares of the inputs, which is what an importance matrix has."""
+        return np.ascontiguousarray(np.diagonal(self.matrix))
+
+    @property
+    def has_enough_tokens(self) -> bool:
+        """Whether more than the diagonal is worth using: at least half as many tokens as columns were seen."""
+        return self.tokens >= max(1, _TOKENS_PER_COLUMN * self.columns)
+
+    @property
+    def damping(self) -> float:
+        """What is to be added to the diagonal, as a fraction of its mean: max(0.01, 0.3 * columns / tokens).
+
+        The rule never lost against the diagonal alone on models of the DeepSeek-V3 shape with 1 to 80 windows of 512 tokens;
+        without it, a covariance of one window does more harm than good.
+        """
+        return max(_DAMPING, _DAMPING_OF_FEW_TOKENS * self.columns / max(1, self.tokens))
+
+    def check(self) -> None:
+        """Raises PlanError for entries that are not finite, for an asymmetric matrix and for a negative mean square."""
+        for start in range(0, self.columns, _TILE):
+            rows = self.matrix[start : start + _TILE]
+            if not np.isfinite(rows).all():
+                raise PlanError("the covariance has entries that are infinite or NaN: collect it again")
+            if not np.array_equal(rows, self.matrix[:, start : start + _TILE].T):
+                raise PlanError("the covariance is not symmetric: collect it again")
+        if self.columns and self.diagonal.min() < 0:
+            raise PlanError("the covariance has a negative mean square: collect it again")
+
+    def damped(self) -> np.ndarray:
+        """float32 [columns, columns]: the matrix with `damping` times the mean of its diagonal added to its diagonal."""
+        damped = self.matrix.copy()
+        diagonal = self.diagonal.astype(np.float64)
+        np.fill_diagonal(damped, diagonal + self.damping * (diagonal.mean() if self.columns else 0.0))
+        return damped
+
+
+CovarianceOf = Callable[[str, int], Covariance | None]
+"""(name of a tensor, number of the matrix in it: the expert, 0 for others) -> the covariance of its inputs; None: not collected."""
