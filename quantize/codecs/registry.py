@@ -13,6 +13,9 @@ import numpy as np
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...repack import pack, unpack
+from ..covariance.covariance import Covariance
+from ..covariance.encode import EFFORTS, refine
+from ..covariance.prepared import PreparedCovariance, prepare
 from .importance import guard_importance
 
 _CACHE_LINE = 64  # bytes
@@ -97,16 +100,27 @@ def raise_nonfinite(x: np.ndarray) -> NoReturn:
     raise NonFiniteError(row, column, float(x[row, column]))
 
 
-def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np.ndarray:
+def encode(
+    x: np.ndarray,
+    type: str,
+    importance: np.ndarray | None = None,
+    covariance: Covariance | PreparedCovariance | None = None,
+    effort: int = 1,
+) -> np.ndarray:
     """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
     x           float32 (other dtypes are converted), C-contiguous or not
     type        name of any type with a codec, in any letter case, repacked types included
-    importance  float32 [n], weight of each column's squared error (mean squared activations of an imatrix); None for none
+    importance  float32 [n], weight of each column's squared error (mean squared activations of an imatrix); None for none, or
+                for the diagonal of the covariance, if there is one
+    covariance  of the inputs: the codes of each row are then chosen for a small error r H r^T (r: the row minus what it decodes
+                to, H: the damped covariance), which is never larger than without. Covariances that will be used again should
+                be prepared once (`quantize.covariance.prepared.prepare`). One of too few tokens counts as its diagonal
+    effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
 
     Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
-    type), and for importance of another width or with negative or non-finite entries; NonFiniteError for NaN or infinity in x.
-    The layouts are those of docs/formats/layouts.md, the searches those of docs/formats/encoders.md.
+    type), and for importance or covariance of another width or with impossible entries; NonFiniteError for NaN or infinity
+    in x. The layouts are those of docs/formats/layouts.md, the searches those of docs/formats/encoders.md.
     """
     tensor_type = TYPES.find(type)
     x = np.ascontiguousarray(x, np.float32)
@@ -122,6 +136,14 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
             raise PlanError(f"importance of shape {importance.shape} does not fit rows of {n} elements")
         if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
+    prepared = None
+    if covariance is not None:
+        if effort not in EFFORTS:
+            raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
+        if covariance.columns != n:
+            raise PlanError(f"a covariance of {covariance.columns} columns does not fit rows of {n} elements")
+        prepared = prepare(covariance) if isinstance(covariance, Covariance) else covariance
+        importance = prepared.importance if importance is None else importance
     codec_type = _codec_type(tensor_type)
     codec = _codec(codec_type.name)
     if not codec.checks_finite and not all_finite(x, "f32"):
@@ -131,6 +153,8 @@ def encode(x: np.ndarray, type: str, importance: np.ndarray | None = None) -> np
     if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
         importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
     q = codec.encode(x, importance)
+    if prepared is not None:
+        q = refine(x, q, codec_type.name, prepared, effort)
     return q if codec_type is tensor_type else pack(q, tensor_type.name, n)[0]
 
 

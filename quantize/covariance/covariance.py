@@ -78,4 +78,4 @@ class Covariance:
 
 
 CovarianceOf = Callable[[str, int], Covariance | None]
-"""(name of a tensor, number of the matrix in it: the expert, 0 for others) -> the covariance of its inputs; None: not collected."""
+"""(name of a tensor, number of the matrix in it, the expert) -> the covariance of that matrix' inputs; None: not collected."""

@@ -1,0 +1,94 @@
+"""The numbers of a type's blocks, read out of encoded rows and written back, for every plain type straight from its layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...formats import TYPES, TensorType
+from ...formats.layouts import BlockLayout, layout_of
+from ...simd.compile import kernel
+
+_ROW_SCALES = {"f16": np.float16, "f32": np.float32}
+
+
+@kernel
+def _read_numbers(q, start, block_bytes, addresses, out):
+    """Fills out, integers [rows, blocks, count], with numbers at bit addresses [count, width] of blocks from q[:, start] on."""
+    for row in range(out.shape[0]):
+        for block in range(out.shape[1]):
+            first = start + block * block_bytes
+            for i in range(addresses.shape[0]):
+                number = 0
+                for bit in range(addresses.shape[1]):
+                    at = addresses[i, bit]
+                    number |= (np.int64(q[row, first + (at >> 3)]) >> (at & 7) & 1) << bit
+                out[row, block, i] = number
+
+
+@kernel
+def _write_numbers(numbers, start, block_bytes, addresses, q):
+    """Sets the bits of numbers, integers [rows, blocks, count], in q; the inverse of `_read_numbers`."""
+    for row in range(numbers.shape[0]):
+        for block in range(numbers.shape[1]):
+            first = start + block * block_bytes
+            for i in range(addresses.shape[0]):
+                number = np.int64(numbers[row, block, i])
+                for bit in range(addresses.shape[1]):
+                    at = addresses[i, bit]
+                    byte = q[row, first + (at >> 3)]
+                    q[row, first + (at >> 3)] = byte & ~(1 << (at & 7)) | (number >> bit & 1) << (at & 7)
+
+
+@dataclass(frozen=True)
+class BlockFields:
+    """Reads and writes the fields of a plain type's rows (see `BlockLayout`)."""
+
+    type: TensorType
+    layout: BlockLayout
+
+    @classmethod
+    def of(cls, type_name: str) -> BlockFields:
+        return cls(TYPES[type_name], layout_of(type_name))
+
+    def read(self, q: np.ndarray, name: str) -> np.ndarray:
+        """The numbers of a field in uint8 [rows, row_bytes]: uint8 (wider ones: uint32) [rows, numbers of all blocks]."""
+        addresses = getattr(self.layout, name)[0]
+        blocks = (q.shape[1] - self.type.row_meta) // self.type.block_bytes
+        out = np.empty((len(q), blocks, len(addresses)), np.uint8 if addresses.shape[1] <= 8 else np.uint32)
+        _read_numbers(q, self.type.row_meta, self.type.block_bytes, addresses, out)
+        return out.reshape(len(q), -1)
+
+    def write(self, q: np.ndarray, name: str, numbers: np.ndarray) -> None:
+        """Puts numbers as `read` gives them into q; the other bits stay."""
+        addresses = getattr(self.layout, name)[0]
+        numbers = numbers.reshape(len(q), -1, len(addresses))
+        _write_numbers(numbers, self.type.row_meta, self.type.block_bytes, addresses, q)
+
+    def read_scale(self, q: np.ndarray) -> np.ndarray:
+        """d of every block, or of every row: float32 [rows, blocks or 1]."""
+        if self.layout.row_scale is not None:
+            dtype = np.dtype(_ROW_SCALES[self.layout.row_scale])
+            return np.ascontiguousarray(q[:, : dtype.itemsize]).view(dtype).astype(np.float32)
+        stored = self.read(q, "d")
+        if self.layout.d_format == "e8m0":
+            return np.ldexp(np.float32(1), stored.astype(np.int32) - 128).astype(np.float32)
+        return stored.astype(np.uint16).view(np.float16).astype(np.float32)
+
+    def write_scale(self, q: np.ndarray, d: np.ndarray) -> None:
+        """Stores d, which has to be representable."""
+        if self.layout.row_scale is not None:
+            stored = d.astype(_ROW_SCALES[self.layout.row_scale]).view(np.uint8).reshape(len(q), -1)
+            q[:, : stored.shape[1]] = stored
+        elif self.layout.d_format == "e8m0":
+            self.write(q, "d", (np.frexp(d)[1] + 127).astype(np.uint8))
+        else:
+            self.write(q, "d", d.astype(np.float16).view(np.uint16))
+
+    def read_half(self, q: np.ndarray, name: str) -> np.ndarray:
+        """A float16 field (dmin, offset) as float32 [rows, blocks]."""
+        return self.read(q, name).astype(np.uint16).view(np.float16).astype(np.float32)
+
+    def write_half(self, q: np.ndarray, name: str, values: np.ndarray) -> None:
+        self.write(q, name, values.astype(np.float16).view(np.uint16))
