@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.formatting import gib, printable
+from ..pipeline.common.messages import gib, printable
 from .command import Verb
 from .display.console import call, table
 from .options import flags

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.formatting import duration
+from ..pipeline.common.messages import duration
 from .command import Verb
 from .display.console import emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.formatting import gib
+from ..pipeline.common.messages import gib
 from .command import Verbs
 from .display.console import call, table
 from .display.plans import weights_text

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from ..formats import TensorSource
+from ..quantize.recipes.type_selection import is_quantizable
 from .entries import MIN_TOKENS, Imatrix, has_data
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?$")
@@ -48,6 +51,11 @@ def coverage(imatrix: Imatrix, names: Iterable[str]) -> list[LayerCoverage]:
     return [_layer_coverage(imatrix, layer, layers[layer]) for layer in order]
 
 
+def covered_layers(imatrix: Imatrix, source: TensorSource) -> list[LayerCoverage]:
+    """The coverage of each layer's weight tensors, those outside of the layers too."""
+    return coverage(imatrix, [tensor.name for tensor in source.tensors.values() if is_quantizable(tensor)])
+
+
 def _layer_coverage(imatrix: Imatrix, layer: int | None, names: list[str]) -> LayerCoverage:
     stack_counts, without_data = [], []
     for name in names:
@@ -64,7 +72,7 @@ def _layer_coverage(imatrix: Imatrix, layer: int | None, names: list[str]) -> La
     return LayerCoverage(layer, len(names), without_data, len(tokens), unseen, undersampled, tokens)
 
 
-def remarks(layers: list[LayerCoverage]) -> list[str]:
+def remarks(layers: Sequence[LayerCoverage]) -> list[str]:
     """What the user should know about the coverage and what quantisation does about it; empty if everything is covered."""
     unseen, undersampled = sum(len(row.unseen) for row in layers), sum(len(row.undersampled) for row in layers)
     lines = []
@@ -86,3 +94,24 @@ def remarks(layers: list[LayerCoverage]) -> list[str]:
         roles = ", ".join(role if n == 1 else f"{role} ({n} layers)" for role, n in missing.items())
         lines.append(f"without data: {roles}: quantised without importance")
     return lines
+
+
+def coverage_json(imatrix: Imatrix, layers: Sequence[LayerCoverage]) -> dict[str, Any]:
+    """starved_experts and sparse_experts by tensor, coverage by layer, and remarks."""
+    return {
+        "starved_experts": imatrix.unseen_experts(),
+        "sparse_experts": imatrix.undersampled_experts(),
+        "coverage": [
+            {
+                "layer": row.layer,
+                "tensors": row.tensors,
+                "without": row.without_data,
+                "experts": row.experts,
+                "none": row.unseen,
+                "few": row.undersampled,
+                "tokens": row.tokens.tolist(),
+            }
+            for row in layers
+        ],
+        "remarks": remarks(layers),
+    }

@@ -15,8 +15,7 @@ from ..formats import TYPES
 from ..quantize.planning import plan_quantize
 from .common.arguments import Size, as_bytes
 from .common.progress import OnProgress, reporting
-from .writing.options import WriteOptions
-from .writing.write_model import WriteResult, finished_without_source, write_model
+from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model
 
 
 def convert_model(

@@ -11,7 +11,7 @@ from ..errors import CheckFailed, PlanError
 from ..formats import GGUFFile, open_gguf
 from ..formats.hashes import ALGORITHMS, Hash, escape_line_breaks, hash_file, read_manifest
 from ..jobs.atomic_write import write_text
-from .common.outputs import check_new, refuse_inputs
+from .common.arguments import check_new, refuse_inputs
 from .common.progress import OnProgress, Stage, reporting
 
 

@@ -14,19 +14,17 @@ from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
 from ..imatrix.collect_state import load_state
-from ..imatrix.coverage import LayerCoverage, remarks
+from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
-from .common.arguments import as_paths, read_template, refuse_unused
+from .common.arguments import as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
 from .common.messages import note, warn
 from .common.models import ModelLike, open_model, window_settings
-from .common.outputs import check_folder, check_new, refuse_inputs
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
-from .reports.imatrix_coverage import coverage_json, covered_layers
 from .reports.plots import check_picture
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10

@@ -20,16 +20,14 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
-from .common.arguments import FileType, Size, TypeName, as_bytes, as_file_type, as_type, refuse_unused
+from .common.arguments import FileType, Size, TypeName, as_bytes, as_file_type, as_type, refuse_inputs, refuse_unused
 from .common.importance import load_importance
-from .common.outputs import refuse_inputs
 from .common.progress import OnProgress, reporting
 from .convert import metadata_to_set
 from .recipe_search.options import Target, search_options_of, target_of
 from .recipe_search.result import name_recipe_in_warnings
 from .recipe_search.search_job import SearchJob
-from .writing.options import WriteOptions
-from .writing.write_model import WriteResult, finished_without_source, write_model
+from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model
 
 
 def quantize_model(

@@ -11,8 +11,7 @@ from ..quantize.gguf_source import gguf_source
 from ..repack.job import plan_repack
 from .common.arguments import Pattern
 from .common.progress import OnProgress, reporting
-from .writing.options import WriteOptions
-from .writing.write_model import WriteResult, write_model
+from .writing.write_model import WriteOptions, WriteResult, write_model
 
 
 def repack_model(

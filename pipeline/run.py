@@ -12,8 +12,7 @@ from ..jobs.atomic_write import write_text
 from ..jobs.plan import Plan
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
-from .common.formatting import json_text
-from .common.messages import note, warn
+from .common.messages import json_text, note, warn
 from .common.progress import OnProgress, reporting
 from .reports.html_page import page_text
 from .reports.markdown import report_text

@@ -10,9 +10,8 @@ from ..formats import PlanError
 from ..jobs.atomic_write import write_text
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
-from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, refuse_unused
+from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, check_new, refuse_inputs, refuse_unused
 from .common.importance import load_importance
-from .common.outputs import check_new, refuse_inputs
 from .common.progress import OnProgress, reporting
 from .recipe_search.options import SearchOptions, Target, parse_types
 from .recipe_search.result import SearchResult

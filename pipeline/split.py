@@ -9,8 +9,7 @@ from ..jobs.copy_tensors import plan_copy
 from ..quantize.gguf_source import gguf_source
 from .common.arguments import Size, as_bytes
 from .common.progress import OnProgress, reporting
-from .writing.options import WriteOptions
-from .writing.write_model import WriteResult, write_model
+from .writing.write_model import WriteOptions, WriteResult, write_model
 
 DEFAULT_TENSORS = 128  # per file, as gguf-split
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from ...errors import CheckFailed
-from ...pipeline.common.formatting import json_text
+from ...pipeline.common.messages import json_text
 from ...pipeline.common.progress import Bars
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...pipeline.common.formatting import gib
+from ...pipeline.common.messages import gib
 from .console import table
 
 

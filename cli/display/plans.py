@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...pipeline.common.formatting import duration, gib
+from ...pipeline.common.messages import duration, gib
 from .console import table
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Arguments as people write them, brought to what the rooms below take; arguments without effect are refused."""
+"""Arguments of the verbs: parsed, refused if they have no effect, and paths of outputs checked before the work is done."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,3 +80,24 @@ def _is_file(path: str | Path) -> bool:
         return Path(path).is_file()
     except OSError:  # a template is longer than a file's name can be
         return False
+
+
+def refuse_inputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Raises PlanError for an output that the call also reads, whatever `force` says."""
+    read = {path.resolve() for path in inputs}
+    for path in outputs:
+        if path.resolve() in read:
+            raise PlanError(f"{path} is an input of this job; choose another output")
+
+
+def check_new(out: Path, force: bool) -> None:
+    """Raises PlanError for an output that exists, without force, and as `check_folder` does."""
+    if out.exists() and not force:
+        raise PlanError(f"{out} exists; use --force to replace it")
+    check_folder(out)
+
+
+def check_folder(out: Path) -> None:
+    """Raises PlanError if nothing can be written beside the output."""
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise PlanError(f"{out.absolute().parent}: not a folder that can be written to")

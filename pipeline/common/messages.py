@@ -1,13 +1,17 @@
-"""Messages while a call is running, through the logger `ggufmill`: notes at level INFO, warnings at level WARNING.
+"""Notes and warnings while a call is running, and figures as text.
 
-Without any set-up of `logging`, warnings appear on stderr and notes do not. The command line prints both; with --json it leaves
-out those of the logger `ggufmill.details`: the result says the same, or they are for people only.
+Notes and warnings go through the logger `ggufmill`, at the levels INFO and WARNING. Without any set-up of `logging`, warnings
+appear on stderr and notes do not. The command line prints both; with --json it leaves out those of the logger
+`ggufmill.details`: the result says the same, or they are for people only.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Sequence
+from typing import Any
 
 NAME, DETAILS = "ggufmill", "ggufmill.details"
 
@@ -25,3 +29,34 @@ def warn(texts: Sequence[str], *, detail: bool = False) -> None:
     """Something that may be wrong: a rule without effect, figures that are doubtful."""
     for text in texts:
         _logger(detail).warning("%s", text)
+
+
+def gib(nbytes: int) -> str:
+    """'386.183 GiB', or MiB below one."""
+    return f"{nbytes / 2**30:.3f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.3f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """'12 s', '3.4 min', '1.2 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what a terminal would act on or could not show: names come from whatever a file says."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def json_text(value: dict[str, Any], indent: int | None = None) -> str:
+    """JSON with null for NaN and infinity."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    """The same with None in place of every NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

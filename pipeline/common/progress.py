@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .formatting import printable
+from .messages import printable
 
 BYTES, WINDOWS = "B", "chunk"  # units
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..common.formatting import gib
+from ..common.messages import gib
 from .markdown import (
     COMPARISON,
     ERRORS,

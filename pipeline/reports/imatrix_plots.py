@@ -11,10 +11,9 @@ import numpy as np
 
 from ...formats import TensorSource
 from ...imatrix import Imatrix
-from ...imatrix.coverage import layer_and_role
+from ...imatrix.coverage import covered_layers, layer_and_role
 from ...imatrix.entries import MIN_TOKENS, has_data
 from ...quantize.recipes.type_selection import is_quantizable
-from .imatrix_coverage import covered_layers
 from .plots import new_figure, save_figure
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.formatting import gib
+from ..common.messages import gib
 
 COMPARISON = ("model", "size", "bits/weight", "perplexity", "KL divergence", "same top token")
 

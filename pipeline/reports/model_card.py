@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import TYPES
-from ..common.formatting import gib
+from ..common.messages import gib
 from .markdown import COMPARISON, FAILED, ROLES, comparison, markdown, measured, recipe_shown, role_rows, texts_shown
 
 _LAST_SHARED = 40  # type ids up to here are llama.cpp's; those of ik_llama.cpp are above (docs/formats/types.md)

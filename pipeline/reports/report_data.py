@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import __version__
-from ...imatrix.coverage import layer_and_role
-from ...jobs.plan import Plan
-from .tensor_roles import role, sizes
+from ...imatrix.coverage import covered_layers, layer_and_role, remarks
+from ...jobs.plan import Output, Plan
 
 if TYPE_CHECKING:
     from ...imatrix import Imatrix
     from ...quantize.verify import Verification
     from ..stages.run import Run
 
+# tensors are added up by the first role whose pattern is in their name
+_ROLES = (
+    ("routed experts", r"_exps\b"),
+    ("shared experts", r"_shexp\b"),
+    ("router", r"ffn_gate_inp|exp_probs_b"),
+    ("norms", r"norm"),
+    ("attention", r"\.(attn|ssm)_"),
+    ("feed forward", r"\.ffn_"),
+    ("embeddings", r"^(token_embd|per_layer_token_embd)"),
+    ("output", r"^output"),
+)
 # general.* keys that a card repeats, by their names there
 _CARD_KEYS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
 
@@ -58,13 +70,13 @@ def report_json(
         "bits_per_weight": plan.bits_per_weight,
         "weights": sum(o.n_elements for o in plan.outputs),
         "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in plan.histogram().items()},
-        "roles": sizes(plan.outputs),
+        "roles": _sizes_by_role(plan.outputs),
         "table": [
             {
                 "name": o.name,
                 "layer": layer_and_role(o.name)[0],
                 "kind": layer_and_role(o.name)[1],
-                "role": role(o.name),
+                "role": _role(o.name),
                 "shape": list(o.shape),
                 "type": o.type.name,
                 "rule": first.rule,
@@ -84,11 +96,23 @@ def report_json(
     }
 
 
+def _role(name: str) -> str:
+    """The first role whose pattern matches; 'other' if none does."""
+    return next((label for label, pattern in _ROLES if re.search(pattern, name)), "other")
+
+
+def _sizes_by_role(outputs: Iterable[Output]) -> dict[str, dict[str, int]]:
+    """role -> type name -> bytes, the largest role and type first."""
+    by_role: dict[str, dict[str, int]] = {}
+    for o in outputs:
+        types = by_role.setdefault(_role(o.name), {})
+        types[o.type.name] = types.get(o.type.name, 0) + o.nbytes
+    order = sorted(by_role, key=lambda r: -sum(by_role[r].values()))
+    return {r: dict(sorted(by_role[r].items(), key=lambda item: -item[1])) for r in order}
+
+
 def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
     """Layers with what they lack, and how many tokens their experts saw."""
-    from ...imatrix.coverage import remarks
-    from .imatrix_coverage import covered_layers
-
     covered = covered_layers(imatrix, run.source)
     layers = [
         {

@@ -28,8 +28,8 @@ from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
 from ...runtime import Model, load_model
 from ...runtime.evaluate.perplexity import Perplexity
-from ..common.formatting import gib
-from ..common.outputs import refuse_inputs
+from ..common.arguments import refuse_inputs
+from ..common.messages import gib
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..recipe_search.options import search_options_of, target_of
 from ..recipe_search.result import name_recipe_in_warnings

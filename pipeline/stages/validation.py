@@ -23,7 +23,7 @@ _LIMITS = (("max_ppl_ratio", "ratio"), ("max_kld", "kld_mean"))  # keys of [vali
 class Validation:
     """What [validate] of a recipe asks for.
 
-    The baseline is what a file of that type would hold: the source's weights simulate_quantization to it, without the file.
+    The baseline is what a file of that type would hold: the source's weights rounded to it, without the file.
 
     recipe: the recipe's name, for messages; table: the values of [validate]; text: its text. Raises PlanError for a baseline
     that cannot be made.

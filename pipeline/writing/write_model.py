@@ -15,16 +15,35 @@ from ...jobs.execute import execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
+from ..common.arguments import refuse_inputs
 from ..common.messages import note, warn
-from ..common.outputs import refuse_inputs
 from ..common.progress import OnProgress, Stage
 from .checks import problem_line, verify_written, watch_inputs, write_manifest
 from .forecast import Forecast, forecast
-from .options import WriteOptions
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
     from ...quantize.verify import Verification
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How a plan is carried out, whatever verb made it.
+
+    verify    samples of what was written are compared with the source (quantize/verify.py)
+    manifest  sha256 of every tensor is written beside the output, as OUT.manifest
+    dry_run   the plan is made and nothing is written
+    resume    an interrupted job is continued
+    force     an existing output is replaced
+    threads   workers; None: one per processor
+    """
+
+    verify: bool = False
+    manifest: bool = False
+    dry_run: bool = False
+    resume: bool = False
+    force: bool = False
+    threads: int | None = None
 
 
 @dataclass

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,7 +27,6 @@ from ..model import Model
 from ..text.chat import ChatTemplate, find_template, prompt_tokens
 from .engine import Engine, check_prompt_length
 from .model_info import describe, model_name
-from .page import load_page
 from .prompt_renderer import PromptRenderer
 from .replies import ReplyBuilder
 from .requests import CompletionRequest, RequestError, parse_chat, parse_completion
@@ -141,7 +144,7 @@ class _Routes:
         self._description, self._created = describe(model), int(time.time())
 
     async def page(self, request: Request) -> Response:
-        text, policy = load_page()
+        text, policy = _load_page()
         return Response(text, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"}, media_type="text/html")
 
     async def icon(self, request: Request) -> Response:
@@ -291,3 +294,20 @@ class _Routes:
         if parsed.stream:
             return response.stream(replies, headers, parsed.include_usage)
         return await response.complete(replies, headers)
+
+
+@cache
+def _load_page() -> tuple[str, str]:
+    """The built-in page, which loads nothing from elsewhere: its HTML, and its Content-Security-Policy, which allows only
+    the page's own script and style sheet."""
+    text = files(str(__package__)).joinpath("page.html").read_text("utf-8")
+
+    def hashes(tag: str) -> str:
+        bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(b.encode()).digest()).decode()}'" for b in bodies)
+
+    policy = (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text, policy

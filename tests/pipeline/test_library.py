@@ -7,7 +7,7 @@ import pytest
 
 import ggufmill
 from ggufmill import CheckFailed, MillError, UsageError
-from ggufmill.pipeline.common.formatting import json_text
+from ggufmill.pipeline.common.messages import json_text
 
 # What differs from one call to the next.
 _VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
