@@ -10,6 +10,7 @@ import click
 import pytest
 
 from ggufmill import VERBS
+from ggufmill.formats import TYPES
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {".venv", ".git", "build", "out", "node_modules", ".pytest_cache"}
@@ -51,6 +52,15 @@ def test_links_lead_somewhere(page):
         assert where.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in set(_anchors(where)), f"{page}: {target}"
+
+
+def test_every_type_described_is_in_the_table():
+    page = (ROOT / "docs" / "formats" / "layouts.md").read_text("utf-8")
+    described = page.partition("## Formats of ik_llama.cpp")[2].partition("## Not read here")[0]
+    names = re.findall(r"^\* \*\*(\w+)\*\*", described, re.MULTILINE)
+    assert len(names) > 15
+    assert [name for name in names if name not in TYPES] == []
+    assert not TYPES.by_id(36).is_known  # i2_s, as the page says
 
 
 def _commands():

@@ -6,6 +6,7 @@ import pytest
 from ggufmill.formats import SourceTensor, TensorSource
 from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.lint import (
+    TERNARY_TYPES,
     rule_shares,
     rules_needing_imatrix,
     suspicious_rules,
@@ -90,8 +91,9 @@ def test_unreachable_rules():
     assert not unreachable_rules(parse_rules("ffn_up=q8_0\n.*=q6_K\n"))
 
 
-def test_warning_for_ternary_types():
-    assert "ternary" in suspicious_rules(parse_rules("ffn=iq2_bn"))[0]
+@pytest.mark.parametrize("name", TERNARY_TYPES)
+def test_warning_for_ternary_types(name):
+    assert "ternary" in suspicious_rules(parse_rules(f"ffn={name}"))[0]
 
 
 def test_rules_that_llama_quantize_would_split():
