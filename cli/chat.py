@@ -29,7 +29,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL)
-@click.option("--system", metavar="TEXT", help="System message: what the model is told before everything else.")
+@click.option("--system", metavar="TEXT", help="System message, before the first turn.")
 @template_option
 @click.option(
     "-n", "--n-predict", type=click.IntRange(-1), default=-1, show_default=True, help="Tokens per answer; -1: no limit."
@@ -40,8 +40,8 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
-    Messages are written by the model's own chat template. What has been read once is kept: a new message only costs its own
-    tokens. Messages are lines of the standard input, so that a conversation can come from a file: the first one that cannot be
+    Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its own
+    tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that cannot be
     answered then ends it.
 
     \b

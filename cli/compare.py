@@ -32,7 +32,7 @@ _LISTED = 6  # names in a line
 @run_options(n_ctx=512)
 @click.option("--chunks", type=click.IntRange(1), help="Windows of the text to read. [default: 1]")
 @click.option("--tensors", type=REGEX, metavar="REGEX", help="Only weights of tensors with this in their name.")
-@click.option("--no-weights", is_flag=True, help="Layers only: large models are decoded as a whole for their weights.")
+@click.option("--no-weights", is_flag=True, help="Layers only: comparing weights decodes every tensor of both models.")
 @click.option("--products", is_flag=True, help="Also errors of each tensor's products with what A puts into it (needs -f).")
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
 @flags.plot("the errors")

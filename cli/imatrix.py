@@ -149,7 +149,7 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
 def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
     """Add up the sums and counts of several imatrix files of one model; formats may be mixed.
 
-    Example: ggufmill imatrix merge part1.imatrix part2.imatrix -o whole.imatrix
+    Example: ggufmill imatrix merge part1.imatrix part2.imatrix -o all.imatrix
     """
     from ..pipeline.imatrix import merge_imatrix
 

@@ -21,7 +21,7 @@ from .options.types import FILE, OUT, REGEX
     type=REGEX,
     multiple=True,
     metavar="REGEX",
-    help="Only tensors in whose name this is found; may be given again.",
+    help="Only tensors whose name this matches anywhere; may be given again.",
 )
 @click.option("--undo", is_flag=True, help="Turn repacked tensors back into their base types.")
 @flags.keep_split

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Groups of tensors whose sensitivity is measured one by one: each tensor, or roles by bands of layers. [default: 128]",
 )
-@click.option("--refine", type=click.IntRange(0), help="Rounds of measuring around what is found. [default: 0]")
+@click.option("--refine", type=click.IntRange(0), help="Rounds of measuring around the result. [default: 0]")
 @click.option("--state", type=OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
 @flags.threads

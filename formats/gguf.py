@@ -150,7 +150,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
             merged[tensor.name] = tensor
     declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
-        raise FormatError(f"{paths[0]}: {declared} tensors are declared for the whole model, its shards hold {len(merged)}")
+        raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
     metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
     return GGUFFile(paths[0], metadata, merged, paths, alignment)
 

@@ -24,7 +24,7 @@ from .collect_state import CollectState
 from .entries import EMBEDDINGS, Imatrix
 from .sum_squares import TILE, sum_runs, sum_squares
 
-_MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than some hundred microseconds
+_MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
 _PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
 _EMBEDDING_ROWS = 4096  # read at a time
 

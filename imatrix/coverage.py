@@ -29,7 +29,7 @@ class LayerCoverage:
     tensors       number of weight tensors; without_data: roles of those that have no data
     experts       per stack; 0 in a layer without experts
     unseen        numbers of the experts that saw no token
-    undersampled  numbers of the experts that saw some tokens, but fewer than MIN_TOKENS
+    undersampled  numbers of the experts that saw at least one token, but fewer than MIN_TOKENS
     tokens        int64 [experts]: seen by each expert, the minimum over the layer's stacks
     """
 

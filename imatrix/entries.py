@@ -63,7 +63,7 @@ class Imatrix:
         return self._experts(lambda counts: counts == 0)
 
     def undersampled_experts(self) -> dict[str, list[int]]:
-        """Tensor name -> numbers of the experts that saw some tokens, but fewer than MIN_TOKENS."""
+        """Tensor name -> numbers of the experts that saw at least one token, but fewer than MIN_TOKENS."""
         return self._experts(lambda counts: (counts > 0) & (counts < MIN_TOKENS))
 
     def _experts(self, condition: Callable[[np.ndarray], np.ndarray]) -> dict[str, list[int]]:

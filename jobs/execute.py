@@ -26,7 +26,7 @@ from .plan import Location, Output, Plan
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB; a thread needs about 20 times that at the worst
 CHUNKS_PER_THREAD = 3  # in flight: being made, or waiting for those before them to be written
-MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output is better found in the page cache by whoever reads it next
+MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output had better stay in the page cache, for whoever reads it next
 
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
 # (tensor name -> checksum of all complete tensors, a function that brings them and the journal to disk)

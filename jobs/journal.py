@@ -82,7 +82,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def delete(self) -> None:
-        """Removes the file; the lock is held until `close` where the system permits that."""
+        """Removes the file; the lock stays until `close` where the system permits that."""
         try:
             self.path.unlink()
         except PermissionError:  # Windows: not while it is open

@@ -21,10 +21,10 @@ def start_chat(
 ) -> Conversation:
     """Opens a conversation with a model: `answer(message)` of the result gives the pieces of each answer.
 
-    What has been read once is kept: a new message only costs its own tokens.
+    The KV cache of earlier turns is reused: a new message costs its own tokens only.
 
     model      as for `generate_text`
-    system     what the model is told before everything else
+    system     system message, which comes before the first turn
     template   chat template: a Jinja file, the text of one, or a name such as 'chatml'; None: the model's own
     n_predict  tokens of an answer at most; -1: no limit
     options    of `Sampling` and settings of `load_model`, as for `generate_text`

@@ -60,8 +60,8 @@ def compare_models(
     a, b        a is the better one, as a rule the bf16 model, b a quantisation of it; each as for `perplexity`
     text        a file that both read, for the errors of the layers; None: only weights are compared
     chunks      windows of the text to read; None: one
-    tensors     only weights of tensors in whose name this regular expression is found
-    no_weights  layers only: large models are decoded as a whole for their weights
+    tensors     only weights of tensors whose name this regular expression matches anywhere
+    no_weights  layers only: comparing weights decodes every tensor of both models
     products    also errors of each tensor's products with what model a puts into it
     full_hash   digests of every byte of the model files, not of samples of large ones
     plot        a picture of the errors (.png, .svg, .pdf), which needs matplotlib

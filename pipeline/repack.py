@@ -35,7 +35,7 @@ def repack_model(
 
     source      a GGUF file, or any shard of a split one
     out         the file to write
-    pattern     a regular expression or several: only tensors in whose name one is found; (): all
+    pattern     a regular expression or several: only tensors whose name one of them matches anywhere; (): all
     undo        repacked tensors become their base types again
     keep_split  the output has as many files as the source, with the same tensors
     verify, manifest, dry_run, resume, force, threads, progress

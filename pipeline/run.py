@@ -33,7 +33,7 @@ class RunResult:
     report    all figures, as in report.json; {} with dry_run
     reports   report.json, report.md, report.html and the draft of a model card, README.md
     target    what types are searched for, in words; None for a recipe without a target
-    found     whether the rules for the target are known
+    found     whether the search for the target is finished
     """
 
     folder: Path
@@ -103,7 +103,7 @@ def _forecast(run: Run, plan: Plan) -> RunResult:
         return RunResult(run.folder.path, plan, takes, {}, ())
     found = run.has_rules
     if not found:
-        note(f"note: types for {run.target.text} are still to be found; these are the smallest allowed")
+        note(f"note: types for {run.target.text} have to be searched for; these are the smallest allowed")
     warn(plan.warnings, detail=True)
     return RunResult(run.folder.path, plan, takes, {}, (), run.target.text, found)
 

@@ -79,7 +79,7 @@ class Weight:
             blocks = f"blocks of {block[0]} x {block[1]}, " if block else ""
             raise FormatError(
                 f"{scale.path}: {scale.name} of shape {list(scale.shape)} does not fit a weight of {self.rows} x {self.columns}"
-                f" (one factor for {blocks}each row or the whole is known)"
+                f" (one factor for {blocks}each row or the whole matrix is supported)"
             )
         return fitting[scale.shape]
 

@@ -14,15 +14,15 @@ from .table import layout_of
 _STORED = {"f16": np.float16, "f32": np.float32}
 
 
-def decode(q: np.ndarray, type_name: str, n: int, whole_values: bool = False) -> np.ndarray:
+def decode(q: np.ndarray, type_name: str, n: int, integer_values: bool = False) -> np.ndarray:
     """uint8 [rows, row_bytes] of a type (any of the table of types) -> float32 [rows, n]; rows are whole groups.
 
-    Bit for bit what `quantize.decode` gives, for the types that it knows. whole_values: with the whole numbers of a layout's
+    Bit for bit what `quantize.decode` gives, for the types that it knows. integer_values: with the integers of a layout's
     `values` where decoders take `decoded`, as products of the runtime do. Raises PlanError for rows that are no whole groups of
     n elements.
     """
     kind, layout = TYPES[type_name], layout_of(type_name)
-    layout = replace(layout, decoded=None) if whole_values else layout
+    layout = replace(layout, decoded=None) if integer_values else layout
     if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or len(q) % kind.rows or n % layout.block:
         raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
     groups = np.ascontiguousarray(q).reshape(len(q) // kind.rows, -1)
@@ -98,15 +98,15 @@ def _values(layout: BlockLayout, bits: np.ndarray, numbers) -> np.ndarray:
 
 def _signs(layout: BlockLayout, numbers) -> list[np.ndarray]:
     """Which runs of weights are negated: bool arrays [groups, blocks, rows, n]."""
-    found = [] if layout.signs is None else [numbers(layout.signs) > 0]
+    signs = [] if layout.signs is None else [numbers(layout.signs) > 0]
     if layout.sign_codes is not None:
         code = numbers(layout.sign_codes)
         if layout.scrambled:
             eight = code ^ code << 1
         else:
             eight = code | np.bitwise_count(code).astype(np.int64) % 2 << 7
-        found.append((eight[..., None] >> np.arange(8) & 1 > 0).reshape(*code.shape[:-1], -1))
-    return found
+        signs.append((eight[..., None] >> np.arange(8) & 1 > 0).reshape(*code.shape[:-1], -1))
+    return signs
 
 
 def _as_float32(stored: np.ndarray, number: str, width: int) -> np.ndarray:

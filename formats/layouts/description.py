@@ -132,7 +132,7 @@ def strided(byte: int, stride: int, width: int, areas: int = 1) -> np.ndarray:
 
 
 def records(byte: int, record_bytes: int, count: int, first_bits: tuple[int, ...], width: int) -> np.ndarray:
-    """In each of `count` records of some bytes, the numbers of `width` bits that begin at the record's bits `first_bits`."""
+    """In each of `count` records of equal size, the numbers of `width` bits that begin at the record's bits `first_bits`."""
     starts = 8 * (byte + record_bytes * np.arange(count))[:, None] + np.array(first_bits)
     return starts.reshape(-1, 1) + np.arange(width)
 

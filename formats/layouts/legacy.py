@@ -39,7 +39,7 @@ def _tq1_0() -> BlockLayout:
 
 
 def _interleaved_bytes(rows: int, head: int) -> np.ndarray:
-    """256 signed bytes of each of some rows after their scales: four of row 0, four of row 1, ... [rows, 256, 8]."""
+    """256 signed bytes of each row of a group, after the rows' scales: four of row 0, four of row 1, ... [rows, 256, 8]."""
     row, e = np.arange(rows)[:, None], np.arange(256)
     return 8 * (head + 4 * rows * (e // 4) + 4 * row + e % 4)[:, :, None] + np.arange(8)
 

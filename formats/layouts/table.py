@@ -40,7 +40,7 @@ def plain_parts(type_name: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def _joined(plain: BlockLayout, blocks: int, block_bytes: int) -> BlockLayout:
-    """The layout of some plain blocks, side by side, as one."""
+    """The layout of several plain blocks, side by side, as one."""
     if blocks == 1:
         return plain
     assert list(plain.bit_arrays()) == ["codes"], "only codes are joined"

@@ -1,4 +1,4 @@
-"""What a search has measured, kept in a file so that it is not measured again."""
+"""What a search has measured, stored in a file so that it is not measured again."""
 
 from __future__ import annotations
 

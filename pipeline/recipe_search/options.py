@@ -55,7 +55,7 @@ class SearchOptions:
     n_ctx         tokens per window of the text; chunks: windows to read
     rows, seed    of the sample of each tensor that errors are measured on
     measurements  about the most groups of tensors whose sensitivity is measured one by one
-    refine        rounds of measuring once more around the recipe that was found
+    refine        rounds of measuring again around the result
     threads       None: one per processor
     """
 

@@ -1,4 +1,4 @@
-"""The recipe that a search found: its text, and what is known of it."""
+"""The result of a search: the recipe's text, its plan, predicted and measured errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SearchResult:
 
 
 def name_recipe_in_warnings(plan: Plan) -> None:
-    """Rewrites warnings about lines of a recipe that was found, so that nobody looks for these lines in one of their own."""
+    """Rewrites warnings about lines of the search's recipe, so that nobody looks for these lines in their own."""
     plan.warnings[:] = [f"the recipe found, {w}" if w.startswith("line ") else w for w in plan.warnings]
 
 
@@ -78,7 +78,7 @@ def header_lines(
     measured: Divergence | None = None,
     command: str = "",
 ) -> list[str]:
-    """The comments at the head of a recipe: the model, the target, the figures, how it was found, and the command."""
+    """The comments at the head of a recipe: the model, the target, the figures, how it was searched for, and the command."""
     name = source.metadata.get("general.name") or Path(source.path).name
     elements = sum(source.tensors[n].n_elements for n in assignment.types)
     lines = [f"{name}: found by ggufmill {__version__} for {target.text}"]

@@ -1,6 +1,6 @@
 """Finding a recipe for a size: errors and sensitivities are measured, types chosen, the recipe written and measured in turn.
 
-What is measured is kept in a file beside the recipe, and not measured again for another size of the same model.
+Measurements are stored in a file beside the recipe, which searches for other sizes of the same model reuse.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SearchJob:
     """A search over one model, for one target or several.
 
     fixed     rules that stay as they are: the tensors they take are not searched for; fixed_text: the same as written
-    state     file for the measurements; None: they are not kept; shared: see `Measurements`
+    state     file for the measurements; None: they are not stored; shared: see `Measurements`
     planning  arguments of `plan_quantize`, so that a target is met by the very file that is wanted
 
     Raises PlanError when no tensor is left whose type could be chosen.

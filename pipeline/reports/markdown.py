@@ -83,14 +83,14 @@ def search_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def search_line(data: dict[str, Any]) -> str:
-    """A sentence: how the types were found."""
+    """A sentence: how the types were chosen."""
     s = data["search"]
     imatrix = "with" if s["imatrix"] else "without"
     how = f"sensitivity measured on {s['text']}" if s["text"] else "relative errors of all tensors counting alike"
     return f"Types of {s['tensors']} tensors were searched for, {imatrix} an imatrix, {how}: {Path(s['path']).name}."
 
 
-FAILED = "The result is beyond the limits that the recipe sets:"  # above found["failures"]
+FAILED = "The result is beyond the limits that the recipe sets:"  # above the failures
 SEARCH = ("", "asked for", "predicted", "measured")
 TYPES, ROLES = ("type", "tensors", "size", "share"), ("role", "types", "size", "share")
 ERRORS = ("type", "tensors", "mean error", "largest")

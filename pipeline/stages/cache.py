@@ -1,4 +1,4 @@
-"""What the stages of a run have done: kept in a file, so that a stage whose inputs are unchanged is not done again."""
+"""Records of finished stages of a run, in a file, so that a stage whose inputs are unchanged is not done again."""
 
 from __future__ import annotations
 

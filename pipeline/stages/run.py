@@ -193,7 +193,7 @@ class Run:
 
     @property
     def has_rules(self) -> bool:
-        """Whether the rules are known: they stand in the recipe, or were found before."""
+        """Whether the rules are known: they are in the recipe, or the search is finished."""
         return self.target is None or self.cache.has("search", self._search_key, [self.folder.recipe])
 
     def search(self) -> dict[str, Any] | None:
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def final_recipe(self) -> Recipe:
-        """What the file is quantised by: the recipe, or the one that was found for it."""
+        """What the file is quantised by: the recipe, or the result of its search."""
         return load_recipe(self.folder.recipe) if self.target is not None else self.recipe
 
     # -- quantize
@@ -248,7 +248,7 @@ class Run:
 
     def check(self) -> Plan:
         """Everything that can be checked before any work. Returns the plan, exact but for the importance data; of a recipe with
-        a target whose rules are not found yet, the plan with the smallest types allowed."""
+        a target whose search is not finished, the plan with the smallest types allowed."""
         importance, disk = self._expected_importance(), None
         written = [self.folder.imatrix] * ("imatrix" in self.texts)
         written += [self.folder.recipe, self.folder.measurements] if self.target is not None else []
@@ -305,7 +305,7 @@ class Run:
             )
         except MillError as error:
             cause = error.__cause__
-            if isinstance(cause, MillError):  # of a tensor; the rest is kept
+            if isinstance(cause, MillError):  # of one tensor; the finished ones stay
                 raise MillError(f"{cause}; {self.how_to_continue}") from error
             if isinstance(cause, OSError):
                 raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {self.how_to_continue}") from error

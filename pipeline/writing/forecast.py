@@ -12,7 +12,7 @@ from ...jobs.plan import Plan
 
 @dataclass(frozen=True)
 class Forecast:
-    """disk_needed, disk_free: bytes, the second None where it cannot be told; seconds: by type of tensor, None if not timed."""
+    """disk_needed, disk_free: bytes, the second None if unknown; seconds: by type of tensor, None if not timed."""
 
     disk_needed: int
     disk_free: int | None
@@ -20,10 +20,10 @@ class Forecast:
 
     def as_json(self) -> dict[str, Any]:
         """The keys `disk` and, if the encoders were timed, `predicted`."""
-        found: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
+        figures: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
         if self.seconds is not None:
-            found["predicted"] = {"seconds": sum(self.seconds.values()), "seconds_by_type": dict(self.seconds)}
-        return found
+            figures["predicted"] = {"seconds": sum(self.seconds.values()), "seconds_by_type": dict(self.seconds)}
+        return figures
 
 
 def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False, threads: int | None = None) -> Forecast:

@@ -59,7 +59,7 @@ class WriteResult:
     resumed       tensors that were there from an interrupted job
     replaced      tensor name -> weights that were NaN or infinite and are written as 0
     manifest      the file of checksums beside the output, if it was asked for
-    verification  what reading samples back found, if it was asked for
+    verification  samples read back and compared with the source, if it was asked for
     """
 
     status: str

@@ -72,8 +72,8 @@ def test_a_backslash_continues_a_line(chat, monkeypatch):
 
 
 def test_the_system_message_reaches_the_model(chat):
-    plain, told = (chat("The list is\n", *GREEDY, *more)[1] for more in ((), ("--system", "Return the name of the path")))
-    assert plain != told
+    plain, instructed = (chat("The list is\n", *GREEDY, *more)[1] for more in ((), ("--system", "Return the name of the path")))
+    assert plain != instructed
 
 
 def test_templates(chat, tmp_path):

@@ -153,10 +153,10 @@ def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
 def test_inspect(mill, checkpoint, tmp_path):
     mill("convert", checkpoint, tmp_path / "a.gguf", "--outtype", "q8_0")
     code, text, _ = mill("inspect", tmp_path / "a.gguf", "--json", "--check", "--checksums")
-    found = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert found["metadata"]["general.architecture"] == "llama"
-    assert all(t["nonfinite"] == 0 and len(t["xxh3"]) == 16 for t in found["tensors"])
+    assert result["metadata"]["general.architecture"] == "llama"
+    assert all(t["nonfinite"] == 0 and len(t["xxh3"]) == 16 for t in result["tensors"])
     code, text, _ = mill("inspect", tmp_path / "a.gguf")
     assert "blk.0.ffn_up.weight" in text
     assert "bits per weight" in text

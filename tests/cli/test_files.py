@@ -165,15 +165,15 @@ def test_metadata_from_a_file_and_from_the_command_line(mill, tiny_llama, write_
 
 
 def test_inspect_json_is_complete(mill, model):
-    found = json.loads(mill("inspect", model, "--json", "--arrays")[1])
+    result = json.loads(mill("inspect", model, "--json", "--arrays")[1])
     opened = open_gguf(model)
-    assert found["file_bytes"] == model.stat().st_size == sum(found["file_nbytes"])
-    assert (found["alignment"], found["gguf_version"], found["architecture"]) == (32, 3, "llama")
-    assert found["parameters"] == sum(t["n_elements"] for t in found["tensors"])
-    assert sum(t["nbytes"] for t in found["types"].values()) == found["total_bytes"]
-    assert found["metadata"].keys() == found["metadata_types"].keys() == opened.metadata.keys()
-    assert found["metadata_types"]["llama.block_count"] == "uint32"
-    assert found["metadata_types"]["general.name"] == "string"
+    assert result["file_bytes"] == model.stat().st_size == sum(result["file_nbytes"])
+    assert (result["alignment"], result["gguf_version"], result["architecture"]) == (32, 3, "llama")
+    assert result["parameters"] == sum(t["n_elements"] for t in result["tensors"])
+    assert sum(t["nbytes"] for t in result["types"].values()) == result["total_bytes"]
+    assert result["metadata"].keys() == result["metadata_types"].keys() == opened.metadata.keys()
+    assert result["metadata_types"]["llama.block_count"] == "uint32"
+    assert result["metadata_types"]["general.name"] == "string"
 
 
 def test_hash_never_writes_over_the_model(mill, model, tmp_path):

@@ -41,9 +41,9 @@ def test_computing_reports_coverage(mill, tmp_path):
     assert "a.dat does not keep how many tokens each expert" in err
     assert plot.read_bytes()[:4] == b"\x89PNG"
     code, text, _ = mill("imatrix", DEMO, "-f", TEXT, "-o", out, *options, "--force", "--json")
-    found = json.loads(text)
-    assert {"entries", "chunks", "perplexity", "coverage", "starved_experts", "sparse_experts", "remarks"} <= found.keys()
-    row = found["coverage"][1]
+    result = json.loads(text)
+    assert {"entries", "chunks", "perplexity", "coverage", "starved_experts", "sparse_experts", "remarks"} <= result.keys()
+    row = result["coverage"][1]
     assert (row["layer"], row["experts"], len(row["tokens"])) == (1, 8, 8)
     assert sum(row["tokens"]) == 16 * 2
     assert not list(tmp_path.glob("*.state"))
@@ -99,18 +99,18 @@ def test_parts_and_snapshots(mill, made, tmp_path):
     whole, joined = load(made), load(tmp_path / "d.imatrix")
     assert joined.chunk_count == whole.chunk_count == 12
     code, text, _ = mill("imatrix", "show", made, tmp_path / "d.imatrix", "--json")
-    found = json.loads(text)["comparison"]
+    result = json.loads(text)["comparison"]
     assert code == 0
-    assert (found["only_first"], found["only_second"], found["unlike"]) == ([], [], [])
-    assert min(d["cosine"] for d in found["differences"]) > 0.99999
+    assert (result["only_first"], result["only_second"], result["unlike"]) == ([], [], [])
+    assert min(d["cosine"] for d in result["differences"]) > 0.99999
 
 
 def test_show(mill, made, tmp_path):
     pytest.importorskip("matplotlib")
     code, text, _ = mill("imatrix", "show", made, "--json", "--layer-similarity", "--plot", tmp_path / "a.png", "--top", 3)
-    found = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    entry = next(e for e in found["entries"] if e["name"] == "blk.1.ffn_up_exps.weight")
+    entry = next(e for e in result["entries"] if e["name"] == "blk.1.ffn_up_exps.weight")
     sums, counts = load(made).entries["blk.1.ffn_up_exps.weight"]
     means = sums.sum(0, dtype=np.float64) / counts.sum()
     assert (entry["columns"], entry["matrices"], entry["fewest"]) == (256, 8, counts.min())
@@ -118,8 +118,8 @@ def test_show(mill, made, tmp_path):
     assert entry["top"] == [[int(c), pytest.approx(means[c] / means.sum())] for c in np.argsort(-means)[:3]]
     shares = means / means.sum()
     assert entry["entropy"] == pytest.approx(-(shares * np.log2(shares)).sum())
-    assert {s["layer"] for s in found["layer_similarity"]} == {1, 2, 3}
-    assert all(0 <= s["cosine"] <= 1 for s in found["layer_similarity"])
+    assert {s["layer"] for s in result["layer_similarity"]} == {1, 2, 3}
+    assert all(0 <= s["cosine"] <= 1 for s in result["layer_similarity"])
     assert (tmp_path / "a.png").stat().st_size > 10_000
     code, text, _ = mill("imatrix", "show", made)
     assert "12 chunks of 128 tokens, text: calibration.txt" in text

@@ -79,9 +79,9 @@ def strict(text):
 
 def test_json_without_nan(nasty, monkeypatch):
     code, text = shown(monkeypatch, nasty, "--json", encoding="ascii")
-    found = strict(text)
+    result = strict(text)
     assert code == 0
-    metadata = found["metadata"]
+    metadata = result["metadata"]
     assert (metadata["a.nan"], metadata["a.infinite"], metadata["a.floats"]) == (None, None, [1.0, None, None])
     assert metadata["a.many"] == {"length": 100, "first": [None] * 8}
     assert metadata["a.nested"] == [[1, 2], [None], ["x"]]

@@ -41,13 +41,13 @@ def test_perplexity_prints_running_values_and_the_estimate(mill, files):
     assert final[1] == running[3]
     assert re.search(r"seconds per pass of 3 windows, [\d.]+ (s|min) for all 3", err)
     assert "digest xxh3:" in out
-    found = json.loads(mill(*arguments, "--json")[1])
-    assert f"{found['perplexity']:.4f}" == final[1]
-    assert found["settings"]["threads"] == 1
-    assert found["text_digest"]["nbytes"] == TEXT.stat().st_size
-    assert found["about"]["files"][0]["name"] == "q4.gguf"
-    assert found["program"]["ggufmill"]
-    assert len(found["window_losses"]) == 3
+    result = json.loads(mill(*arguments, "--json")[1])
+    assert f"{result['perplexity']:.4f}" == final[1]
+    assert result["settings"]["threads"] == 1
+    assert result["text_digest"]["nbytes"] == TEXT.stat().st_size
+    assert result["about"]["files"][0]["name"] == "q4.gguf"
+    assert result["program"]["ggufmill"]
+    assert len(result["window_losses"]) == 3
 
 
 def test_perplexity_against_a_baseline_and_an_earlier_result(mill, files, tmp_path):
@@ -60,10 +60,10 @@ def test_perplexity_against_a_baseline_and_an_earlier_result(mill, files, tmp_pa
     earlier = tmp_path / "earlier.json"
     base = json.loads(mill("perplexity", files[0], "-f", TEXT, "-c", 64, "--chunks", 3, "--json")[1])
     earlier.write_text(json.dumps(base))
-    found = json.loads(mill(*arguments, "--compare-with", earlier, "--json")[1])
-    assert found["compared_with"]["comparable"]
-    assert found["compared_with"]["ratio"] == pytest.approx(found["ratio"], rel=1e-6)
-    assert found["baseline_about"]["files"][0]["name"] == "bf16.gguf"
+    result = json.loads(mill(*arguments, "--compare-with", earlier, "--json")[1])
+    assert result["compared_with"]["comparable"]
+    assert result["compared_with"]["ratio"] == pytest.approx(result["ratio"], rel=1e-6)
+    assert result["baseline_about"]["files"][0]["name"] == "bf16.gguf"
     code, out, _ = mill("perplexity", files[1], "-f", TEXT, "-c", 64, "--chunks", 2, "--compare-with", earlier)
     assert code == 0
     assert "not comparable with the earlier result: windows: 2 here, 3 there" in out
@@ -118,11 +118,11 @@ def test_compare(mill, files, tmp_path):
     assert "KL divergence" in out
     if drawn:
         assert plot.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(mill("compare", *files, "--tensors", "ffn_down", "--json")[1])
-    assert {t["name"].split(".")[2] for t in found["tensors"]} == {"ffn_down", "ffn_down_exps", "ffn_down_shexp"}
-    assert all(t["type_b"] == "q4_0" and 0.05 < t["relative"] < 0.15 for t in found["tensors"])
-    assert found["layers"] == []
-    assert found["a"]["files"][0]["digest"] != found["b"]["files"][0]["digest"]
+    result = json.loads(mill("compare", *files, "--tensors", "ffn_down", "--json")[1])
+    assert {t["name"].split(".")[2] for t in result["tensors"]} == {"ffn_down", "ffn_down_exps", "ffn_down_shexp"}
+    assert all(t["type_b"] == "q4_0" and 0.05 < t["relative"] < 0.15 for t in result["tensors"])
+    assert result["layers"] == []
+    assert result["a"]["files"][0]["digest"] != result["b"]["files"][0]["digest"]
     assert mill("compare", *files, "--no-weights")[0] == 1
 
 
@@ -145,9 +145,9 @@ def test_bench_in_all_formats(mill, files):
     assert [line.split("|")[7].strip() for line in lines[2:]] == names * 2
     assert all(re.search(r"\d+\.\d\d ± +\d+\.\d\d \|$", line) for line in lines[2:])
     assert len({len(line) for line in lines}) == 1
-    found = json.loads(mill(*arguments, "--json")[1])
-    assert [row["test"] for row in found["rows"]] == names
-    for row in found["rows"]:
+    result = json.loads(mill(*arguments, "--json")[1])
+    assert [row["test"] for row in result["rows"]] == names
+    for row in result["rows"]:
         assert {"tokens_per_second", "stddev", "n_threads", "model_digest"} <= row.keys()
         assert np.mean(row["samples"]) == pytest.approx(row["tokens_per_second"])
     rows = list(csv.DictReader(io.StringIO(mill(*arguments, "-o", "csv")[1])))
@@ -173,8 +173,8 @@ def test_sweep_bench(mill, files):
     table = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     assert table[0] == ["PP", "TG", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
     assert [row[:3] for row in table[2:]] == [["16", "4", depth] for depth in ("0", "16", "32")]
-    found = json.loads(mill(*arguments, "--json")[1])
-    assert [row["n_kv"] for row in found["rows"]] == [0, 16, 32]
+    result = json.loads(mill(*arguments, "--json")[1])
+    assert [row["n_kv"] for row in result["rows"]] == [0, 16, 32]
     assert len(mill(*arguments, "-o", "jsonl")[1].splitlines()) == 3
 
 

@@ -32,16 +32,16 @@ def plan(capsys):
 def test_logged_sizes(plan, header_only_deepseek_v3, recipe, rules, cpu, gpu):
     arguments = (header_only_deepseek_v3, "--recipe", recipe, "--vram", "24GiB", "-ot", rules, "-ctk", "q8_0", "-amb", 512)
     code, out, _ = plan(*arguments, "--json")
-    found = json.loads(out)
-    devices = {d["name"]: d for d in found["devices"]}
+    result = json.loads(out)
+    devices = {d["name"]: d for d in result["devices"]}
     assert code == 0
     assert devices["CPU"]["weights"] / MIB == pytest.approx(cpu, abs=0.01)
     assert devices["CUDA0"]["weights"] / MIB == pytest.approx(gpu, abs=0.01)
     assert devices["CUDA0"]["cache"] / MIB == pytest.approx(1166.62, abs=0.01)
     assert devices["CUDA0"]["compute"] / MIB == pytest.approx(3425.00, rel=0.001)
     assert devices["CPU"]["cache"] == devices["CPU"]["compute"] == 0
-    assert found["fits"]
-    assert found["warnings"] == []
+    assert result["fits"]
+    assert result["warnings"] == []
 
 
 def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_only_deepseek_v3):
@@ -54,12 +54,12 @@ def test_warnings_for_interleaved_rows_on_a_gpu_and_unused_rules(plan, header_on
 
 def test_the_largest_that_fits_is_chosen(plan, header_only_deepseek_v3):
     arguments = (header_only_deepseek_v3, "--vram", "24GiB", "-ot", "exps=CPU", "-ctk", "q8_0")
-    found = json.loads(plan(*arguments, "--ram", "256GiB", "--json")[1])
-    fitting = [c for c in found["candidates"] if c["fits"]]
-    assert found["fits"]
-    assert found["total_bytes"] == max(c["total_bytes"] for c in fitting)
+    result = json.loads(plan(*arguments, "--ram", "256GiB", "--json")[1])
+    fitting = [c for c in result["candidates"] if c["fits"]]
+    assert result["fits"]
+    assert result["total_bytes"] == max(c["total_bytes"] for c in fitting)
     assert {"deepseek-v3-iq2_k_r4.txt", "Q2_K", "IQ3_XXS"} <= {c["recipe"] for c in fitting}
-    assert "deepseek-v3-iq4_k_r4.txt" in {c["recipe"] for c in found["candidates"] if not c["fits"]}
+    assert "deepseek-v3-iq4_k_r4.txt" in {c["recipe"] for c in result["candidates"] if not c["fits"]}
 
 
 def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoint, tmp_path):
@@ -68,11 +68,11 @@ def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoi
         path = tmp_path / f"{file_type}.gguf"
         with pytest.raises(SystemExit):
             main(["convert", str(folder), str(path), "--outtype", file_type])
-        found = json.loads(plan(path, "--json", "-c", 16)[1])
-        assert found["recipe"] == file_type.upper()
-        assert found["total_bytes"] == max(c["total_bytes"] for c in found["candidates"])
-        assert not ({"F32", "BF16", "F16"} - {file_type.upper()}) & {c["recipe"] for c in found["candidates"]}
-        assert "Q8_0" in {c["recipe"] for c in found["candidates"]}
+        result = json.loads(plan(path, "--json", "-c", 16)[1])
+        assert result["recipe"] == file_type.upper()
+        assert result["total_bytes"] == max(c["total_bytes"] for c in result["candidates"])
+        assert not ({"F32", "BF16", "F16"} - {file_type.upper()}) & {c["recipe"] for c in result["candidates"]}
+        assert "Q8_0" in {c["recipe"] for c in result["candidates"]}
 
 
 def test_the_smallest_is_shown_if_nothing_fits(plan, tiny_llama, write_checkpoint, tmp_path):

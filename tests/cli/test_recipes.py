@@ -27,9 +27,9 @@ def test_lint_by_itself_and_against_a_model(mill, tmp_path):
 def test_explain_lists_the_share_of_each_rule(mill):
     code, out, _ = mill("recipes", "explain", DEMO, "--recipe", "demo", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert sum(rule["nbytes"] for rule in found["rules"]) == found["total_bytes"]
-    assert any(rule["rule"] == r"token_embd\.weight=q8_0" and rule["tensors"] == 1 for rule in found["rules"])
+    result = json.loads(out)
+    assert sum(rule["nbytes"] for rule in result["rules"]) == result["total_bytes"]
+    assert any(rule["rule"] == r"token_embd\.weight=q8_0" and rule["tensors"] == 1 for rule in result["rules"])
     code, out, _ = mill("recipes", "explain", DEMO, "--type", "iq2_xxs")
     assert code == 0
     assert "iq2_xxs needs an imatrix" in out

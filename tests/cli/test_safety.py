@@ -199,7 +199,7 @@ def test_the_limit_of_file_sizes(sources, tmp_path):
     assert "File too large" in error_line((done.returncode, done.stdout, done.stderr), tmp_path / "out.gguf")
 
 
-def held(journal):
+def is_locked(journal):
     """Whether a job has begun to write: it then holds the lock on its journal."""
     try:
         with journal.open("rb") as file:
@@ -218,7 +218,7 @@ def test_signals(job, tmp_path, number):
     out, journal, stopped = tmp_path / "out.gguf", tmp_path / "out.gguf.journal", 0
     for delay in (0.0, 0.05, 0.15):
         process = subprocess.Popen([*MILL, *command, "--resume"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        while not held(journal) and process.poll() is None:
+        while not is_locked(journal) and process.poll() is None:
             time.sleep(0.002)
         time.sleep(delay)
         process.send_signal(number)
@@ -318,9 +318,9 @@ def test_verify_finds_damage(job, mill, tmp_path, monkeypatch):
     assert code == 1
     assert f"{named[0]} (" in err
     assert "bytes are not those that the source gives" in err
-    found = json.loads(text)["verification"]
-    assert [t["name"] for t in found["tensors"] if t["problem"]] == named
-    assert sum(t["problems"] for t in found["types"]) == 1
+    figures = json.loads(text)["verification"]
+    assert [t["name"] for t in figures["tensors"] if t["problem"]] == named
+    assert sum(t["problems"] for t in figures["types"]) == 1
 
 
 def test_verify_finds_an_error_that_is_too_large(sources, mill, tmp_path, monkeypatch):
@@ -336,24 +336,24 @@ def test_verify_finds_an_error_that_is_too_large(sources, mill, tmp_path, monkey
 
 def test_a_repack_and_a_copy_are_exact(sources, mill, tmp_path):
     code, text, _ = mill("repack", sources / "whole.gguf", tmp_path / "out.gguf", "--verify", "--manifest", "--json")
-    found = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert {t["kind"] for t in found["verification"]["tensors"]} == {"copy", "repack"}
-    assert all(t["error"] == 0 for t in found["verification"]["tensors"])
-    code, text, _ = mill("hash", tmp_path / "out.gguf", "--check", found["manifest"])
+    assert {t["kind"] for t in result["verification"]["tensors"]} == {"copy", "repack"}
+    assert all(t["error"] == 0 for t in result["verification"]["tensors"])
+    code, text, _ = mill("hash", tmp_path / "out.gguf", "--check", result["manifest"])
     assert code == 0
-    assert text.count("Ok") == len(found["tensors"]) + 1
+    assert text.count("Ok") == len(result["tensors"]) + 1
     parts = tmp_path / "parts-00001-of-00002.gguf"
     for command in (
         ("split", sources / "whole.gguf", tmp_path / "parts", "--split-max-tensors", 40),
         ("merge", parts, tmp_path / "merged.gguf"),
     ):
         code, text, _ = mill(*command, "--verify", "--manifest", "--json")
-        found = json.loads(text)
+        result = json.loads(text)
         assert code == 0
-        assert {t["kind"] for t in found["verification"]["tensors"]} == {"copy"}
-        assert found["verification"]["problems"] == []
-        assert mill("hash", found["files"][0]["path"], "--check", found["manifest"])[0] == 0
+        assert {t["kind"] for t in result["verification"]["tensors"]} == {"copy"}
+        assert result["verification"]["problems"] == []
+        assert mill("hash", result["files"][0]["path"], "--check", result["manifest"])[0] == 0
     assert (tmp_path / "merged.gguf").read_bytes() == (sources / "whole.gguf").read_bytes()
 
 

@@ -23,13 +23,13 @@ def llama(tiny_llama, write_checkpoint, tmp_path):
 def test_the_recipe_found_meets_the_size_and_quantizes_as_reported(mill, llama, tmp_path):
     out = tmp_path / "r.txt"
     code, text, _ = mill("search", llama, out, "--target-bpw", 6.5, *TYPES, "--json")
-    found = json.loads(text)
+    result = json.loads(text)
     assert code == 0
-    assert 6.3 < found["bits_per_weight"] <= 6.5  # tensors of a tiny model are few and differ by kilobytes
-    assert load_recipe(out).text == found["recipe"]
+    assert 6.3 < result["bits_per_weight"] <= 6.5  # tensors of a tiny model are few and differ by kilobytes
+    assert load_recipe(out).text == result["recipe"]
     plan = json.loads(mill("quantize", llama, tmp_path / "q.gguf", "--recipe", out, "--dry-run", "--no-timing", "--json")[1])
-    assert plan["total_bytes"] == found["total_bytes"]
-    assert {t["name"]: t["type"] for t in plan["tensors"] if t["name"] in found["tensors"]} == found["tensors"]
+    assert plan["total_bytes"] == result["total_bytes"]
+    assert {t["name"]: t["type"] for t in plan["tensors"] if t["name"] in result["tensors"]} == result["tensors"]
     assert plan["warnings"] == []
     again = tmp_path / "again.txt"
     assert mill("search", llama, again, "--target-bpw", 6.5, *TYPES)[0] == 0
@@ -42,10 +42,10 @@ def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
     text = ("-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 2, "--measurements", 3, "-t", 1, "--rows", 8)
     arguments = ("search", DEMO, out, *TYPES, *text)
     code, first, _ = mill(*arguments, "--target-bpw", 5.5, "--json")
-    found = json.loads(first)
+    result = json.loads(first)
     assert code == 0
-    assert 0.995 * 5.5 < found["bits_per_weight"] <= 5.5
-    assert 0 < found["kld_mean"] < 1
+    assert 0.995 * 5.5 < result["bits_per_weight"] <= 5.5
+    assert 0 < result["kld_mean"] < 1
     assert "measured" in out.read_text()
     state = json.loads((tmp_path / "r.txt.state.json").read_text())
     assert len(state["errors"]) == 51
@@ -54,12 +54,12 @@ def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
 
     monkeypatch.setattr(RowSample, "error", lambda self, kind: pytest.fail("errors were known"))
     assert "exists" in mill(*arguments, "--target-bpw", 5.5)[2]
-    assert json.loads(mill(*arguments, "--target-bpw", 5.5, "--json", "--force")[1])["tensors"] == found["tensors"]
+    assert json.loads(mill(*arguments, "--target-bpw", 5.5, "--json", "--force")[1])["tensors"] == result["tensors"]
     smaller = json.loads(mill(*arguments, "--target-bpw", 5.2, "--json", "--force")[1])
-    assert smaller["predicted_damage"] > found["predicted_damage"]
-    reached = json.loads(mill(*arguments, "--max-kld", 2 * found["kld_mean"], "--json", "--force")[1])
-    assert reached["kld_mean"] <= 2 * found["kld_mean"]
-    assert reached["total_bytes"] <= found["total_bytes"]
+    assert smaller["predicted_damage"] > result["predicted_damage"]
+    reached = json.loads(mill(*arguments, "--max-kld", 2 * result["kld_mean"], "--json", "--force")[1])
+    assert reached["kld_mean"] <= 2 * result["kld_mean"]
+    assert reached["total_bytes"] <= result["total_bytes"]
 
 
 def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
@@ -172,9 +172,9 @@ def test_resume_of_a_finished_search_and_quantize(mill, llama, tmp_path):
 
 def test_a_budget_for_the_gpu(mill, llama, tmp_path):
     arguments = ("search", llama, tmp_path / "r.txt", "--target-bpw", 7, "--gpu", "attn", "--gpu-size", "20K", *TYPES, "--json")
-    found = json.loads(mill(*arguments, "--repacked")[1])
-    assert {kind for name, kind in found["tensors"].items() if "attn" in name} <= {"q4_0", "q5_0", "q8_0"}
-    assert any(kind.endswith(("_r4", "_r8")) for kind in found["tensors"].values())
+    result = json.loads(mill(*arguments, "--repacked")[1])
+    assert {kind for name, kind in result["tensors"].items() if "attn" in name} <= {"q4_0", "q5_0", "q8_0"}
+    assert any(kind.endswith(("_r4", "_r8")) for kind in result["tensors"].values())
     code, _, err = mill(*arguments[:-1], "--gpu-size", "2K", "--force")
     assert code == 1
     assert "--gpu-size" in err
@@ -230,13 +230,13 @@ def test_quantize_uses_the_search_table_of_a_recipe(mill, llama, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\ntarget_bpw = 6.5\n[search]\ntypes = 'q4_0,q5_0,q8_0'\nrows = 8\nseed = 3\n")
     arguments = ("quantize", llama, tmp_path / "q.gguf", "--recipe", recipe, "--json")
-    found = json.loads(mill(*arguments)[1])
-    assert 6.2 < found["bits_per_weight"] <= 6.5
-    assert set(found["types"]) <= {"q4_0", "q5_0", "q8_0", "f32"}
+    result = json.loads(mill(*arguments)[1])
+    assert 6.2 < result["bits_per_weight"] <= 6.5
+    assert set(result["types"]) <= {"q4_0", "q5_0", "q8_0", "f32"}
     assert "Errors of 8 rows per tensor, seed 3" in (tmp_path / "q.gguf.recipe.txt").read_text()
-    found = json.loads(mill(*arguments, "--target-bpw", 8.6, "--types", "q8_0,q4_0", "--force")[1])
-    assert found["bits_per_weight"] > 8
-    assert set(found["types"]) <= {"q4_0", "q8_0", "f32"}
+    result = json.loads(mill(*arguments, "--target-bpw", 8.6, "--types", "q8_0,q4_0", "--force")[1])
+    assert result["bits_per_weight"] > 8
+    assert set(result["types"]) <= {"q4_0", "q8_0", "f32"}
     recipe.write_text("[quantize]\ntarget_bpw = 6.5\n[search]\ntext = 'nothing.txt'\n")
     assert "nothing.txt does not exist" in mill(*arguments, "--force")[2]
 

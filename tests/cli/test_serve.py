@@ -30,9 +30,9 @@ def start():
         )
         started.append(process)
         line = process.stderr.readline()
-        found = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
-        assert found, line + process.stderr.read()
-        return process, found[1]
+        result = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
+        assert result, line + process.stderr.read()
+        return process, result[1]
 
     yield run
     for process in started:

@@ -55,10 +55,10 @@ def test_the_search_is_a_cached_stage(mill, recipe, tmp_path):
     arguments = ("run", recipe(TEXT, IMATRIX, VALIDATE), "-o", tmp_path / "out", "--json")
     code, text, err = mill(*arguments)
     assert code == 0, err
-    found = json.loads(text)
-    search, out = found["search"], tmp_path / "out"
-    assert 6.2 < found["bits_per_weight"] <= 6.5
-    assert search["bits_per_weight"] == found["bits_per_weight"]
+    result = json.loads(text)
+    search, out = result["search"], tmp_path / "out"
+    assert 6.2 < result["bits_per_weight"] <= 6.5
+    assert search["bits_per_weight"] == result["bits_per_weight"]
     assert search["file_bytes"] == (out / "r.gguf").stat().st_size
     assert search["asked"] == {"size": None, "bits": 6.5, "divergence": None}
     assert search["kld_mean"] > 0
@@ -144,8 +144,8 @@ def test_warnings_name_the_recipe_that_was_found(mill, recipe, tmp_path):
     path = recipe(**{"attn_v=q8_0": "attn_v=q8_0\\nnothing=q4_0"})
     code, _, err = mill("run", path, "-o", tmp_path / "out")
     assert code == 0, err
-    found = (tmp_path / "out/r.recipe.txt").read_text().splitlines()
-    line = found.index("nothing=q4_0") + 1
+    result = (tmp_path / "out/r.recipe.txt").read_text().splitlines()
+    line = result.index("nothing=q4_0") + 1
     assert line > 2
     assert f"the recipe found, line {line}: nothing=q4_0 matches no tensor" in err
     code, _, err = mill("quantize", tmp_path / "m", tmp_path / "q.gguf", "--recipe", path, "--dry-run", "--no-timing")
@@ -159,7 +159,7 @@ def test_a_dry_run_writes_nothing_and_notes_that_types_are_open(mill, recipe, tm
     assert code == 0
     assert plan["search"] == {"target": "6.5 bits per weight", "found": False}
     assert plan["bits_per_weight"] < 6.5
-    assert "types for 6.5 bits per weight are still to be found" in err
+    assert "types for 6.5 bits per weight have to be searched for" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -204,14 +204,14 @@ def test_a_divergence_and_interleaved_rows(mill, recipe, tmp_path):
     target = {"target_bpw = 6.5": "max_kld = 0.001"}
     code, text, err = mill("run", recipe(f"repacked = true\n{TEXT}", more=VALIDATE, **target), "-o", tmp_path / "out", "--json")
     assert code == 0, err
-    found = json.loads(text)
-    assert found["search"]["kld_mean"] <= 0.001
-    assert any(name.endswith(("_r4", "_r8")) for name in found["types"])
+    result = json.loads(text)
+    assert result["search"]["kld_mean"] <= 0.001
+    assert any(name.endswith(("_r4", "_r8")) for name in result["types"])
     code, text, err = mill("run", recipe(TEXT, **target, more="[repack]"), "-o", tmp_path / "repacked", "--json")
     assert code == 0, err
-    found = json.loads(text)
-    assert any(name.endswith(("_r4", "_r8")) for name in found["types"])
-    assert not re.search(r"_r\d", found["search"]["recipe"])
+    result = json.loads(text)
+    assert any(name.endswith(("_r4", "_r8")) for name in result["types"])
+    assert not re.search(r"_r\d", result["search"]["recipe"])
 
 
 REFUSED = [

@@ -38,9 +38,9 @@ COMMANDS = commands()
 def examples():
     for _, command in COMMANDS:
         for line in (command.help or "").splitlines():
-            found = re.search(r"(?:^|Example: |\| |=\.\.\. )(ggufmill .*)", line.strip())
-            if found:
-                yield found[1].partition(" > ")[0]
+            result = re.search(r"(?:^|Example: |\| |=\.\.\. )(ggufmill .*)", line.strip())
+            if result:
+                yield result[1].partition(" > ")[0]
 
 
 @pytest.mark.parametrize(("words", "command"), COMMANDS)
@@ -128,9 +128,9 @@ def test_file_names_with_spaces_line_breaks_and_broken_utf8(mill, odd, monkeypat
         return json.loads(out)
 
     model, small = odd / "m x.gguf", odd / "q.gguf"
-    found = done("quantize", model, small, "q8_0", "--manifest", "--verify", "--force")
-    assert found["files"][0]["path"] == str(small)
-    assert done("hash", small, "--check", found["manifest"])["bad"] == []
+    result = done("quantize", model, small, "q8_0", "--manifest", "--verify", "--force")
+    assert result["files"][0]["path"] == str(small)
+    assert done("hash", small, "--check", result["manifest"])["bad"] == []
     done("split", small, odd / "part", "--split-max-tensors", 40, "--force")
     done("merge", odd / "part-00001-of-00002.gguf", odd / "whole.gguf", "--force")
     assert (odd / "whole.gguf").read_bytes() == small.read_bytes()

@@ -1,4 +1,4 @@
-"""The description of all types' bits: it is whole, and the decoder written from it alone equals every other decoder there is.
+"""The layouts of all types: every bit has one meaning, and the decoder derived from them equals every other decoder.
 
 Random bytes make every code, scale, flag and sign occur, NaN and infinite scales included.
 """

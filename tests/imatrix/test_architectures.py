@@ -4,11 +4,10 @@ Every product with a weight is intercepted in torch, experts in stacks too, each
 tensors that only a GGUF has (attn_k_b, attn_v_b) are computed from queries, latents and attention probabilities.
 """
 
-import importlib.util
 import math
 import re
-from pathlib import Path
 
+import checkpoint_cases as checkpoints
 import numpy as np
 import pytest
 
@@ -18,10 +17,6 @@ from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import make_windows
 from ggufmill.runtime.graph import ops
-
-_spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "runtime/test_checkpoints.py")
-checkpoints = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checkpoints)
 
 TOLERANCE = 1e-3
 N_CTX, WINDOWS = checkpoints.LENGTH, 2

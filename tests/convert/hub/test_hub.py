@@ -1,13 +1,8 @@
 """hf:OWNER/NAME with a hub on this machine: downloads, remote reading, hashes, failures."""
 
-import sys
-from pathlib import Path
-
+import hub_server
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hub_server
 from hub_server import COMMIT, REPO, serving
 
 from ggufmill.cli import main

@@ -1,15 +1,12 @@
 """Tensors by HTTP range requests, from servers that are slow, drop connections, answer wrongly, or redirect."""
 
-import sys
 import threading
 import time
 from pathlib import Path
 
+import hub_server
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import hub_server
 from hub_server import COMMIT, REPO, serving
 
 from ggufmill.convert.hub import http_ranges, remote_shards

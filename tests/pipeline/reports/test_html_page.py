@@ -16,8 +16,8 @@ TYPES = [
 
 
 @pytest.fixture
-def found():
-    """What a run with a type for every taste found out."""
+def report():
+    """The report of a run with many types."""
     sizes = {name: (i + 1) << 30 for i, name in enumerate(TYPES)}
     roles = {"routed experts": sizes, "feed forward": dict(list(sizes.items())[:9]), "norms": {"f32": 1 << 20}}
     total = sum(sum(types.values()) for types in roles.values())
@@ -68,7 +68,7 @@ def test_no_two_types_look_the_same():
 
 
 @pytest.mark.parametrize("width", [420, 1100])
-def test_nothing_of_the_shares_is_out_of_sight(found, tmp_path, width):
+def test_nothing_of_the_shares_is_out_of_sight(report, tmp_path, width):
     webdriver = pytest.importorskip("selenium.webdriver")
     chrome, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if not chrome or not driver:
@@ -77,7 +77,7 @@ def test_nothing_of_the_shares_is_out_of_sight(found, tmp_path, width):
     options.binary_location = chrome
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
         options.add_argument(argument)
-    (tmp_path / "report.html").write_text(page_text(found))
+    (tmp_path / "report.html").write_text(page_text(report))
     browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
     try:
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}

@@ -1,9 +1,8 @@
 """The reference backend against transformers: one batch, and several sequences side by side; what it tells an observer."""
 
-import importlib.util
 import math
-from pathlib import Path
 
+import checkpoint_cases as checkpoints
 import numpy as np
 import pytest
 
@@ -14,10 +13,6 @@ from ggufmill.runtime.backends.reference import functions
 from ggufmill.runtime.graph import Observer, ops
 from ggufmill.runtime.graph.ops import RotaryEmbedding
 from ggufmill.runtime.models import build_graph
-
-_spec = importlib.util.spec_from_file_location("checkpoints", Path(__file__).parents[1] / "test_checkpoints.py")
-checkpoints = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checkpoints)
 
 TOLERANCE = checkpoints.TOLERANCE
 

@@ -56,7 +56,7 @@ def random_rows(name: str, rows: int, n: int, rng: np.random.Generator) -> np.nd
 
 def weights_of(packed: np.ndarray, name: str, n: int) -> np.ndarray:
     """The weights that products multiply with: of iq6_k, which decodes with a cubic, its rounded values, as the reference."""
-    return decode(packed, name, n, whole_values=True).astype(np.float64)
+    return decode(packed, name, n, integer_values=True).astype(np.float64)
 
 
 def activations_for(name: str, x: np.ndarray):

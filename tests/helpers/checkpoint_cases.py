@@ -1,0 +1,230 @@
+"""Tiny random models of transformers for every architecture: each a row of CASES, a class of transformers and what its config
+has besides COMMON."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from ggufmill.convert import open_source
+from ggufmill.formats import TYPES
+from ggufmill.jobs.execute import execute
+from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.quantize import decode, encode
+
+TOLERANCE = 1e-4  # of float32 against float32; logits have a standard deviation of about 1
+EXACT = {"exact": True}
+LENGTH = 90  # tokens: several times the windows of WINDOW
+
+COMMON = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}  # without effect up to max_position_embeddings
+WINDOW = {"sliding_window": 20}
+TIED = {"tie_word_embeddings": True}
+GEMMA2 = WINDOW | {"head_dim": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
+GEMMA3 = WINDOW | {"head_dim": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}
+OTHER_PATTERN = ["full_attention", *["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2]
+GEMMA3_ROPE = {"full_attention": LINEAR | {"rope_theta": 1e6}, "sliding_attention": PLAIN}
+TEXT = COMMON | TIED | GEMMA3 | {"rope_parameters": GEMMA3_ROPE}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 16, "patch_size": 8}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+DEEPSEEK = {"num_key_value_heads": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "kv_lora_rank": 32}
+DEEPSEEK |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8}
+DEEPSEEK |= {"num_experts_per_tok": 2, "topk_group": 2, "n_shared_experts": 2}
+DEEPSEEK |= {"rms_norm_eps": 1e-6}  # what the latents' norms have whatever is said here
+V3 = {"q_lora_rank": 32, "n_group": 4, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
+V2_GROUPS = {"q_lora_rank": 32, "n_group": 4, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0}
+KIMI = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 48, "n_group": 1, "topk_group": 1}
+KIMI |= {"n_shared_experts": 1, "routed_scaling_factor": 2.827}
+KIMI_ROPE = YARN | {"rope_theta": 50000.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+GLM = {"head_dim": 32, "moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1}
+GLM |= {"use_qk_norm": True, "attention_bias": True, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
+GLM_GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "n_shared_experts": 2, "norm_topk_prob": False}
+GLM_GROUPS |= {"use_qk_norm": False, "attention_bias": False, "routed_scaling_factor": 2.5}
+GPT_OSS = WINDOW | {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
+GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
+ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+LONG |= {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.7 * i for i in range(8)]}
+HALF = {"partial_rotary_factor": 0.5}
+WHOLE = {"sliding_window": None}
+GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.6, "attention_multiplier": 0.3}
+DOTS = {"moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1} | WHOLE
+DOTS |= {"num_key_value_heads": 4, "n_shared_experts": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": PLAIN | HALF}
+MINICPM = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16}
+MINICPM |= TIED | {"v_head_dim": 20, "dim_model_base": 32, "rms_norm_eps": 1e-6}
+EXAONE4 = WINDOW | {"num_hidden_layers": 5, "sliding_window_pattern": 4}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+
+# case -> (class of transformers without ForCausalLM, config besides COMMON[, MLA layout])
+CASES = {
+    "llama": ("Llama", {"rope_parameters": PLAIN}),
+    "llama-biases": ("Llama", TIED | {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-factor": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "beta_fast": 16.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral-window": ("Mistral", WINDOW),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "mixtral-window": ("Mixtral", WINDOW | {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "qwen2": ("Qwen2", {"rope_parameters": PLAIN}),
+    "qwen2-window": ("Qwen2", TIED | WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN | {"rope_theta": 1e6}}),
+    "qwen2moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 56, "norm_topk_prob": False}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "rope_parameters": PLAIN | {"rope_theta": 1e6}}),
+    "qwen3-yarn-tied": ("Qwen3", TIED | {"rope_parameters": YARN}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"head_dim": 24, "norm_topk_prob": True}),
+    "qwen3moe-unnormalised": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False}),
+    "gemma2": ("Gemma2", TIED | GEMMA2),
+    "gemma2-scale": ("Gemma2", TIED | GEMMA2 | {"query_pre_attn_scalar": 64, "final_logit_softcapping": 30.0}),
+    "gemma3": ("Gemma3", TIED | GEMMA3 | {"rope_parameters": GEMMA3_ROPE}),
+    "gemma3-pattern": ("Gemma3", TIED | GEMMA3 | {"layer_types": OTHER_PATTERN, "query_pre_attn_scalar": 16}),
+    "v2-lite": ("DeepseekV2", DEEPSEEK | {"q_lora_rank": None}),
+    "v2-groups": ("DeepseekV2", DEEPSEEK | V2_GROUPS, "mainline"),
+    "v3": ("DeepseekV3", DEEPSEEK | V3),
+    "v3-mainline": ("DeepseekV3", DEEPSEEK | V3, "mainline"),
+    "v3-legacy": ("DeepseekV3", DEEPSEEK | V3, "legacy"),
+    "kimi-k2": ("DeepseekV3", DEEPSEEK | KIMI | {"rope_parameters": KIMI_ROPE}),
+    "glm4moe": ("Glm4Moe", GLM),
+    "glm4moe-groups": ("Glm4Moe", GLM | GLM_GROUPS),
+    "gpt-oss": ("GptOss", GPT_OSS | {"rope_parameters": GPT_OSS_ROPE | {"truncate": False}}),
+    "gpt-oss-rounded": ("GptOss", GPT_OSS | {"rope_parameters": GPT_OSS_ROPE | {"truncate": True}}),
+    "gpt-oss-pattern": ("GptOss", GPT_OSS | {"layer_types": OTHER_PATTERN[:3], "rope_parameters": PLAIN}),
+    "ernie4_5": ("Ernie4_5", TIED | {"head_dim": 24}),
+    "ernie4_5-moe": ("Ernie4_5_Moe", TIED | ERNIE_MOE),
+    "ernie4_5-moe-interval": ("Ernie4_5_Moe", ERNIE_MOE | {"moe_layer_interval": 2, "moe_num_shared_experts": 0}),
+    "hunyuan-dense": ("HunYuanDenseV1", TIED | {"head_dim": 24, "rope_parameters": ALPHA}),
+    "phi3": ("Phi3", WHOLE | {"original_max_position_embeddings": 512}),
+    "phi3-window": ("Phi3", WINDOW | {"original_max_position_embeddings": 512}),
+    "phi3-long": ("Phi3", WHOLE | {"original_max_position_embeddings": 64, "rope_parameters": LONG}),
+    "phi3-partial": ("Phi3", WHOLE | {"original_max_position_embeddings": 512, "rope_parameters": PLAIN | HALF}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}),
+    "starcoder2-window": ("Starcoder2", TIED | WINDOW | {"use_bias": False}),
+    "command-r": ("Cohere", TIED | {"logit_scale": 0.5, "rope_parameters": PLAIN}),
+    "command-r-plus": ("Cohere", TIED | {"use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("Cohere2", TIED | WINDOW | {"num_hidden_layers": 5, "logit_scale": 0.5, "rope_parameters": PLAIN}),
+    "olmo2": ("Olmo2", {"rope_parameters": PLAIN}),
+    "granite": ("Granite", TIED | GRANITE | {"rope_parameters": PLAIN}),
+    "minicpm3": ("MiniCPM3", MINICPM | {"rope_parameters": PLAIN}),
+    "minicpm3-long": ("MiniCPM3", MINICPM | {"scale_emb": 3.0, "scale_depth": 0.9, "rope_parameters": LONG}),
+    "minimax-m2": ("MiniMaxM2", MINIMAX),
+    "exaone4": ("Exaone4", EXAONE4 | {"rope_parameters": PLAIN}),
+    "exaone4-whole": ("Exaone4", WHOLE | {"rope_parameters": LLAMA3, "layer_types": ["full_attention"] * 3}),
+    "nemotron": ("Nemotron", {"rope_parameters": PLAIN | HALF}),
+    "smollm3": ("SmolLM3", TIED | {"num_hidden_layers": 5, "rope_parameters": PLAIN}),
+    "seed-oss": ("SeedOss", {"head_dim": 24, "rope_parameters": PLAIN | {"rope_theta": 1e7}}),
+    "dots1": ("Dots1", DOTS | {"rope_parameters": PLAIN}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 32, "num_experts": 6, "moe_topk": 3, "rope_parameters": ALPHA}),
+}  # fmt: skip
+
+
+# What llama.cpp does otherwise, or not at all.
+BEYOND_LLAMA_CPP = {
+    "mistral-window": "no windows in this architecture",
+    "mixtral-window": "no windows in this architecture",
+    "qwen2-window": "no windows in this architecture",
+    "phi3-window": "no windows in this architecture",
+    "command-r-plus": "heads are normalised in models of 64 layers only",
+    "exaone4": "windows in models of 64 layers only",
+    "minicpm3": "the published model's factors only",
+    "minicpm3-long": "the published model's factors only",
+    "starcoder2-window": "no windows in this architecture",
+    "qwen3moe-unnormalised": "weights of experts always sum to one",
+    "gemma2-scale": "another scale of the scores in models of the published sizes only",
+    "gemma3-pattern": "one pattern, and one scale of the scores",
+    "v2-groups": "experts are not limited to groups",
+    "v2-lite": "not in this layout",
+    "v3": "not in this layout",
+    "kimi-k2": "not in this layout",
+    "gpt-oss": "yarn's ramp begins and ends at whole pairs",
+    "ernie4_5-moe-interval": "experts in every layer behind the first ones",
+}
+COARSE_IN_LLAMA_CPP = ("gemma2", "gemma3", "starcoder2")  # gelu comes from a table of f16
+
+
+def oracle():
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.set_num_threads(1)  # products this small gain nothing from more
+    torch.manual_seed(1)  # of what `randomise` keeps of a new model, such as the mean of its sinks
+    return torch, transformers
+
+
+def randomise(model):
+    """Weights of a size that makes logits of order 1, so that a tolerance means something; norms and biases differ."""
+    torch, _ = oracle()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "inv_freq" in name or "embed_scale" in name:
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if "bias" in name:
+                tensor.copy_(0.2 * noise)
+            elif tensor.dim() == 1:
+                tensor.copy_(tensor.mean() + 0.2 * noise)  # around 1, or 0 where 1 + weight is what counts
+            else:
+                tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
+    return model.float().eval()
+
+
+def write_gguf(source, path, types=None):
+    """The source as a GGUF of f32, or of other types by name; returns the path and the values that the file holds."""
+    outputs, held = [], {}
+    for name, tensor in source.tensors.items():
+        rows = tensor.shape[1] if len(tensor.shape) > 1 else 1  # of one matrix: a run must not go beyond
+        values = np.concatenate([tensor.read(at, at + rows) for at in range(0, tensor.n_rows, rows)])
+        kind = TYPES[(types or {}).get(name, "f32")]
+        packed = encode(values, kind.name)
+        outputs.append(Output(name, tensor.shape, "f32", kind, "test", lambda start, stop, q=packed: q[start:stop]))
+        back = decode(packed, kind.name, tensor.shape[0])
+        assert np.array_equal(back, values) != (name in (types or {}))
+        held[name] = dataclasses.replace(tensor, read=lambda start, stop, x=back: x[start:stop])
+    execute(make_plan(outputs, source.metadata, path), threads=1)
+    return path, dataclasses.replace(source, tensors=held)
+
+
+def save_tokenizer(path):
+    """Of single bytes, for llama.cpp, which opens no model without."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["hello"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer.save(str(path))
+
+
+def convert_case(case, folder):
+    """(tokens, logits of transformers for them, path of the GGUF) of a case's random model."""
+    torch, transformers = oracle()
+    family, options, *layout = CASES[case]
+    architecture = getattr(transformers, f"{family}ForCausalLM")
+    reference = randomise(architecture(architecture.config_class(**(COMMON | options), attn_implementation="eager")))
+    tokens = np.random.default_rng(3).integers(3, COMMON["vocab_size"], LENGTH)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+    reference.save_pretrained(folder)
+    save_tokenizer(folder / "tokenizer.json")
+    source = open_source(folder, mla_layout=layout[0] if layout else "ik")
+    return tokens, expected, write_gguf(source, folder / "model.gguf")[0]

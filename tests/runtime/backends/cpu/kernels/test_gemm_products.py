@@ -1,0 +1,236 @@
+"""The products that a GEMM is made of, of bytes and of floats, and its inputs in blocks and panels."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_samples import sample_of
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode
+from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
+from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
+from ggufmill.simd import amx
+from ggufmill.simd.memory import aligned_empty
+from ggufmill.simd.target import levels_here, target, target_at
+
+
+def to_float(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def buffers(tokens=512):
+    return aligned_empty((8, tokens, 32), np.float32), aligned_empty((2 * 512 * 16,), np.uint16)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def bytes_case(n, rows, columns, group, has_terms, seed):
+    """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's)."""
+    random = np.random.default_rng(seed)
+    filled, panels = -(-n // TILE_TOKENS) * TILE_TOKENS, -(-rows // 32) * 2
+    codes = random.integers(0, 256, (panels * 16, columns)).astype(np.uint8)
+    tokens = random.integers(-127, 128, (filled, columns)).astype(np.int8)
+    scales = random.integers(-2, 3, (panels, columns // group, 16)).astype(np.float32)
+    terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
+    sums = tokens.reshape(filled, -1, group).sum(axis=2, dtype=np.int32)
+    out = np.full((n, rows + 5), np.nan, np.float32)
+    multiply_bytes(
+        None if group == 32 else True,
+        np.ascontiguousarray(codes.reshape(panels, 16, -1, 4).transpose(0, 2, 1, 3)),
+        scales,
+        terms,
+        tokens,
+        np.ones((filled, columns // 32), np.float32),
+        -128 * sums,
+        sums.astype(np.float32),
+        aligned_empty((2, 4 * TILE_TOKENS, 32), np.float32),
+        out,
+        5,
+    )
+    products = np.einsum(
+        "rgc,tgc->trg", codes.reshape(len(codes), -1, group).astype(int) - 128, tokens.reshape(filled, -1, group)
+    )
+
+    def per_row(numbers):
+        return numbers.astype(int).transpose(0, 2, 1).reshape(len(codes), -1)
+
+    expected = (products * per_row(scales)).sum(axis=2)
+    if terms is not None:
+        expected = expected + sums.astype(int) @ per_row(terms).T
+    assert np.isnan(out[:, :5]).all()
+    return out[:, 5:], expected[:n, :rows]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 150), st.integers(1, 3), st.sampled_from([16, 32]), st.booleans(), st.integers(0, 99))
+def test_products_of_bytes_are_exact(n, rows, blocks, group, has_terms, seed):
+    ours, expected = bytes_case(n, rows, 32 * blocks, group, has_terms, seed)
+    assert np.array_equal(ours, expected)
+
+
+def test_products_of_bytes_are_exact_over_several_stretches_of_columns():
+    ours, expected = bytes_case(7, 33, 1056, 16, True, 0)
+    assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()  # beyond 2^24 float32 sums are rounded
+
+
+# --- lesser processors ----------------------------------------------------------------------------------------------
+
+AT_LEVEL = """
+import sys
+import numpy as np
+from ggufmill.formats import TYPES
+from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.simd.workers import Workers
+
+given, found = dict(np.load(sys.argv[1])), {}
+x = given.pop("x")
+for name, weights in given.items():
+    for exact in (False, True):
+        results = []
+        for threads, cuts in ((1, []), (3, []), (1, [1, 4])):
+            workers, out = Workers(threads), np.zeros((len(x), int(sys.argv[3])), np.float32)
+            for rows, part in zip(np.split(x, cuts), np.split(out, cuts)):
+                tokens = gemm.Activations(rows)
+                if name == "rows":
+                    gemm.multiply_rows(weights, exact, tokens, part, 0, workers.ready(), threads)
+                    continue
+                plan, program = gemm.plan(weights, TYPES[name], x.shape[1], 1, exact), gemm.Program(threads)
+                if plan is not None:
+                    program.product(1, plan, program.blocks_of(0, plan.form, tokens), part, gemm.one_job(len(rows)))
+                    program.run(workers.ready())
+            results.append(out)
+        assert all(np.array_equal(result, results[0]) for result in results[1:]), (name, exact)
+        found[f"{name} {exact}"] = results[0]
+np.savez(sys.argv[2], **found)
+"""
+
+
+@pytest.mark.parametrize("level", ["portable", "x86-64-v2", "avx2", "avx512", "neon"])
+def test_a_lesser_processor(level, tmp_path, monkeypatch):
+    """The whole path in a process of its own: of bytes, and of float32 with fused multiply-add, it gives the bits of this
+    process, of float32 without it nearly so."""
+    if level not in levels_here():
+        pytest.skip(f"this processor is no {level}")
+    (n, rows, columns), byte_names = (7, 48, 512), ["iq5_k", "q4_k_r4"]
+    x = np.random.default_rng(0).standard_normal((n, columns)).astype(np.float32)
+    samples = {name: sample_of(name, rows, columns) for name in ("f32", "f16", "bf16", "bf16_r16", *byte_names)}
+    packed: dict[str, Any] = {name: q for name, (_, q) in samples.items()}
+    np.savez(tmp_path / "given.npz", x=x, **packed, rows=samples["f32"][0])
+    environment = {**os.environ, "GGUFMILL_CPU": level, "GGUFMILL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", AT_LEVEL, str(tmp_path / "given.npz"), str(tmp_path / "found.npz"), str(rows)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    monkeypatch.setattr(amx, "permitted", lambda: False)
+    for name in (*samples, "rows"):
+        out, is_bytes = np.zeros((n, rows), np.float32), name in byte_names
+        if name == "rows":
+            gemm.multiply_rows(samples["f32"][0], True, gemm.Activations(x), out, 0)
+        else:
+            plan, program = gemm.plan(packed[name], TYPES[name], columns, 1, not is_bytes), gemm.Program(1)
+            assert plan is not None
+            program.product(1, plan, program.blocks_of(0, plan.form, gemm.Activations(x)), out, gemm.one_job(n))
+            program.run(0)
+        for exact in (False,) if is_bytes else (False, True):  # there are no bf16 products at these levels
+            lesser = found[f"{name} {exact}"]
+            if is_bytes or target_at(level).has_fma == target().has_fma:
+                assert np.array_equal(lesser, out)
+            else:
+                assert np.abs(lesser - out).max() <= 2e-6 * np.abs(out).max()
+
+
+# --- floats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", [16, BLOCK_TOKENS])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40), (16, 32), (33, 70)])
+def test_rounding_to_bf16(shape, unit):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x.flat[0] = np.float32(1 + 2**-8)  # a tie: to even
+    n, columns = shape
+    words = x.view(np.uint32)
+    expected = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
+    blocks = round_rows(x, 2, unit)
+    rows = blocks.transpose(1, 0, 3, 2, 4).reshape(2, blocks.shape[0] * unit, -1)
+    assert np.array_equal(rows[0, :n, :columns], expected)
+    assert not rows[:, n:].any()
+    assert not rows[:, :, columns:].any()
+    both = to_float(rows[0, :n, :columns]).astype(np.float64) + to_float(rows[1, :n, :columns])
+    assert np.all(np.abs(both - x) <= 2.0**-17 * np.abs(x))
+    assert np.array_equal(round_rows(x, 1, unit)[:, 0], blocks[:, 0])
+
+
+def test_rounding_keeps_what_is_not_finite():
+    x = np.array([[np.nan, np.inf, -np.inf]], np.float32)
+    x.view(np.uint32)[0, 0] = 0xFFFFFFFF  # adding to this NaN would make it a number
+    found = to_float(round_rows(x).reshape(-1)[:3])
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40), (13, 32)])
+def test_blocks_of_float32(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    blocks = block_rows(x, BLOCK_TOKENS)
+    rows = blocks[:, 0].transpose(0, 2, 1, 3).reshape(blocks.shape[0] * BLOCK_TOKENS, -1)
+    assert np.array_equal(rows[: shape[0], : shape[1]], x)
+    assert not rows[shape[0] :].any()
+    assert not rows[:, shape[1] :].any()
+
+
+def rows_of_panels(panels, rows):
+    """Panels as float32 rows [rows, columns]."""
+    if panels.dtype == np.float32:
+        return panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])[:rows]
+    return to_float(panels.transpose(0, 2, 1, 3).reshape(-1, 2 * panels.shape[1])[:rows])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 32), (21, 70), (64, 98)])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "bf16_r16"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_panels_of_rows(rows, columns, name, bf16):
+    if rows % TYPES[name].rows or (bf16 and name in ("f16", "bf16_r16")):
+        pytest.skip("there is no such matrix, or no such panel")
+    weights, q = sample_of(name, rows, columns, 1)
+    if name == "f16":  # subnormal numbers, infinities
+        q.view(np.float16)[0, :4] = 6e-8, -3e-6, np.inf, -np.inf
+        weights = decode(q, name, columns)
+    found = rows_of_panels(panels_of(q, name, columns, bf16), rows)
+    if bf16 and name == "f32":
+        assert np.all(np.abs(found[:, :columns] - weights) <= 2.0**-8 * np.abs(weights))
+    else:
+        assert np.array_equal(found[:, :columns], weights)
+    assert not found[:, columns:].any()
+
+
+@pytest.mark.parametrize(("n", "rows", "columns"), [(1, 1, 32), (5, 40, 96), (33, 70, 1056), (70, 300, 64)])
+@pytest.mark.parametrize("way", ["tiles", "dots", "float32"])
+def test_products_of_floats(way, n, rows, columns):
+    if (way == "tiles" and not amx.permitted()) or (way == "dots" and not target().has_bf16_dots):
+        pytest.skip(f"this processor has no bf16 {way}")
+    random = np.random.default_rng(2)
+    x, w = random.standard_normal((n, columns)).astype(np.float32), random.standard_normal((rows, columns)).astype(np.float32)
+    panels = panels_of(w.view(np.uint8), "f32", columns, way != "float32")
+    tokens = block_rows(x, BLOCK_TOKENS) if way == "float32" else round_rows(x, 1, BLOCK_TOKENS if way == "dots" else 16)
+    weights, unit = rows_of_panels(panels, rows).astype(np.float64), tokens.shape[3]
+    rounded = (tokens if way == "float32" else to_float(tokens))[:, 0].transpose(0, 2, 1, 3)
+    rounded = rounded.reshape(-1, columns)[:n].astype(np.float64)
+    out = np.full((n, rows + 20), np.nan, np.float32)
+    if way == "tiles":
+        multiply_tiles(panels, tokens, *buffers(32), out, 16, rows + 16)
+    else:
+        multiply_panels(None if way == "float32" else True, panels, tokens, buffers(5 * unit)[0], out, 16, rows + 16)
+    bound = np.abs(rounded) @ np.abs(weights.T)
+    assert np.all(np.abs(out[:, 16:-4] - rounded @ weights.T) <= 1e-6 * bound)
+    assert np.isnan(out[:, :16]).all()
+    assert np.isnan(out[:, -4:]).all()
