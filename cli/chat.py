@@ -40,9 +40,9 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.
 
-    Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its own
-    tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that cannot be
-    answered then ends it.
+    Messages are written by the model's own chat template. The KV cache of earlier turns is reused: a new message costs its
+    own tokens only. Messages are lines of the standard input, so that a conversation can come from a file: the first one that
+    cannot be answered then ends it.
 
     \b
     Examples:

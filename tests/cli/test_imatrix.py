@@ -171,7 +171,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_files_are_found_before_any_work(mill, tmp_path, case):
+def test_bad_files_are_refused_before_any_work(mill, tmp_path, case):
     entries, message = BAD[case]
     Imatrix(entries, ["t"], 1).save(tmp_path / "bad.imatrix")
     for job in (

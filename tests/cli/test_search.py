@@ -20,7 +20,7 @@ def llama(tiny_llama, write_checkpoint, tmp_path):
     return write_checkpoint(tmp_path / "m", *tiny_llama(hidden_size=64, intermediate_size=96, vocab_size=64))
 
 
-def test_the_recipe_found_meets_the_size_and_quantizes_as_reported(mill, llama, tmp_path):
+def test_the_recipe_meets_the_size_and_quantizes_as_reported(mill, llama, tmp_path):
     out = tmp_path / "r.txt"
     code, text, _ = mill("search", llama, out, "--target-bpw", 6.5, *TYPES, "--json")
     result = json.loads(text)

@@ -140,7 +140,7 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
     assert len(calls) == 12 + sum(map(len, whole.values())) - sum(map(len, kept.values()))
 
 
-def test_warnings_name_the_recipe_that_was_found(mill, recipe, tmp_path):
+def test_warnings_name_the_searched_recipe(mill, recipe, tmp_path):
     path = recipe(**{"attn_v=q8_0": "attn_v=q8_0\\nnothing=q4_0"})
     code, _, err = mill("run", path, "-o", tmp_path / "out")
     assert code == 0, err

@@ -188,7 +188,7 @@ def test_value_tables_equal_the_specification():
 @pytest.mark.parametrize(
     ("name", "shape", "n"), [("q4_K", (1, 143), 256), ("q4_k_r4", (2, 144), 256), ("bf16_r16", (16, 6), 3)]
 )
-def test_rows_that_are_no_whole_groups_are_refused(name, shape, n):
+def test_rows_that_fill_no_groups_are_refused(name, shape, n):
     with pytest.raises(PlanError, match=f"{name} rows of {n} elements"):
         decode(np.zeros(shape, np.uint8), name, n)
 
