@@ -4,8 +4,8 @@ With r = w - q the error of a row is r H r^T and its gradient g = r H. When all 
 value of column j that is nearest to q_j + g_j / H_jj: that is the step of coordinate descent. It never raises the error.
 
 Feedback (GPTQ, arXiv 2210.17323; as LDLQ in QuIP, 2307.13304) rounds the columns in order. With H = U D U^T, U upper triangular
-of unit diagonal, the error is the sum over j of D_jj (r_j + sum over i < j of r_i U_ij)^2: if all later weights could still move
-freely, the best value of column j would be the one nearest to w_j + sum over i < j of r_i U_ij.
+with ones on its diagonal, the error is the sum over j of D_jj (r_j + sum over i < j of r_i U_ij)^2. If all later weights could
+still move freely, the best value of column j would be the one nearest to w_j + sum over i < j of r_i U_ij.
 
 All kernels work on blocks of 64 columns, one row after the other inside a block; what a block changes is then added to the
 other columns of all rows at once (`panels.add_products`). Every sum has one order, whatever the rows that are encoded together.
