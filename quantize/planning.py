@@ -14,6 +14,7 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..jobs.plan import Output, Plan, make_plan
+from .covariance.source import Covariances
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
@@ -41,6 +42,8 @@ IMPORTANCE_SUBSTITUTES = (
     ("attn_v_b.weight", "attn_kv_b.weight"),
     ("attn_kv_b.weight", "attn_v_b.weight"),
 )
+
+_OWN_KEYS = ("split.", "quantize.imatrix.", "quantize.covariance.", "ggufmill.")  # that a new file does not get from its source
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,18 @@ class _PlanWarnings:
 
     messages: list[str] = field(default_factory=list)
     without_importance: list[str] = field(default_factory=list)  # names of tensors
+    without_covariance: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of tensors
+    with_covariance: int = 0
+
+    def note_covariance(self, tensor: SourceTensor, target: TensorType, covariances: Covariances | None) -> None:
+        """Counts a tensor to those that are encoded with a covariance, or notes why it is not."""
+        if covariances is None:
+            return
+        reason = covariances.reason_for_diagonal(tensor, target)
+        if not reason:
+            self.with_covariance += 1
+        elif tensor.name not in (*EMBEDDINGS, OUTPUT):
+            self.without_covariance.setdefault(reason, []).append(tensor.name)
 
 
 def plan_quantize(
@@ -112,6 +127,7 @@ def plan_quantize(
     rules: Sequence[Rule] = (),
     recipe_text: str = "",
     importance: Importance | None = None,
+    covariances: Covariances | None = None,
     overrides: TypeOverrides | None = None,
     pure: bool = False,
     allow_requantize: bool = False,
@@ -133,6 +149,7 @@ def plan_quantize(
     rules             apply whatever `type` is, a float type too (where llama-quantize silently ignores them)
     recipe_text       recorded in the file's metadata, local paths reduced to file names
     importance        for the encoders of all quantised tensors
+    covariances       of their inputs, which let codes make up for the errors of others; their diagonals stand in for importance
     overrides         types that flags give single tensors and roles
     pure              every quantisable tensor becomes `type`: mix and rules are ignored
     strict            every warning is an error
@@ -150,34 +167,42 @@ def plan_quantize(
         raise PlanError(
             "--pure gives every weight the same type: leave it out, or the options that give roles one of their own"
         )
-    selector = TypeSelector(source, type, rules, overrides, importance is not None, pure)
+    selector = TypeSelector(source, type, rules, overrides, importance is not None or covariances is not None, pure)
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
+    encoding = _Encoding(importance, covariances, nonfinite_counts)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
-        weights = _weights(tensor, selection.type, importance)
         if _is_quantized(tensor) and not allow_requantize and not _repacks(tensor, selection.type):
             raise PlanError(
                 f"{tensor.name} is {tensor.source_type} already; quantising it again to {selection.type.name} loses twice: "
                 "start from the f16 or bf16 model, or say --allow-requantize"
             )
-        if weights is None and _uses_importance(tensor, selection.type):
+        if _uses_importance(tensor, selection.type):
+            noticed.note_covariance(tensor, selection.type, covariances)
+        if _uses_importance(tensor, selection.type) and not encoding.has_importance(tensor):
             file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
             _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
-        outputs.append(_output(tensor, tensor.name, selection, weights, nonfinite_counts))
+        outputs.append(encoding.output(tensor, tensor.name, selection))
     if overrides.extra_output is not None:
-        outputs.append(_extra_output(source, overrides.extra_output, outputs, importance, nonfinite_counts))
+        outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding))
     warnings = _warnings(noticed, selector, rules, outputs)
     if strict and warnings:
         raise PlanError("--strict: " + "; ".join(warnings))
-    metadata = _metadata(source, outputs, type, recipe_text, importance, hide_imatrix, version) | dict(override_kv or {})
-    identity = json.dumps([source.identity, version, _digest(importance)])
+    if strict and covariances is not None and not noticed.with_covariance:
+        raise PlanError("--strict: the covariance is used for no tensor")
+    provenance = dict(importance.metadata) if importance is not None else {}
+    identity = [source.identity, version, _digest(importance)]
+    if covariances is not None:
+        provenance |= covariances.provenance(noticed.with_covariance)
+        identity += [covariances.identity, covariances.effort]
+    metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version) | dict(override_kv or {})
     return make_plan(
         outputs,
         metadata,
         out,
-        identity=identity,
+        identity=json.dumps(identity),
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
@@ -186,27 +211,34 @@ def plan_quantize(
     )
 
 
-def _weights(tensor: SourceTensor, target: TensorType, importance: Importance | None) -> np.ndarray | None:
-    return importance.for_tensor(tensor) if importance is not None and _uses_importance(tensor, target) else None
+@dataclass(frozen=True)
+class _Encoding:
+    """What a job encodes rows with; nonfinite_counts: see `plan_quantize`."""
 
+    importance: Importance | None
+    covariances: Covariances | None
+    nonfinite_counts: list[tuple[str, int]] | None
 
-def _output(
-    tensor: SourceTensor,
-    name: str,
-    selection: Selection,
-    weights: np.ndarray | None,
-    nonfinite_counts: list[tuple[str, int]] | None,
-) -> Output:
-    produce = row_producer(tensor, selection.type, weights, nonfinite_counts)
-    return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note)
+    def has_importance(self, tensor: SourceTensor) -> bool:
+        """Whether there is importance for a tensor, or a covariance, whose diagonal is taken for it."""
+        has_covariance = self.covariances is not None and self.covariances.collected(tensor) is not None
+        return has_covariance or (self.importance is not None and self.importance.for_tensor(tensor) is not None)
+
+    def output(self, tensor: SourceTensor, name: str, selection: Selection) -> Output:
+        weights, covariance_of, effort = None, None, 1
+        if _uses_importance(tensor, selection.type):
+            weights = self.importance.for_tensor(tensor) if self.importance is not None else None
+            if self.covariances is not None:
+                covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
+        produce = row_producer(tensor, selection.type, weights, self.nonfinite_counts, covariance_of, effort)
+        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note)
 
 
 def _extra_output(
     source: TensorSource,
     wanted: TensorType,
     outputs: Sequence[Output],
-    importance: Importance | None,
-    nonfinite_counts: list[tuple[str, int]] | None,
+    encoding: _Encoding,
 ) -> Output:
     """A second, smaller output matrix for drafting tokens, as --extra-output-tensor of llama-quantize writes it."""
     name = OUTPUT if OUTPUT in source.tensors else EMBEDDINGS[0]
@@ -214,8 +246,7 @@ def _extra_output(
     if tensor is None:
         raise PlanError(f"--extra-output-tensor: the model has no {OUTPUT} and no {EMBEDDINGS[0]}")
     selection = Selection(TYPES.fallback_for(wanted, tensor.shape)[0], "--extra-output-tensor")
-    weights = _weights(tensor, selection.type, importance)
-    extra = _output(tensor, "output_extra.weight", selection, weights, nonfinite_counts)
+    extra = encoding.output(tensor, "output_extra.weight", selection)
     full = next(o for o in outputs if o.name == name)
     if extra.nbytes >= full.nbytes:
         raise PlanError(
@@ -275,6 +306,8 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
         )
     if noticed.without_importance:
         warnings.append(f"the imatrix has no data for {_abridged(noticed.without_importance)}: quantised without")
+    for reason, names in noticed.without_covariance.items():
+        warnings.append(f"the covariance is not used for {_abridged(names)}: {reason}")
     fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
     if fallbacks:
         warnings.append(f"another type than asked for: {_abridged(fallbacks)}")
@@ -313,16 +346,15 @@ def _metadata(
     outputs: Sequence[Output],
     default: TensorType | str | None,
     recipe_text: str,
-    importance: Importance | None,
+    provenance: Mapping[str, Any],
     hide: bool,
     version: str,
 ) -> dict[str, Any]:
-    metadata = {k: v for k, v in source.metadata.items() if not k.startswith(("split.", "quantize.imatrix.", "ggufmill."))}
+    metadata = {k: v for k, v in source.metadata.items() if not k.startswith(_OWN_KEYS)}
     metadata["general.quantization_version"] = np.uint32(2)
     metadata["general.file_type"] = np.uint32(_file_type(default, outputs))
-    if importance is not None:
-        hidden = {k: "top_secret" if isinstance(v, str) else np.int32(0) for k, v in importance.metadata.items()}
-        metadata |= hidden if hide else importance.metadata
+    hidden = {k: "top_secret" if isinstance(v, str) else np.int32(0) for k, v in provenance.items()}
+    metadata |= hidden if hide else provenance
     if recipe_text:
         metadata["ggufmill.recipe"] = strip_folders(recipe_text)
         hits = Counter(o.rule for o in outputs)

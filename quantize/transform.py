@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
 from .codecs.registry import NonFiniteError, encode
+from .covariance.prepared import PreparedCovariance
 
 
 def row_producer(
@@ -15,6 +18,8 @@ def row_producer(
     target: TensorType,
     importance: np.ndarray | None,
     nonfinite_counts: list[tuple[str, int]] | None = None,
+    covariance_of: Callable[[int], PreparedCovariance | None] | None = None,
+    effort: int = 1,
 ) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
@@ -24,6 +29,7 @@ def row_producer(
     importance        float32 [matrices, columns] or None
     nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
                       weight raises MillError, which names tensor, row and column
+    covariance_of     number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
     """
     copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
@@ -40,14 +46,15 @@ def row_producer(
             if all_finite(copied, target.name):
                 return copied
         weights = importance[start // rows] if importance is not None else None
+        covariance = covariance_of(start // rows) if covariance_of is not None else None
         x = tensor.read(start, stop)
         try:
-            return encode(x, target.name, weights)
+            return encode(x, target.name, weights, covariance, effort)
         except NonFiniteError as error:
             if nonfinite_counts is not None:
                 nonfinite = ~np.isfinite(x)
                 nonfinite_counts.append((tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
-                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights)
+                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights, covariance, effort)
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
             raise MillError(

@@ -15,6 +15,11 @@ _TOKENS_PER_COLUMN = 0.5  # with fewer, only the diagonal is used
 _TILE = 1024  # rows and columns that are compared with their transpose at a time
 
 
+def enough_tokens(tokens: int, columns: int) -> bool:
+    """Whether more than the diagonal of a covariance is worth using: at least half as many tokens as columns were seen."""
+    return tokens >= max(1, _TOKENS_PER_COLUMN * columns)
+
+
 @dataclass(frozen=True, eq=False)
 class Covariance:
     """The uncentred covariance of a matrix's inputs.
@@ -46,8 +51,8 @@ class Covariance:
 
     @property
     def has_enough_tokens(self) -> bool:
-        """Whether more than the diagonal is worth using: at least half as many tokens as columns were seen."""
-        return self.tokens >= max(1, _TOKENS_PER_COLUMN * self.columns)
+        """Whether more than the diagonal is worth using."""
+        return enough_tokens(self.tokens, self.columns)
 
     @property
     def damping(self) -> float:

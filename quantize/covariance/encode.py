@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...formats import TensorType
 from ...simd.memory import scratch
 from .descent import MAX_SWEEPS, descend, feed_back, row_errors
 from .panels import multiply_rows
@@ -12,6 +13,11 @@ from .values import ScalarRows, is_scalar
 
 EFFORTS = (0, 1, 2, 3)
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
+
+
+def takes_covariance(tensor_type: TensorType) -> bool:
+    """Whether rows of this type (interleaved ones too) get other codes with a covariance than without."""
+    return is_scalar(tensor_type.name if tensor_type.codec is not None else tensor_type.base_name)
 
 
 def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int) -> np.ndarray:

@@ -38,6 +38,10 @@ class PreparedCovariance:
     importance: np.ndarray = field(repr=False)
     damped: DampedCovariance | None = field(repr=False)
 
+    @property
+    def nbytes(self) -> int:
+        return self.damped.panels.nbytes + self.damped.triangle.nbytes if self.damped is not None else 0
+
 
 def prepare(covariance: Covariance) -> PreparedCovariance:
     """Checks a covariance, damps and factors it. Raises PlanError as `Covariance.check` does.

@@ -1,0 +1,136 @@
+"""`Covariances`: what planning and encoding get of a model's covariances, prepared once per matrix while threads wait."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import PlanError
+from ...formats import SourceTensor, TensorType, dims
+from .covariance import CovarianceOf, enough_tokens
+from .encode import takes_covariance
+from .prepared import PreparedCovariance, prepare
+
+_CACHE_BYTES = 2 << 30  # of prepared covariances; the last two stay in any case
+
+
+@dataclass(frozen=True)
+class CollectedInput:
+    """What a file says of the covariance of a tensor's inputs before it is read.
+
+    columns  numbers of an input
+    tokens   int64 [1 or matrices]: how many inputs each covariance was taken of
+    """
+
+    columns: int
+    tokens: np.ndarray
+
+
+class PreparedCache:
+    """Prepares covariances when they are first asked for; threads that ask for the same one wait for it."""
+
+    def __init__(self, covariance_of: CovarianceOf, cache_bytes: int = _CACHE_BYTES):
+        self._covariance_of, self._cache_bytes, self._lock = covariance_of, cache_bytes, threading.Lock()
+        self._prepared: OrderedDict[int, tuple[weakref.ref, Future[PreparedCovariance]]] = OrderedDict()
+
+    def get(self, name: str, matrix: int) -> PreparedCovariance | None:
+        """That of a matrix of a tensor; None if it was not collected. Raises what `prepare` and reading raise."""
+        covariance = self._covariance_of(name, matrix)
+        if covariance is None:
+            return None
+        with self._lock:
+            reference, future = self._prepared.get(id(covariance), (None, None))
+            is_mine = future is None or reference is None or reference() is not covariance
+            if is_mine:
+                future = Future()
+                self._prepared[id(covariance)] = weakref.ref(covariance), future
+            self._prepared.move_to_end(id(covariance))
+        assert future is not None
+        if is_mine:
+            try:
+                future.set_result(prepare(covariance))
+            except BaseException as error:
+                future.set_exception(error)
+            self._trim()
+        return future.result()
+
+    def _trim(self) -> None:
+        with self._lock:
+            sizes = {
+                key: future.result().nbytes
+                for key, (_, future) in self._prepared.items()
+                if future.done() and future.exception() is None
+            }
+            excess = sum(sizes.values()) - self._cache_bytes
+            for key in list(sizes)[:-2]:
+                if excess > 0:
+                    excess -= sizes[key]
+                    del self._prepared[key]
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """Covariances of a model's inputs, collected before, and how they are to be used.
+
+    input_of   name of a tensor -> what was collected of its inputs; None: nothing
+    cache      gives prepared covariances
+    identity   what decides the encoded bytes: a digest of the data
+    metadata   quantize.covariance.* keys for the file
+    effort     0 to 3, see `encode`
+    """
+
+    input_of: Callable[[str], CollectedInput | None] = field(repr=False)
+    cache: PreparedCache = field(repr=False)
+    identity: str
+    metadata: Mapping[str, Any]
+    effort: int = 1
+    former_names: Mapping[str, str] | None = None
+
+    def renamed(self, former_names: Mapping[str, str]) -> Covariances:
+        """The same data for a model whose layers were renumbered; former_names: new name -> name in this data."""
+        return replace(self, former_names=former_names)
+
+    def _name(self, tensor: SourceTensor) -> str:
+        return self.former_names.get(tensor.name, tensor.name) if self.former_names is not None else tensor.name
+
+    def collected(self, tensor: SourceTensor) -> CollectedInput | None:
+        """What was collected of a tensor's inputs."""
+        return self.input_of(self._name(tensor))
+
+    def provenance(self, tensors: int) -> dict[str, Any]:
+        """The metadata of a file in which so many tensors were encoded with more than the diagonals."""
+        used = {"effort": np.int32(self.effort), "tensors_count": np.int32(tensors)}
+        return dict(self.metadata) | {f"quantize.covariance.{key}": value for key, value in used.items()}
+
+    def reason_for_diagonal(self, tensor: SourceTensor, target: TensorType) -> str:
+        """Why a tensor of this type will be encoded without more than the diagonal; '' if it will not.
+
+        Raises PlanError for a covariance of another number of columns or matrices.
+        """
+        columns, _, matrices = dims(tensor.shape)
+        if not takes_covariance(target):
+            return f"{target.name} is encoded without"
+        collected = self.collected(tensor)
+        if collected is None:
+            return "none was collected"
+        if collected.columns != columns or len(collected.tokens) not in (1, matrices):
+            raise PlanError(
+                f"the covariance of {tensor.name} is of {collected.columns} columns and {len(collected.tokens)} matrices, the "
+                f"tensor has {columns} and {matrices}: this covariance was collected from another model"
+            )
+        few = sum(not enough_tokens(int(tokens), columns) for tokens in collected.tokens)
+        if few:
+            return "too few tokens were seen" + (f" by {few} of {matrices} matrices" if few < len(collected.tokens) else "")
+        return ""
+
+    def of(self, tensor: SourceTensor) -> Callable[[int], PreparedCovariance | None]:
+        """matrix of a tensor -> its prepared covariance; None: not collected."""
+        name = self._name(tensor)
+        return lambda matrix: self.cache.get(name, matrix)

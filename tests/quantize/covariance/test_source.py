@@ -1,0 +1,155 @@
+"""Covariances in a quantise job: prepared once, what falls back to the diagonal, what the file and the journal say."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggufmill.errors import MillError, PlanError
+from ggufmill.formats import TYPES, SourceTensor, TensorSource, open_gguf
+from ggufmill.jobs.execute import execute
+from ggufmill.quantize import encode
+from ggufmill.quantize.covariance import source as source_module
+from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ggufmill.quantize.planning import plan_quantize
+
+SHAPES = {
+    "token_embd.weight": (256, 32),
+    "blk.0.attn_q.weight": (256, 32),
+    "blk.0.ffn_up_exps.weight": (256, 16, 3),
+    "blk.0.ffn_down_exps.weight": (64, 16, 3),
+    "blk.0.attn_norm.weight": (256,),
+    "output.weight": (256, 32),
+}
+
+
+def model() -> TensorSource:
+    def tensor(name, shape):
+        data = np.random.default_rng(len(name)).standard_normal((int(np.prod(shape[1:])), shape[0])).astype(np.float32)
+        return SourceTensor(name, shape, "f32", lambda start, stop: data[start:stop], None, None)
+
+    return TensorSource("model", {"general.architecture": "llama"}, {n: tensor(n, s) for n, s in SHAPES.items()}, "id")
+
+
+def covariance(n: int, tokens: int, seed: int = 0) -> Covariance:
+    x = np.random.default_rng(seed).standard_normal((600, n)) @ np.random.default_rng(9).standard_normal((n, n))
+    h = (x.T @ x / 600).astype(np.float32)
+    return Covariance((h + h.T) / np.float32(2), tokens)
+
+
+class Collected:
+    """Covariances of q, of up (one for all experts) and of each expert's down; counts how often they are read."""
+
+    def __init__(self, tokens=4096, down=(4096, 10, 4096)):
+        shared = covariance(256, tokens)
+        self.parts = {"blk.0.attn_q.weight": [shared], "blk.0.ffn_up_exps.weight": [shared]}
+        self.parts["blk.0.ffn_down_exps.weight"] = [covariance(64, n, i) for i, n in enumerate(down)]
+
+    def covariance_of(self, name: str, matrix: int) -> Covariance | None:
+        parts = self.parts.get(name)
+        return parts[matrix if len(parts) > 1 else 0] if parts is not None else None
+
+    def input_of(self, name: str) -> CollectedInput | None:
+        parts = self.parts.get(name)
+        return CollectedInput(parts[0].columns, np.array([p.tokens for p in parts])) if parts is not None else None
+
+    def covariances(self, effort=1, identity="one") -> Covariances:
+        metadata = {"quantize.covariance.file": "m.cov"}
+        return Covariances(self.input_of, PreparedCache(self.covariance_of), identity, metadata, effort)
+
+
+def plan(tmp_path, covariances, **more):
+    return plan_quantize(model(), tmp_path / "out.gguf", type=TYPES["q4_0"], covariances=covariances, **more)
+
+
+def test_bytes_and_metadata(tmp_path):
+    collected = Collected()
+    result = execute(plan(tmp_path, collected.covariances()), threads=2)
+    file = open_gguf(result.paths[0])
+    for name, matrix_rows in (
+        ("blk.0.attn_q.weight", 32),
+        ("blk.0.ffn_up_exps.weight", 16),
+        ("blk.0.ffn_down_exps.weight", 16),
+    ):
+        x = model().tensors[name].read(0, 1000)
+        expected = [
+            encode(x[i : i + matrix_rows], "q4_0", covariance=collected.covariance_of(name, i // matrix_rows))
+            for i in range(0, len(x), matrix_rows)
+        ]
+        assert np.array_equal(file.tensors[name].read(0, len(x)), np.concatenate(expected))
+    assert file.metadata["quantize.covariance.file"] == "m.cov"
+    assert file.metadata["quantize.covariance.effort"] == 1
+    assert file.metadata["quantize.covariance.tensors_count"] == 2
+    again = plan_quantize(
+        replace(model(), metadata=dict(file.metadata)), tmp_path / "again.gguf", type=TYPES["q4_0"], allow_requantize=True
+    )
+    assert not any(key.startswith("quantize.covariance") for key in again.metadata)
+    hidden = plan(tmp_path, collected.covariances(), hide_imatrix=True).metadata
+    assert hidden["quantize.covariance.file"] == "top_secret"
+
+
+def test_fallbacks_are_told_and_refused(tmp_path):
+    few = plan(tmp_path, Collected().covariances()).warnings
+    assert any("blk.0.ffn_down_exps.weight: too few tokens were seen by 1 of 3 matrices" in line for line in few)
+    collected = Collected(down=(4096,) * 3)
+    assert not plan(tmp_path, collected.covariances(), strict=True).warnings
+    del collected.parts["blk.0.attn_q.weight"]
+    with pytest.raises(PlanError, match="--strict: the covariance is not used for blk.0.attn_q.weight: none was collected"):
+        plan(tmp_path, collected.covariances(), strict=True)
+
+
+def test_another_model(tmp_path):
+    collected = Collected()
+    collected.parts["blk.0.attn_q.weight"] = [covariance(64, 4096)]
+    with pytest.raises(PlanError, match="attn_q.weight is of 64 columns .* collected from another model"):
+        plan(tmp_path, collected.covariances())
+
+
+def test_journal_notices_other_data_and_effort(tmp_path):
+    fingerprints = {
+        plan(tmp_path, None).fingerprint,
+        plan(tmp_path, Collected().covariances()).fingerprint,
+        plan(tmp_path, Collected().covariances(effort=2)).fingerprint,
+        plan(tmp_path, Collected().covariances(identity="other")).fingerprint,
+    }
+    assert len(fingerprints) == 4
+
+
+def test_resume(tmp_path):
+    collected = Collected()
+    expected = execute(plan(tmp_path / "whole", collected.covariances())).paths[0].read_bytes()
+    broken = Collected()
+    damaged = broken.parts["blk.0.ffn_down_exps.weight"][2]
+    damaged.matrix[1, 2] = np.nan
+    with pytest.raises(MillError, match="NaN.*resume goes on"):
+        execute(plan(tmp_path, broken.covariances()), threads=1)
+    result = execute(plan(tmp_path, collected.covariances()), resume=True)
+    assert result.resumed > 0
+    assert result.paths[0].read_bytes() == expected
+
+
+def test_prepared_once_for_all_threads(monkeypatch):
+    collected, calls = Collected(), []
+
+    def counting(covariance):
+        calls.append(threading.get_ident())
+        return prepare(covariance)
+
+    prepare = source_module.prepare
+    monkeypatch.setattr(source_module, "prepare", counting)
+    cache = PreparedCache(collected.covariance_of, cache_bytes=0)
+    names = ["blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"] * 8
+    with ThreadPoolExecutor(4) as pool:
+        prepared = list(pool.map(lambda name: cache.get(name, 0), names))
+    assert len(calls) == 1
+    assert all(p is prepared[0] for p in prepared)
+    assert cache.get("output.weight", 0) is None
+    for matrix in range(3):
+        cache.get("blk.0.ffn_down_exps.weight", matrix)
+    cache.get("blk.0.attn_q.weight", 0)  # has been dropped: two others came
+    assert len(calls) == 5
