@@ -12,7 +12,7 @@ from .display.console import call
 from .display.imatrices import computed_text, merged_text, statistics_text
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL, OUT_FILE
+from .options.types import FILE, MODEL, OUT_FILE, SIZE
 
 if TYPE_CHECKING:
     from ..pipeline.imatrix import ImatrixStatistics
@@ -72,6 +72,10 @@ def command() -> None:
     type=click.IntRange(0),
     help="Also write OUT.at_N every so many windows, after the pass they end in.",
 )
+@click.option("--covariance", metavar="FILE", type=OUT_FILE, help="Also write the covariances of all inputs.")
+@click.option("--covariance-experts", is_flag=True, help="Of the down matrices of experts too, each with its own.")
+@click.option("--covariance-bits", type=click.Choice(["16", "32"]), help="Of a number in that file. [default: 16]")
+@click.option("--memory", type=SIZE, help="For sums of covariances; more passes if short. [default: half of what is free]")
 @flags.plot("the coverage")
 @flags.resume
 @flags.force
@@ -93,6 +97,8 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, settings: dict[str, 
     if text and model is None:
         raise UsageError("a text (-f) needs a MODEL to run through")
     if text:
+        bits = options["covariance_bits"]
+        options["covariance_bits"] = int(bits) if bits is not None else None
         call(compute_imatrix, model, text, out, show=computed_text, as_json=as_json, **options, **settings)
         return
     _refuse_without_text(bool(options["in_file"]))

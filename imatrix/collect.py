@@ -7,22 +7,25 @@ state ends in the same bytes as an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..formats import MillError, PlanError, dims
+from ..formats import PlanError, dims
 from ..runtime import Model
-from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, score_windows, summarise
+from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
 from ..runtime.evaluate.score_statistics import Moments, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
 from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState
+from .covariance.collector import CovarianceCollector
 from .entries import EMBEDDINGS, Imatrix
 from .sum_squares import TILE, sum_runs, sum_squares
+from .windows import NotFiniteError, is_due, score
 
 _MIN_SHARED_ELEMENTS = 1 << 20  # activations summed by several threads; fewer take less than a few hundred microseconds
 _PARTS_PER_THREAD = 4  # of a layer's experts, which have different numbers of tokens
@@ -193,22 +196,9 @@ class Collector(Observer):
         self.sums, self.counts, self.token_counts = state.sums, state.counts, state.token_counts
 
 
-class _NotFiniteError(MillError):
-    """The input of a tensor is not finite; the cause is an earlier tensor."""
-
-
 def _check_finite(name: str, squares: np.ndarray) -> None:
     if not np.isfinite(squares).all():
-        raise _NotFiniteError(f"the input of {name} is not finite: the model or its file is damaged")
-
-
-def _score(model: Model, windows: np.ndarray, statistics: ScoreStatistics) -> Iterator[None]:
-    """As `score_windows`; for NaN or infinity in an observed input, the error names the first tensor that made one."""
-    try:
-        yield from score_windows(model, windows, statistics)
-    except _NotFiniteError as error:
-        causes = (model.first_nonfinite(window) for window in windows)
-        raise next(filter(None, causes), error) from None
+        raise NotFiniteError(name)
 
 
 def collect(
@@ -225,6 +215,8 @@ def collect(
     on_state: Callable[[CollectState], None] | None = None,
     resume: CollectState | None = None,
     on_chunk: OnChunk | None = None,
+    covariance: CovarianceCollector | None = None,
+    has_final_state: bool = False,
 ) -> tuple[Imatrix, Perplexity]:
     """Runs a calibration text through a model; returns the importance matrix and the text's perplexity.
 
@@ -234,6 +226,8 @@ def collect(
     on_save      called with the importance matrix so far after every save_frequency windows
     on_state     called with the state after every state_frequency windows
     resume       a state of the same job
+    covariance   another observer of the same pass, which is told how many times tokens count
+    has_final_state  whether on_state is called after the last window too
 
     on_save and on_state are called between passes only, and a pass has several windows. Raises PlanError for a state of another
     job, MillError for activations or predictions that are not finite.
@@ -251,28 +245,26 @@ def collect(
         done = resume.done
     n_ctx, datasets = calibration.n_ctx, calibration.datasets
     fields: dict[str, Any] = {"n_ctx": n_ctx, "tokens_xxh3": calibration.digest, "notes": context_notes(model, None, n_ctx)}
-    with model.observing(collector):
+    with model.observing(collector), model.observing(covariance) if covariance is not None else nullcontext():
         for batch in calibration.batches(model):
             if batch.stop <= done:
                 continue
             collector.weight = int(calibration.weights[batch.start])
+            if covariance is not None:
+                covariance.weight = collector.weight
             collector.count_embeddings(calibration.windows[batch])
-            for _ in _score(model, calibration.windows[batch], statistics):
+            for _ in score(model, calibration.windows[batch], batch.start, statistics):
                 if on_chunk is not None:
                     on_chunk(summarise(statistics, fields), total)
             before, done = done, batch.stop
-            if done == total:
+            is_last = done == total
+            if is_last and not has_final_state:
                 break
-            if on_save is not None and _is_due(save_frequency, before, done):
+            if on_save is not None and not is_last and is_due(save_frequency, before, done):
                 on_save(collector.imatrix(datasets, calibration.weighted_count(done), n_ctx))
-            if on_state is not None and _is_due(state_frequency, before, done):
+            if on_state is not None and (is_last or is_due(state_frequency, before, done)):
                 losses, seconds = statistics.losses.state, statistics.seconds
                 sums = (collector.sums, collector.counts, collector.token_counts)
                 on_state(CollectState(fingerprint, done, *sums, losses, tuple(statistics.window_losses), seconds))
     imatrix = collector.imatrix(datasets, calibration.weighted_count(total), n_ctx)
     return imatrix, summarise(statistics, fields | {"window_losses": statistics.window_losses})
-
-
-def _is_due(frequency: int, before: int, done: int) -> bool:
-    """Whether a multiple of the frequency is in (before, done]."""
-    return frequency > 0 and done // frequency > before // frequency

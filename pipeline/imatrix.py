@@ -13,7 +13,7 @@ from ..formats import TensorSource
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
-from ..imatrix.collect_state import load_state
+from ..imatrix.collect_state import CollectState, load_state
 from ..imatrix.coverage import LayerCoverage, coverage_json, covered_layers, remarks
 from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
@@ -21,10 +21,11 @@ from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
-from .common.arguments import as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
+from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
 from .common.messages import note, warn
 from .common.models import ModelLike, open_model, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
+from .covariance import begin_covariance, check_covariance, finish_passes
 from .reports.plots import check_picture
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10
@@ -37,7 +38,7 @@ class ImatrixResult:
     imatrix  entries: name -> (sums float32 [matrices, columns], counts int64 [matrices]); what is in in_file added
     figures  perplexity of the text
     layers   coverage of each layer: weight tensors without data, experts with few tokens or none
-    path     the file that it was written to; plot: the picture
+    path     the file that it was written to; plot: the picture; covariance: the file of covariances
     """
 
     imatrix: Imatrix
@@ -45,6 +46,7 @@ class ImatrixResult:
     layers: list[LayerCoverage]
     path: Path | None = None
     plot: Path | None = None
+    covariance: Path | None = None
 
     @property
     def remarks(self) -> list[str]:
@@ -52,10 +54,11 @@ class ImatrixResult:
         return remarks(self.layers)
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: path, entries and chunks (how many), plot, starved_experts, sparse_experts, coverage, remarks,
-        and the figures of the perplexity."""
+        """What --json prints: path, entries and chunks (how many), plot, covariance, starved_experts, sparse_experts, coverage,
+        remarks, and the figures of the perplexity."""
         counts = {"entries": len(self.imatrix.entries), "chunks": self.imatrix.chunk_count}
         files = {"path": str(self.path) if self.path else None, **counts, "plot": str(self.plot) if self.plot else None}
+        files |= {"covariance": str(self.covariance)} if self.covariance is not None else {}
         return {**files, **coverage_json(self.imatrix, self.layers), **self.figures.as_json(), "chunks": counts["chunks"]}
 
 
@@ -73,6 +76,10 @@ def compute_imatrix(
     process_embedding: bool = False,
     output_frequency: int | None = None,
     save_frequency: int | None = None,
+    covariance: str | Path | None = None,
+    covariance_experts: bool = False,
+    covariance_bits: int | None = None,
+    memory: Size | None = None,
     plot: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
@@ -92,6 +99,11 @@ def compute_imatrix(
     process_output     data for the output matrix too; process_embedding: data for token_embd.weight
     output_frequency   windows between saves of what `resume` needs, to OUT.state (10; 0: never)
     save_frequency     windows between copies OUT.at_N (never)
+    covariance         another file to write: the covariances of the inputs of all matrices, for `quantize_model`
+    covariance_experts those of the down matrices of experts too, each with its own
+    covariance_bits    of a number in that file: 16 or 32 (16)
+    memory             bytes that sums of covariances may take, such as '20G'; what does not fit is left for further passes over
+                       the text (half of what is free)
     plot               a picture of the coverage, which needs matplotlib
     resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
     n_ctx              tokens per window; None: 512
@@ -113,11 +125,16 @@ def compute_imatrix(
     check_texts(texts)
     if not any(one.path.suffix in TABLE_SUFFIXES for one in texts):
         refuse_unused({"--column": column, "--template": template}, "a .jsonl or .parquet file (-f)")
+    given = {"--covariance-experts": covariance_experts, "--covariance-bits": covariance_bits, "--memory": memory}
+    if covariance is None:
+        refuse_unused(given, "--covariance")
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
     source = _source_of(model)
-    state_path = _check_outputs(path, plot, [*source.files, *(one.path for one in texts), *added], resume, force)
+    inputs = [*source.files, *(one.path for one in texts), *added]
+    state_path = _check_outputs(path, plot, inputs, resume, force)
+    covariance_path = check_covariance(covariance, path, inputs, resume, force, has_more=bool(added))
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
     collect_options = CollectOptions(process_output, process_embedding)
@@ -127,13 +144,26 @@ def compute_imatrix(
     windows = _windows(opened, texts, column, read_template(template), window, chunks, from_chunk or 0)
     unread = [one.path.name for one in texts if one.path.name not in windows.datasets]
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
-    saves_state = state_path is not None
+    job = None
+    if covariance_path is not None:
+        job = begin_covariance(opened, windows, covariance_path, covariance_experts, covariance_bits, as_bytes(memory), state)
+    frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
+
+    def save_state(now: CollectState) -> None:
+        assert state_path is not None
+        if job is None:
+            now.save(state_path)
+        elif job.is_due() or now.done == len(windows.windows):
+            job.prepare_state(now.done)
+            now.save(state_path)
+            job.commit_state()
+
     try:
         with reporting(progress) as report:
-            stage = Stage(report, "imatrix", unit=WINDOWS)
+            stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
 
             def on_chunk(so_far: Perplexity, total: int) -> None:
-                stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}", so_far)
+                stage.reach(so_far.chunks, total * passes, f"perplexity {so_far.perplexity:.4f}", so_far)
 
             imatrix, figures = collect(
                 opened,
@@ -141,11 +171,15 @@ def compute_imatrix(
                 options=collect_options,
                 save_frequency=(save_frequency or 0) if path is not None else 0,
                 on_save=lambda partial: partial.save(_numbered(path, partial.chunk_count)) if path is not None else None,
-                state_frequency=(OUTPUT_FREQUENCY if output_frequency is None else output_frequency) if saves_state else 0,
-                on_state=lambda now: now.save(state_path) if state_path is not None else None,
+                state_frequency=frequency,
+                on_state=save_state if state_path is not None else None,
                 resume=state,
                 on_chunk=on_chunk,
+                covariance=job.collector if job is not None and job.number == 0 else None,
+                has_final_state=passes > 1 and frequency > 0,
             )
+            if job is not None:
+                finish_passes(job, frequency, lambda done: stage.reach(done, passes * len(windows.windows)))
     except KeyboardInterrupt:
         if state_path is None or not state_path.exists():
             raise
@@ -154,6 +188,8 @@ def compute_imatrix(
     imatrix = imatrix.merge(*before)
     if path is not None and state_path is not None:
         imatrix.save(path)
+        if job is not None:
+            job.finish()
         state_path.unlink(missing_ok=True)
         warn([*figures.notes, *(f"{path} does not keep {lost}" for lost in imatrix.not_stored(path.suffix))])
     layers = covered_layers(imatrix, source)
@@ -161,7 +197,7 @@ def compute_imatrix(
         from .reports.imatrix_plots import plot_coverage
 
         plot_coverage(imatrix, source, path.name if path is not None else source.path, Path(plot))
-    result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None)
+    result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None, covariance_path)
     warn(result.remarks)
     return result
 

@@ -14,6 +14,11 @@ def decoded_bytes(root: Path = Path("/")) -> int:
     return min([_USUAL, *(free // _SHARE for free in _free(root))])
 
 
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """What the process may still take, by the tightest of the limits that there are; None where the system does not say."""
+    return min(_free(root), default=None)
+
+
 def _free(root: Path) -> Iterator[int]:
     """Free bytes by each limit that there is (Linux; elsewhere none)."""
     available = _fields(root / "proc/meminfo").get("MemAvailable:")

@@ -1,0 +1,83 @@
+"""`CovarianceCollector`: an observer of the graph's ops that sums the covariances of some of a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...quantize.covariance.covariance import Covariance
+from ...runtime.graph import Observer, Op, Weight
+from ...runtime.graph.ops import Linear
+from ...simd.workers import Workers
+from .inputs import Input
+from .sums import Sums
+
+_ALONE = Workers(1)
+
+
+class CovarianceCollector(Observer):
+    """Sums x x^T over the inputs x of some of a model's matrices.
+
+    inputs  those that are summed
+    weight  how many times the tokens of the next pass count
+    sums    name of an input -> the sums of each of its matrices
+    """
+
+    def __init__(self, inputs: Sequence[Input], workers: Workers):
+        self.inputs, self._workers, self.weight = tuple(inputs), workers, 1
+        self.sums = {one.name: [Sums(one.name, one.columns, one.block) for _ in range(one.matrices)] for one in inputs}
+        self._names = {one.op: one.name for one in inputs}
+
+    def wants_input(self, op: Op) -> bool:
+        return op.out.index in self._names
+
+    @property
+    def wants_squares(self) -> bool:  # type: ignore[override]
+        """Whether no input is of a kind that is summed per head."""
+        return not any(name.endswith(("attn_k_b.weight", "attn_v_b.weight")) for name in self.sums)
+
+    def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
+        """Raises NotFiniteError for NaN and infinity, as the other methods do."""
+        name = self._names[op.out.index] if isinstance(op, Linear) else weight.name
+        if name in self.sums:
+            self.sums[name][matrix].add(x, self.weight, self._workers)
+
+    def on_expert_inputs(
+        self,
+        op: Op,
+        weight: Weight,
+        x: np.ndarray,
+        matrices: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
+        sums = self.sums.get(weight.name)
+        if sums is None:
+            return
+
+        def add(run: tuple[int, int, int]) -> None:
+            matrix, start, count = run
+            part = slice(start, start + count)
+            sums[matrix].add(x[part] if rows is None else x[rows[part]], self.weight, _ALONE)
+
+        self._workers.map(add, list(zip(matrices.tolist(), starts.tolist(), counts.tolist(), strict=True)))
+
+    def on_head_inputs(self, op: Op, weight: Weight, x: np.ndarray) -> None:
+        sums = self.sums.get(weight.name)
+        if sums is None:
+            return
+        if len(sums) == 1:  # one matrix for all heads; token after token, so that passes may be of any size
+            sums[0].add(np.ascontiguousarray(x).reshape(-1, x.shape[2]), self.weight, self._workers)
+        else:
+            self._workers.map(lambda head: sums[head].add(x[:, head], self.weight, _ALONE), range(len(sums)))
+
+    def each_part(self, write: Callable[[str, int, Covariance], None]) -> None:
+        """Calls write(name, matrix, covariance) for each part in order, and frees its sums. Raises MillError for sums that
+        float32 cannot hold."""
+        for one in self.inputs:
+            for matrix in range(one.matrices):
+                covariance = self.sums[one.name][matrix].covariance(self._workers)
+                self.sums[one.name][matrix] = Sums(one.name, 0)
+                write(one.name, matrix, covariance)

@@ -1,0 +1,234 @@
+"""Covariance files: reading one, part by part (docs/formats/covariance-files.md)."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ...errors import FormatError, MillError
+from ...formats import TensorInfo, TensorSource, dims, open_gguf
+from ...quantize.covariance.covariance import Covariance
+from .triangles import DTYPES, triangle_size, unfold
+
+FILE_TYPE, VERSION = "covariance", 1
+CACHE_BYTES = 1 << 30
+# Suffixes of an input's tensors: correlations (or covariances), mean squares, tokens, checksums; one row for each matrix.
+TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS = ".covariance", ".mean_squares", ".tokens", ".xxh3"
+# Gate and up may be separate or fused, and both read the same: suffix of a tensor -> another's whose covariance it takes.
+_SUBSTITUTES = {"ffn_gate_up_exps.weight": "ffn_up_exps.weight", "ffn_up_exps.weight": "ffn_gate_up_exps.weight"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a covariance was collected from.
+
+    architecture, model  general.architecture and general.name of the model
+    datasets             names of the calibration texts
+    chunk_count          windows read, each as often as its text counts; chunk_size: tokens per window
+    """
+
+    architecture: str
+    model: str
+    datasets: tuple[str, ...]
+    chunk_count: int
+    chunk_size: int
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """An input in a file.
+
+    tensors  the weights that are multiplied with it; the first names it
+    columns  numbers of an input
+    tokens   int64 [matrices], how many inputs each mean was taken of
+    nbytes   of its parts in the file
+    """
+
+    tensors: tuple[str, ...]
+    columns: int
+    tokens: np.ndarray = field(repr=False)
+    checksums: np.ndarray = field(repr=False)
+    triangle: TensorInfo = field(repr=False)
+    mean_squares: TensorInfo = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.tensors[0]
+
+    @property
+    def matrices(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self.triangle.nbytes + self.mean_squares.nbytes + self.tokens.nbytes + self.checksums.nbytes
+
+
+class CovarianceFile:
+    """An open covariance file; its parts are read when they are asked for, and the last ones are kept in memory.
+
+    path    the file
+    inputs  name -> `StoredInput`, in the file's order
+    model   what it was collected from
+    """
+
+    def __init__(self, path: Path, inputs: Sequence[StoredInput], model: Origin, cache_bytes: int = CACHE_BYTES):
+        self.path, self.model = path, model
+        self.inputs = {one.name: one for one in inputs}
+        self._by_tensor = {name: one for one in inputs for name in one.tensors}
+        self._cache_bytes, self._lock = cache_bytes, threading.Lock()
+        self._cache: OrderedDict[tuple[str, int], Covariance] = OrderedDict()
+        self._loading: dict[tuple[str, int], threading.Lock] = {}
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of all weights that have a covariance."""
+        return list(self._by_tensor)
+
+    def input_of(self, tensor: str) -> StoredInput | None:
+        """The input that a weight is multiplied with; None if it was not collected."""
+        found = self._by_tensor.get(tensor)
+        if found is None:
+            suffix = next((s for s in _SUBSTITUTES if tensor.endswith("." + s)), None)
+            if suffix is not None:
+                found = self._by_tensor.get(tensor.removesuffix(suffix) + _SUBSTITUTES[suffix])
+        return found
+
+    def covariance_of(self, tensor: str, matrix: int = 0) -> Covariance | None:
+        """The covariance of the inputs of a weight, or of one matrix of a stack; None if it was not collected.
+
+        Threads may ask at the same time: a part is read once, and stays in memory until others have taken its place. Raises
+        FormatError for a part that is damaged, or of which the file has been cut.
+        """
+        stored = self.input_of(tensor)
+        if stored is None:
+            return None
+        key = (stored.name, matrix if stored.matrices > 1 else 0)
+        if key[1] >= stored.matrices:
+            raise FormatError(f"{self.path}: {stored.name} has {stored.matrices} matrices, and no number {matrix}")
+        with self._lock:
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
+            with self._lock:
+                covariance = self._cache.get(key)
+                if covariance is not None:
+                    self._cache.move_to_end(key)
+                    return covariance
+            covariance = read_part(self.path, stored, key[1])
+            with self._lock:
+                self._cache[key] = covariance
+                while len(self._cache) > 1 and sum(c.matrix.nbytes for c in self._cache.values()) > self._cache_bytes:
+                    self._cache.popitem(last=False)
+        return covariance
+
+    def check(self, source: TensorSource) -> None:
+        """Raises MillError if it cannot be of this model: no common tensor, another number of columns or of matrices."""
+        common = [(stored, source.tensors[name]) for name, stored in self._by_tensor.items() if name in source.tensors]
+        if not common:
+            raise MillError(
+                f"{self.path}: none of its {len(self._by_tensor)} tensors ({next(iter(self._by_tensor), '')}, ...) is in "
+                f"{source.path}: the covariance of another model"
+            )
+        for stored, tensor in common:
+            columns, _, matrices = dims(tensor.shape)
+            if stored.columns != columns or stored.matrices not in (1, matrices):
+                raise MillError(
+                    f"{self.path}: the input of {tensor.name} is {stored.columns} columns x {stored.matrices} matrices, the "
+                    f"tensor in {source.path} is {columns} x {matrices}: the covariance of another model"
+                )
+
+    def metadata(self) -> dict[str, Any]:
+        """The quantize.covariance.* metadata of a file that was encoded with it."""
+        datasets = {"quantize.covariance.dataset": ", ".join(self.model.datasets)} if self.model.datasets else {}
+        return {
+            "quantize.covariance.file": self.path.name,
+            **datasets,
+            "quantize.covariance.entries_count": np.int32(len(self._by_tensor)),
+            "quantize.covariance.chunks_count": np.int32(self.model.chunk_count),
+        }
+
+
+def read_part(path: Path, stored: StoredInput, matrix: int) -> Covariance:
+    """The covariance of one matrix's inputs. Raises FormatError if its bytes do not have the checksum of the file."""
+    triangle = stored.triangle.read(matrix, matrix + 1).reshape(-1)
+    mean_squares = stored.mean_squares.read(matrix, matrix + 1).reshape(-1)
+    tokens = stored.tokens[matrix : matrix + 1]
+    if part_checksum(triangle, mean_squares, tokens) != stored.checksums[matrix]:
+        which = f", matrix {matrix}" if stored.matrices > 1 else ""
+        raise FormatError(f"{path}: the part of {stored.name}{which} is damaged (its checksum differs): collect it again")
+    dtype = DTYPES[stored.triangle.type.name]
+    return Covariance(unfold(triangle.view(dtype), mean_squares.view(np.float32)), int(tokens[0]))
+
+
+def part_checksum(triangle: np.ndarray, mean_squares: np.ndarray, tokens: np.ndarray) -> np.int64:
+    """xxh3-64 of a part's bytes, as the file has it."""
+    digest = xxhash.xxh3_64()
+    for array in (triangle, mean_squares, tokens):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return np.uint64(digest.intdigest()).astype(np.int64)
+
+
+def is_covariance(path: str | Path) -> bool:
+    """Whether a file is a GGUF file that says it holds covariances."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF" and open_gguf(path).metadata.get("general.type") == FILE_TYPE
+    except (OSError, FormatError):
+        return False
+
+
+def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> CovarianceFile:
+    """Opens a covariance file; no part is read.
+
+    cache_bytes: covariances that are kept in memory at most (the last one always is). Raises FormatError for a file that is
+    none, or is truncated.
+    """
+    path = Path(path)
+    file = open_gguf(path)
+    if file.metadata.get("general.type") != FILE_TYPE:
+        kind = file.metadata.get("general.type")
+        raise FormatError(f"{path}: a GGUF file, but no covariance (its general.type is {kind!r:.60})")
+    try:
+        version = int(file.metadata["covariance.version"])
+        names, numbers = list(file.metadata["covariance.tensors"]), file.metadata["covariance.tensor_inputs"].tolist()
+        inputs = list(file.metadata["covariance.inputs"])
+        origin = Origin(
+            str(file.metadata["covariance.architecture"]),
+            str(file.metadata["covariance.model"]),
+            tuple(map(str, file.metadata["covariance.datasets"])),
+            int(file.metadata["covariance.chunk_count"]),
+            int(file.metadata["covariance.chunk_size"]),
+        )
+        groups = [tuple(n for n, i in zip(names, numbers, strict=True) if i == number) for number in range(len(inputs))]
+        if any(not group or group[0] != name for group, name in zip(groups, inputs, strict=True)):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FormatError(f"{path}: its covariance.* keys are missing, or are not what a covariance has") from None
+    if version != VERSION:
+        raise FormatError(f"{path}: version {version} of the format; this program reads version {VERSION}")
+    return CovarianceFile(path, [_stored(path, file.tensors, group) for group in groups], origin, cache_bytes)
+
+
+def _stored(path: Path, tensors: dict[str, TensorInfo], names: tuple[str, ...]) -> StoredInput:
+    name = names[0]
+    found = [tensors.get(name + suffix) for suffix in (TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS)]
+    triangle, mean_squares, tokens, checksums = found
+    if triangle is None or mean_squares is None or tokens is None or checksums is None:
+        raise FormatError(f"{path}: {name} lacks one of its four tensors")
+    columns, matrices = mean_squares.shape[0], mean_squares.n_rows
+    types = [tensor.type.name for tensor in (mean_squares, tokens, checksums)]
+    shapes = [(tensor.shape[0], tensor.n_rows) for tensor in (triangle, tokens, checksums)]
+    expected = [(triangle_size(columns), matrices), (1, matrices), (1, matrices)]
+    if triangle.type.name not in DTYPES or types != ["f32", "i64", "i64"] or shapes != expected:
+        raise FormatError(f"{path}: the tensors of {name} are not of the types and shapes that a covariance has")
+    counts, sums = (t.read(0, matrices).view(np.int64).reshape(-1) for t in (tokens, checksums))
+    if (counts < 0).any():
+        raise FormatError(f"{path}: {name} says that it was collected from less than no tokens")
+    return StoredInput(names, columns, counts, sums, triangle, mean_squares)

@@ -1,0 +1,96 @@
+"""Which inputs a model's matrices have, and which matrices share one: read from the graph.
+
+Ops that read the same value of the graph share its covariance, whatever their weights are called: query, key and value; gate
+and up of a dense block; router, shared expert and the gate and up of all experts, each of which gets the layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ...runtime.graph import Graph, Op, Weight
+from ...runtime.graph.ops import ExpertLinear, LatentAttention, Linear
+from .products import BLOCK, TILE, tile_count
+
+EXPERT_BLOCK = 128  # tokens of a block of an expert's own inputs, of which a pass has fewer
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one matrix or several are multiplied with.
+
+    tensors   those that share it, in the graph's order; the first names it
+    columns   numbers of an input
+    matrices  1, or how many of a stack have inputs of their own
+    op        index of the value that the observed op computes
+    layer     number of the layer; None: the output
+    block     tokens that are summed at a time
+    """
+
+    tensors: tuple[str, ...]
+    columns: int
+    matrices: int
+    op: int
+    layer: int | None
+    block: int = BLOCK
+
+    @property
+    def name(self) -> str:
+        return self.tensors[0]
+
+    @property
+    def sums_bytes(self) -> int:
+        """What its sums take in memory, and in the state of an interrupted collection."""
+        return 4 * self.matrices * tile_count(self.columns) * TILE * TILE
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What rows take at most that wait for the rest of their block."""
+        return 4 * self.matrices * self.columns * self.block
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of columns, for which products are summed: of all matrices."""
+        return self.matrices * self.columns * (self.columns + 1) // 2
+
+
+def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
+    """The inputs of all linear weights of a model: the output's first, then layer by layer.
+
+    experts: the down matrices of experts too, each with a covariance of its own.
+    """
+    shared: dict[int, list[Op]] = {}
+    own: list[Input] = []
+    for op in (*graph.head, *graph.ops):
+        if isinstance(op, Linear) or (isinstance(op, ExpertLinear) and len(op.x.shape) == 1):
+            shared.setdefault(op.x.index, []).append(op)
+        elif isinstance(op, ExpertLinear) and experts:
+            columns, _, count = op.weight.shape
+            own.append(Input((op.weight.name,), columns, count, op.out.index, _layer(op.weight.name), EXPERT_BLOCK))
+        elif isinstance(op, LatentAttention):
+            own += _latent_inputs(op)
+    inputs = []
+    for ops in shared.values():
+        told = next((op for op in ops if isinstance(op, Linear)), None)
+        if told is not None:  # experts alone are told of rows by expert
+            names = tuple(dict.fromkeys(op.weights[0].name for op in ops))
+            inputs.append(Input(names, prod(told.x.shape), 1, told.out.index, _layer(names[0])))
+    return sorted([*inputs, *own], key=lambda one: -1 if one.layer is None else one.layer)
+
+
+def _latent_inputs(op: LatentAttention) -> Iterator[Input]:
+    """Of the matrices that the model has; a stack of a matrix per head gets a covariance for each."""
+    for weight in filter(None, (op.kv_b, op.k_b, op.v_b)):
+        yield Input((weight.name,), weight.shape[0], _matrices(weight), op.out.index, _layer(weight.name))
+
+
+def _matrices(weight: Weight) -> int:
+    return weight.shape[2] if len(weight.shape) > 2 else 1
+
+
+def _layer(name: str) -> int | None:
+    """The number in blk.N.; None for a tensor of no layer."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else None

@@ -1,0 +1,118 @@
+"""The state of an interrupted collection of covariances: the sums of the pass that was running, in a file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from ...errors import FormatError, PlanError
+from ...jobs.atomic_write import atomic_file
+from .collector import CovarianceCollector
+from .sums import Sums
+
+_MAGIC = b"GGUFMILL covariance sums 1\n"
+_CHUNK = 1 << 24  # bytes that are hashed and written at a time
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a collection is: the digest of the job, the number of the pass, counted from 0, and the windows that its sums
+    have."""
+
+    fingerprint: str
+    number: int
+    windows: int
+
+    def check(self, fingerprint: str) -> None:
+        """Raises PlanError if this is the progress of another job."""
+        if fingerprint != self.fingerprint:
+            raise PlanError(
+                "the interrupted run summed the covariance of another job (model, texts, windows, settings or memory differ): "
+                "give the same arguments, or --force to start afresh"
+            )
+
+
+def save_state(path: Path, progress: Progress, collector: CovarianceCollector) -> None:
+    """Writes progress and all sums atomically. Raises MillError if they cannot be written."""
+    sums = list(_each(collector))
+    fields = [{"tokens": one.tokens, "weight": one.weight, "waiting": one.n_waiting} for one in sums]
+    header = json.dumps({"progress": asdict(progress), "sums": fields}).encode()
+    digest = xxhash.xxh3_64()
+    with atomic_file(path, path.with_name(path.name + ".part")) as file:
+
+        def write(data: Any) -> None:
+            view = memoryview(data).cast("B")
+            for start in range(0, len(view), _CHUNK):
+                digest.update(view[start : start + _CHUNK])
+                file.write(view[start : start + _CHUNK])
+
+        write(_MAGIC + struct.pack("<Q", len(header)) + header)
+        for one in sums:
+            write(one.totals)
+            write(np.ascontiguousarray(one.waiting[: one.n_waiting]))
+        file.write(struct.pack("<Q", digest.intdigest()))
+
+
+def load_progress(path: Path) -> Progress:
+    """Reads how far the collection was, without the sums. Raises FormatError for a damaged file, or one of another kind."""
+    try:
+        with path.open("rb") as file:
+            return Progress(**_read_header(file, xxhash.xxh3_64())["progress"])
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, struct.error):
+        raise _damaged(path) from None
+
+
+def restore_sums(path: Path, collector: CovarianceCollector) -> None:
+    """Reads the sums of a collector with the same inputs. Raises FormatError for a damaged file."""
+    digest = xxhash.xxh3_64()
+    try:
+        with path.open("rb") as file:
+            fields = _read_header(file, digest)["sums"]
+            for one, values in zip(_each(collector), fields, strict=True):
+                one.tokens, one.weight, one.n_waiting = (int(values[key]) for key in ("tokens", "weight", "waiting"))
+                if not 0 <= one.n_waiting <= one.block:
+                    raise ValueError
+                _read_into(file, one.totals, digest)
+                if one.n_waiting:
+                    one.waiting = np.empty((one.block, one.columns), np.float32)
+                    _read_into(file, one.waiting[: one.n_waiting], digest)
+            if struct.unpack("<Q", file.read(8))[0] != digest.intdigest() or file.read(1):
+                raise ValueError
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, struct.error):
+        raise _damaged(path) from None
+
+
+def _each(collector: CovarianceCollector) -> Iterator[Sums]:
+    for one in collector.inputs:
+        yield from collector.sums[one.name]
+
+
+def _read_header(file: BinaryIO, digest: Any) -> dict[str, Any]:
+    start = file.read(len(_MAGIC) + 8)
+    if not start.startswith(_MAGIC):
+        raise ValueError
+    header = file.read(min(struct.unpack("<Q", start[len(_MAGIC) :])[0], 1 << 30))
+    digest.update(start + header)
+    return json.loads(header)
+
+
+def _read_into(file: BinaryIO, array: np.ndarray, digest: Any) -> None:
+    view = array.reshape(-1).view(np.uint8).data
+    if file.readinto(view) != len(view):  # type: ignore[attr-defined]
+        raise ValueError
+    digest.update(view)
+
+
+def _damaged(path: Path) -> FormatError:
+    return FormatError(f"{path}: not the state of a collection, or damaged: remove it, or give --force")

@@ -1,0 +1,132 @@
+"""Covariance files: writing one, part by part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import MillError, PlanError
+from ...formats import TYPES
+from ...formats.gguf_header import header_bytes
+from ...quantize.covariance.covariance import Covariance
+from .files import CHECKSUMS, FILE_TYPE, MEAN_SQUARES, TOKENS, TRIANGLE, VERSION, Origin, part_checksum
+from .triangles import DTYPES, fold, triangle_size
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class PlannedInput:
+    """An input that a file will have: the tensors that share it, its columns, and how many matrices have their own."""
+
+    tensors: tuple[str, ...]
+    columns: int
+    matrices: int
+
+    @property
+    def name(self) -> str:
+        return self.tensors[0]
+
+
+class CovarianceWriter:
+    """Writes a covariance file; parts may come in any order, and it gets its name when `finish` is called.
+
+    path    of the complete file; part: its name until then
+    nbytes  of the complete file
+    """
+
+    def __init__(self, path: Path, inputs: Sequence[PlannedInput], origin: Origin, type_name: str = "i16"):
+        self.path, self.part, self.dtype = path, path.with_name(path.name + ".part"), DTYPES[type_name]
+        tensors = []
+        for one in inputs:
+            name, matrices = one.name, one.matrices
+            tensors += [
+                (name + TRIANGLE, (triangle_size(one.columns), matrices), TYPES[type_name]),
+                (name + MEAN_SQUARES, (one.columns, matrices), TYPES["f32"]),
+                (name + TOKENS, (1, matrices), TYPES["i64"]),
+                (name + CHECKSUMS, (1, matrices), TYPES["i64"]),
+            ]
+        self._header, offsets, self.nbytes = header_bytes(_metadata(inputs, origin), tensors, _ALIGNMENT)
+        self._offsets = {name: offset for (name, _, _), offset in zip(tensors, offsets, strict=True)}
+
+    def check_space(self, beside: int = 0) -> None:
+        """Raises PlanError if the folder has too little free space for the file and so many bytes beside it."""
+        folder = self.path.resolve().parent
+        there = self.part.stat().st_size if self.part.exists() else 0
+        missing = self.nbytes + beside - there - shutil.disk_usage(folder).free
+        if missing > 0:
+            state = f", and {beside:,} for the state that --resume needs" if beside else ""
+            raise PlanError(f"{self.path} takes {self.nbytes:,} bytes{state}, and {folder} has {missing:,} bytes too few free")
+
+    def begin(self) -> None:
+        """Makes the unfinished file, with its header, unless it is there from an interrupted run."""
+        try:
+            if not self.is_begun:
+                with self.part.open("wb") as file:
+                    file.write(self._header)
+                    file.truncate(self.nbytes)
+        except OSError as error:
+            raise self._error(error) from error
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an unfinished file with this header is there."""
+        if not self.part.is_file() or self.part.stat().st_size != self.nbytes:
+            return False
+        with self.part.open("rb") as file:
+            return file.read(len(self._header)) == self._header
+
+    def write(self, name: str, matrix: int, covariance: Covariance) -> None:
+        """Writes a part. Raises MillError if it cannot be written."""
+        triangle, mean_squares = fold(covariance.matrix, self.dtype)
+        tokens = np.array([covariance.tokens], np.int64)
+        checksum = np.array([part_checksum(triangle, mean_squares, tokens)])
+        arrays = {TRIANGLE: triangle, MEAN_SQUARES: mean_squares, TOKENS: tokens, CHECKSUMS: checksum}
+        try:
+            with self.part.open("r+b") as file:
+                for suffix, array in arrays.items():
+                    file.seek(self._offsets[name + suffix] + matrix * array.nbytes)
+                    file.write(array.data)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def sync(self) -> None:
+        """Waits until all that was written is on the disk."""
+        try:
+            with self.part.open("r+b") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._error(error) from error
+
+    def finish(self) -> None:
+        """Gives the complete file its name."""
+        self.sync()
+        try:
+            self.part.replace(self.path)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: OSError) -> MillError:
+        return MillError(f"{self.path} cannot be written: {error.strerror or error}")
+
+
+def _metadata(inputs: Sequence[PlannedInput], origin: Origin) -> dict[str, Any]:
+    return {
+        "general.type": FILE_TYPE,
+        "general.alignment": np.uint32(_ALIGNMENT),
+        "covariance.version": np.uint32(VERSION),
+        "covariance.architecture": origin.architecture,
+        "covariance.model": origin.model,
+        "covariance.datasets": list(origin.datasets),
+        "covariance.chunk_count": np.uint32(origin.chunk_count),
+        "covariance.chunk_size": np.uint32(origin.chunk_size),
+        "covariance.inputs": [one.name for one in inputs],
+        "covariance.tensors": [name for one in inputs for name in one.tensors],
+        "covariance.tensor_inputs": np.array([i for i, one in enumerate(inputs) for _ in one.tensors], np.uint32),
+    }

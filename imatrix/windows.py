@@ -1,0 +1,49 @@
+"""Running windows of a calibration text while they are observed; an error names its cause and the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import MillError
+from ..runtime import Model
+from ..runtime.evaluate.perplexity import score_windows
+from ..runtime.evaluate.score_statistics import ScoreStatistics
+
+
+class NotFiniteError(MillError):
+    """The input of a tensor is not finite; the cause is an earlier tensor."""
+
+    def __init__(self, name: str):
+        super().__init__(f"the input of {name} is not finite: the model or its file is damaged")
+
+
+def score(model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics) -> Iterator[None]:
+    """As `score_windows`; for NaN or infinity in an observed input, the error names the first tensor that made one, and the
+    window. first: the number of the first window, counted from 0."""
+    try:
+        yield from score_windows(model, windows, statistics)
+    except NotFiniteError as error:
+        raise _cause(model, windows, first, error) from None
+
+
+def run(model: Model, windows: np.ndarray, first: int) -> None:
+    """As `score`, without predictions."""
+    try:
+        model.hidden([(model.new_cache(windows.shape[1]), window) for window in windows])
+    except NotFiniteError as error:
+        raise _cause(model, windows, first, error) from None
+
+
+def _cause(model: Model, windows: np.ndarray, first: int, error: MillError) -> MillError:
+    for number, window in enumerate(windows, first + 1):
+        cause = model.first_nonfinite(window)
+        if cause is not None:
+            return MillError(f"{cause} (window {number} of the text)")
+    return error
+
+
+def is_due(frequency: int, before: int, done: int) -> bool:
+    """Whether a multiple of the frequency is in (before, done]; frequency 0: never."""
+    return frequency > 0 and done // frequency > before // frequency

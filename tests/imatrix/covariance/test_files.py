@@ -1,0 +1,185 @@
+"""Covariance files: what is written is read, and what is damaged is named."""
+
+import shutil
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import FormatError, MillError, PlanError, SourceTensor, TensorSource, open_gguf
+from ggufmill.imatrix.covariance import files as files_module
+from ggufmill.imatrix.covariance import is_covariance, open_covariance
+from ggufmill.imatrix.covariance.files import Origin
+from ggufmill.imatrix.covariance.triangles import DTYPES, fold, unfold
+from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
+from ggufmill.quantize.covariance.covariance import Covariance
+
+ORIGIN = Origin("llama", "A model", ("a.txt", "b.txt"), 7, 512)
+QKV = PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"), 48, 1)
+UP = PlannedInput(("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight"), 64, 1)
+DOWN = PlannedInput(("blk.0.ffn_down_exps.weight",), 20, 3)
+INPUTS = [QKV, UP, DOWN]
+
+
+def covariance(columns, seed, tokens=1000):
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((max(columns // 2, 1), columns)) * draw.exponential(1, columns)
+    x[:, 0] = 0
+    return Covariance((x.T @ x / len(x)).astype(np.float32), tokens)
+
+
+def written(path, type_name="i16", inputs=INPUTS):
+    """A file of random covariances, and these."""
+    writer, parts = CovarianceWriter(path, inputs, ORIGIN, type_name), {}
+    writer.begin()
+    for number, (one, matrix) in enumerate([(each, m) for each in inputs[::-1] for m in range(each.matrices)]):
+        parts[one.name, matrix] = covariance(one.columns, number, 1000 + number)
+        writer.write(one.name, matrix, parts[one.name, matrix])
+    writer.finish()
+    return parts
+
+
+@pytest.mark.parametrize("type_name", ["i16", "f32"])
+def test_written_and_read(tmp_path, type_name):
+    parts = written(tmp_path / "m.cov", type_name)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.cov"]
+    file = open_covariance(tmp_path / "m.cov")
+    assert file.model == ORIGIN
+    assert [(one.tensors, one.columns, one.matrices) for one in file.inputs.values()] == [
+        (one.tensors, one.columns, one.matrices) for one in INPUTS
+    ]
+    for (name, matrix), expected in parts.items():
+        for tensor in file.inputs[name].tensors:
+            got = file.covariance_of(tensor, matrix)
+            assert got.tokens == expected.tokens
+            assert np.array_equal(got.matrix, got.matrix.T)
+            assert np.array_equal(np.diagonal(got.matrix), np.diagonal(expected.matrix))
+            roots = np.sqrt(np.diagonal(expected.matrix))
+            most = 0 if type_name == "f32" else 2e-5
+            assert (np.abs(got.matrix - expected.matrix) <= most * np.outer(roots, roots)).all()
+    assert file.covariance_of("blk.0.attn_k.weight") is file.covariance_of("blk.0.attn_q.weight", 5)
+    assert file.covariance_of("blk.0.ffn_up.weight") is None
+    assert file.covariance_of("blk.0.ffn_gate_up_exps.weight", 2) is file.covariance_of("blk.0.ffn_up_exps.weight")
+    with pytest.raises(FormatError, match="has 3 matrices, and no number 3"):
+        file.covariance_of("blk.0.ffn_down_exps.weight", 3)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 63, 64, 65, 200])
+def test_triangles(columns):
+    matrix = covariance(columns, 5).matrix
+    assert np.array_equal(unfold(*fold(matrix, DTYPES["f32"])), matrix)
+    triangle, mean_squares = fold(matrix, DTYPES["i16"])
+    rows, cols = np.triu_indices(columns)
+    roots = np.sqrt(mean_squares)
+    inverses = np.divide(1, roots, out=np.zeros_like(roots), where=roots > 0)
+    correlations = (matrix * inverses[:, None] * inverses)[rows, cols]
+    assert np.array_equal(triangle, np.rint(np.clip(correlations, -1, 1) * np.float32(32767)).astype(np.int16))
+
+
+def test_it_is_a_gguf_file(tmp_path):
+    written(tmp_path / "m.cov")
+    file = open_gguf(tmp_path / "m.cov")
+    assert file.tensors["blk.0.ffn_down_exps.weight.covariance"].shape == (210, 3)
+    assert is_covariance(tmp_path / "m.cov")
+    (tmp_path / "text").write_text("GGUF")
+    assert not is_covariance(tmp_path / "text")
+
+
+def test_every_damaged_byte_is_found(tmp_path):
+    """A flipped bit in each of a part's four tensors; other parts can still be read."""
+    written(tmp_path / "m.cov")
+    for suffix in (".covariance", ".mean_squares", ".tokens", ".xxh3"):
+        shutil.copy(tmp_path / "m.cov", tmp_path / "damaged.cov")
+        tensor = open_gguf(tmp_path / "m.cov").tensors["blk.0.ffn_down_exps.weight" + suffix]
+        with (tmp_path / "damaged.cov").open("r+b") as file:
+            at = tensor.offset + tensor.nbytes // 3  # of matrix 1
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 64]))
+        file = open_covariance(tmp_path / "damaged.cov")
+        with pytest.raises(FormatError, match=r"the part of blk\.0\.ffn_down_exps\.weight, matrix 1 is damaged"):
+            file.covariance_of("blk.0.ffn_down_exps.weight", 1)
+        assert file.covariance_of("blk.0.ffn_down_exps.weight", 0) is not None
+
+
+def test_truncated_and_other_files(tmp_path):
+    written(tmp_path / "m.cov")
+    data = (tmp_path / "m.cov").read_bytes()
+    for size in (10, 200, len(data) // 2, len(data) - 100):
+        (tmp_path / "cut.cov").write_bytes(data[:size])
+        with pytest.raises(FormatError):
+            open_covariance(tmp_path / "cut.cov")
+    (tmp_path / "other").write_bytes(data.replace(b"general.type", b"general.typo"))
+    with pytest.raises(FormatError, match="no covariance"):
+        open_covariance(tmp_path / "other")
+    (tmp_path / "other").write_bytes(data.replace(b"covariance.tensor_inputs", b"covariance.tensor_output"))
+    with pytest.raises(FormatError, match=r"its covariance\.\* keys are missing"):
+        open_covariance(tmp_path / "other")
+    (tmp_path / "other").write_bytes(data.replace(b"attn_q.weight.tokens", b"attn_q.weight.tokenz"))
+    with pytest.raises(FormatError, match=r"blk\.0\.attn_q\.weight lacks one of its four tensors"):
+        open_covariance(tmp_path / "other")
+
+
+def source(**shapes):
+    tensors = {name: SourceTensor(name, shape, "f32", lambda a, b: np.zeros((b - a, 1))) for name, shape in shapes.items()}
+    return TensorSource("a.gguf", {}, tensors, "a")
+
+
+def test_another_model_is_refused(tmp_path):
+    written(tmp_path / "m.cov")
+    file = open_covariance(tmp_path / "m.cov")
+    file.check(source(**{"blk.0.attn_q.weight": (48, 30), "blk.0.ffn_down_exps.weight": (20, 8, 3)}))
+    for shapes, message in (
+        ({"blk.1.attn_q.weight": (48, 30)}, "none of its 6 tensors .* is in a.gguf: the covariance of another model"),
+        ({"blk.0.attn_k.weight": (49, 30)}, r"the input of blk\.0\.attn_k\.weight is 48 columns x 1 matrices, .* is 49 x 1"),
+        ({"blk.0.ffn_down_exps.weight": (20, 8, 4)}, "is 20 columns x 3 matrices, .* is 20 x 4: the covariance of another"),
+    ):
+        with pytest.raises(MillError, match=message):
+            file.check(source(**shapes))
+
+
+def test_the_cache_is_bounded_and_threads_share_it(tmp_path, monkeypatch):
+    written(tmp_path / "m.cov")
+    reads, read_part = [], files_module.read_part
+
+    def counted(path, stored, matrix):
+        reads.append((stored.name, matrix))
+        return read_part(path, stored, matrix)
+
+    monkeypatch.setattr(files_module, "read_part", counted)
+    file = open_covariance(tmp_path / "m.cov", cache_bytes=4 * 64 * 64 + 4 * 20 * 20)
+    threads = [threading.Thread(target=file.covariance_of, args=("blk.0.ffn_up_exps.weight", m)) for m in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reads == [("blk.0.ffn_gate_inp.weight", 0)]
+    down = "blk.0.ffn_down_exps.weight"
+    for matrix in (0, 0, 1):  # the third part does not fit beside both others: the oldest goes
+        file.covariance_of(down, matrix)
+    file.covariance_of("blk.0.ffn_up_exps.weight")
+    assert reads[1:] == [(down, 0), (down, 1), ("blk.0.ffn_gate_inp.weight", 0)]
+
+
+def test_too_little_disk_space(tmp_path, monkeypatch):
+    writer = CovarianceWriter(tmp_path / "m.cov", INPUTS, ORIGIN)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=writer.nbytes + 99))
+    writer.check_space(99)
+    with pytest.raises(
+        PlanError, match=r"takes 10,\d+ bytes, and 100 for the state that --resume needs, .* 1 bytes too few free"
+    ):
+        writer.check_space(100)
+
+
+def test_metadata_for_the_quantised_file(tmp_path):
+    written(tmp_path / "m.cov")
+    assert open_covariance(tmp_path / "m.cov").metadata() == {
+        "quantize.covariance.file": "m.cov",
+        "quantize.covariance.dataset": "a.txt, b.txt",
+        "quantize.covariance.entries_count": 6,
+        "quantize.covariance.chunks_count": 7,
+    }
+    assert replace(ORIGIN, datasets=()).datasets == ()
