@@ -12,8 +12,7 @@ from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, sta
 from ..runtime import Model
 from ..runtime.available_memory import free_bytes
 from .common.arguments import check_folder, refuse_inputs
-from .common.formatting import gib
-from .common.messages import note
+from .common.messages import gib, note
 
 _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
