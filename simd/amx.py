@@ -52,9 +52,9 @@ def configure(typingctx):
     def generate(context, builder, signature, args):
         # Palette 1, then at byte 16 the bytes per row as 16-bit numbers, at byte 48 the rows as bytes.
         content = [1] + [0] * 15 + [ROW_BYTES, 0] * TILES + [0] * 16 + [ROWS] * TILES + [0] * 8
-        kind = ir.ArrayType(I8, 64)
-        memory = alloca_once(builder, kind)
-        builder.store(ir.Constant(kind, content), memory)
+        ir_type = ir.ArrayType(I8, 64)
+        memory = alloca_once(builder, ir_type)
+        builder.store(ir.Constant(ir_type, content), memory)
         _call(builder, "ldtilecfg", builder.bitcast(memory, I8.as_pointer()))
         return context.get_dummy_value()
 

@@ -1,4 +1,4 @@
-"""Sixteen bytes side by side, and numbers at any byte address, for use inside kernels: how decoders take rows of codes apart.
+"""Sixteen bytes side by side, and numbers at any byte address, for use inside kernels: how decoders unpack rows of codes.
 
 Positions are indices into a uint8 row and are not checked: a load of sixteen bytes or of a word reads all of them, needed or
 not. Operators on bytes are defined in lane_types.py.

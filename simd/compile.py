@@ -1,4 +1,4 @@
-"""Compiling numba kernels: lazily, without the GIL, for the target of this process, kept on disk (see kernel_cache.py)."""
+"""Compiling numba kernels: lazily, without the GIL, for the target of this process, cached on disk (see kernel_cache.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     """
     if function is None:
         return lambda f: kernel(f, **options)
-    target()  # numba is told before it compiles anything
+    target()  # sets numba's target, before anything is compiled
     options.setdefault("error_model", "numpy")
     dispatcher: Any = numba.njit(nogil=True, **options)(function)
     dispatcher._cache = cache_of(function)
@@ -50,22 +50,22 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     return compiled
 
 
-class _TellOnce(event.Listener):
-    """Tells a waiting person, the first time one of our kernels really compiles, what is going on."""
+class _CompileNotice(event.Listener):
+    """Prints one line to stderr when the first kernel of this process compiles (and is not loaded from disk)."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.printed = False
 
     def on_start(self, event: event.Event) -> None:
         dispatcher = (event.data or {}).get("dispatcher")
         module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
-        if not self.told and module.startswith(_PACKAGE + "."):
-            self.told = True
-            print(f"compiling kernels (once for this version; kept in {cache_home()})", file=sys.stderr)
+        if not self.printed and module.startswith(_PACKAGE + "."):
+            self.printed = True
+            print(f"compiling kernels (once for this version; cached in {cache_home()})", file=sys.stderr)
             delete_unused(cache_home())
 
     def on_end(self, event: event.Event) -> None:
         pass
 
 
-event.register("numba:compile", _TellOnce())
+event.register("numba:compile", _CompileNotice())

@@ -38,10 +38,10 @@ def _portable_word_pairs(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _portable_byte_pairs(builder: Any, unsigned: Any, signed: Any) -> Any:
-    kind = vector(I16, unsigned.type.count // 2)
-    a, b = builder.bitcast(unsigned, kind), builder.bitcast(signed, kind)
-    eight = constant(kind, 8)
-    even = builder.mul(builder.and_(a, constant(kind, 255)), builder.ashr(builder.shl(b, eight), eight))
+    ir_type = vector(I16, unsigned.type.count // 2)
+    a, b = builder.bitcast(unsigned, ir_type), builder.bitcast(signed, ir_type)
+    eight = constant(ir_type, 8)
+    even = builder.mul(builder.and_(a, constant(ir_type, 255)), builder.ashr(builder.shl(b, eight), eight))
     return builder.add(even, builder.mul(builder.lshr(a, eight), builder.ashr(b, eight)))
 
 
@@ -103,8 +103,8 @@ class _Fours(NamedTuple):
 
 
 def _usdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
-    kind = vector(I8, 16)
-    return arm.usdot(builder, total, builder.bitcast(unsigned, kind), builder.bitcast(signed, kind))
+    ir_type = vector(I8, 16)
+    return arm.usdot(builder, total, builder.bitcast(unsigned, ir_type), builder.bitcast(signed, ir_type))
 
 
 class _SignedFours(NamedTuple):

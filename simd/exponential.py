@@ -26,10 +26,10 @@ _P0, _P1, _P2, _P3, _P4, _P5 = (
 @intrinsic
 def _times_power(typingctx, value, rounded):
     """value * 2^n, of one float32 or of lanes, where `rounded` is n + ROUNDING_CONSTANT: n is added to the exponent's bits."""
-    kind, shift = (I32X16, constant(I32X16, 23)) if value == F32 else (I32, I32(23))
+    ir_type, shift = (I32X16, constant(I32X16, 23)) if value == F32 else (I32, I32(23))
 
     def generate(context, builder, signature, args):
-        bits, exponent = (builder.bitcast(arg, kind) for arg in args)
+        bits, exponent = (builder.bitcast(arg, ir_type) for arg in args)
         return builder.bitcast(builder.add(bits, builder.shl(exponent, shift)), args[0].type)
 
     return (F32(F32, F32) if value == F32 else types.float32(types.float32, types.float32)), generate

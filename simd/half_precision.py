@@ -54,8 +54,8 @@ def float_to_half(builder: Any, value: Any, of: Target | None = None) -> Any:
 class _Numbers:
     """Constants of the types that go with a type: as many 32-bit words and floats."""
 
-    def __init__(self, kind: Any):
-        self.words, self.floats = like(kind, I32), like(kind, F32)
+    def __init__(self, ir_type: Any):
+        self.words, self.floats = like(ir_type, I32), like(ir_type, F32)
 
     def __call__(self, value: int) -> Any:
         return self._constant(self.words, value)
@@ -64,5 +64,5 @@ class _Numbers:
         return self._constant(self.floats, value)
 
     @staticmethod
-    def _constant(kind: Any, value: Any) -> Any:
-        return kind([value] * kind.count) if hasattr(kind, "count") else kind(value)
+    def _constant(ir_type: Any, value: Any) -> Any:
+        return ir_type([value] * ir_type.count) if hasattr(ir_type, "count") else ir_type(value)

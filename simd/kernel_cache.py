@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: where they are kept, under which key, and what happens when that does not work.
+"""Compiled kernels on disk: where they are stored, under which key, and what happens when that does not work.
 
 numba's own cache looks only at the file of the kernel itself: an edit to a function it calls in another file, or to a table
 it reads, would go on being served stale. So each module's folder carries a digest of the module, of everything of ours that it
@@ -6,8 +6,9 @@ imports, of the data files beside those, and of the target that code is generate
 
     CACHE_HOME/kernels/MODULE-DIGEST/
 
-Every kernel is kept with a checksum and the key it belongs to. One that is damaged or belongs to another key is compiled again;
-where nothing can be kept, kernels are compiled in every process. Folders that have not been used for 30 days are deleted.
+Every kernel is stored with a checksum and the key it belongs to. One that is damaged or belongs to another key is compiled
+again; where nothing can be stored, kernels are compiled in every process. Folders that have not been used for 30 days are
+deleted.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def delete_unused(home: Path) -> list[Path]:
 
 
 class _Locator(caching._CacheLocator):
-    """Says to numba where a function's kernels are kept."""
+    """Says to numba where a function's kernels are stored."""
 
     def __init__(self, function: Any):
         self._folder, self._line = module_folder(Path(function.__code__.co_filename)), function.__code__.co_firstlineno
@@ -210,14 +211,14 @@ class KernelCache(caching.FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _tell_once(f"kernels cannot be kept in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
+            _warn_once(f"kernels cannot be stored in {cache_home()} ({error.strerror}); GGUFMILL_CACHE names another folder")
 
 
 def cache_of(function: Any) -> Any:
-    """What numba is to keep a function's kernels in: nothing if it has no file (typed into an interpreter)."""
+    """The cache of a function's kernels: none if it has no file (typed into an interpreter)."""
     return KernelCache(function) if Path(function.__code__.co_filename).is_file() else caching.NullCache()
 
 
 @cache
-def _tell_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     print(text, file=sys.stderr)

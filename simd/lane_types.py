@@ -91,8 +91,8 @@ def _comparison(sign: str) -> Callable:
 
 def call_lanewise(builder: Any, name: str, *args: Any) -> Any:
     """Calls the LLVM intrinsic whose arguments and result are all vectors of one type: "fabs", "fma"."""
-    kind = args[0].type
-    return call(builder, f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}", kind, *args)
+    ir_type = args[0].type
+    return call(builder, f"llvm.{name}.v{ir_type.count}{ir_type.element.intrinsic_name}", ir_type, *args)
 
 
 for _name, _code in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
@@ -120,7 +120,9 @@ def is_row(array: Any, *dtypes: Any) -> bool:
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in dtypes
 
 
-def element_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, element: ir.Type) -> Any:
-    """Pointer to sixteen elements of the IR type from array[index] on."""
+def element_pointer(
+    context: Any, builder: Any, array_type: Any, array: Any, index: Any, element: ir.Type, count: int = LANES
+) -> Any:
+    """Pointer to a vector of `count` elements of the IR type from array[index] on."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), vector(element, LANES).as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), vector(element, count).as_pointer())

@@ -122,6 +122,18 @@ def mask_bits(typingctx, mask):
 
 
 @intrinsic
+def lane_at(typingctx, a, number):
+    """One of sixteen float32 lanes, by its number."""
+    if a != F32:
+        return None
+
+    def generate(context, builder, signature, args):
+        return builder.extract_element(args[0], args[1])
+
+    return types.float32(F32, types.int64), generate
+
+
+@intrinsic
 def first_set_lane(typingctx, mask):
     """The number of the first lane that is set; 16 if none is."""
     if mask != MASK:

@@ -27,33 +27,33 @@ def vector(element: ir.Type, count: int) -> ir.VectorType:
 I8X64, I16X32, I32X16, F32X16 = vector(I8, 64), vector(I16, 32), vector(I32, LANES), vector(F32, LANES)
 
 
-def constant(kind: ir.Type, values: Any) -> ir.Constant:
-    """A constant vector: a number in every lane of the vector type `kind`, or the numbers of a sequence, `kind` being the type
-    of the vector or of an element."""
+def constant(ir_type: ir.Type, values: Any) -> ir.Constant:
+    """A constant vector: one number in every lane (`ir_type`: the vector type), or the numbers of a sequence (`ir_type`: that
+    of the vector or of an element)."""
     if isinstance(values, (int, float)):
-        return ir.Constant(kind, [values] * kind.count)  # type: ignore[attr-defined]
+        return ir.Constant(ir_type, [values] * ir_type.count)  # type: ignore[attr-defined]
     numbers = [v.item() if isinstance(v, np.generic) else v for v in values]
-    return ir.Constant(kind if isinstance(kind, ir.VectorType) else vector(kind, len(numbers)), numbers)
+    return ir.Constant(ir_type if isinstance(ir_type, ir.VectorType) else vector(ir_type, len(numbers)), numbers)
 
 
-def bits_of(kind: ir.Type) -> int:
+def bits_of(ir_type: ir.Type) -> int:
     """How many bits a number or a vector has."""
-    if isinstance(kind, ir.VectorType):
-        return kind.count * bits_of(kind.element)
-    return kind.width if isinstance(kind, ir.IntType) else _BITS[kind]
+    if isinstance(ir_type, ir.VectorType):
+        return ir_type.count * bits_of(ir_type.element)
+    return ir_type.width if isinstance(ir_type, ir.IntType) else _BITS[ir_type]
 
 
-def like(kind: ir.Type, element: ir.Type) -> ir.Type:
+def like(ir_type: ir.Type, element: ir.Type) -> ir.Type:
     """The type with `element` in place of the numbers of a type: a vector of as many, or a single one."""
-    return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
+    return vector(element, ir_type.count) if isinstance(ir_type, ir.VectorType) else element
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def pointer(builder: Any, address: Any, kind: ir.Type) -> Any:
+def pointer(builder: Any, address: Any, ir_type: ir.Type) -> Any:
     """An address as a pointer to the IR type."""
-    return builder.inttoptr(address, kind.as_pointer())
+    return builder.inttoptr(address, ir_type.as_pointer())
 
 
 def _at(builder: Any, address: Any, offset: Any) -> Any:
@@ -62,9 +62,9 @@ def _at(builder: Any, address: Any, offset: Any) -> Any:
     return builder.add(address, offset)
 
 
-def load(builder: Any, address: Any, kind: ir.Type, offset: Any = 0) -> Any:
+def load(builder: Any, address: Any, ir_type: ir.Type, offset: Any = 0) -> Any:
     """A value of the IR type from address + offset bytes (a number or an i64), which need not be aligned."""
-    return builder.load(pointer(builder, _at(builder, address, offset), kind), align=1)
+    return builder.load(pointer(builder, _at(builder, address, offset), ir_type), align=1)
 
 
 def store(builder: Any, value: Any, address: Any, offset: Any = 0) -> None:
@@ -82,8 +82,8 @@ def prefetch(builder: Any, address: Any, offset: int, locality: int) -> None:
 # --- lanes ----------------------------------------------------------------------------------------------------------
 
 
-def undefined(kind: ir.Type) -> ir.Constant:
-    return ir.Constant(kind, ir.Undefined)
+def undefined(ir_type: ir.Type) -> ir.Constant:
+    return ir.Constant(ir_type, ir.Undefined)
 
 
 def shuffle(builder: Any, a: Any, b: Any, lanes: Sequence[int] | np.ndarray | range) -> Any:
@@ -110,8 +110,8 @@ def split(builder: Any, value: Any, count: int) -> list[Any]:
 
 def splat(builder: Any, value: Any, count: int = LANES) -> Any:
     """A scalar in every lane."""
-    kind = vector(value.type, count)
-    return shuffle(builder, builder.insert_element(undefined(kind), value, I32(0)), None, [0] * count)
+    ir_type = vector(value.type, count)
+    return shuffle(builder, builder.insert_element(undefined(ir_type), value, I32(0)), None, [0] * count)
 
 
 def by_parts(builder: Any, bits: int, function: Callable, *values: Any) -> Any:

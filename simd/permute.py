@@ -126,8 +126,8 @@ def _neon_floats(builder: Any, table: Any, indices: Any) -> Any:
     """The four bytes of a float are looked up in four registers of bytes."""
     tables = split(builder, builder.bitcast(table, vector(I8, 64)), 4)
     index = builder.and_(indices, constant(I32X16, LANES - 1))
-    places = builder.add(builder.mul(index, constant(I32X16, 0x04040404)), constant(I32X16, 0x03020100))
-    codes = builder.bitcast(places, vector(I8, 64))
+    byte_indices = builder.add(builder.mul(index, constant(I32X16, 0x04040404)), constant(I32X16, 0x03020100))
+    codes = builder.bitcast(byte_indices, vector(I8, 64))
     return builder.bitcast(by_parts(builder, 128, lambda b, part: arm.tbl(b, tables, part), codes), F32X16)
 
 

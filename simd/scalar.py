@@ -1,4 +1,4 @@
-"""Operations on single float32 with the roundings of the reference encoders: fused multiply-add, rounding of exact products.
+"""Operations on single numbers inside kernels: fused multiply-add and rounding as in the reference encoders, and bits.
 
 The reference encoders are compiled with contraction of a * b + c on (docs/formats/encoders.md, "Rounding and checks"), so their
 running sums are fused. numba never contracts by itself: kernels that are to give the same bytes call `fma` where they are.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from numba import types
 
 from .compile import intrinsic, kernel
+from .llvm import F32, I1
 
 # Adding and subtracting 1.5 * 2**23 rounds a float32 of magnitude below 2**22 to the nearest integer, ties to even.
 ROUNDING_CONSTANT = 12582912.0
@@ -29,3 +30,33 @@ def fma(typingctx, a, b, c):
 def round_product(a, b):
     """The integer nearest to the exact product of two float32, ties to even, as float32 (|product| below 2**22)."""
     return fma(a, b, ROUNDING_CONSTANT) - types.float32(ROUNDING_CONSTANT)
+
+
+@intrinsic
+def lowest_bit(typingctx, bits):
+    """The number of the lowest bit that is set in an int64; 64 for 0."""
+
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], I1(0))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def count_bits(typingctx, bits):
+    """How many bits are set in an int64."""
+
+    def generate(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def float_from_bits(typingctx, bits):
+    """The float32 that has the bits of an int32."""
+
+    def generate(context, builder, signature, args):
+        return builder.bitcast(args[0], F32)
+
+    return types.float32(types.int32), generate

@@ -8,23 +8,19 @@ from __future__ import annotations
 from numba.core import types
 
 from .compile import intrinsic
-from .lane_types import F32, LANES, is_row
-from .llvm import F32X16, I8, I32X16, I64, constant, shuffle, vector
+from .lane_types import F32, LANES, element_pointer, is_row
+from .llvm import F32 as FLOAT
+from .llvm import I8, I32X16, I64, constant, shuffle, vector
 from .permute import lookup_floats
 from .target import target
 
 _BYTES = vector(I8, LANES)
 
 
-def _pointer(context, builder, array_type, array, index, kind):
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
-
-
 def _load_table(context, builder, array_type, array, entries, start=None):
     """A table that begins at array[start], as vectors of sixteen floats."""
-    places = [I64(i) if start is None else builder.add(start, I64(i)) for i in range(0, entries, LANES)]
-    return [builder.load(_pointer(context, builder, array_type, array, place, F32X16), align=4) for place in places]
+    offsets = [I64(i) if start is None else builder.add(start, I64(i)) for i in range(0, entries, LANES)]
+    return [builder.load(element_pointer(context, builder, array_type, array, at, FLOAT), align=4) for at in offsets]
 
 
 def _count_at_most(builder, numbers, y, entries):
@@ -50,8 +46,8 @@ def _operations(entries):
         """Lane l: table[start + codes[index + l]], codes being uint8."""
 
         def generate(context, builder, signature, args):
-            place = _pointer(context, builder, signature.args[2], args[2], args[3], _BYTES)
-            indices = builder.zext(builder.load(place, align=1), I32X16)
+            pointer = element_pointer(context, builder, signature.args[2], args[2], args[3], I8)
+            indices = builder.zext(builder.load(pointer, align=1), I32X16)
             return lookup_floats(builder, _load_table(context, builder, signature.args[0], args[0], entries, args[1]), indices)
 
         return F32(table, types.intp, codes, types.intp), generate
@@ -66,8 +62,8 @@ def _operations(entries):
         def generate(context, builder, signature, args):
             _, midpoints, table, codes, _ = signature.args
             indices = _count_at_most(builder, _load_table(context, builder, midpoints, args[1], entries), args[0], entries)
-            place = _pointer(context, builder, codes, args[3], args[4], _BYTES)
-            builder.store(builder.trunc(indices, _BYTES), place, align=1)
+            pointer = element_pointer(context, builder, codes, args[3], args[4], I8)
+            builder.store(builder.trunc(indices, _BYTES), pointer, align=1)
             return lookup_floats(builder, _load_table(context, builder, table, args[2], entries), indices)
 
         return F32(F32, midpoints, table, codes, types.intp), generate
@@ -82,7 +78,7 @@ lookup64, nearest_entry64 = _operations(64)
 
 @intrinsic
 def lookup_lanes(typingctx, table, index):
-    """Per lane table[index]: table a float32 row of 32 entries or more, index float32 lanes of whole numbers 0 to 31."""
+    """Per lane table[index]: table a float32 row of 32 entries or more, index float32 lanes of integers 0 to 31."""
     if not is_row(table, types.float32):
         return None
 

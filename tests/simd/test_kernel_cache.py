@@ -64,8 +64,8 @@ def run_job(cache, **environment):
     return done.stderr
 
 
-def test_compiling_is_said_once_and_not_done_twice(tmp_path):
-    assert run_job(tmp_path) == f"compiling kernels (once for this version; kept in {tmp_path})\n"
+def test_compiling_is_announced_once_and_not_repeated(tmp_path):
+    assert run_job(tmp_path) == f"compiling kernels (once for this version; cached in {tmp_path})\n"
     assert run_job(tmp_path) == ""
 
 
@@ -89,13 +89,13 @@ def test_damaged_kernels_are_compiled_again(tmp_path, damage):
     assert run_job(tmp_path) == ""
 
 
-def test_where_nothing_can_be_kept_every_process_compiles(tmp_path):
+def test_without_a_writable_folder_every_process_compiles(tmp_path):
     (tmp_path / "file").write_text("no folder")
     for _ in range(2):
-        told = run_job(tmp_path / "file").splitlines()
-        assert len(told) == 2
-        assert told[1].startswith(f"kernels cannot be kept in {tmp_path / 'file'} (Not a directory)")
-        assert "GGUFMILL_CACHE" in told[1]
+        lines = run_job(tmp_path / "file").splitlines()
+        assert len(lines) == 2
+        assert lines[1].startswith(f"kernels cannot be stored in {tmp_path / 'file'} (Not a directory)")
+        assert "GGUFMILL_CACHE" in lines[1]
 
 
 def test_levels_do_not_share_kernels(tmp_path):
@@ -136,7 +136,7 @@ def test_folders_that_nobody_uses_are_deleted(tmp_path):
     assert delete_unused(tmp_path / "nothing here") == []
 
 
-def test_use_makes_a_folder_young(tmp_path):
+def test_use_renews_a_folder(tmp_path):
     run_job(tmp_path)
     (folder,) = (path for path in (tmp_path / "kernels").iterdir() if path.is_dir())
     os.utime(folder, (0, 0))

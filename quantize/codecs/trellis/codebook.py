@@ -17,27 +17,27 @@ import numpy as np
 from ....formats.layouts.tables import Trellis
 from ....simd.lanes import LANES
 
-# Boxes are kept in fixed point: a coordinate c as (c + OFFSET) * UNITS.
-OFFSET, UNITS = 256, 32
+# Boxes are in fixed point: a coordinate c as (c + OFFSET) * RESOLUTION.
+OFFSET, RESOLUTION = 256, 32
 
 
 @dataclass(frozen=True, eq=False)
 class TrellisCodebook:
     """A codebook and its tree.
 
-    values     int8 [vectors, size]: the vectors by index
-    order      int32 [vectors]: index of each vector in the order of the tree
-    vectors    int16 [runs * size * 16]: the runs of 16 vectors, as lanes
-    boxes      int16, as lanes: lower and upper ends of 16 boxes for each pair of coordinates; all levels, from the top
-    levels     int64 [levels]: where in `boxes` each level begins
-    top_boxes  number of boxes of the top level, at most 32; the other levels have multiples of 16
+    values        int8 [vectors, size]: the vectors by index
+    order         int32 [vectors]: index of each vector in the order of the tree
+    vectors       int16 [runs * size * 16]: the runs of 16 vectors, as lanes
+    boxes         int16, as lanes: lower and upper bounds of 16 boxes for each pair of coordinates; all levels, from the top
+    level_starts  int64 [levels]: where in `boxes` each level begins
+    top_boxes     number of boxes of the top level, at most 32; the other levels have multiples of 16
     """
 
     values: np.ndarray
     order: np.ndarray
     vectors: np.ndarray
     boxes: np.ndarray
-    levels: np.ndarray
+    level_starts: np.ndarray
     top_boxes: int
 
     @property
@@ -56,18 +56,19 @@ def trellis_codebook(bits: int, size: int, offset: int = 4096, absolute: bool = 
     low, high = runs.min(axis=1), runs.max(axis=1)
     levels = []
     while True:
-        tops = len(low)
-        ends = np.zeros((-(-tops // LANES), LANES, 2, size // 2, 2), np.int16)  # [sixteens, box, end, pair, coordinate]
-        ends.reshape(-1, 2, size)[:tops] = (np.stack([low, high], axis=1) + OFFSET) * UNITS
-        levels.append(ends.transpose(0, 3, 2, 1, 4).reshape(-1))
-        if tops <= 2 * LANES:
+        top_boxes = len(low)
+        # [groups of 16, box, lower or upper, pair, coordinate]
+        bounds = np.zeros((-(-top_boxes // LANES), LANES, 2, size // 2, 2), np.int16)
+        bounds.reshape(-1, 2, size)[:top_boxes] = (np.stack([low, high], axis=1) + OFFSET) * RESOLUTION
+        levels.append(bounds.transpose(0, 3, 2, 1, 4).reshape(-1))
+        if top_boxes <= 2 * LANES:
             break
         low = low.reshape(-1, LANES, size).min(axis=1)
         high = high.reshape(-1, LANES, size).max(axis=1)
     levels.reverse()
     starts = np.cumsum([0] + [level.size for level in levels[:-1]])
     vectors = runs.reshape(-1, LANES, size // 2, 2).transpose(0, 2, 1, 3)
-    return TrellisCodebook(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, tops)
+    return TrellisCodebook(values, order, np.ascontiguousarray(vectors).reshape(-1), np.concatenate(levels), starts, top_boxes)
 
 
 def _tree_order(values: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Fitting rows to the trellis types: the row's scale d, a scale level for every 32 weights, a codebook vector for every group.
+"""Fits rows to the trellis types: a scale d per row, a multiple of it per 32 weights, and a codebook vector per group.
 
-ik_llama.cpp searches each block at a few scales, refits them, quantises them to levels and searches again
-(docs/formats/encoders.md, trellis types). Here mostly scales that can be stored are searched: a power mean of a block's
-weights, and of the squares of their groups, predicts the scale that fits it within 15 %; from these predictions follow the
-row's scale and the few levels of each sign that are tried. Only the largest blocks, on which the row's scale depends, are
-searched at some scales first.
+ik_llama.cpp searches each block at a few scales, refits them, quantises them and searches again (docs/formats/encoders.md,
+trellis types). Here mostly scales that can be stored are searched: a power mean of a block's weights, and of the squares of
+their groups, predicts the scale that fits it within 15 %; from these predictions follow the row's scale and the few multiples
+of each sign that are tried. Only the blocks of largest scale, on which the row's scale depends, are searched at other scales
+first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import numpy as np
 from ....simd.compile import kernel
 from ....simd.lanes import LANES
 from ....simd.scalar import fma
-from .nearest_search import BLOCK, FACTS, best_vectors, find_near_vectors, least_error, prepare
+from .nearest_search import BLOCK, GROUP_STATS, best_vectors, find_near_vectors, least_error, prepare_block
 
 SUPERBLOCK = 256
 _TINY = np.float32(1e-30)
-_FLOOR = np.float32(1e-6)  # of a block's mean weight: below it weights are raised to it
-_DEAD = np.float32(1e-9)  # of a row's mean weight: blocks of less have no say
-_UNITS = 8  # units that are tried for a row
-_HEAVY = np.float32(3)  # times the usual weight of a block in the error: more is tried for such blocks
-_LARGE = np.float32(0.75)  # of the largest fitting scale: blocks of more are fitted with care, as they set the unit
+_MIN_WEIGHT = np.float32(1e-6)  # of a block's mean weight: smaller weights are raised to it
+_MIN_BLOCK_WEIGHT = np.float32(1e-9)  # of a row's mean weight: blocks of less have no influence on the row's scale
+_MIN_RATIO = np.float32(1e-6)  # of a block's scale to a multiple of the row's scale
+_ROW_SCALE_TRIALS = 8
+_HEAVY_BLOCK = np.float32(3)  # times the mean weight of blocks in the error: more multiples are tried for such blocks
+_LARGE_SCALE = np.float32(0.75)  # of the largest predicted scale: larger ones are refined, as they set the row's scale
+
+NO_VARIANT = 255  # in place of a variant: a block of zeros
 
 
-@kernel(error_model="numpy")
+@kernel
 def _error_weights(x, qw, w, has_weight):
     """Weights of squared errors of a row (float32 [n]; qw of no elements: no importance), all above 0.
 
@@ -53,12 +56,13 @@ def _error_weights(x, qw, w, has_weight):
         for i in range(b * BLOCK, b * BLOCK + BLOCK):
             block_mean += w[i]
         block_mean /= np.float32(BLOCK)
-        has_weight[b] = mean <= _TINY or block_mean > _DEAD * mean
+        has_weight[b] = mean <= _TINY or block_mean > _MIN_BLOCK_WEIGHT * mean
+        usable = block_mean > max(_MIN_BLOCK_WEIGHT * mean, _TINY)
         for i in range(b * BLOCK, b * BLOCK + BLOCK):
-            w[i] = max(w[i], _FLOOR * block_mean) if block_mean > max(_DEAD * mean, _TINY) else np.float32(1)
+            w[i] = max(w[i], _MIN_WEIGHT * block_mean) if usable else np.float32(1)
 
 
-@kernel(error_model="numpy")
+@kernel
 def _predicted_scale(x, w, start, size, factor):
     """(scale predicted to fit the block from `start` on, weight of deviations from it).
 
@@ -83,17 +87,17 @@ def _predicted_scale(x, w, start, size, factor):
     return factor * largest * (moment / total) ** np.float32(1 / 12), total
 
 
-@kernel(error_model="numpy")
-def _least_error_factor(errors, places):
-    """The factor where the errors (float32 [3 or more]) are least, the ends excepted."""
+@kernel
+def _least_error_factor(errors, factors):
+    """The factor of least error, the first and the last excepted; both float32 [3 or more]."""
     best, least = 1, np.float32(np.inf)
     for k in range(1, errors.size - 1):
         if errors[k] < least:
             best, least = k, errors[k]
-    return places[best]
+    return factors[best]
 
 
-@kernel(error_model="numpy")
+@kernel
 def _largest_scale(scales, weights):
     """The largest scale with a weight above 0."""
     largest = np.float32(0)
@@ -103,15 +107,15 @@ def _largest_scale(scales, weights):
     return largest
 
 
-@kernel(error_model="numpy")
+@kernel
 def _row_scale(scales, weights, largest, magnitudes, lowest, highest):
     """The row scale d for which magnitudes * d (float32, ascending) come nearest to the blocks' scales.
 
-    The largest of these that has a weight becomes `lowest` ... `highest` times d.
+    `largest`, the largest of these that has a weight, becomes `lowest` ... `highest` times d.
     """
-    unit, least = largest / highest, np.float32(np.inf)
-    for t in range(_UNITS):
-        d = largest / (lowest + (highest - lowest) * np.float32(t / (_UNITS - 1)))
+    best, least = largest / highest, np.float32(np.inf)
+    for t in range(_ROW_SCALE_TRIALS):
+        d = largest / (lowest + (highest - lowest) * np.float32(t / (_ROW_SCALE_TRIALS - 1)))
         cost = np.float32(0)
         i = 0
         for b in range(scales.size):
@@ -120,150 +124,156 @@ def _row_scale(scales, weights, largest, magnitudes, lowest, highest):
                 i = np.searchsorted(magnitudes, s / d)
                 nearest = np.float32(np.inf)
                 for k in range(max(i - 1, 0), min(i + 1, magnitudes.size)):
-                    q = max(s / (d * magnitudes[k]), _FLOOR)
+                    q = max(s / (d * magnitudes[k]), _MIN_RATIO)
                     nearest = min(nearest, q * q + 1 / (q * q) - 2)
                 cost += weights[b] * s * s * nearest
         if cost < least:
-            least, unit = cost, d
-    return unit
+            least, best = cost, d
+    return best
 
 
-@kernel(error_model="numpy")
-def _nearest_level(levels, side, target):
-    """Index of the level of a side nearest to the target by ratio (levels: magnitudes, ascending)."""
-    low, high = 0, levels.shape[1] - 1
+@kernel
+def _nearest_multiple(multiples, variant, target):
+    """Index of the multiple of a variant nearest to the target by ratio (multiples: magnitudes, ascending)."""
+    low, high = 0, multiples.shape[1] - 1
     while low < high:
         middle = (low + high) // 2
-        if levels[side, middle] < target:
+        if multiples[variant, middle] < target:
             low = middle + 1
         else:
             high = middle
-    return low - 1 if low > 0 and target * target < levels[side, low] * levels[side, low - 1] else low
+    return low - 1 if low > 0 and target * target < multiples[variant, low] * multiples[variant, low - 1] else low
 
 
-@kernel(error_model="numpy")
+@kernel
 def fit_rows(
-    x, importance, size, boxes, starts, tops, vectors, values, orders, levels, signs, books, magnitudes, ends, steps, more,
-    survey, share, expected, factor, zero, sides, picks, indices, d,
+    x, importance, size, boxes, level_starts, top_boxes, vectors, values, orders, multiples, signs, variant_codebooks,
+    magnitudes, largest_range, trial_factors, heavy_trial_factors, refine_factors, limit_factor, distance_polynomial,
+    prediction_factor, has_zero, variants, multiple_indices, indices, d,
 ):  # fmt: skip
-    """Fits all rows of x (float32 [rows, n], C-contiguous). A side is a sign with a codebook; each has its own levels.
+    """Fits all rows of x (float32 [rows, n], C-contiguous). A variant is a sign with a codebook, which has its own multiples.
 
-    importance   float32 [1 or rows, n], or of no rows
-    size         8 or 4: elements of a group
-    boxes, starts, tops, vectors   of the TrellisCodebooks, concatenated; values: [books, vectors, size];
-                 orders: [books, vectors]
-    levels       float32 [sides, levels]: block scales that can be stored, over the row's scale: magnitudes, ascending;
-                 signs: float32 [sides]; books: int64 [sides], 0 or 1
-    magnitudes   float32: those of all levels, ascending; ends: (lowest, highest) for the largest block
-    steps        float32 [centers, tries]: factors on the predicted scale for the levels tried, ascending;
-                 more: the same for blocks of large weight
-    survey       float32 [any]: factors on the predicted scale of large blocks to find a better one first, in geometric sequence
-    share, expected   see `find_near_vectors`; factor: see `_predicted_scale`
-    zero         whether blocks can be stored as zeros
-    sides, picks uint8 [rows, blocks], out: the side and the level chosen; side 255: zeros
-    indices      int32 [rows * groups], out: vectors; d: float32 [rows], out: the row scale, refitted
+    importance    float32 [1 or rows, n], or of no rows
+    size          8 or 4: elements of a group
+    boxes, level_starts, top_boxes, vectors   of the TrellisCodebooks, concatenated; values: [codebooks, vectors, size];
+                  orders: [codebooks, vectors]
+    multiples     float32 [variants, count]: block scales that can be stored, over the row's scale: magnitudes, ascending
+    signs         float32 [variants]; variant_codebooks: int64 [variants], 0 or 1
+    magnitudes    float32: those of all multiples, ascending
+    largest_range (lowest, highest): the multiple that the block of largest scale may get
+    trial_factors float32 [centers, tries]: factors on the predicted scale for the multiples tried, ascending;
+                  heavy_trial_factors: the same for blocks of large weight
+    refine_factors  float32 [any]: factors on the predicted scale of large blocks, a geometric sequence, of which the best is
+                  taken first
+    limit_factor, distance_polynomial   see `find_near_vectors`; prediction_factor: see `_predicted_scale`
+    has_zero      whether blocks can be stored as zeros
+    variants, multiple_indices   uint8 [rows, blocks], out: the variant, or NO_VARIANT for zeros, and the index of its multiple
+    indices       int32 [rows * groups], out: vectors; d: float32 [rows], out: the row scale, refitted
     """
     rows, n = x.shape
     blocks, groups = n // BLOCK, BLOCK // size
-    most = orders.shape[1] // LANES
-    stretch, squares = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-    products, place = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
-    facts, limits = np.empty(groups * FACTS, np.float32), np.empty(groups, np.float32)
+    max_runs = orders.shape[1] // LANES
+    root_w, fixed_w = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
+    fixed_wx, point = np.empty(BLOCK // 2, np.int32), np.empty(BLOCK // 2, np.int32)
+    stats, limits = np.empty(groups * GROUP_STATS, np.float32), np.empty(groups, np.float32)
     best_lanes = np.empty(groups * LANES, np.float32)
-    todo, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
-    lists = np.empty(2 * (groups * most + LANES), np.int32)
-    runs, sums = np.empty(groups * most, np.int32), np.empty(groups * most * 2 * LANES, np.float32)
-    tries = max(steps.shape[1], more.shape[1])
-    errors = np.empty(survey.size, np.float32)
-    scales, chosen = np.empty(tries, np.float32), np.empty(tries, np.int64)
+    pending, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
+    lists = np.empty(2 * (groups * max_runs + LANES), np.int32)
+    runs, sums = np.empty(groups * max_runs, np.int32), np.empty(groups * max_runs * 2 * LANES, np.float32)
+    max_tries = max(trial_factors.shape[1], heavy_trial_factors.shape[1])
+    errors = np.empty(refine_factors.size, np.float32)
+    trial_scales, trial_indices = np.empty(max_tries, np.float32), np.empty(max_tries, np.int64)
     w = np.empty(n, np.float32)
-    bits = w.view(np.int32)
+    w_bits = w.view(np.int32)
     has_weight = np.empty(blocks, np.bool_)
     block_scales, block_weights = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
     for r in range(rows):
         row = x[r]
         _error_weights(row, importance[r % max(importance.shape[0], 1)] if importance.shape[0] else row[:0], w, has_weight)
         for b in range(blocks):
-            block_scales[b], block_weights[b] = _predicted_scale(row, w, b * BLOCK, size, factor)
+            block_scales[b], block_weights[b] = _predicted_scale(row, w, b * BLOCK, size, prediction_factor)
         if _largest_scale(block_scales, block_weights * has_weight) > 0:
             block_weights *= has_weight
-        else:  # all that is not zero has no say: then it has to have one
+        else:  # only blocks without influence are not zero: then all have influence
             has_weight[:] = True
         largest = _largest_scale(block_scales, block_weights)
-        if survey.size and largest > 0:
+        if refine_factors.size and largest > 0:
             for b in range(blocks):
-                if block_scales[b] > _LARGE * largest and has_weight[b]:
+                if block_scales[b] > _LARGE_SCALE * largest and has_weight[b]:
                     start = b * BLOCK
-                    prepare(row, w, bits, start, size, stretch, squares, products, facts)
+                    prepare_block(row, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats)
                     find_near_vectors(
-                        row, start, size, stretch, squares, products, facts, block_scales[b], share, expected, boxes, starts, 0,
-                        tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
+                        row, start, size, root_w, fixed_w, fixed_wx, stats, block_scales[b], limit_factor, distance_polynomial,
+                        boxes, level_starts, 0, top_boxes, vectors, point, limits, best_lanes, pending, lists, counts, runs,
+                        sums,
                     )  # fmt: skip
-                    for k in range(survey.size):
-                        errors[k] = least_error(block_scales[b] * survey[k], groups, counts, sums)
-                    block_scales[b] *= _least_error_factor(errors, survey)
+                    for k in range(refine_factors.size):
+                        errors[k] = least_error(block_scales[b] * refine_factors[k], groups, counts, sums)
+                    block_scales[b] *= _least_error_factor(errors, refine_factors)
             largest = _largest_scale(block_scales, block_weights)
-        unit = _row_scale(block_scales, block_weights, largest, magnitudes, ends[0], ends[1])
-        if not unit > 0:
+        row_d = _row_scale(block_scales, block_weights, largest, magnitudes, largest_range[0], largest_range[1])
+        if not row_d > 0:
             d[r] = 0
-            sides[r], picks[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = 255, 0, 0
+            variants[r], multiple_indices[r], indices[r * blocks * groups : (r + 1) * blocks * groups] = NO_VARIANT, 0, 0
             continue
-        usual = np.float32(0)
+        mean_error_weight = np.float32(0)
         for b in range(blocks):
-            usual += block_weights[b] * block_scales[b] * block_scales[b]
-        usual /= np.float32(blocks)
+            mean_error_weight += block_weights[b] * block_scales[b] * block_scales[b]
+        mean_error_weight /= np.float32(blocks)
         sxq = sqq = 0.0
         for b in range(blocks):
             start, first_index = b * BLOCK, (r * blocks + b) * groups
-            best_side, best_level = 255, 0
-            if block_scales[b] == 0 and zero:
+            best_variant, best_index = NO_VARIANT, 0
+            if block_scales[b] == 0 and has_zero:
                 indices[first_index : first_index + groups] = 0
-                sides[r, b], picks[r, b] = best_side, best_level
+                variants[r, b], multiple_indices[r, b] = best_variant, best_index
                 continue
-            prepare(row, w, bits, start, size, stretch, squares, products, facts)
-            best = np.float32(np.inf)
-            factors = more if block_weights[b] * block_scales[b] * block_scales[b] > _HEAVY * usual else steps
-            for side in range(signs.size):
+            prepare_block(row, w, w_bits, start, size, root_w, fixed_w, fixed_wx, stats)
+            least = np.float32(np.inf)
+            is_heavy = block_weights[b] * block_scales[b] * block_scales[b] > _HEAVY_BLOCK * mean_error_weight
+            factors = heavy_trial_factors if is_heavy else trial_factors
+            for variant in range(signs.size):
                 last = -1
                 for c in range(factors.shape[0]):
                     count = 0
                     for k in range(factors.shape[1]):
-                        level = _nearest_level(levels, side, block_scales[b] / unit * factors[c, k])
-                        if level > last:
-                            last = level
-                            chosen[count] = level
-                            scales[count] = signs[side] * levels[side, level] * unit
+                        i = _nearest_multiple(multiples, variant, block_scales[b] / row_d * factors[c, k])
+                        if i > last:
+                            last = i
+                            trial_indices[count] = i
+                            trial_scales[count] = signs[variant] * multiples[variant, i] * row_d
                             count += 1
                     if count == 0:
                         continue
-                    center = (scales[0] + scales[count - 1]) / 2
+                    center = (trial_scales[0] + trial_scales[count - 1]) / 2
                     find_near_vectors(
-                        row, start, size, stretch, squares, products, facts, center, share, expected, boxes, starts,
-                        books[side], tops, vectors, place, limits, best_lanes, todo, lists, counts, runs, sums,
+                        row, start, size, root_w, fixed_w, fixed_wx, stats, center, limit_factor, distance_polynomial, boxes,
+                        level_starts, variant_codebooks[variant], top_boxes, vectors, point, limits, best_lanes, pending, lists,
+                        counts, runs, sums,
                     )  # fmt: skip
-                    pick = -1
+                    best_trial = -1
                     for k in range(count):
-                        score = least_error(scales[k], groups, counts, sums)
-                        if score < best:
-                            best, pick = score, k
-                    if pick >= 0:
-                        best_side, best_level = side, chosen[pick]
-                        best_vectors(scales[pick], groups, counts, runs, sums, indices, first_index)
-            if zero and best >= 0:
-                best_side, best_level = 255, 0
+                        error = least_error(trial_scales[k], groups, counts, sums)
+                        if error < least:
+                            least, best_trial = error, k
+                    if best_trial >= 0:
+                        best_variant, best_index = variant, trial_indices[best_trial]
+                        best_vectors(trial_scales[best_trial], groups, counts, runs, sums, indices, first_index)
+            if has_zero and least >= 0:
+                best_variant, best_index = NO_VARIANT, 0
                 indices[first_index : first_index + groups] = 0
-            sides[r, b], picks[r, b] = best_side, best_level
-            if best_side == 255:
+            variants[r, b], multiple_indices[r, b] = best_variant, best_index
+            if best_variant == NO_VARIANT:
                 continue
-            book = books[best_side]
-            say = np.float32(1) if has_weight[b] else np.float32(0)
-            level = signs[best_side] * levels[best_side, best_level]
+            codebook = variant_codebooks[best_variant]
+            influence = np.float32(1) if has_weight[b] else np.float32(0)
+            multiple = signs[best_variant] * multiples[best_variant, best_index]
             for g in range(groups):
-                index = orders[book, indices[first_index + g]]
+                index = orders[codebook, indices[first_index + g]]
                 indices[first_index + g] = index
                 for j in range(size):
                     i = start + g * size + j
-                    q = level * values[book, index, j]
-                    sxq += say * w[i] * q * row[i]
-                    sqq += say * w[i] * q * q
-        d[r] = sxq / sqq if sqq > 0 else unit
+                    q = multiple * values[codebook, index, j]
+                    sxq += influence * w[i] * q * row[i]
+                    sqq += influence * w[i] * q * q
+        d[r] = sxq / sqq if sqq > 0 else row_d

@@ -13,7 +13,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize.codecs.importance import guard_importance
 from ggufmill.quantize.codecs.iqk import value_tables as tables
 from ggufmill.quantize.codecs.iqk.boundary_search import search_boundaries, sorting_network
-from ggufmill.quantize.codecs.iqk.iqk import _TYPES, CODECS
+from ggufmill.quantize.codecs.iqk.iq_k_ks import _TYPES, CODECS
 from ggufmill.quantize.codecs.iqk.scale_codes import read_header
 from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
 from ggufmill.simd import permute, table_lookup

@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES
 from ggufmill.formats.layouts.tables import Trellis
-from ggufmill.quantize.codecs.trellis.codebook import OFFSET, UNITS, trellis_codebook
+from ggufmill.quantize.codecs.trellis.codebook import OFFSET, RESOLUTION, trellis_codebook
 from ggufmill.quantize.codecs.trellis.fit import _error_weights
-from ggufmill.quantize.codecs.trellis.nearest_search import BLOCK, FACTS, best_vectors, find_near_vectors, least_error, prepare
-from ggufmill.quantize.codecs.trellis.trellis import _TYPES, CODECS
+from ggufmill.quantize.codecs.trellis.iq_kt import _TYPES, CODECS
+from ggufmill.quantize.codecs.trellis.nearest_search import (
+    BLOCK,
+    GROUP_STATS,
+    best_vectors,
+    find_near_vectors,
+    least_error,
+    prepare_block,
+)
 from ggufmill.simd.lanes import LANES
 
 NAMES = list(CODECS)
-KINDS = {kind.name: kind for kind in _TYPES}
+SPECS = {spec.name: spec for spec in _TYPES}
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_trellis.npz")
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 
@@ -55,14 +62,14 @@ def test_decode_is_bit_exact(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_random_blocks_round_trip_through_read_and_write(name):
-    kind, spec = TYPES[name], KINDS[name]
-    q = np.random.default_rng(1).integers(0, 256, (6, kind.block_bytes), np.uint8)
+    spec, block_bytes = SPECS[name], TYPES[name].block_bytes
+    q = np.random.default_rng(1).integers(0, 256, (6, block_bytes), np.uint8)
     codes, indices = spec.read(q)
     assert indices.min() >= 0
     assert indices.max() < len(spec.values)
     again = np.zeros_like(q)
     spec.write(again, codes, indices)
-    end = 68 if spec.absolute else kind.block_bytes
+    end = 68 if spec.absolute else block_bytes
     assert np.array_equal(again[:, :end], q[:, :end])
 
 
@@ -89,41 +96,41 @@ def test_important_columns_have_lower_errors(name):
     assert errors[0] < 0.9 * errors[1]
 
 
-BOOKS = [(13, 8, 4096, False), (16, 8, 4096, True), (15, 4, 36864, False)]
+CODEBOOKS = [(13, 8, 4096, False), (16, 8, 4096, True), (15, 4, 36864, False)]
 
 
-@pytest.mark.parametrize("which", BOOKS)
-def test_boxes_contain_their_vectors(which):
-    tree = trellis_codebook(*which)
+@pytest.mark.parametrize("arguments", CODEBOOKS)
+def test_boxes_contain_their_vectors(arguments):
+    tree = trellis_codebook(*arguments)
     assert np.array_equal(np.sort(tree.order), np.arange(len(tree.order)))
     size = tree.size
     vectors = tree.vectors.reshape(-1, size // 2, LANES, 2).transpose(0, 2, 1, 3).reshape(-1, size)
     assert np.array_equal(vectors, tree.values[tree.order])
-    ends = [*tree.levels[1:], tree.boxes.size]
-    for start, end in zip(tree.levels, ends, strict=True):
+    ends = [*tree.level_starts[1:], tree.boxes.size]
+    for start, end in zip(tree.level_starts, ends, strict=True):
         boxes = tree.boxes[start:end].reshape(-1, size // 2, 2, LANES, 2).transpose(2, 0, 3, 1, 4).reshape(2, -1, size)
         if start == 0:
             boxes = boxes[:, : tree.top_boxes]
-        inside = (vectors.reshape(boxes.shape[1], -1, size) + OFFSET) * UNITS
+        inside = (vectors.reshape(boxes.shape[1], -1, size) + OFFSET) * RESOLUTION
         assert np.array_equal(inside.min(axis=1), boxes[0])
         assert np.array_equal(inside.max(axis=1), boxes[1])
 
 
-def search(kind, x, w, center, scale, share):
+def search(spec, x, w, center, scale, limit_factor):
     """(vectors int [groups], score) of a block of 32 by the kernels."""
-    size, groups = kind.size, BLOCK // kind.size
-    boxes, starts, tops, vectors, _, orders = kind.search[1:7]
-    most = orders.shape[1] // LANES
-    stretch, squares, products, place = (np.empty(BLOCK // 2, np.int32) for _ in range(4))
-    facts, limits, best = (np.empty(k, np.float32) for k in (groups * FACTS, groups, groups * LANES))
-    todo, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
-    lists, runs = np.empty(2 * (groups * most + LANES), np.int32), np.empty(groups * most, np.int32)
-    sums, out = np.empty(groups * most * 2 * LANES, np.float32), np.empty(groups, np.int32)
-    prepare(x, w, w.view(np.int32), 0, size, stretch, squares, products, facts)
+    size, groups = spec.size, BLOCK // spec.size
+    boxes, level_starts, top_boxes, vectors, _, orders = spec.search[1:7]
+    max_runs = orders.shape[1] // LANES
+    root_w, fixed_w, fixed_wx, point = (np.empty(BLOCK // 2, np.int32) for _ in range(4))
+    stats, limits, best = (np.empty(k, np.float32) for k in (groups * GROUP_STATS, groups, groups * LANES))
+    pending, counts = np.empty(groups, np.int64), np.empty(groups, np.int64)
+    lists, runs = np.empty(2 * (groups * max_runs + LANES), np.int32), np.empty(groups * max_runs, np.int32)
+    sums, out = np.empty(groups * max_runs * 2 * LANES, np.float32), np.empty(groups, np.int32)
+    prepare_block(x, w, w.view(np.int32), 0, size, root_w, fixed_w, fixed_wx, stats)
     find_near_vectors(
-        x, 0, size, stretch, squares, products, facts, np.float32(center), np.float32(share),
-        np.array(kind.expected, np.float32), boxes, starts, 0, tops, vectors, place, limits, best, todo, lists, counts,
-        runs, sums,
+        x, 0, size, root_w, fixed_w, fixed_wx, stats, np.float32(center), np.float32(limit_factor),
+        np.array(spec.distance_polynomial, np.float32), boxes, level_starts, 0, top_boxes, vectors, point, limits, best,
+        pending, lists, counts, runs, sums,
     )  # fmt: skip
     score = least_error(np.float32(scale), groups, counts, sums)
     best_vectors(np.float32(scale), groups, counts, runs, sums, out, 0)
@@ -131,45 +138,45 @@ def search(kind, x, w, center, scale, share):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("share", "slack"), [(2.0, 1.002), (0.35, 1.2)])
-def test_search_is_nearly_as_good_as_an_exhaustive_one(name, share, slack):
-    kind = KINDS[name]
+@pytest.mark.parametrize(("limit_factor", "slack"), [(2.0, 1.002), (0.35, 1.2)])
+def test_search_is_nearly_as_good_as_an_exhaustive_one(name, limit_factor, slack):
+    spec = SPECS[name]
     rng = np.random.default_rng(4)
-    values = kind.books[0].values.astype(np.float32)
-    found = nearest = 0.0
+    values = spec.codebooks[0].values.astype(np.float32)
+    error = least = 0.0
     for _ in range(6):
         x = (rng.standard_t(5, BLOCK) * 0.02).astype(np.float32)
-        x = np.abs(x) if kind.absolute else x
+        x = np.abs(x) if spec.absolute else x
         w = rng.chisquare(2, BLOCK).astype(np.float32) + np.float32(0.01)
-        scale = np.sqrt((x**2).mean()) / 30 * (1 if kind.absolute else rng.choice([-1, 1]))
-        vectors, score = search(kind, x, w, scale, scale, share)
-        error = (w * (x - scale * values[vectors].reshape(-1)) ** 2).sum()
-        assert score + (w * x * x).sum() == pytest.approx(error, rel=0.02)
-        groups = x.reshape(-1, 1, kind.size) - scale * values
-        found += error
-        nearest += (w.reshape(-1, 1, kind.size) * groups**2).sum(axis=2).min(axis=1).sum()
-    assert nearest * 0.9999 <= found <= nearest * slack
+        scale = np.sqrt((x**2).mean()) / 30 * (1 if spec.absolute else rng.choice([-1, 1]))
+        vectors, score = search(spec, x, w, scale, scale, limit_factor)
+        block_error = (w * (x - scale * values[vectors].reshape(-1)) ** 2).sum()
+        assert score + (w * x * x).sum() == pytest.approx(block_error, rel=0.02)
+        differences = x.reshape(-1, 1, spec.size) - scale * values
+        error += block_error
+        least += (w.reshape(-1, 1, spec.size) * differences**2).sum(axis=2).min(axis=1).sum()
+    assert least * 0.9999 <= error <= least * slack
 
 
 def test_error_weights_follow_the_formula_and_are_positive():
     x, v = normal(1, 512, seed=3)[0], np.random.default_rng(3).random(512, np.float32)
     x[256:288], v[320:352] = 0, 0
-    w, voting = np.empty_like(x), np.empty(16, np.bool_)
-    _error_weights(x, v, w, voting)
+    w, has_weight = np.empty_like(x), np.empty(16, np.bool_)
+    _error_weights(x, v, w, has_weight)
     sigma2 = 2 * (x.astype(np.float64).reshape(2, 256) ** 2).mean(axis=1).repeat(256)
     want = v * np.sqrt(sigma2 + x.astype(np.float64) ** 2)
-    live = np.arange(512) // 32 != 10
-    np.testing.assert_allclose(w[live], np.maximum(want, 1e-9)[live], rtol=1e-5)
+    normal_blocks = np.arange(512) // 32 != 10
+    np.testing.assert_allclose(w[normal_blocks], np.maximum(want, 1e-9)[normal_blocks], rtol=1e-5)
     assert (w > 0).all()
-    assert voting.tolist() == [b != 10 for b in range(16)]
-    _error_weights(x, v[:0], w, voting)
+    assert has_weight.tolist() == [b != 10 for b in range(16)]
+    _error_weights(x, v[:0], w, has_weight)
     np.testing.assert_allclose(w, 0.25 * sigma2 + x.astype(np.float64) ** 2, rtol=1e-5)
-    assert voting.all()
+    assert has_weight.all()
 
 
-def _block(kind, rng):
+def _block(form, rng):
     noise = rng.standard_normal(32)
-    made = {
+    blocks = {
         "zero": lambda: np.zeros(32),
         "negative zero": lambda: np.full(32, -0.0),
         "same": lambda: np.full(32, 0.25),
@@ -181,22 +188,22 @@ def _block(kind, rng):
         "normal": lambda: noise,
         "cauchy": lambda: noise / rng.standard_normal(32),
     }
-    return made[kind]().astype(np.float32)
+    return blocks[form]().astype(np.float32)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    kinds=st.lists(
+    forms=st.lists(
         st.sampled_from(["zero", "negative zero", "same", "one", "spike", "denormal", "small", "huge", "normal", "cauchy"]),
         min_size=16,
         max_size=16,
     ),
     weights=st.sampled_from(["none", "zero", "half", "tiny", "random"]),
 )
-def test_extreme_rows_give_finite_and_independent_rows(name, kinds, weights):
-    rng = np.random.default_rng(len(set(kinds)))
-    x = np.concatenate([_block(k, rng) for k in kinds]).reshape(2, 256)
+def test_extreme_rows_give_finite_and_independent_rows(name, forms, weights):
+    rng = np.random.default_rng(len(set(forms)))
+    x = np.concatenate([_block(form, rng) for form in forms]).reshape(2, 256)
     importance = {
         "none": None,
         "zero": np.zeros(256, np.float32),
@@ -237,8 +244,8 @@ def test_powers_of_two_change_nothing_but_the_row_scale(name):
     for by in (2.0**-60, 2.0**50):
         again = CODECS[name].encode(x * np.float32(by), v)
         y = CODECS[name].decode(again, 512) / np.float32(by)
-        error, usual = (((z - x) ** 2).sum() for z in (y, CODECS[name].decode(q, 512)))
-        assert error < 1.02 * usual
+        error, unscaled_error = (((z - x) ** 2).sum() for z in (y, CODECS[name].decode(q, 512)))
+        assert error < 1.02 * unscaled_error
 
 
 @pytest.mark.parametrize("name", NAMES)
