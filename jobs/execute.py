@@ -19,7 +19,6 @@ from ..errors import FormatError, MillError, PlanError
 from ..formats import platform
 from ..formats.file_range import range_checksum
 from ..formats.types import dims
-from .allocator import retain_free_memory, trim_free_memory
 from .journal import Journal, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .plan import Location, Output, Plan
@@ -104,7 +103,7 @@ def execute(
             progress(plan.total_bytes - sum(o.nbytes for o, _ in pending), "")
         if on_finished is not None:
             on_finished(done, files.sync)
-        retain_free_memory()
+        platform.retain_free_memory()
         try:
             _write_tensors(files, pending, done, threads, progress, on_finished)
             files.sync()
@@ -125,7 +124,7 @@ def execute(
     finally:
         files.close()
         files.journal.close()
-        trim_free_memory()
+        platform.trim_free_memory()
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PlanError
-from ..formats.gguf import DEFAULT_ALIGNMENT
+from ..formats.gguf import DEFAULT_ALIGNMENT, GGUFFile
 from ..formats.gguf_header import header_bytes
 from ..formats.types import TensorType
 
@@ -203,6 +203,36 @@ def make_plan(
     for o in outputs:
         digest.update(f"{o.name}\0{o.source_type}\0{o.rule}\0{o.note}\n".encode())
     return Plan(list(outputs), locations, files, metadata, digest.hexdigest()[:32], warnings or [])
+
+
+def plan_copy(
+    file: GGUFFile,
+    out: str | Path,
+    *,
+    split_max_size: int | None = None,
+    split_max_tensors: int | None = None,
+    tensor_first_split: bool = True,
+) -> Plan:
+    """The plan of a copy of a GGUF model with unchanged tensors, in one file or, given a limit, in shards (see `make_plan`).
+
+    The metadata are the model's without the split.* keys of its old split. Raises PlanError as `make_plan` does, and for a
+    tensor of an unknown type, whose size in bytes cannot be known.
+    """
+    outputs = []
+    for info in file.tensors.values():
+        if not info.type.is_known:
+            raise PlanError(f"{info.path}: tensor {info.name} is of unknown {info.type.name}; it cannot be copied")
+        outputs.append(Output(info.name, info.shape, info.type.name, info.type, "kept", info.read))
+    return make_plan(
+        outputs,
+        {key: value for key, value in file.metadata.items() if not key.startswith("split.")},
+        out,
+        identity=file.identity,
+        split_max_size=split_max_size,
+        split_max_tensors=split_max_tensors,
+        tensor_first_split=tensor_first_split,
+        always_split=split_max_size is not None or split_max_tensors is not None,
+    )
 
 
 def _alignment(metadata: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..formats import PlanError, open_gguf
 from ..formats.gguf import SPLIT_NAME
-from ..jobs.copy_tensors import plan_copy
+from ..jobs.plan import plan_copy
 from ..quantize.gguf_source import gguf_source
 from .common.progress import OnProgress, reporting
 from .writing.write_model import WriteOptions, WriteResult, write_model

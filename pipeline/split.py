@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..formats import open_gguf
-from ..jobs.copy_tensors import plan_copy
+from ..jobs.plan import plan_copy
 from ..quantize.gguf_source import gguf_source
 from .common.arguments import Size, as_bytes
 from .common.progress import OnProgress, reporting
