@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from .backends.cpu.cache_parts import grouped_parts, latent_parts
+from .cache_layout import grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads, LatentHeads
 from .settings import Settings, check_latent, settings_from

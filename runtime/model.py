@@ -16,7 +16,7 @@ from ..simd.workers import Workers, available_cores
 from .available_memory import decoded_bytes
 from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
-from .backends.cpu.interleaved import repacked
+from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
@@ -43,7 +43,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     check_latent(settings, hparams)
     stored, packed_bytes = source, 0
     if chosen.repack:
-        source, packed_bytes = repacked(stored, Workers(chosen.threads or available_cores()))
+        source, packed_bytes = repack_source(stored, Workers(chosen.threads or available_cores()))
     cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, chosen.threads or available_cores(), chosen.exact)
     graph = build_graph(source, chosen.n_ctx)
@@ -193,7 +193,7 @@ class Model:
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
         for (cache, _), tokens in zip(batch, arrays, strict=True):
-            cache.room_for(len(tokens))
+            cache.check_capacity(len(tokens))
         before = [cache.length for cache, _ in batch]
         try:
             return self._hidden(batch, arrays)

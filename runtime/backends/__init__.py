@@ -19,10 +19,10 @@ class Cache(Protocol):
 
     @property
     def types(self) -> str:
-        """As what keys and values are kept, in words: "f16 and f16"."""
+        """The types of keys and values, in words: "f16 and f16"."""
         ...
 
-    def room_for(self, n: int) -> None:
+    def check_capacity(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
 
     def truncate(self, length: int) -> None:

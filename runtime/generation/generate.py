@@ -121,8 +121,8 @@ class Generation:
     ):
         """Rewinds the session to the longest beginning that it shares with the prompt. Arguments as of `generate`."""
         if len(prompt) > session.n_ctx:
-            fits = f"{len(prompt)} tokens, {session.n_ctx} fit (a larger n_ctx, -c, has room)"
-            raise MillError(f"the context is full: the prompt has {fits}")
+            n_tokens = f"{len(prompt)} tokens, and {session.n_ctx} fit"
+            raise MillError(f"the context is full: the prompt has {n_tokens}; choose a larger n_ctx (-c)")
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
         self.n_probs, self.visible_special = n_probs, visible_special

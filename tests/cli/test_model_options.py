@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from ggufmill.cli.options.settings import CACHE_TYPES, run_options
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings
-from ggufmill.runtime.backends.cpu import kv_cache as runtime_cache
+from ggufmill.runtime import Settings, cache_layout
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_wrong_values_are_explained(run):
 
 
 def test_the_types_offered_are_those_that_caches_have():
-    assert CACHE_TYPES == runtime_cache.CACHE_TYPES
+    assert CACHE_TYPES == cache_layout.CACHE_TYPES
 
 
 @pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])

@@ -8,9 +8,9 @@ import pytest
 from ggufmill.formats import TYPES, PlanError, SourceTensor, TensorSource
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import Settings, load_model
-from ggufmill.runtime.backends.cpu.cache_parts import latent_parts
 from ggufmill.runtime.backends.cpu.kernels.experts import reduce_experts
-from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache
+from ggufmill.runtime.backends.cpu.kv_cache import KVCache
+from ggufmill.runtime.cache_layout import CACHE_TYPES, latent_parts
 
 ROUNDING = 1e-4
 EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}

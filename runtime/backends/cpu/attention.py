@@ -1,4 +1,4 @@
-"""Causal softmax attention over blocks of queries and heads, so that the scores never take more than a set amount of memory."""
+"""Causal softmax attention that stores its scores (no flash attention), those of a block of queries and heads at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """What a query sees of the past, and how its scores are treated.
+class AttentionParams:
+    """Options of an attention op.
 
     scale     multiplies q k^T
-    window    the last so many tokens, its own included; 0: all
-    softcap   scores become softcap * tanh(score / softcap); 0: not (Gemma 2, arXiv:2408.00118, section 2)
-    sinks     float32 [heads] or None: one more score per head, that takes part in the softmax's sum and has no value
+    window    a query attends to the last so many tokens, its own included; 0: to all
+    softcap   scores become softcap * tanh(score / softcap); 0: they stay (Gemma 2, arXiv:2408.00118, section 2)
+    sinks     float32 [heads] or None: one more score per head, which counts in the softmax's sum and has no value
     """
 
     scale: float
@@ -32,54 +32,54 @@ class Span:
 
 
 def causal_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scores_bytes: int, workers: Workers, span: Span | None = None
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scores_bytes: int, workers: Workers, params: AttentionParams | None = None
 ) -> np.ndarray:
     """softmax(q k^T, causally masked) v, in float32; the caller has multiplied the scale into q.
 
     q: [kv_heads, group, n, width], the queries that share each key head; k: [kv_heads, m, width], v: [kv_heads, m, width of
-    values], m >= n: the last n keys are those of the queries' own tokens; scores_bytes: for what a worker has in hand.
-    span: its window, soft cap and sinks are applied, its scale is not. Returns [kv_heads, group, n, width of values].
+    values], m >= n: the last n keys are those of the queries' own tokens; scores_bytes: for the scores of a block, per thread.
+    params: window, soft cap and sinks are applied, the scale is not. Returns [kv_heads, group, n, width of values].
     """
-    span = span or Span(1.0)
-    window, softcap = span.window, np.float32(span.softcap)
-    sinks = None if span.sinks is None else span.sinks.reshape(k.shape[0], -1, 1)
+    params = params or AttentionParams(1.0)
+    window, softcap = params.window, np.float32(params.softcap)
+    sinks = None if params.sinks is None else params.sinks.reshape(k.shape[0], -1, 1)
     kv_heads, group, n, width = q.shape
     m = k.shape[1]
     past = m - n
     out = np.empty((kv_heads, group, n, v.shape[2]), np.float32)
     block = min(n, QUERY_BLOCK, max(SMALLEST_BLOCK, scores_bytes // (4 * m)))
-    hidden = np.triu(np.full((block, block), -np.inf, np.float32), 1)
+    mask = np.triu(np.full((block, block), -np.inf, np.float32), 1)
     heads = max(1, scores_bytes // (4 * block * m))  # query heads at once
     step_kv, step_group = max(1, heads // group), min(group, heads)
 
-    def attend(at: tuple[int, int, int]) -> None:
-        a, h, g = at
-        b = min(a + block, n)
-        seen = past + b
-        # Keys are added up in stretches: those of a query have to begin at the same keys whichever block it is in.
-        first = max(0, past + a + 1 - window) // COLUMN_TILE * COLUMN_TILE if window else 0
-        part = q[h : h + step_kv, g : g + step_group, a:b]
-        shape = part.shape[:3]
-        scores = gemm.matmul(part.reshape(shape[0], -1, width), k[h : h + step_kv, first:seen].transpose(0, 2, 1))
+    def attend(place: tuple[int, int, int]) -> None:
+        """Attention of the block of queries from the first query, key head and query of a group on that `place` names."""
+        start, h, g = place
+        stop = min(start + block, n)
+        key_stop = past + stop
+        # Products are summed by COLUMN_TILE keys: for the same sums in every block of queries, keys begin at a multiple of it.
+        first = max(0, past + start + 1 - window) // COLUMN_TILE * COLUMN_TILE if window else 0
+        queries = q[h : h + step_kv, g : g + step_group, start:stop]
+        shape = queries.shape[:3]
+        scores = gemm.matmul(queries.reshape(shape[0], -1, width), k[h : h + step_kv, first:key_stop].transpose(0, 2, 1))
         if softcap:
             scores /= softcap
             np.tanh(scores, out=scores)
             scores *= softcap
-        by_query = scores.reshape(*shape, seen - first)
-        own = by_query[..., past + a - first :]
-        own += hidden[: b - a, : b - a]
+        by_query = scores.reshape(*shape, key_stop - first)
+        by_query[..., past + start - first :] += mask[: stop - start, : stop - start]
         if window:
-            behind = np.arange(a, b)[:, None] + past - np.arange(first, seen)
-            by_query[..., behind >= window] = -np.inf
-        extra = None if sinks is None else np.repeat(sinks[h : h + step_kv, g : g + step_group], b - a, axis=2)
+            distance = np.arange(start, stop)[:, None] + past - np.arange(first, key_stop)
+            by_query[..., distance >= window] = -np.inf
+        extra = None if sinks is None else np.repeat(sinks[h : h + step_kv, g : g + step_group], stop - start, axis=2)
         total = softmax_numerator(scores, None if extra is None else extra.reshape(shape[0], -1, 1))
-        result = gemm.matmul(scores, v[h : h + step_kv, first:seen])
+        result = gemm.matmul(scores, v[h : h + step_kv, first:key_stop])
         result /= total
-        out[h : h + step_kv, g : g + step_group, a:b] = result.reshape(*shape, -1)
+        out[h : h + step_kv, g : g + step_group, start:stop] = result.reshape(*shape, -1)
 
-    # Last blocks first: they see the most keys, and the short ones then even out the threads' loads.
-    parts = product(range(0, n, block)[::-1], range(0, kv_heads, step_kv), range(0, group, step_group))
-    workers.map(attend, parts, kv_heads * group * n * m * (width + v.shape[2]))
+    # Last blocks first: they have the most keys, and the short ones then even out the threads' loads.
+    places = product(range(0, n, block)[::-1], range(0, kv_heads, step_kv), range(0, group, step_group))
+    workers.map(attend, places, kv_heads * group * n * m * (width + v.shape[2]))
     return out
 
 
@@ -88,11 +88,11 @@ def softmax_numerator(scores: np.ndarray, extra: np.ndarray | None = None) -> np
 
     extra [heads, n, 1]: a further score of each row, counted in maximum and sum.
     """
-    top = scores.max(axis=-1, keepdims=True)
+    maxima = scores.max(axis=-1, keepdims=True)
     if extra is not None:
-        top = np.maximum(top, extra)
-    scores -= top
+        maxima = np.maximum(maxima, extra)
+    scores -= maxima
     np.exp(scores, out=scores)
-    # numpy's sum adds up in an order that depends on how many there are.
+    # The order of numpy's sum depends on how many numbers there are.
     total = gemm.matmul(scores, np.ones((1, scores.shape[-1], 1), np.float32).repeat(len(scores), 0))
-    return total if extra is None else total + np.exp(extra - top)
+    return total if extra is None else total + np.exp(extra - maxima)

@@ -1,15 +1,16 @@
-"""Flash attention of a pass: its tasks, and how they are divided among threads before each run."""
+"""Flash attention of a pass: its jobs, and how they are divided among threads before each run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .flash import split_up
+from .attention import AttentionParams
+from .flash import Division, divide
 from .kernels.attention import flash
-from .kernels.attention.cache_rows import KINDS
+from .kernels.attention.cache_rows import TYPE_IDS
 from .memory import View
 from .schedule import Group
 
@@ -19,14 +20,39 @@ if TYPE_CHECKING:
 _COLUMNS = {name: i for i, name in enumerate(flash.JOB_FIELDS)}
 
 
-class _Alike:
-    """Attention of one sequence in layers that are divided in the same way."""
+@dataclass(frozen=True, eq=False)
+class CachedAttention:
+    """Attention of queries over what one layer's caches hold.
+
+    q         [n, heads, width], dense
+    result    [n, heads, width of values], dense: where the result is written
+    keys      the name of the keys in the caches
+    values    the name of the values, whose rows may be longer than those of the result
+    kv_heads  key heads that the heads of q share
+    """
+
+    layer: int
+    q: View
+    result: View
+    keys: str
+    values: str
+    kv_heads: int
+    params: AttentionParams
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """What the division into tasks depends on, beside the tokens: group, kv_heads, window, widths of keys and values."""
+        return self.q.heads // self.kv_heads, self.kv_heads, self.params.window, self.q.width, self.result.width
+
+
+class _JobGroup:
+    """The jobs of one sequence that are divided in the same way, and memory that they use one after the other."""
 
     def __init__(self) -> None:
         self.jobs: list[int] = []
-        self.groups: list[tuple[Group, Group]] = []  # attention, and what joins its splits
+        self.tasks: list[tuple[Group, Group]] = []  # attention, and what merges its splits
         self.programs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # a program, its rows of the two
-        self.tasks: np.ndarray | None = None
+        self.division: Division | None = None
         self.memory = np.empty(0, np.float32)
 
 
@@ -37,96 +63,87 @@ class AttentionJobs:
         self._owner, self._used = owner, 0
         self._jobs = np.zeros((len(owner.counts), layers, len(flash.JOB_FIELDS)), np.int64)
         self._read = np.zeros((layers, 3), np.int64)  # layer, numbers of the names of keys and values
-        self._alike: list[dict[tuple[int, ...], _Alike]] = [{} for _ in owner.counts]
-        self._where: list[np.ndarray | None] = [None] * len(owner.counts)
+        self._groups: list[dict[tuple[int, ...], _JobGroup]] = [{} for _ in owner.counts]
+        self._cache_tables: list[np.ndarray | None] = [None] * len(owner.counts)
 
-    def add(
-        self,
-        layer: int,
-        q: View,
-        out: View,
-        names: tuple[str, str],
-        kv_heads: int,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: np.ndarray | None = None,
-    ) -> None:
-        """Attention of q [n, heads, width] over what is cached under two names, into out [n, heads, width of values]: dense."""
-        owner, number = self._owner, self._used
+    def add(self, attention: CachedAttention) -> None:
+        """Adds the jobs of a layer's attention to the schedule of the pass."""
+        owner, number, params = self._owner, self._used, attention.params
         self._used += 1
-        self._read[number] = layer, *(owner.names.index(name) for name in names)
-        kinds = [KINDS[owner.executable.part(name).type] for name in names]
+        names = attention.keys, attention.values
+        self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
+        k_type, v_type = (TYPE_IDS[owner.executable.part(name).type] for name in names)
+        group, kv_heads, window, k_width, v_width = attention.shape
+        cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0
         for sequence, n in enumerate(owner.counts):
-            heads, k_width, v_width = q.heads, q.width, out.width
-            queries, results = q.some_rows(row, n), out.some_rows(row, n)
+            queries, results = attention.q.row_range(row, n), attention.result.row_range(row, n)
             row += n
             job = self._jobs[sequence, number]
-            words = {"q": queries.address, "out": results.address, "n": n, "group": heads // kv_heads, "kv_heads": kv_heads}
-            words |= {"k_width": k_width, "v_width": v_width, "k_kind": kinds[0], "v_kind": kinds[1], "window": window}
-            words |= {"sinks": 0 if sinks is None else owner.constant(sinks)}
+            words = {"q": queries.address, "out": results.address, "n": n, "group": group, "kv_heads": kv_heads}
+            words |= {"k_width": k_width, "v_width": v_width, "k_type": k_type, "v_type": v_type, "window": window}
+            words |= {"sinks": 0 if params.sinks is None else owner.constant(params.sinks)}
             for name, word in words.items():
                 job[_COLUMNS[name]] = word
-            job.view(np.float64)[-2:] = scale, softcap
-            shape = (n, heads // kv_heads, kv_heads, window, k_width, v_width)
-            alike = self._alike[sequence].setdefault(shape, _Alike())
-            splits = owner.cache_view(-1 - sequence, str(shape))  # what layers that are divided alike use in turn
-            alike.jobs.append(number)
-            reads = (queries, *(owner.cache_view(layer, name) for name in dict.fromkeys(names)))
+            job.view(np.float64)[-2:] = params.scale, params.softcap
+            shape = (n, *attention.shape)
+            jobs = self._groups[sequence].setdefault(shape, _JobGroup())
+            jobs.jobs.append(number)
+            splits = owner.cache_view(-1 - sequence, str(shape))  # the memory of the group
+            reads = (queries, *cached)
             address = job.ctypes.data
-            alike.groups.append(
-                (
-                    owner.schedule.place(flash.attend.address, address, 0, reads, (results, splits)),
-                    owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits)),
-                )
-            )
+            attend = owner.schedule.place(flash.attend.address, address, 0, reads, (results, splits))
+            merge = owner.schedule.place(flash.merge.address, address, 0, (splits,), (results, splits))
+            jobs.tasks.append((attend, merge))
 
     def finish(self) -> None:
-        for by_shape in self._alike:
-            for alike in by_shape.values():
+        """To be called when the programs are written: looks up where the tasks stand in them."""
+        for groups in self._groups:
+            for jobs in groups.values():
                 rows: dict[int, tuple[np.ndarray, list[int], list[int]]] = {}
-                for attend, merge in alike.groups:
+                for attend, merge in jobs.tasks:
                     assert attend.program is not None
                     rows.setdefault(id(attend.program), (attend.program, [], []))[1].append(attend.row)
                     rows[id(attend.program)][2].append(merge.row)
-                alike.programs = [(program, np.array(a), np.array(m)) for program, a, m in rows.values()]
+                jobs.programs = [(program, np.array(a), np.array(m)) for program, a, m in rows.values()]
 
     def patch(self, batch: Batch) -> None:
-        """Fills in where the sequences' rows lie, and how their attention is divided."""
+        """Fills in the addresses of the sequences' cached rows, and how their attention is divided."""
         if not self._used:
             return
         layers, names = self._read[: self._used, 0], self._read[: self._used, 1:]
         for sequence, (cache, at) in enumerate(batch):
-            jobs = self._jobs[sequence, : self._used]
-            where = cache.table(at.stop - at.start)
-            if where is not self._where[sequence]:
-                self._where[sequence] = where
+            fields = self._jobs[sequence, : self._used]
+            table = cache.table(at.stop - at.start)
+            if table is not self._cache_tables[sequence]:
+                self._cache_tables[sequence] = table
                 for i, name in enumerate("kv"):
-                    for field, end in enumerate(("", "_row", "_head")):
-                        jobs[:, _COLUMNS[name + end]] = where[layers, names[:, i], field]
-            jobs[:, _COLUMNS["past"]] = cache.length
-            for shape, alike in self._alike[sequence].items():
-                self._divide(jobs, shape, alike, cache.length)
+                    for j, suffix in enumerate(("", "_row_bytes", "_head_bytes")):
+                        fields[:, _COLUMNS[name + suffix]] = table[layers, names[:, i], j]
+            fields[:, _COLUMNS["past"]] = cache.length
+            for (n, group, kv_heads, window, k_width, v_width), jobs in self._groups[sequence].items():
+                division = divide(n, group, kv_heads, cache.length, window, k_width, v_width, self._owner.threads)
+                if division is not jobs.division:
+                    _set_division(fields, jobs, division, n * group * kv_heads, v_width)
 
-    def _divide(self, jobs: np.ndarray, shape: Sequence[int], alike: _Alike, past: int) -> None:
-        n, group, kv_heads, window, k_width, v_width = shape
-        tasks, splits = split_up(n, group, kv_heads, past, window, k_width, v_width, self._owner.threads)
-        if tasks is alike.tasks:
-            return
-        alike.tasks = tasks  # may leave split_up's own memory at any time
-        results = n * group * kv_heads
-        needed = results * (2 * splits + (splits - 1) * v_width)
-        if needed > alike.memory.size:
-            alike.memory = np.empty(needed, np.float32)
-        top = alike.memory.ctypes.data
-        for name, word in (
-            ("tasks", tasks.ctypes.data),
-            ("splits", splits),
-            ("top", top),
-            ("total", top + 4 * splits * results),
-            ("out_splits", top + 8 * splits * results),
-        ):
-            jobs[alike.jobs, _COLUMNS[name]] = word
-        for program, attend, merge in alike.programs:
-            program[attend, 3], program[merge, 3] = len(tasks), n if splits > 1 else 0
+
+def _set_division(fields: np.ndarray, jobs: _JobGroup, division: Division, rows: int, v_width: int) -> None:
+    """Writes a division to the jobs of a group and to their programs. rows: results of a split, of v_width numbers."""
+    jobs.division = division
+    splits = division.splits
+    needed = splits * rows * (2 + (v_width if splits > 1 else 0))
+    if needed > jobs.memory.size:
+        jobs.memory = np.empty(needed, np.float32)
+    maxima = jobs.memory.ctypes.data
+    for name, word in (
+        ("tasks", division.tasks.ctypes.data),
+        ("splits", splits),
+        ("split_blocks", division.split_blocks),
+        ("merge_heads", division.merge_heads),
+        ("maxima", maxima),
+        ("sums", maxima + 4 * splits * rows),
+        ("split_values", maxima + 8 * splits * rows),
+    ):
+        fields[jobs.jobs, _COLUMNS[name]] = word
+    for program, attend, merge in jobs.programs:
+        program[attend, 3], program[merge, 3] = len(division.tasks), division.merge_parts

@@ -10,13 +10,13 @@ import numpy as np
 
 from ....formats import PlanError
 from ....simd.workers import Workers
+from ...cache_layout import CachePart, graph_parts
 from ...graph import Graph, Observer, Weight, check_support
 from ...graph.graph import users
 from ...graph.ops import Attention, LatentAttention, Op, Route
 from ...settings import Settings
-from .cache_parts import cached_parts
 from .kernels.gemv_plan import GEMV_TOKENS
-from .kv_cache import KVCache, Part
+from .kv_cache import KVCache
 from .lower import SUPPORT, steps_of
 from .lower.step import Step
 from .passes import Pass
@@ -49,7 +49,7 @@ class Executable:
         if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
-        self.parts, self.observed_parts = cached_parts(graph, settings)
+        self.parts, self.observed_parts = graph_parts(graph, settings)
         self.n_layers = 1 + max((spec.layer for spec in graph.cache), default=-1)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
         self.steps = steps_of(self, graph.ops)
@@ -85,7 +85,7 @@ class Executable:
         tensor = self.store.tensor(weight.name, weight.shape)
         return np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> CachePart:
         """What a layer keeps per token under a name."""
         return self.parts[name] if name in self.parts else self.observed_parts[name]
 
@@ -112,7 +112,7 @@ class Executable:
         Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
         """
         for cache, count in caches:
-            cache.room_for(count)
+            cache.check_capacity(count)
         key = (tuple(count for _, count in caches), tuple(caches[0][0].parts))
         observer = self.observer
         current = self._taken(key) if observer is None else None

@@ -121,7 +121,8 @@ class View:
         """Some of the numbers of every head."""
         return replace(self, offset=self.offset + 4 * first, width=width)
 
-    def some_rows(self, first: int, count: int) -> View:
+    def row_range(self, first: int, count: int) -> View:
+        """Rows first ... first + count - 1."""
         return replace(self, offset=self.offset + first * self.row_bytes, rows=count)
 
 

@@ -18,7 +18,7 @@ from ...graph.ops import Linear, Op, RotaryEmbedding
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .kernels import row_parts
-from .kernels.attention.cache_rows import KINDS
+from .kernels.attention.cache_rows import TYPE_IDS
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .memory import TOKENS, Partition, Pool, View, dense
@@ -248,7 +248,7 @@ class Pass:
             return
         partition = self.by_rows(x)
         places = self.places[layer, self.names.index(name)]
-        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, KINDS[part.type], places.ctypes.data)
+        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, TYPE_IDS[part.type], places.ctypes.data)
         table = (*partition.words(), *words)
         self.schedule.task(row_parts.cache.address, table, partition, (x,), (self.cache_view(layer, name),))
 

@@ -105,7 +105,7 @@ def test_a_full_context_ends_the_generation(model):
     assert generation.reason == "context"
     assert len(session.tokens) == 10
     assert len(generation.tokens) == 8  # the last one was sampled with a full context, and does not fit into it
-    with pytest.raises(MillError, match=r"context is full.*\(a larger n_ctx, -c, has room\)"):
+    with pytest.raises(MillError, match=r"context is full.*; choose a larger n_ctx \(-c\)"):
         generate(model, [0] * 11, session=model.session(10)).text()
 
 

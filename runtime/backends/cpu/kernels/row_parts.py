@@ -201,7 +201,7 @@ def quantise(argument, number):
 def cache(argument, number):
     """Writes rows of heads to KV caches of a float type.
 
-    Table: ..., x, bytes from row to row and from head to head, heads, width of a head, number of the type (cache_rows.KINDS),
+    Table: ..., x, bytes from row to row and from head to head, heads, width of a head, its type (cache_rows.TYPE_IDS),
     int64 [rows, 2]: address of head 0's row in the cache, and bytes from there to the next head's.
     """
     table = view(argument, 11, np.int64)

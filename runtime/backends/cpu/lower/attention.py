@@ -4,67 +4,65 @@ from __future__ import annotations
 
 import numpy as np
 
+from .....simd.workers import Workers
 from ....graph.ops import Attention
-from ..attention import Span, causal_attention
+from ..attention import AttentionParams, causal_attention
+from ..attention_jobs import CachedAttention
 from ..memory import View
 from ..passes import Pass
 from .step import Step
 
-SCORES_BYTES = 2 << 20  # scores that a thread has in hand: about what its own cache holds
+SCORES_BYTES = 2 << 20  # of the scores that a thread stores at a time: about what its own cache holds
 
 
 class AttentionStep(Step):
     def __init__(self, executable, op: Attention):
         super().__init__(executable, op)
         self.op = op
-        self.sinks = None if op.sinks is None else executable.vector(op.sinks)
+        self.params = AttentionParams(op.scale, op.window, op.softcap, self.vector(op.sinks))
 
     def emit(self, out: Pass) -> None:
         op = self.op
         for name, value in (("k", op.k), ("v", op.v)):
-            out.write_cache(op.layer, name, shaped(out.view(value), *value.shape))
-        q = shaped(out.dense(op.q), *op.q.shape)
-        result = out.new(op.out)
-        options = op.scale, op.window, op.softcap, self.sinks
-        attend(out, op.layer, q, result, ("k", "v"), op.k.shape[0], *options)
+            out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
+        q = with_heads(out.dense(op.q), *op.q.shape)
+        attend(out, CachedAttention(op.layer, q, out.new(op.out), "k", "v", op.k.shape[0], self.params))
 
 
-def shaped(view: View, heads: int, width: int) -> View:
+def with_heads(view: View, heads: int, width: int) -> View:
+    """The view with rows of `heads` times `width` numbers."""
     return view if view.heads == heads and view.width == width else view.reshaped(heads, width)
 
 
-def attend(
-    out: Pass,
-    layer: int,
-    q: View,
-    result: View,
-    names: tuple[str, str],
-    kv_heads: int,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: np.ndarray | None = None,
-) -> None:
-    """result [n, heads, width of values] = attention of q [n, heads, width] over what is cached under two names."""
+def attend(out: Pass, attention: CachedAttention) -> None:
+    """Adds the attention to the pass, as the settings ask: flash attention, or with stored scores."""
     if out.settings.flash:
-        out.attention.add(layer, q, result, names, kv_heads, scale, window, softcap, sinks)
+        out.attention.add(attention)
         return
-    queries, target, state = q.array, result.array, out.run_state
-    span = Span(scale, window, softcap, sinks)
+    queries, result, state = attention.q.array, attention.result.array, out.run_state
     scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
 
     def with_scores() -> None:
         for cache, at in state.batch:
             new = at.stop - at.start
-            keys, values = cache.read(layer, names[0], new), cache.read(layer, names[1], new)[..., : result.width]
-            plain_attention(queries[at], keys, values, target[at], span, scores_bytes, out.workers)
+            keys = cache.read(attention.layer, attention.keys, new)
+            values = cache.read(attention.layer, attention.values, new)[..., : attention.result.width]
+            stored_scores_attention(queries[at], keys, values, result[at], attention.params, scores_bytes, out.workers)
 
     out.call(with_scores)
 
 
-def plain_attention(q, keys, values, out, span: Span, scores_bytes: int, workers) -> None:
-    """Attention that stores its scores: q float32 [n, heads, width], keys and values [kv heads, m, width], into out."""
+def stored_scores_attention(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    out: np.ndarray,
+    params: AttentionParams,
+    scores_bytes: int,
+    workers: Workers,
+) -> None:
+    """causal_attention of q float32 [n, heads, width] over keys and values [kv heads, m, width], into out [n, heads, width]."""
     n, heads, width = q.shape
-    queries = (q * np.float32(span.scale)).reshape(n, len(keys), heads // len(keys), width).transpose(1, 2, 0, 3)
-    result = causal_attention(queries, keys, values, scores_bytes, workers, span)
+    queries = (q * np.float32(params.scale)).reshape(n, len(keys), heads // len(keys), width).transpose(1, 2, 0, 3)
+    result = causal_attention(queries, keys, values, scores_bytes, workers, params)
     out[...] = result.transpose(2, 0, 1, 3).reshape(out.shape)

@@ -2,8 +2,9 @@
 
 Head h's key is (K_h c, k_pe) and its value V_h c, with the cached latent c. There are two ways to compute with the latents,
 equal but for rounding: absorb K_h into the query (q_h K_h) and V_h into the output, so that attention runs on the latents
-themselves, or expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Tokens that
-come one by one absorb, all of them at known places: then everything is compiled. For the rest see latent_batch.
+themselves, or expand every head's keys and values. -mla 1 absorbs, 2 expands, and 3 does whichever multiplies less. Where every
+sequence absorbs, whatever its length is, as tokens that are generated do, all of it is tasks of the program; for the rest see
+latent_batch.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import numpy as np
 
 from .....formats import PlanError
 from ....graph.ops import LatentAttention
+from ..attention import AttentionParams
+from ..attention_jobs import CachedAttention
 from ..latent_matrices import HeadMatrices, LatentShape
 from ..memory import View
 from ..passes import Pass
-from .attention import attend, shaped
+from .attention import attend, with_heads
 from .elementwise import heads_partition
 from .latent_batch import LatentBatch
 from .linear import multiply
@@ -34,12 +37,12 @@ class LatentAttentionStep(Step):
         super().__init__(executable, op)
         self.op, self.shape = op, LatentShape(op)
         self.matrices = HeadMatrices(executable.store, op, self.shape)
-        self.mode = executable.settings.mla
+        self.params, self.mode = AttentionParams(op.scale), executable.settings.mla
         self.kv_b = None if op.kv_b is None else executable.matrix(op.kv_b)
 
     def emit(self, out: Pass) -> None:
         op, s = self.op, self.shape
-        q = shaped(out.dense(op.q), s.heads, s.nope + s.rope)
+        q = with_heads(out.dense(op.q), s.heads, s.nope + s.rope)
         row = self._row(out)
         result = out.new(op.out)
         is_observed = out.observer is not None and out.observer.wants_input(op)
@@ -63,13 +66,13 @@ class LatentAttentionStep(Step):
             out.call(batch.run)
 
     def _is_static(self, out: Pass, is_observed: bool) -> bool:
-        """Whether all sequences absorb, whatever their lengths, with products of a few tokens."""
+        """Whether all sequences absorb, whatever their lengths are, with GEMV products."""
         absorbs = self.mode == 1 or (self.mode == 3 and max(out.counts) == 1)
         plans = self.matrices.query_plan is not None and self.matrices.output_plan is not None
         return absorbs and plans and out.gemv and out.settings.flash and not is_observed
 
     def _row(self, out: Pass) -> View:
-        """Latents with their rotated keys behind them: where they lie, or copied there."""
+        """Latents followed by their rotated keys: as they are in memory, or copied to be so."""
         s, latent, k_pe = self.shape, out.view(self.op.latent), out.view(self.op.k_pe)
         if latent.block is k_pe.block and k_pe.offset == latent.offset + 4 * s.rank and latent.row_bytes == k_pe.row_bytes:
             return replace(latent, heads=1, head_bytes=0, width=s.rank + s.rope)
@@ -82,28 +85,28 @@ class LatentAttentionStep(Step):
         op, s, n = self.op, self.shape, out.n
         k, v = out.temporary(n, s.heads, s.nope + s.rope), out.temporary(n, s.heads, s.v)
         if self.kv_b is not None:
-            both = out.temporary(n, s.heads, s.nope + s.v)
-            multiply(out, op.latent, self.kv_b, both)
-            out.copy(both.columns(0, s.nope), k.columns(0, s.nope))
-            out.copy(both.columns(s.nope, s.v), v)
+            k_and_v = out.temporary(n, s.heads, s.nope + s.v)
+            multiply(out, op.latent, self.kv_b, k_and_v)
+            out.copy(k_and_v.columns(0, s.nope), k.columns(0, s.nope))
+            out.copy(k_and_v.columns(s.nope, s.v), v)
         else:
             latents, keys, values = row.columns(0, s.rank).array[:, 0], k.array[..., : s.nope], v.array
             out.call(lambda: self.matrices.expand(np.ascontiguousarray(latents), keys, values))
         out.copy(replace(row.columns(s.rank, s.rope), heads=s.heads, head_bytes=0), k.columns(s.nope, s.rope))
         out.write_cache(op.layer, "k", k)
         out.write_cache(op.layer, "v", v)
-        attend(out, op.layer, q, result, ("k", "v"), s.heads, op.scale)
+        attend(out, CachedAttention(op.layer, q, result, "k", "v", s.heads, self.params))
 
     def _absorb(self, out: Pass, q: View, result: View) -> None:
         s, n = self.shape, out.n
         rows = n * s.heads
         partition = heads_partition(out, q)
         # One row per token and head.
-        each = replace(q, rows=rows, row_bytes=q.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
+        by_head = replace(q, rows=rows, row_bytes=q.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
         nope = out.temporary(rows, 1, s.nope, partition.axis)
         wide = out.temporary(rows, 1, s.rank + s.rope, partition.axis)
-        out.copy(each.columns(0, s.nope), nope, replace(partition, columns=s.nope, column_step=s.nope))
-        out.copy(each.columns(s.nope, s.rope), wide.columns(s.rank, s.rope), partition)
+        out.copy(by_head.columns(0, s.nope), nope, replace(partition, columns=s.nope, column_step=s.nope))
+        out.copy(by_head.columns(s.nope, s.rope), wide.columns(s.rank, s.rope), partition)
         temporary = out.take_temporary
         jobs = out.schedule.table(
             word for head in range(s.heads) for t in range(n) for word in (head, t * s.heads + head, 1, t * s.heads + head)
@@ -114,12 +117,14 @@ class LatentAttentionStep(Step):
         gemv_task(out, plan, codes, wide.columns(0, s.rank), jobs, rows, stride=s.rank + s.rope)
         weighted = out.temporary(n, s.heads, s.rank)
         queries = replace(wide, rows=n, row_bytes=s.heads * wide.row_bytes, heads=s.heads, head_bytes=wide.row_bytes)
-        names = ("kv", "v" if self.mode == 1 else "kv")
-        attend(out, self.op.layer, queries, weighted, names, 1, self.op.scale)
+        values = "v" if self.mode == 1 else "kv"
+        attend(out, CachedAttention(self.op.layer, queries, weighted, "kv", values, 1, self.params))
         plan, block = self.matrices.output_plan, self.matrices.output_block
         assert plan is not None
-        each = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
+        by_head = replace(weighted, rows=rows, row_bytes=weighted.head_bytes, heads=1, head_bytes=0, axis=partition.axis)
         step = max(1, 1024 // s.rank)
-        codes = gemv_inputs(out, each, block, replace(partition, row_step=step, columns=s.rank, column_step=s.rank), temporary)
+        codes = gemv_inputs(
+            out, by_head, block, replace(partition, row_step=step, columns=s.rank, column_step=s.rank), temporary
+        )
         to = replace(result, rows=rows, row_bytes=4 * s.v, heads=1, head_bytes=0, width=s.v)
         gemv_task(out, plan, codes, to, jobs, rows)

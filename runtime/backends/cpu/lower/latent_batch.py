@@ -1,4 +1,4 @@
-"""Latent attention of batches whose sequences absorb or expand as their lengths say, and what an observer is told of it."""
+"""Latent attention of batches in which each sequence absorbs or expands according to its length, and of observed passes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....simd.workers import Workers
-from ..attention import Span
 from ..flash import Segment, attend
-from ..kernels.attention.shared_values import Shared
+from ..kernels.attention.shared_values import SharedValues
 from ..kernels.gemm import gemm
-from ..kv_cache import KVCache, Rows
+from ..kv_cache import CacheRows, KVCache
 from ..memory import View
 from ..passes import Batch, Pass
-from .attention import SCORES_BYTES, plain_attention
+from .attention import SCORES_BYTES, stored_scores_attention
 
 if TYPE_CHECKING:
     from .latent_attention import LatentAttentionStep
 
-_ALONE = Workers(1)
-_LANES = 16  # rows that kernels read are filled up to a multiple of so many numbers
-_CHUNK_BYTES = 8 << 20  # keys and values that a thread expands at a time: more only push each other out of its cache
+_ONE_THREAD = Workers(1)
+_LANES = 16  # rows that kernels read are filled up to a multiple of this many numbers
+_CHUNK_BYTES = 8 << 20  # of keys and values that a thread expands at a time: more do not stay in its cache
 
 
 class LatentBatch:
@@ -30,7 +29,7 @@ class LatentBatch:
     def __init__(self, step: LatentAttentionStep, out: Pass, q: View, row: View, result: View, is_observed: bool):
         self._op, self._shape, self._mode, self._matrices = step.op, step.shape, step.mode, step.matrices
         self._pass, self._q, self._row, self._result = out, q.array, row.array[:, 0], result.array
-        self._span, self._flash = Span(step.op.scale), out.settings.flash
+        self._params, self._flash = step.params, out.settings.flash
         self._scores_bytes = min(out.settings.attention_bytes, SCORES_BYTES)
         self._observer = out.observer if is_observed else None
 
@@ -45,7 +44,7 @@ class LatentBatch:
         weighted = np.empty((n, s.heads, s.rank), np.float32) if absorbing or (observer is not None and sums is None) else None
         if absorbing:
             assert weighted is not None
-            self._weigh(weighted, ("kv", "v" if self._mode == 1 else "kv"), absorbing)
+            self._attend_latents(weighted, "v" if self._mode == 1 else "kv", absorbing)
             rows = _rows_of(absorbing, n)
             self._result[rows] = self._matrices.finish(weighted[rows].transpose(1, 0, 2)).transpose(1, 0, 2)
             if sums is not None:
@@ -54,26 +53,27 @@ class LatentBatch:
             keys, values = self._matrices.load()
             for cache, at in expanding:
                 past = cache.read(self._op.layer, "kv", at.stop - at.start)[0]
-                wanted = None
+                observed = None
                 if sums is not None:
-                    wanted = np.empty((s.heads, s.rank))
+                    observed = np.empty((s.heads, s.rank))
                 elif observer is not None:
                     assert weighted is not None
-                    wanted = weighted[at]
-                self._expand(self._q[at], past, keys, values, self._result[at], wanted)
-                if sums is not None and wanted is not None:
-                    sums += wanted
+                    observed = weighted[at]
+                self._expand(self._q[at], past, keys, values, self._result[at], observed)
+                if sums is not None and observed is not None:
+                    sums += observed
         if observer is not None:
-            self._tell(weighted, sums)
+            self._report(weighted, sums)
 
     def observe(self) -> None:
-        """With -mla 0: tells the observer of the weighted latents, which are cached for it."""
+        """With -mla 0: reports the weighted latents, which are cached for the observer alone."""
         batch, s = self._pass.run_state.batch, self._shape
         weighted = np.empty((len(self._q), s.heads, s.rank), np.float32)
-        self._weigh(weighted, ("kv", "kv"), batch)
-        self._tell(weighted, None)
+        self._attend_latents(weighted, "kv", batch)
+        self._report(weighted, None)
 
-    def _tell(self, weighted: np.ndarray | None, sums: np.ndarray | None) -> None:
+    def _report(self, weighted: np.ndarray | None, sums: np.ndarray | None) -> None:
+        """Reports the inputs of the matrices: weighted latents float32 [n, heads, rank], or the sums of their squares."""
         observer, op, s = self._observer, self._op, self._shape
         assert observer is not None
         kv_b, k_b, v_b = op.observed
@@ -86,9 +86,10 @@ class LatentBatch:
             observer.on_head_inputs(op, v_b, weighted)
 
     def _absorbs(self, new: int, past: int) -> bool:
-        """Multiplications per head: expanding costs products of all tokens with K and V, absorbing costs wider attention.
+        """Whether a sequence absorbs: with -mla 3 where that takes fewer multiplications per head.
 
-        A single token absorbs whatever the past is: expanding takes decoded matrices.
+        Expanding costs products of all tokens with K and V, absorbing costs wider attention. A single token always absorbs, as
+        expanding takes decoded matrices.
         """
         if self._mode != 3 or new == 1:
             return self._mode in (1, 3)
@@ -97,8 +98,11 @@ class LatentBatch:
         absorb = new * s.rank * (s.nope + s.v) + new * total * (2 * s.rank + s.rope)
         return absorb < expand
 
-    def _weigh(self, out: np.ndarray, names: tuple[str, str], batch: Batch) -> None:
-        """Each head's attention-weighted latents [n, heads, rank]; only the rows of these sequences are filled in."""
+    def _attend_latents(self, out: np.ndarray, values_name: str, batch: Batch) -> None:
+        """Fills in the rows of the batch's sequences in out [n, heads, rank]: each head's attention-weighted latents.
+
+        values_name: under which the latents are cached as values; as keys they are "kv".
+        """
         s, q, layer, workers = self._shape, self._q, self._op.layer, self._pass.workers
         rows = _rows_of(batch, len(q))
         wide = np.empty((len(q), s.heads, s.rank + s.rope), np.float32)
@@ -108,56 +112,62 @@ class LatentBatch:
             segments = []
             for cache, at in batch:
                 new = at.stop - at.start
-                keys, values = cache.rows(layer, names[0], new), cache.rows(layer, names[1], new)
+                keys, values = cache.rows(layer, "kv", new), cache.rows(layer, values_name, new)
                 segments.append(Segment(wide[at], keys, values, cache.length, out[at]))
-            attend(segments, 1, self._span, workers)
+            attend(segments, 1, self._params, workers)
             return
         for cache, at in batch:
             new = at.stop - at.start
-            keys, values = cache.read(layer, names[0], new), cache.read(layer, names[1], new)[..., : s.rank]
-            plain_attention(wide[at], keys, values, out[at], self._span, self._scores_bytes, workers)
+            keys, values = cache.read(layer, "kv", new), cache.read(layer, values_name, new)[..., : s.rank]
+            stored_scores_attention(wide[at], keys, values, out[at], self._params, self._scores_bytes, workers)
 
     def _expand(
-        self, q: np.ndarray, past: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray, wanted: np.ndarray | None
+        self,
+        q: np.ndarray,
+        past: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        out: np.ndarray,
+        observed: np.ndarray | None,
     ) -> None:
-        """q [n, heads, nope + rope], past [m, rank + rope]: fills in out [n, heads, v].
+        """Fills in out [n, heads, v] from q [n, heads, nope + rope] and past [m, rank + rope].
 
-        A few heads at a time, so that their keys and values take no more than `attention_bytes` (or what one head needs).
-        wanted: takes each head's weighted latents, float32 [n, heads, rank], or the sums of their squares, float64 [heads,
-        rank], for which they may be rounded.
+        Expands so many heads at a time that their keys and values take at most `attention_bytes` (or what one head needs).
+        observed: takes each head's weighted latents, float32 [n, heads, rank], or the sums of their squares, float64 [heads,
+        rank], for which latents may be rounded.
         """
         s, m, workers = self._shape, len(past), self._pass.workers
         k_width, v_width = (-(-width // _LANES) * _LANES for width in (s.nope + s.rope, s.v))
         per_head = 4 * m * (k_width + v_width)
-        bounded = self._pass.settings.attention_bytes // per_head
-        side_by_side = bounded >= workers.count
-        most = min(bounded // workers.count, _CHUNK_BYTES // per_head) if side_by_side else bounded
-        heads = max(1, min(most, -(-s.heads // workers.count)))
+        max_heads = self._pass.settings.attention_bytes // per_head
+        concurrent = max_heads >= workers.count  # each thread expands heads of its own
+        max_heads = min(max_heads // workers.count, _CHUNK_BYTES // per_head) if concurrent else max_heads
+        heads = max(1, min(max_heads, -(-s.heads // workers.count)))
         latents = None
-        if wanted is not None:
-            latents = Shared(past[:, : s.rank], self._matrices.exact or wanted.dtype == np.float32)
+        if observed is not None:
+            latents = SharedValues(past[:, : s.rank], self._matrices.exact or observed.dtype == np.float32)
 
-        def expand(a: int) -> None:
-            b, team = min(a + heads, s.heads), _ALONE if side_by_side else workers
-            k, v = np.zeros((b - a, m, k_width), np.float32), np.zeros((b - a, m, v_width), np.float32)
-            gemm.matmul(past[:, : s.rank], keys[a:b].transpose(0, 2, 1), k[..., : s.nope], team.ready(), team.count)
+        def expand(first: int) -> None:
+            stop, team = min(first + heads, s.heads), _ONE_THREAD if concurrent else workers
+            k, v = np.zeros((stop - first, m, k_width), np.float32), np.zeros((stop - first, m, v_width), np.float32)
+            gemm.matmul(past[:, : s.rank], keys[first:stop].transpose(0, 2, 1), k[..., : s.nope], team.ready(), team.count)
             k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
-            gemm.matmul(past[:, : s.rank], values[a:b].transpose(0, 2, 1), v[..., : s.v], team.ready(), team.count)
-            result = np.empty((len(q), b - a, s.v), np.float32)
-            queries = np.ascontiguousarray(q[:, a:b])
-            if latents is None or wanted is None:
+            gemm.matmul(past[:, : s.rank], values[first:stop].transpose(0, 2, 1), v[..., : s.v], team.ready(), team.count)
+            result = np.empty((len(q), stop - first, s.v), np.float32)
+            queries = np.ascontiguousarray(q[:, first:stop])
+            if latents is None or observed is None:
                 self._attend(queries, k, v, result, team)
             else:
-                found = wanted[a:b] if wanted.dtype == np.float64 else wanted[:, a:b]
-                self._attend(queries, k, v, result, team, latents, found)
-            out[:, a:b] = result
+                shared_out = observed[first:stop] if observed.dtype == np.float64 else observed[:, first:stop]
+                self._attend(queries, k, v, result, team, latents, shared_out)
+            out[:, first:stop] = result
 
-        runs = range(0, s.heads, heads)
-        if side_by_side:
-            workers.map(expand, runs, s.heads * m * (s.rank + len(q)) * (s.nope + s.rope + s.v))
+        starts = range(0, s.heads, heads)
+        if concurrent:
+            workers.map(expand, starts, s.heads * m * (s.rank + len(q)) * (s.nope + s.rope + s.v))
         else:
-            for a in runs:
-                expand(a)
+            for first in starts:
+                expand(first)
 
     def _attend(
         self,
@@ -166,31 +176,31 @@ class LatentBatch:
         v: np.ndarray,
         out: np.ndarray,
         workers: Workers,
-        shared: Shared | None = None,
+        shared: SharedValues | None = None,
         shared_out: np.ndarray | None = None,
     ) -> None:
         """Attention of q [n, heads, width] over k [heads, m, width] and v [heads, m, value width], rows filled up to a multiple
         of sixteen numbers with zeros, into out [n, heads, value width].
 
-        shared: m values more, the same for all heads, that are weighed into shared_out (see flash.Segment).
+        shared: further values, the same for all heads, whose weighted sums go to shared_out (see flash.Segment).
         """
         if self._flash:
-            segment = Segment(q, Rows.of(k), Rows.of(v), k.shape[1] - len(q), out, shared, shared_out)
-            attend([segment], len(k), self._span, workers)
+            segment = Segment(q, CacheRows.of(k), CacheRows.of(v), k.shape[1] - len(q), out, shared, shared_out)
+            attend([segment], len(k), self._params, workers)
             return
         keys = k[..., : q.shape[2]]
-        plain_attention(q, keys, v[..., : out.shape[2]], out, self._span, self._scores_bytes, workers)
+        stored_scores_attention(q, keys, v[..., : out.shape[2]], out, self._params, self._scores_bytes, workers)
         if shared is not None and shared_out is not None:
             values = np.broadcast_to(shared.rows, (len(k), *shared.rows.shape))
             squares = shared_out.dtype == np.float64
-            weighed = np.empty((len(q), len(k), shared.width), np.float32) if squares else shared_out
-            plain_attention(q, keys, values, weighed, self._span, self._scores_bytes, workers)
+            weighted = np.empty((len(q), len(k), shared.width), np.float32) if squares else shared_out
+            stored_scores_attention(q, keys, values, weighted, self._params, self._scores_bytes, workers)
             if squares:
-                np.einsum("nhr,nhr->hr", weighed, weighed, dtype=np.float64, out=shared_out)
+                np.einsum("nhr,nhr->hr", weighted, weighted, dtype=np.float64, out=shared_out)
 
 
 def _rows_of(batch: list[tuple[KVCache, slice]], n: int) -> slice | np.ndarray:
-    """The rows of some of a pass's sequences, of n in all."""
+    """The rows of a batch's sequences in a pass of n rows."""
     if sum(at.stop - at.start for _, at in batch) == n:
         return slice(0, n)
     return np.concatenate([np.arange(at.start, at.stop) for _, at in batch])

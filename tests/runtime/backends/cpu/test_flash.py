@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime.backends.cpu import flash
-from ggufmill.runtime.backends.cpu.attention import Span, causal_attention
+from ggufmill.runtime.backends.cpu.attention import AttentionParams, causal_attention
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
-from ggufmill.runtime.backends.cpu.kv_cache import CACHE_TYPES, KVCache, Part
+from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS
+from ggufmill.runtime.backends.cpu.kv_cache import KVCache
+from ggufmill.runtime.cache_layout import CACHE_TYPES, CachePart
 from ggufmill.simd.target import levels_here
 from ggufmill.simd.workers import Workers
 
@@ -24,20 +26,20 @@ ALONE, TWO, MANY = Workers(1), Workers(2), Workers(7)
 ROUNDING = 2e-5
 
 
-def plain(q, k, v, past, span):
+def plain(q, k, v, past, params):
     """q [n, heads, width], k, v [kv heads, m, width] -> [n, heads, width of v], in float64, score by score."""
     n, heads, _ = q.shape
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     out = np.empty((n, heads, v.shape[2]))
     for i, h in itertools.product(range(n), range(heads)):
         of = h * len(k) // heads
-        scores = span.scale * k[of, : past + i + 1] @ q[i, h]
-        if span.softcap:
-            scores = span.softcap * np.tanh(scores / span.softcap)
-        if span.window:
-            scores[: max(0, len(scores) - span.window)] = -np.inf
-        if span.sinks is not None:
-            scores = np.append(scores, span.sinks[h])
+        scores = params.scale * k[of, : past + i + 1] @ q[i, h]
+        if params.softcap:
+            scores = params.softcap * np.tanh(scores / params.softcap)
+        if params.window:
+            scores[: max(0, len(scores) - params.window)] = -np.inf
+        if params.sinks is not None:
+            scores = np.append(scores, params.sinks[h])
         weights = np.exp(scores - scores.max())
         weights /= weights.sum()
         out[i, h] = weights[: past + i + 1] @ v[of, : past + i + 1]
@@ -47,7 +49,7 @@ def plain(q, k, v, past, span):
 def cached(k, v, past, k_type="f32", v_type="f32"):
     """A cache of one layer that holds all rows, the last of them as those of a pass that is under way."""
     heads, m, k_width = k.shape
-    cache = KVCache(1, {"k": Part(heads, k_width, k_type), "v": Part(heads, v.shape[2], v_type)}, m)
+    cache = KVCache(1, {"k": CachePart(heads, k_width, k_type), "v": CachePart(heads, v.shape[2], v_type)}, m)
     for rows in (slice(0, past), slice(past, m)):
         if rows.stop > rows.start:
             for name, x in (("k", k), ("v", v)):
@@ -57,11 +59,11 @@ def cached(k, v, past, k_type="f32", v_type="f32"):
     return cache
 
 
-def result(q, cache, past, span, workers=ALONE):
+def result(q, cache, past, params, workers=ALONE):
     new, width = len(q), cache.parts["v"].width
     out = np.full((new, q.shape[1], width), np.nan, np.float32)
     part = Segment(np.ascontiguousarray(q), cache.rows(0, "k", new), cache.rows(0, "v", new), past, out)
-    attend([part], cache.parts["k"].heads, span, workers)
+    attend([part], cache.parts["k"].heads, params, workers)
     return out
 
 
@@ -80,9 +82,11 @@ def test_attention_is_that_of_a_plain_softmax(data):
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     q, k, v = random(rng, n, heads, kv_heads, k_width, v_width, past)
     sinks = rng.standard_normal(heads, dtype=np.float32) if draw(st.booleans()) else None
-    span = Span(k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200])), draw(st.sampled_from([0.0, 3.0])), sinks)
-    got = result(q, cached(k, v, past), past, span, draw(st.sampled_from([ALONE, TWO, MANY])))
-    assert np.abs(got - plain(q, k, v, past, span)).max() < ROUNDING
+    params = AttentionParams(
+        k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200])), draw(st.sampled_from([0.0, 3.0])), sinks
+    )
+    got = result(q, cached(k, v, past), past, params, draw(st.sampled_from([ALONE, TWO, MANY])))
+    assert np.abs(got - plain(q, k, v, past, params)).max() < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -99,32 +103,37 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
     q, k, v = random(np.random.default_rng(1), n, heads, kv_heads, k_width, v_width, past)
     sinks = np.linspace(-3, 3, heads, dtype=np.float32)
     cache = cached(k, v, past)
-    for span in (Span(k_width**-0.5, sinks=sinks), Span(k_width**-0.5, window=1000)):
-        queries = (q * np.float32(span.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
-        expected = causal_attention(queries, k, v, 1 << 20, ALONE, span).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
+    for params in (AttentionParams(k_width**-0.5, sinks=sinks), AttentionParams(k_width**-0.5, window=1000)):
+        queries = (q * np.float32(params.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
+        expected = causal_attention(queries, k, v, 1 << 20, ALONE, params).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
         for workers in (ALONE, MANY):
-            assert np.abs(result(q, cache, past, span, workers) - expected).max() < ROUNDING
+            assert np.abs(result(q, cache, past, params, workers) - expected).max() < ROUNDING
 
 
 @pytest.mark.parametrize(
-    "span", [Span(0.2), Span(0.2, window=300), Span(0.2, softcap=3.0, sinks=np.array([1.0, -2.0], np.float32))]
+    "params",
+    [
+        AttentionParams(0.2),
+        AttentionParams(0.2, window=300),
+        AttentionParams(0.2, softcap=3.0, sinks=np.array([1.0, -2.0], np.float32)),
+    ],
 )
-def test_stored_scores_give_a_query_the_same_bits_in_any_batch(span):
+def test_stored_scores_give_a_query_the_same_bits_in_any_batch(params):
     random_ = np.random.default_rng(6)
     q, k, v = (random_.standard_normal(shape).astype(np.float32) for shape in ((1, 2, 200, 24), (1, 700, 24), (1, 700, 40)))
-    expected = causal_attention(q, k, v, 1 << 20, ALONE, span)
+    expected = causal_attention(q, k, v, 1 << 20, ALONE, params)
     for cuts in ((1, 150), (77,), (10, 11, 12)):
         ends, parts = [*cuts, 200], []
         for start, end in zip([0, *cuts], ends, strict=True):
             seen = 500 + end
-            parts.append(causal_attention(q[:, :, start:end], k[:, :seen], v[:, :seen], 1 << 14, Workers(3), span))
+            parts.append(causal_attention(q[:, :, start:end], k[:, :seen], v[:, :seen], 1 << 14, Workers(3), params))
         assert np.array_equal(np.concatenate(parts, axis=2), expected)
 
 
 @pytest.mark.skipif("avx2" not in levels_here(), reason="needs AVX2")
 def test_a_lesser_processor_attends_alike(tmp_path):
     """With tiles of one vector, as without AVX-512, in a process of its own."""
-    past, span, cases = 130, Span(0.2, window=100), {}
+    past, params, cases = 130, AttentionParams(0.2, window=100), {}
     for n in (1, 13):
         q, k, v = random(np.random.default_rng(n), n, 4, 2, 24, 40, past)
         cases |= {f"q{n}": q, f"k{n}": k, f"v{n}": v}
@@ -134,13 +143,13 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_flash import cached, result
-from ggufmill.runtime.backends.cpu.attention import Span
+from ggufmill.runtime.backends.cpu.attention import AttentionParams
 from ggufmill.runtime.backends.cpu.kernels.attention.tiles import VECTORS
 given = np.load({str(tmp_path / "given.npz")!r})
 found = {{"vectors": np.array(VECTORS)}}
 for n in (1, 13):
     q, k, v = (given[f"{{name}}{{n}}"] for name in "qkv")
-    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, Span({span.scale}, window={span.window}))
+    found[f"out{{n}}"] = result(q, cached(k, v, {past}), {past}, AttentionParams({params.scale}, window={params.window}))
 np.savez({str(tmp_path / "found.npz")!r}, **found)
 """
     lesser = os.environ | {"GGUFMILL_CPU": "avx2"}
@@ -150,35 +159,61 @@ np.savez({str(tmp_path / "found.npz")!r}, **found)
     assert found["vectors"] == 1
     for n in (1, 13):
         q, k, v = (cases[f"{name}{n}"] for name in "qkv")
-        assert np.abs(found[f"out{n}"] - plain(q, k, v, past, span)).max() < ROUNDING
+        assert np.abs(found[f"out{n}"] - plain(q, k, v, past, params)).max() < ROUNDING
 
 
 def test_keys_are_split_among_threads_where_heads_are_few():
-    tasks, splits = flash.split_up(1, 4, 1, 10_000, 0, 128, 128, 4)
+    tasks, splits, split_blocks, *_ = flash.divide(1, 4, 1, 10_000, 0, 128, 128, 4)
     assert splits > 1
     assert len(tasks) == splits
     ranges = sorted((int(task[6]), int(task[7])) for task in tasks)
     assert ranges[0][0] == 0
-    assert 10_001 <= ranges[-1][1] < 10_064  # beyond what a query sees there is nothing to do
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
+    assert ranges[-1][1] == -(-10_001 // KEYS)  # beyond what a query sees there is nothing to do
+    assert all(a[1] == b[0] == (i + 1) * split_blocks for i, (a, b) in enumerate(itertools.pairwise(ranges)))
+
+
+@pytest.mark.parametrize("window", [0, 100, 1000])
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "past"), [(1, 4, 1, 5000), (1, 6, 3, 1400), (1, 130, 1, 900), (5, 4, 2, 2222), (300, 4, 1, 777)]
+)
+def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past, window):
+    q, k, v = random(np.random.default_rng(8), n, heads, kv_heads, 64, 48, past)
+    params = AttentionParams(0.2, window, sinks=np.linspace(-3, 3, heads, dtype=np.float32))
+    cache = cached(k, v, past)
+    divisions = [flash.divide(n, heads // kv_heads, kv_heads, past, window, 64, 48, threads) for threads in (1, 2, 3, 7)]
+    assert window == 100 or len({division.tasks.tobytes() for division in divisions}) > 1  # the tasks do depend on it
+    expected = result(q, cache, past, params)
+    assert np.abs(expected - plain(q, k, v, past, params)).max() < ROUNDING
+    for workers in (TWO, Workers(3), MANY):
+        assert np.array_equal(result(q, cache, past, params, workers), expected)
+
+
+def test_a_query_with_a_window_has_the_same_bits_in_any_prompt():
+    past, n, params = 500, 200, AttentionParams(0.2, window=150)
+    q, k, v = random(np.random.default_rng(9), n, 4, 2, 32, 32, past)
+    expected = result(q, cached(k, v, past), past, params)
+    for start, stop in ((0, 77), (77, 200), (31, 90)):
+        end = past + stop
+        out = result(q[start:stop], cached(k[:, :end], v[:, :end], past + start), past + start, params, TWO)
+        assert np.array_equal(out, expected[start:stop])
 
 
 def test_large_scores_do_not_overflow_and_nan_is_not_lost():
     q, k, v = random(np.random.default_rng(2), 20, 2, 1, 32, 32, 140)
-    assert np.isfinite(result(100 * q, cached(100 * k, v, 140), 140, Span(1.0))).all()
+    assert np.isfinite(result(100 * q, cached(100 * k, v, 140), 140, AttentionParams(1.0))).all()
     k[0, 3, 5] = np.nan
-    assert np.isnan(result(q, cached(k, v, 140), 140, Span(1.0))).all()
+    assert np.isnan(result(q, cached(k, v, 140), 140, AttentionParams(1.0))).all()
 
 
 def test_several_sequences_at_once():
-    rng, span, parts, expected = np.random.default_rng(3), Span(0.2), [], []
+    rng, params, parts, expected = np.random.default_rng(3), AttentionParams(0.2), [], []
     for n, past in ((1, 300), (1, 2), (9, 0)):
         q, k, v = random(rng, n, 4, 2, 32, 16, past)
         cache = cached(k, v, past)
         out = np.empty((n, 4, 16), np.float32)
         parts.append(Segment(q, cache.rows(0, "k", n), cache.rows(0, "v", n), past, out))
-        expected.append(plain(q, k, v, past, span))
-    attend(parts, 2, span, MANY)
+        expected.append(plain(q, k, v, past, params))
+    attend(parts, 2, params, MANY)
     for part, wanted in zip(parts, expected, strict=True):
         assert np.abs(part.out - wanted).max() < ROUNDING
 
@@ -193,9 +228,9 @@ def test_rows_of_every_type_are_read_as_their_codec_decodes_them(type_name, side
     flat = given.reshape(-1, given.shape[2])
     stored = decode(encode(flat, type_name), type_name, given.shape[2]).reshape(given.shape)
     assert np.array_equal(cache.read(0, side, 37), stored)
-    span = Span(96**-0.5)
-    expected = plain(q, stored if side == "k" else k, stored if side == "v" else v, 150, span)
-    assert np.abs(result(q, cache, 150, span) - expected).max() < ROUNDING
+    params = AttentionParams(96**-0.5)
+    expected = plain(q, stored if side == "k" else k, stored if side == "v" else v, 150, params)
+    assert np.abs(result(q, cache, 150, params) - expected).max() < ROUNDING
 
 
 # Root mean square error of the output, relative to that of float32 rows, with keys and values both of the type.
@@ -205,8 +240,8 @@ BOUNDS = {"f32": 1e-6, "f16": 4e-4, "bf16": 4e-3, "q8_0": 8e-3, "q8_KV": 1.2e-2,
 @pytest.mark.parametrize("type_name", CACHE_TYPES)
 def test_the_error_of_a_type_is_bounded(type_name):
     q, k, v = random(np.random.default_rng(5), 50, 4, 2, 64, 64, 200)
-    expected = plain(q, k, v, 200, Span(1 / 8))
-    got = result(q, cached(k, v, 200, type_name, type_name), 200, Span(1 / 8))
+    expected = plain(q, k, v, 200, AttentionParams(1 / 8))
+    got = result(q, cached(k, v, 200, type_name, type_name), 200, AttentionParams(1 / 8))
     error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
     assert error < BOUNDS[type_name]
     assert type_name == "f32" or error > BOUNDS[type_name] / 4  # a bound that says something
@@ -240,7 +275,7 @@ def test_rows_that_are_not_finite_stay_so(type_name):
 
 
 def test_a_cache_takes_what_its_types_take_and_no_more_than_its_limit():
-    parts = {"k": Part(2, 64, "q8_0"), "v": Part(2, 48, "f16")}
+    parts = {"k": CachePart(2, 64, "q8_0"), "v": CachePart(2, 48, "f16")}
     cache = KVCache(3, parts, 100)
     assert cache.nbytes == 0
     assert cache.token_bytes == 3 * 2 * (68 + 96)
@@ -249,5 +284,5 @@ def test_a_cache_takes_what_its_types_take_and_no_more_than_its_limit():
             cache.put(layer, name, np.zeros((33, part.heads, part.width), np.float32))
         cache.commit(33)
     assert cache.length * cache.token_bytes <= cache.nbytes <= 100 * cache.token_bytes
-    assert Part(1, 10, "f16").row_bytes == 32  # sixteen numbers
-    assert Part(1, 128, "q8_KV").row_bytes == TYPES["q8_KV"].row_bytes(128)
+    assert CachePart(1, 10, "f16").row_bytes == 32  # sixteen numbers
+    assert CachePart(1, 128, "q8_KV").row_bytes == TYPES["q8_KV"].row_bytes(128)

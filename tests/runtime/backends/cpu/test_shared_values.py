@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ggufmill.runtime.backends.cpu.attention import Span
+from ggufmill.runtime.backends.cpu.attention import AttentionParams
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
-from ggufmill.runtime.backends.cpu.kernels.attention.shared_values import Shared
-from ggufmill.runtime.backends.cpu.kv_cache import Rows
+from ggufmill.runtime.backends.cpu.kernels.attention.shared_values import SharedValues
+from ggufmill.runtime.backends.cpu.kv_cache import CacheRows
 from ggufmill.simd.workers import Workers
 
 # queries, tokens before them, heads, widths of keys, values and shared values
@@ -19,7 +19,7 @@ def test_shared_values_are_weighed_as_others(shape, exact):
     n, past, heads, k_width, v_width, width = shape
     draw, m = np.random.default_rng(4), past + n
     q, k, v = (draw.standard_normal(s, np.float32) for s in ((n, heads, k_width), (heads, m, k_width), (heads, m, v_width)))
-    values, span = draw.standard_normal((m, width), np.float32) + 1, Span(0.3)
+    values, params = draw.standard_normal((m, width), np.float32) + 1, AttentionParams(0.3)
     scores = np.einsum("nhk,hmk->hnm", q, k).astype(np.float64) * 0.3
     scores[:, np.arange(m) > past + np.arange(n)[:, None]] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -27,10 +27,10 @@ def test_shared_values_are_weighed_as_others(shape, exact):
 
     def run(shared, found, threads):
         out = np.empty((n, heads, v_width), np.float32)
-        attend([Segment(q, Rows.of(k), Rows.of(v), past, out, shared, found)], heads, span, Workers(threads))
+        attend([Segment(q, CacheRows.of(k), CacheRows.of(v), past, out, shared, found)], heads, params, Workers(threads))
         return out
 
-    alone, shared = run(None, None, 1), Shared(values, exact)
+    alone, shared = run(None, None, 1), SharedValues(values, exact)
     whole = np.zeros((n, heads + 2, width), np.float32)  # heads of a larger array
     close = 1e-5 if exact else 1e-2
     assert np.abs(run(shared, whole[:, 1:-1], 1) - alone).max() < 1e-5

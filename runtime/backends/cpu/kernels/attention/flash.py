@@ -1,8 +1,13 @@
 """Attention whose scores never leave the processor's cache (FlashAttention-2, arXiv:2307.08691, section 3.1).
 
-A task takes some queries of one or more key heads through a range of keys, block by block: scores, running maximum and sum of
-each query, weighted values. Keys and values of a block are decoded once for all queries of the task, whatever type they have in
-memory. Where one query would leave threads idle, the keys are cut into ranges, whose results `merge` joins.
+A task takes some queries of one or more key heads through the keys, in blocks that begin at multiples of KEYS: scores, maximum
+and sum of each query, weighted values. Keys and values of a block are decoded once for all queries of the task, whatever type
+they have in memory. Sums take one of two orders, neither of which depends on the tasks:
+
+- of many queries: block after block, the sums scaled whenever a maximum grows;
+- of a few (a token that is generated): each block for itself, and the results of blocks added as a binary tree over the blocks'
+  numbers. So the keys can be divided among threads: a task takes an aligned run of a power of two of blocks, a node of that
+  tree (a *split* of the keys), and `merge` adds the splits.
 """
 
 from __future__ import annotations
@@ -14,36 +19,38 @@ from ......simd.exponential import exp, exp_lanes
 from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
 from ......simd.memory import view
 from ......simd.team import call_part, part
-from .cache_rows import KINDS, decode_columns, decode_rows
+from .cache_rows import TYPE_IDS, decode_columns, decode_rows
 from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
-from .tiles import PANEL, capped, multiply
+from .tiles import PANEL, multiply_panels, soft_cap
 
-# Words of a job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
+# A job, int64: addresses, sizes in elements, steps in bytes, and two float64 by their bits.
 JOB_FIELDS = (
     "tasks",  # address of int64 [parts, TASK_FIELDS]
     "q",  # float32 [n, heads, k_width]
     "k",  # of row 0 of key head 0
     "v",
-    "out",  # float32 [n, heads, v_width]: of split 0, and in the end of all
-    "out_splits",  # float32 [splits - 1, n, heads, v_width]: of the others
-    "top",  # float32 [splits, n, heads]: the largest score
-    "total",  # float32 [splits, n, heads]: the sum of exp(score - top)
+    "out",  # float32 [n, heads, v_width]
+    "split_values",  # float32 [splits, n, heads, v_width]: sums of exp(score - maximum) * value, where there are several splits
+    "maxima",  # float32 [splits, n, heads]: the largest score
+    "sums",  # float32 [splits, n, heads]: the sum of exp(score - maximum)
     "sinks",  # float32 [heads], or 0
     "n",
     "group",  # queries per key head
     "kv_heads",
     "k_width",
     "v_width",
-    "k_kind",
-    "v_kind",
-    "k_row",
-    "v_row",
-    "k_head",  # from one head's rows to the next
-    "v_head",
+    "k_type",  # of TYPE_IDS
+    "v_type",
+    "k_row_bytes",
+    "v_row_bytes",
+    "k_head_bytes",  # from one head's rows to the next
+    "v_head_bytes",
     "past",  # tokens before the first query's
     "window",  # 0: none
     "splits",
-    "shared",  # address of the part that weighs shared values (see flash_shared), or 0
+    "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of many queries, and one split
+    "merge_heads",  # heads of a part of `merge`
+    "shared_part",  # address of the part that weighs shared values (see shared_values), or 0
     "shared_values",
     "shared_width",
     "shared_out",  # float32 [n, shared_heads, shared_width]: of the job's first head
@@ -52,50 +59,53 @@ JOB_FIELDS = (
     "softcap",  # 0: none
 )
 (
-    _TASKS, _Q, _K, _V, _OUT, _OUT_SPLITS,
-    _TOP, _TOTAL, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_KIND, _V_KIND, _K_ROW, _V_ROW,
-    _K_HEAD, _V_HEAD, _PAST, _WINDOW, _SPLITS, _SHARED, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE,
-    _SOFTCAP,
+    _TASKS, _Q, _K, _V, _OUT, _SPLIT_VALUES, _MAXIMA, _SUMS, _SINKS, _N, _GROUP, _KV_HEADS, _K_WIDTH, _V_WIDTH, _K_TYPE,
+    _V_TYPE, _K_ROW_BYTES, _V_ROW_BYTES, _K_HEAD_BYTES, _V_HEAD_BYTES, _PAST, _WINDOW, _SPLITS, _SPLIT_BLOCKS, _MERGE_HEADS,
+    _SHARED_PART, _SHARED_VALUES, _SHARED_WIDTH, _SHARED_OUT, _SHARED_HEADS, _SCALE, _SOFTCAP,
 ) = range(len(JOB_FIELDS))  # fmt: skip
 _JOB_SIZE = len(JOB_FIELDS)
-# Key heads, queries of a group, queries in time, keys: each from ... to; and which split of the keys.
-TASK_FIELDS = ("head", "head_end", "member", "member_end", "first", "end", "key", "key_end", "split")
+# Key heads, queries of a group, tokens, blocks of keys: each from ... to; and the number of the split. Blocks may go beyond the
+# last key that a query sees.
+TASK_FIELDS = ("head", "head_end", "member", "member_end", "token", "token_end", "block", "block_end", "split")
+_HEAD, _HEAD_END, _MEMBER, _MEMBER_END, _TOKEN, _TOKEN_END, _BLOCK, _BLOCK_END, _SPLIT = range(len(TASK_FIELDS))
 _TASK_SIZE = len(TASK_FIELDS)
 
-_IN_BLOCKS = KINDS["q8_0"]  # the first of the kinds with blocks of 32
+_FIRST_BLOCK_TYPE = TYPE_IDS["q8_0"]
 assert KEYS % PANEL == 0
-_NEVER = np.float32(-1e30)  # below any score, and finite: its difference to itself is 0
+_LOWEST = np.float32(-1e30)  # below any score, and finite: its difference to itself is 0
+_MAX_LEVELS = 64  # of the tree of blocks
 
 
 @kernel
-def _up(n, unit):
+def _round_up(n, unit):
     return (n + unit - 1) // unit * unit
 
 
 @kernel
-def _take_queries(job, head, member, member_end, first, end, scale, out, to, width):
-    """Copies the queries of a task times scale to rows of `width` of out[to:], zeros behind their own width."""
-    given, heads = job[_K_WIDTH], job[_KV_HEADS] * job[_GROUP]
-    q = view(job[_Q], job[_N] * heads * given, np.float32)
-    for i in range(first, end):
-        for g in range(member, member_end):
-            at = (i * heads + head * job[_GROUP] + g) * given
-            for j in range(given):
-                out[to + j] = q[at + j] * scale
-            for j in range(given, width):
-                out[to + j] = np.float32(0)
-            to += width
+def _copy_queries(job, task, head, scale, out, width):
+    """Writes the queries of a task times scale to out, rows of `width` numbers: zeros follow a query's own."""
+    k_width, heads, row = job[_K_WIDTH], job[_KV_HEADS] * job[_GROUP], 0
+    q = view(job[_Q], job[_N] * heads * k_width, np.float32)
+    for token in range(task[_TOKEN], task[_TOKEN_END]):
+        for member in range(task[_MEMBER], task[_MEMBER_END]):
+            start = (token * heads + head * job[_GROUP] + member) * k_width
+            for j in range(k_width):
+                out[row + j] = q[start + j] * scale
+            for j in range(k_width, width):
+                out[row + j] = np.float32(0)
+            row += width
 
 
 @kernel
-def _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, width):
-    """Scores of a block, [rows, KEYS] of scores, become exp(score - running maximum); what was summed so far is scaled to it.
+def _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, width):
+    """Replaces the scores of a block, rows of KEYS numbers, by exp(score - running maximum of the row), 0 where a query does
+    not see a key; scales the row's sum, and its `width` sums of values, to that maximum.
 
-    unseen: so many rows from the first are left out; position: of the first query, which `members` rows share; the keys are
-    key ... key + count - 1; mixed: rows of `width`.
+    skipped: so many rows from the first on see no key of the block, and are left as they are; position: of the first query's
+    token; members: rows per token; the keys are key ... key + count - 1; values: float32, rows of `width`.
     """
-    padded = _up(count, LANES)
-    for r in range(unseen, rows):
+    padded = _round_up(count, LANES)
+    for r in range(skipped, rows):
         at, own = r * KEYS, position + r // members
         end = min(own + 1 - key, count)
         begin = max(own + 1 - window - key, 0) if window else 0
@@ -105,73 +115,126 @@ def _weigh(scores, unseen, rows, members, position, window, key, count, softcap,
             continue
         if softcap != 0:
             for j in range(0, padded, LANES):
-                store(scores, at + j, capped(load(scores, at + j), softcap))
+                store(scores, at + j, soft_cap(load(scores, at + j), softcap))
         for j in range(begin):
             scores[at + j] = -np.inf
         for j in range(end, padded):
             scores[at + j] = -np.inf
-        highest = splat(_NEVER)
+        lane_maxima = splat(_LOWEST)
         for j in range(0, padded, LANES):
-            highest = max_lanes(load(scores, at + j), highest)
-        before = top[r]
-        now = max(before, reduce_max(highest))
-        sums = splat(0)
+            lane_maxima = max_lanes(load(scores, at + j), lane_maxima)
+        before = maxima[r]
+        maximum = max(before, reduce_max(lane_maxima))
+        lane_sums = splat(0)
         for j in range(0, padded, LANES):
-            weights = exp_lanes(load(scores, at + j) - now)
+            weights = exp_lanes(load(scores, at + j) - maximum)
             store(scores, at + j, weights)
-            sums = sums + weights
-        if now != before:
-            shrink = exp(before - now)
-            top[r] = now
-            total[r] *= shrink
+            lane_sums = lane_sums + weights
+        if maximum != before:
+            factor = exp(before - maximum)
+            maxima[r] = maximum
+            sums[r] *= factor
             for j in range(r * width, (r + 1) * width, LANES):
-                store(mixed, j, load(mixed, j) * shrink)
-        total[r] += reduce_sum(sums)
+                store(values, j, load(values, j) * factor)
+        sums[r] += reduce_sum(lane_sums)
+
+
+# --- the tree of blocks -----------------------------------------------------------------------------------------------
+#
+# A node of the tree is the number of a buffer: values float32 [rows, width] at `values + node * step`, and the rows' maxima and
+# sums likewise. `nodes` and `levels` are a stack of those that are not yet added up: node, and its height in the tree.
 
 
 @kernel
-def _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width):
-    """Divides the sums of a task's rows, m_width apart, by their totals, and writes them where the job wants them: v_width for
-    a head's own values, and behind them those for shared ones. total then is what they were multiplied with."""
-    heads, width, first = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], task[4]
-    rows_each = job[_N] * heads
-    results, split = job[_SPLITS] * rows_each, task[8]
-    out = view(
-        job[_OUT] if split == 0 else job[_OUT_SPLITS] + 4 * (split - 1) * rows_each * width, rows_each * width, np.float32
-    )
-    tops, totals = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
+def _add_node(left, right, rows, width, values, step, maxima, sums, row_step):
+    """Adds the node `right` to the node `left`."""
+    size = rows * width
+    a_values, b_values = view(values + left * step, size, np.float32), view(values + right * step, size, np.float32)
+    a_maxima, b_maxima = view(maxima + left * row_step, rows, np.float32), view(maxima + right * row_step, rows, np.float32)
+    a_sums, b_sums = view(sums + left * row_step, rows, np.float32), view(sums + right * row_step, rows, np.float32)
     for r in range(rows):
-        of_all = head * job[_GROUP] + task[2] + r % members
-        row = (first + r // members) * heads + of_all
-        to = split * rows_each + row
-        highest, sum_, factor = top[r], total[r], np.float32(1)
-        if job[_SINKS] and split == 0:  # counted once, however many splits there are
-            sink = view(job[_SINKS], heads, np.float32)[of_all]
-            highest = max(sink, top[r])
-            factor = exp(top[r] - highest)
-            sum_ = total[r] * factor + exp(sink - highest)
-        tops[to], totals[to] = highest, sum_
-        factor = np.float32(0) if sum_ == 0 else factor / sum_
-        for j in range(width):
-            out[row * width + j] = mixed[r * m_width + j] * factor
-        total[r] = factor
-        if job[_SHARED_HEADS]:
-            place = (first + r // members) * job[_SHARED_HEADS] + of_all
-            more = view(job[_SHARED_OUT] + 4 * place * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float32)
-            for j in range(more.size):
-                more[j] = mixed[r * m_width + v_width + j] * factor
+        maximum = max(a_maxima[r], b_maxima[r])
+        a, b = exp(a_maxima[r] - maximum), exp(b_maxima[r] - maximum)
+        a_maxima[r] = maximum
+        a_sums[r] = a_sums[r] * a + b_sums[r] * b
+        for j in range(r * width, (r + 1) * width):
+            a_values[j] = a_values[j] * a + b_values[j] * b
 
 
 @kernel
-def point(job, tasks, q, out, sums):
-    """Writes where the arrays lie into a job; returns where the job lies. q and out: one-dimensional; sums: top and total.
+def _push_node(number, depth, nodes, levels, rows, width, values, step, maxima, sums, row_step):
+    """Adds the node nodes[depth], the leaf of this number, to all that it completes; returns the depth of the stack then."""
+    level = 0
+    while number >> level & 1:
+        if depth > 0 and levels[depth - 1] == level:
+            depth -= 1
+            _add_node(nodes[depth], nodes[depth + 1], rows, width, values, step, maxima, sums, row_step)
+        level += 1
+    levels[depth] = level
+    return depth + 1
+
+
+@kernel
+def _add_stack(depth, nodes, rows, width, values, step, maxima, sums, row_step):
+    """Adds all nodes of the stack to its first one."""
+    while depth > 1:
+        depth -= 1
+        _add_node(nodes[depth - 1], nodes[depth], rows, width, values, step, maxima, sums, row_step)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _normalisation(job, head, maximum, sum_):
+    """What the sums of a query's weighted values are multiplied with; the head's sink, if it has one, takes part."""
+    factor = np.float32(1)
+    if job[_SINKS]:
+        sink = view(job[_SINKS], head + 1, np.float32)[head]
+        highest = max(sink, maximum)
+        factor = exp(maximum - highest)
+        sum_ = sum_ * factor + exp(sink - highest)
+    return np.float32(0) if sum_ == 0 else factor / sum_
+
+
+@kernel
+def _write_results(job, task, head, maxima, sums, values, v_width, width):
+    """Writes the results of a task's rows, `width` apart, to the job's arrays: the sums as they are where there are several
+    splits, else divided. v_width: of a head's own values in a row, those behind them are shared ones. sums then holds what the
+    rows were multiplied with."""
+    heads, members = job[_KV_HEADS] * job[_GROUP], task[_MEMBER_END] - task[_MEMBER]
+    own, split = job[_V_WIDTH], task[_SPLIT] * job[_N] * heads
+    for r in range((task[_TOKEN_END] - task[_TOKEN]) * members):
+        query_head, token = head * job[_GROUP] + task[_MEMBER] + r % members, task[_TOKEN] + r // members
+        row = token * heads + query_head
+        if job[_SPLITS] > 1:
+            view(job[_MAXIMA] + 4 * (split + row), 1, np.float32)[0] = maxima[r]
+            view(job[_SUMS] + 4 * (split + row), 1, np.float32)[0] = sums[r]
+            out = view(job[_SPLIT_VALUES] + 4 * (split + row) * own, own, np.float32)
+            for j in range(own):
+                out[j] = values[r * width + j]
+            continue
+        factor = _normalisation(job, query_head, maxima[r], sums[r])
+        out = view(job[_OUT] + 4 * row * own, own, np.float32)
+        for j in range(own):
+            out[j] = values[r * width + j] * factor
+        sums[r] = factor
+        if job[_SHARED_HEADS]:
+            place = token * job[_SHARED_HEADS] + query_head
+            shared = view(job[_SHARED_OUT] + 4 * place * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float32)
+            for j in range(shared.size):
+                shared[j] = values[r * width + v_width + j] * factor
+
+
+@kernel
+def set_addresses(job, tasks, q, out, split_values, rows):
+    """Writes the addresses of arrays into a job; returns that of the job. rows: float32, room for maxima and sums.
 
     The same in Python takes a microsecond per array, in every layer of every token.
     """
     job[_TASKS], job[_Q], job[_OUT] = tasks.ctypes.data, q.ctypes.data, out.ctypes.data
-    job[_OUT_SPLITS] = job[_OUT] + 4 * out.size // max(1, job[_SPLITS])
-    job[_TOP] = sums.ctypes.data
-    job[_TOTAL] = job[_TOP] + 2 * sums.size
+    job[_SPLIT_VALUES], job[_MAXIMA] = split_values.ctypes.data, rows.ctypes.data
+    job[_SUMS] = job[_MAXIMA] + 2 * rows.size
     return job.ctypes.data
 
 
@@ -180,87 +243,103 @@ def attend(argument, number):
     """A task of a job: argument the job's address, number the task's."""
     job = view(argument, _JOB_SIZE, np.int64)
     task = view(job[_TASKS] + 8 * _TASK_SIZE * number, _TASK_SIZE, np.int64)
-    numbers = view(argument, _JOB_SIZE, np.float64)
-    scale, softcap, window = np.float32(numbers[_SCALE]), np.float32(numbers[_SOFTCAP]), job[_WINDOW]
-    members, position = task[3] - task[2], job[_PAST] + task[4]
-    rows = (task[5] - task[4]) * members
-    # Types in blocks have whole blocks in a row; the others are padded, and so are their rows in memory.
-    k_width, v_width = _up(job[_K_WIDTH], LANES), _up(job[_V_WIDTH], PANEL)
-    v_given = _up(job[_V_WIDTH], LANES if job[_V_KIND] < _IN_BLOCKS else 2 * LANES)
-    shared = _up(job[_SHARED_WIDTH], UNIT) if job[_SHARED] else 0
-    m_width, m_rows = v_width + shared, _up(rows, ROWS) if job[_SHARED] else rows
-    sizes = (rows * k_width, rows * KEYS, m_rows * m_width, KEYS * max(k_width, v_width), LANES * k_width)
+    real = view(argument, _JOB_SIZE, np.float64)
+    scale, softcap, window = np.float32(real[_SCALE]), np.float32(real[_SOFTCAP]), job[_WINDOW]
+    members, position, tokens = task[_MEMBER_END] - task[_MEMBER], job[_PAST] + task[_TOKEN], task[_TOKEN_END] - task[_TOKEN]
+    rows, split_blocks = tokens * members, job[_SPLIT_BLOCKS]
+    # Rows of types in blocks have full blocks; those of the others are filled up, here and in the cache.
+    k_width, v_width = _round_up(job[_K_WIDTH], LANES), _round_up(job[_V_WIDTH], PANEL)
+    v_decoded = _round_up(job[_V_WIDTH], LANES if job[_V_TYPE] < _FIRST_BLOCK_TYPE else 2 * LANES)
+    shared = _round_up(job[_SHARED_WIDTH], UNIT) if job[_SHARED_PART] else 0
+    width, padded_rows = v_width + shared, _round_up(rows, ROWS) if job[_SHARED_PART] else rows
+    buffers = 1  # of sums: one, or as many as the stack of nodes may need and one for the block at hand
+    while split_blocks >> buffers - 1:
+        buffers += 1
+    value_size = padded_rows * width
+    sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * max(k_width, v_width), LANES * k_width)
     scratch = np.empty(sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + LANES, np.float32)
     at = (-scratch.ctypes.data & 63) // 4
     queries, at = scratch[at : at + sizes[0]], at + sizes[0]
     scores, at = scratch[at : at + sizes[1]], at + sizes[1]
-    mixed, at = scratch[at : at + sizes[2]], at + sizes[2]
-    block, at = scratch[at : at + sizes[3]], at + sizes[3]
-    few = scratch[at : at + sizes[4]]
-    top, total = np.empty(rows, np.float32), np.empty(rows, np.float32)
-    q_at, block_at = queries.ctypes.data, block.ctypes.data
-    scores_at, mixed_at = scores.ctypes.data, mixed.ctypes.data
+    all_values, at = scratch[at : at + sizes[2]], at + sizes[2]
+    decoded, at = scratch[at : at + sizes[3]], at + sizes[3]
+    column_scratch = scratch[at : at + sizes[4]]
+    all_maxima, all_sums = np.empty(buffers * rows, np.float32), np.empty(buffers * rows, np.float32)
+    nodes, levels = np.arange(_MAX_LEVELS), np.empty(_MAX_LEVELS, np.int64)
+    decoded_at, values_at, value_step = decoded.ctypes.data, all_values.ctypes.data, 4 * value_size
+    maxima_at, sums_at = all_maxima.ctypes.data, all_sums.ctypes.data
     weighing = np.empty(len(FIELDS), np.int64)
-    for head in range(task[0], task[1]):
-        _take_queries(job, head, task[2], task[3], task[4], task[5], scale, queries, 0, k_width)
-        top[:], total[:], mixed[:] = _NEVER, 0, 0
-        key = max(task[6], position + 1 - window) if window else task[6]
-        end = min(task[7], position + task[5] - task[4])
-        while key < end:
-            count = min(KEYS, end - key)
-            k = job[_K] + head * job[_K_HEAD] + key * job[_K_ROW]
-            panels = _up(count, PANEL) // PANEL
+    last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
+    for head in range(task[_HEAD], task[_HEAD_END]):
+        _copy_queries(job, task, head, scale, queries, k_width)
+        key = task[_BLOCK] * KEYS
+        if window:  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
+            key = max(key, max(0, position + 1 - window) // LANES * LANES)
+        depth = 0
+        values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
+        maxima[:], sums[:], values[:] = _LOWEST, 0, 0
+        while key < last_end:
+            block = key // KEYS
+            count = min((block + 1) * KEYS, last_end) - key
+            skipped = max(0, key - position) * members  # rows of the queries before these keys
+            if split_blocks:
+                values = all_values[depth * value_size : (depth + 1) * value_size]
+                maxima, sums = all_maxima[depth * rows : (depth + 1) * rows], all_sums[depth * rows : (depth + 1) * rows]
+                maxima[:], sums[:], values[: skipped * width] = _LOWEST, 0, 0
+            k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
+            panels = _round_up(count, PANEL) // PANEL
             # Products also run over what is behind the last key or number: what lay there before may be subnormal, and slow.
-            if _up(count, LANES) < panels * PANEL:
-                block[(panels - 1) * k_width * PANEL : panels * k_width * PANEL] = 0
-            decode_columns(job[_K_KIND], k, job[_K_ROW], count, k_width, block, 0, few)
-            unseen = max(0, key - position) * members  # rows of the queries before these keys
-            q, s, m = q_at + 4 * k_width * unseen, scores_at + 4 * KEYS * unseen, mixed_at + 4 * m_width * unseen
-            multiply(q, 4 * k_width, rows - unseen, block_at, panels, k_width, s, 4 * KEYS, True)
-            _weigh(scores, unseen, rows, members, position, window, key, count, softcap, top, total, mixed, m_width)
-            v = job[_V] + head * job[_V_HEAD] + key * job[_V_ROW]
+            if _round_up(count, LANES) < panels * PANEL:
+                decoded[(panels - 1) * k_width * PANEL : panels * k_width * PANEL] = 0
+            decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded, 0, column_scratch)
+            q_at, scores_at = queries.ctypes.data + 4 * k_width * skipped, scores.ctypes.data + 4 * KEYS * skipped
+            multiply_panels(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, scores_at, 4 * KEYS, True)
+            scaled = 0 if split_blocks else width
+            _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled)
+            v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
             panels = v_width // PANEL
-            if v_given < v_width:
-                block[(panels - 1) * count * PANEL : panels * count * PANEL] = 0
-            decode_rows(job[_V_KIND], v, job[_V_ROW], count, v_given, block, 0, PANEL, count * PANEL)
-            multiply(s, 4 * KEYS, rows - unseen, block_at, panels, count, m, 4 * m_width, False)
-            if job[_SHARED]:
-                weighing[0], weighing[1], weighing[2] = scores_at, mixed_at + 4 * v_width, 4 * m_width
-                weighing[3], weighing[4], weighing[5], weighing[6] = rows, unseen, key, count
+            if v_decoded < v_width:
+                decoded[(panels - 1) * count * PANEL : panels * count * PANEL] = 0
+            decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, PANEL, count * PANEL)
+            to, overwrite = values.ctypes.data + 4 * width * skipped, split_blocks > 0
+            multiply_panels(scores_at, 4 * KEYS, rows - skipped, decoded_at, panels, count, to, 4 * width, overwrite)
+            if job[_SHARED_PART]:
+                weighing[0], weighing[1], weighing[2] = scores.ctypes.data, values.ctypes.data + 4 * v_width, 4 * width
+                weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
                 weighing[7], weighing[8] = job[_SHARED_VALUES], shared
                 weighing[9], weighing[10] = position, members
-                call_part(job[_SHARED], weighing.ctypes.data, 0)
+                call_part(job[_SHARED_PART], weighing.ctypes.data, 0)
+            if split_blocks:
+                leaf = block % split_blocks
+                depth = _push_node(leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
             key += count
-        _finish(job, task, head, rows, members, top, total, mixed, v_width, m_width)
-        if job[_SHARED] and not job[_SHARED_HEADS]:
+        _add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
+        values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
+        _write_results(job, task, head, maxima, sums, values, v_width, width)
+        if job[_SHARED_PART] and not job[_SHARED_HEADS]:
             squares = view(job[_SHARED_OUT] + 8 * number * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float64)
-            sum_squares(mixed_at + 4 * v_width, 4 * m_width, rows, total, squares)
+            sum_squares(values.ctypes.data + 4 * v_width, 4 * width, rows, sums, squares)
 
 
 @part
 def merge(argument, number):
-    """Joins the splits of a job for one query in time; the result is in split 0."""
+    """Adds the splits of a job for `merge_heads` heads of one token, part after part along the heads, and divides the sums."""
     job = view(argument, _JOB_SIZE, np.int64)
-    heads, width, splits, n = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS], job[_N]
-    results = splits * n * heads
-    out, others = (
-        view(job[_OUT], n * heads * width, np.float32),
-        view(job[_OUT_SPLITS], (splits - 1) * n * heads * width, np.float32),
-    )
-    top, total = view(job[_TOP], results, np.float32), view(job[_TOTAL], results, np.float32)
-    for to in range(number * heads, (number + 1) * heads):
-        highest = top[to]
-        for split in range(1, splits):
-            highest = max(highest, top[split * n * heads + to])
-        sum_ = np.float32(0)
-        for split in range(splits):
-            from_ = split * n * heads + to
-            sum_ += total[from_] * exp(top[from_] - highest)
-        for split in range(splits):
-            from_ = split * n * heads + to
-            weight = total[from_] * exp(top[from_] - highest) / sum_
-            for j in range(width):
-                if split == 0:
-                    out[to * width + j] = out[to * width + j] * weight
-                else:
-                    out[to * width + j] = out[to * width + j] + others[((split - 1) * n * heads + to) * width + j] * weight
+    heads, width, splits = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS]
+    per_token = (heads + job[_MERGE_HEADS] - 1) // job[_MERGE_HEADS]
+    token, first = number // per_token, number % per_token * job[_MERGE_HEADS]
+    rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
+    values, maxima, sums = job[_SPLIT_VALUES] + 4 * row * width, job[_MAXIMA] + 4 * row, job[_SUMS] + 4 * row
+    nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), 0
+    task = view(job[_TASKS], _TASK_SIZE, np.int64)
+    first_split = task[_BLOCK] // job[_SPLIT_BLOCKS] - task[_SPLIT]
+    for split in range(splits):
+        nodes[depth] = split
+        depth = _push_node(first_split + split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
+    _add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
+    total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * width, rows * width, np.float32)
+    row_maxima, row_sums = view(maxima, rows, np.float32), view(sums, rows, np.float32)
+    for r in range(rows):
+        factor = _normalisation(job, first + r, row_maxima[r], row_sums[r])
+        for j in range(r * width, (r + 1) * width):
+            out[j] = total[j] * factor

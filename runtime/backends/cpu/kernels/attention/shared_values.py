@@ -1,8 +1,8 @@
-"""Values that all heads have in common, weighed beside each head's own: with latent attention the latents.
+"""Values that all heads share, weighted beside each head's own: with latent attention the latents.
 
-Attention hands over the weights of a block of keys; they are multiplied with the shared values here, and added to sums that
-lie behind the head's own. On the tile unit (AMX) weights and values are rounded to bf16 for that, as activations are there;
-elsewhere and with `exact` all is float32.
+Attention passes the softmax weights of a block of keys; they are multiplied with the shared values here, and added to sums
+that lie behind the head's own. On the tile unit (AMX) weights and values are rounded to bf16 for that, as activations are
+there; elsewhere and with `exact` all is float32.
 """
 
 from __future__ import annotations
@@ -11,37 +11,44 @@ import numpy as np
 from numba.core import types
 
 from ......simd import amx
-from ......simd import llvm as x86
 from ......simd.compile import intrinsic, kernel
-from ......simd.lanes import LANES, load, splat
+from ......simd.lanes import LANES, splat
+from ......simd.lanes import load as load_lanes
+from ......simd.llvm import F32X16, I32X16, I64, constant, load, loop, store
 from ......simd.memory import aligned_empty, view
 from ......simd.team import part
 from ..gemm.float_panels import canonical_nan
-from .tiles import PANEL, multiply, store_as_bfloat
+from .tiles import PANEL, multiply_panels, store_bfloat16
 
 KEYS = 128  # of a block
 UNIT = 64  # widths of rows are filled up to multiples: of PANEL, and of two tiles
 ROWS = 16  # rows of weights and sums are filled up to multiples
 _STEP = 32  # keys of a tile
 _TILE_BYTES = 1024
-# What a part gets, int64: addresses of the weights float32 [rows, KEYS] and of row 0 of the sums, bytes from row to row of
-# these, rows, those of them that are to be left out at the beginning, the first key, how many keys, of `Shared` the values and
-# their width, and the place of the first row's query, which `members` rows have in common.
-FIELDS = ("weights", "sums", "step", "rows", "unseen", "key", "count", "values", "width", "position", "members")
-_WEIGHTS, _SUMS, _SUMS_STEP, _ROWS, _UNSEEN, _KEY, _COUNT, _VALUES, _WIDTH, _POSITION, _MEMBERS = range(len(FIELDS))
+# The table of a part, int64: addresses of the weights float32 [rows, KEYS] and of row 0 of the sums, bytes from row to row of
+# these, the number of rows, how many of the first to skip, the first key and the number of keys, values and padded width of
+# `SharedValues`, the position of the first row's token, and the rows per token.
+FIELDS = ("weights", "sums", "step", "rows", "skipped", "key", "count", "values", "width", "position", "members")
+_WEIGHTS, _SUMS, _SUMS_STEP, _ROWS, _SKIPPED, _KEY, _COUNT, _VALUES, _WIDTH, _POSITION, _MEMBERS = range(len(FIELDS))
 
 
-class Shared:
-    """rows: float32 [keys, width]; exact: they are not rounded. `part`: address of what multiplies them; `padded`: their width,
-    filled up; `values`: the rows as that takes them."""
+class SharedValues:
+    """Values for the shared part of a job.
+
+    rows    float32 [keys, width]
+    exact   whether they are multiplied as float32
+    part    the address of the part that multiplies them
+    padded  their width, filled up to a multiple of UNIT
+    values  the rows in the layout that the part reads
+    """
 
     def __init__(self, rows: np.ndarray, exact: bool):
         self.rows, self.width = rows, rows.shape[1]
         self.padded = -(-self.width // UNIT) * UNIT
         if exact or not amx.permitted():
-            self.part, self.values = weigh_floats.address, self._panels()
+            self.part, self.values = add_weighted_float32.address, self._panels()
             return
-        self.part = weigh_tiles.address
+        self.part = add_weighted_bf16.address
         self.values = aligned_empty((-(-len(rows) // _STEP), self.padded // 16, _STEP // 2, 16, 2), np.uint16)
         _round_pairs(np.ascontiguousarray(rows, np.float32), self.values)
 
@@ -55,18 +62,18 @@ class Shared:
 
 @intrinsic
 def _round_pair(typingctx, low, high, out):
-    """Sixteen float32 at each of two addresses, as pairs of bf16 at a third. Ties go to even: what comes from a cache of f16
-    has many, and going away from zero they would make all results larger."""
+    """Sixteen float32 at each of two addresses, as pairs of bf16 at a third. Ties go to even: numbers from a cache of f16 have
+    many, and rounding them away from zero would make all results larger."""
 
     def generate(context, builder, signature, args):
         b = builder
         halves = []
         for at in args[:2]:
-            words = b.bitcast(canonical_nan(b, x86.load(b, at, x86.F32X16)), x86.I32X16)
-            odd = b.and_(b.lshr(words, x86.constant(x86.I32X16, 16)), x86.constant(x86.I32X16, 1))
-            halves.append(b.add(words, b.add(odd, x86.constant(x86.I32X16, 0x7FFF))))
-        upper = b.and_(halves[1], x86.constant(x86.I32X16, -0x10000))
-        x86.store(b, b.or_(upper, b.lshr(halves[0], x86.constant(x86.I32X16, 16))), args[2])
+            words = b.bitcast(canonical_nan(b, load(b, at, F32X16)), I32X16)
+            odd = b.and_(b.lshr(words, constant(I32X16, 16)), constant(I32X16, 1))
+            halves.append(b.add(words, b.add(odd, constant(I32X16, 0x7FFF))))
+        upper = b.and_(halves[1], constant(I32X16, -0x10000))
+        store(b, b.or_(upper, b.lshr(halves[0], constant(I32X16, 16))), args[2])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), generate
@@ -74,58 +81,56 @@ def _round_pair(typingctx, low, high, out):
 
 @kernel
 def _round_pairs(rows, out):
-    """rows: float32 [keys, width] -> uint16 [keys / 32, width / 16, 16, 16, 2], filled up with zeros: of two keys each the
-    same sixteen columns."""
+    """rows: float32 [keys, width] -> uint16 [keys / 32, width / 16, 16, 16, 2], filled up with zeros: pairs of keys, and of
+    each pair sixteen columns after the other."""
     keys, width = rows.shape
     steps, panels = out.shape[0], out.shape[1]
-    end = np.zeros((3, 16), np.float32)  # of two rows what is beyond the last sixteen columns, and nothing
-    nothing, whole = end.ctypes.data + 128, width // 16
+    end = np.zeros((3, 16), np.float32)  # of two rows the columns behind the last full sixteen; and zeros
+    zeros, full = end.ctypes.data + 128, width // 16
     for pair in range(steps * _STEP // 2):
         step, within = pair // (_STEP // 2), pair % (_STEP // 2)
         low, high = 2 * pair < keys, 2 * pair + 1 < keys
         for k in range(2):
             for j in range(width % 16):
-                end[k, j] = rows[2 * pair + k, 16 * whole + j] if 2 * pair + k < keys else 0
+                end[k, j] = rows[2 * pair + k, 16 * full + j] if 2 * pair + k < keys else 0
         first, to = rows.ctypes.data + 8 * pair * width, out.ctypes.data + step * panels * _TILE_BYTES + within * 64
         for panel in range(panels):
-            above, below = nothing, nothing
-            if panel < whole:
-                above = first + 64 * panel if low else nothing
-                below = first + 64 * panel + 4 * width if high else nothing
-            elif panel == whole:
+            above, below = zeros, zeros
+            if panel < full:
+                above = first + 64 * panel if low else zeros
+                below = first + 64 * panel + 4 * width if high else zeros
+            elif panel == full:
                 above, below = end.ctypes.data, end.ctypes.data + 64
             _round_pair(above, below, to + _TILE_BYTES * panel)
 
 
-def _product(blocks: int):
-    """The operation (weights, block_step, values, value_step, sums, sum_step, steps): `blocks` times 16 rows of weights times
-    two panels of sixteen columns, added to the sums. Addresses, and bytes from block to block of rows, from one 32 keys of the
-    values to the next, and from row to row of the sums."""
+def _tile_product(blocks: int):
+    """The operation (weights, block_step, values, value_step, sums, sum_step, steps): adds `blocks` times 16 rows of weights
+    times two panels of sixteen columns to the sums, over 32 * steps keys. Addresses, and bytes from block to block of rows,
+    from 32 keys of the values to the next, and from row to row of the sums."""
 
     @intrinsic
     def product(typingctx, weights, block_step, values, value_step, sums, sum_step, steps):
         def generate(context, builder, signature, args):
             b = builder
             weights, block_step, values, value_step, sums, sum_step, steps = args
-            both = [(r, p) for r in range(blocks) for p in range(2)]
-            at = {}
-            for r, p in both:
-                row = b.mul(sum_step, x86.I64(16 * r))
-                at[r, p] = b.add(sums, b.add(row, x86.I64(64 * p)))
+            tiles = [(r, p) for r in range(blocks) for p in range(2)]
+            at = {(r, p): b.add(sums, b.add(b.mul(sum_step, I64(16 * r)), I64(64 * p))) for r, p in tiles}
+            for r, p in tiles:
                 amx.load_tile(b, 2 * r + p, at[r, p], sum_step)
 
             def step(i):
                 for p in range(2):
-                    value = b.add(values, b.add(b.mul(i, value_step), x86.I64(_TILE_BYTES * p)))
-                    amx.load_tile(b, 6 + p, value, x86.I64(amx.ROW_BYTES))
+                    value = b.add(values, b.add(b.mul(i, value_step), I64(_TILE_BYTES * p)))
+                    amx.load_tile(b, 6 + p, value, I64(amx.ROW_BYTES))
                 for r in range(blocks):
-                    weight = b.add(weights, b.add(b.mul(i, x86.I64(_TILE_BYTES)), b.mul(block_step, x86.I64(r))))
-                    amx.load_tile(b, 4 + r, weight, x86.I64(amx.ROW_BYTES))
+                    weight = b.add(weights, b.add(b.mul(i, I64(_TILE_BYTES)), b.mul(block_step, I64(r))))
+                    amx.load_tile(b, 4 + r, weight, I64(amx.ROW_BYTES))
                     for p in range(2):
                         amx.add_products(b, 2 * r + p, 4 + r, 6 + p)
 
-            x86.loop(b, steps, step)
-            for r, p in both:
+            loop(b, steps, step)
+            for r, p in tiles:
                 amx.store_tile(b, 2 * r + p, at[r, p], sum_step)
             return context.get_dummy_value()
 
@@ -134,52 +139,54 @@ def _product(blocks: int):
     return product
 
 
-_two, _one = _product(2), _product(1)
+_two_blocks, _one_block = _tile_product(2), _tile_product(1)
 
 
 @kernel
 def _steps(job, block):
-    """How many times 32 keys of a block the queries of 16 rows (from 0 on) see."""
+    """The number of times 32 keys, of the block of keys, that the queries of the rows 16 * block ... see."""
     last = job[_POSITION] + min(16 * block + 15, job[_ROWS] - 1) // job[_MEMBERS]
     return (min(job[_COUNT], last + 1 - job[_KEY]) + _STEP - 1) // _STEP
 
 
 @part
-def weigh_tiles(argument, number):
-    """The sums of a block's rows, filled up to a multiple of ROWS, += weights times values: on the tile unit."""
+def add_weighted_bf16(argument, number):
+    """Adds weights times values to the sums of a block's rows, filled up to a multiple of ROWS: as bf16 on the tile unit."""
     job = view(argument, len(FIELDS), np.int64)
-    rows, unseen, count, width = job[_ROWS], job[_UNSEEN], job[_COUNT], job[_WIDTH]
-    first, blocks, steps = unseen // ROWS, (rows + ROWS - 1) // ROWS, (count + _STEP - 1) // _STEP
+    rows, skipped, count, width = job[_ROWS], job[_SKIPPED], job[_COUNT], job[_WIDTH]
+    first, blocks, steps = skipped // ROWS, (rows + ROWS - 1) // ROWS, (count + _STEP - 1) // _STEP
     weights = view(job[_WEIGHTS], rows * KEYS, np.float32)
     filled = (count + LANES - 1) // LANES * LANES
-    whole = np.empty((blocks - first) * ROWS * KEYS + 32, np.uint16)
-    rounded = whole[(-whole.ctypes.data & 63) // 2 :]
+    buffer = np.empty((blocks - first) * ROWS * KEYS + 32, np.uint16)
+    rounded = buffer[(-buffer.ctypes.data & 63) // 2 :]
     for r in range(first * ROWS, blocks * ROWS):
-        seen = unseen <= r < rows
+        used = skipped <= r < rows
         to = ((r // ROWS - first) * (KEYS // _STEP) * ROWS + r % ROWS) * _STEP
         for j in range(0, steps * _STEP, LANES):
-            value = load(weights, r * KEYS + j) if seen and j < filled else splat(0)
-            store_as_bfloat(rounded, to + j // _STEP * ROWS * _STEP + j % _STEP, value)
+            value = load_lanes(weights, r * KEYS + j) if used and j < filled else splat(0)
+            store_bfloat16(rounded, to + j // _STEP * ROWS * _STEP + j % _STEP, value)
     block_step, value_step = ROWS * KEYS * 2, width // 16 * _TILE_BYTES
-    from_, values = rounded.ctypes.data, job[_VALUES] + job[_KEY] // _STEP * value_step
+    at_rounded, values = rounded.ctypes.data, job[_VALUES] + job[_KEY] // _STEP * value_step
     amx.configure()
     for panel in range(0, width // 16, 2):
         value, sums = values + panel * _TILE_BYTES, job[_SUMS] + 64 * panel
         for r in range(first, blocks - 1, 2):
             to = sums + r * ROWS * job[_SUMS_STEP]
-            _two(from_ + (r - first) * block_step, block_step, value, value_step, to, job[_SUMS_STEP], _steps(job, r + 1))
+            _two_blocks(
+                at_rounded + (r - first) * block_step, block_step, value, value_step, to, job[_SUMS_STEP], _steps(job, r + 1)
+            )
         if (blocks - first) % 2:
             r = blocks - 1
             to = sums + r * ROWS * job[_SUMS_STEP]
-            _one(from_ + (r - first) * block_step, block_step, value, value_step, to, job[_SUMS_STEP], steps)
+            _one_block(at_rounded + (r - first) * block_step, block_step, value, value_step, to, job[_SUMS_STEP], steps)
     amx.release()
 
 
 @kernel
 def sum_squares(address, step, rows, factors, sums):
     """sums += sums over the rows of (factor of the row * x)^2: float32 x, its rows `step` bytes apart; sums float64 [width]."""
-    width, fours = sums.size, rows // 4 * 4
-    for r in range(0, fours, 4):
+    width, rows_by_four = sums.size, rows // 4 * 4
+    for r in range(0, rows_by_four, 4):
         at = address + r * step
         a, b = view(at, width, np.float32), view(at + step, width, np.float32)
         c, d = view(at + 2 * step, width, np.float32), view(at + 3 * step, width, np.float32)
@@ -187,7 +194,7 @@ def sum_squares(address, step, rows, factors, sums):
         for j in range(width):
             v, w, y, z = a[j] * e, b[j] * f, c[j] * g, d[j] * h
             sums[j] += np.float64((v * v + w * w) + (y * y + z * z))
-    for r in range(fours, rows):
+    for r in range(rows_by_four, rows):
         a = view(address + r * step, width, np.float32)
         for j in range(width):
             v = a[j] * factors[r]
@@ -195,13 +202,13 @@ def sum_squares(address, step, rows, factors, sums):
 
 
 @part
-def weigh_floats(argument, number):
-    """As weigh_tiles, in float32."""
+def add_weighted_float32(argument, number):
+    """As add_weighted_bf16, in float32."""
     job = view(argument, len(FIELDS), np.int64)
-    unseen, width = job[_UNSEEN], job[_WIDTH]
-    weights, sums = job[_WEIGHTS] + 4 * KEYS * unseen, job[_SUMS] + job[_SUMS_STEP] * unseen
+    skipped, width = job[_SKIPPED], job[_WIDTH]
+    weights, sums = job[_WEIGHTS] + 4 * KEYS * skipped, job[_SUMS] + job[_SUMS_STEP] * skipped
     values = job[_VALUES] + 4 * width * job[_KEY]
-    rows, step = job[_ROWS] - unseen, job[_SUMS_STEP]
+    rows, step = job[_ROWS] - skipped, job[_SUMS_STEP]
     for panel in range(width // PANEL):
         value = values + 4 * KEYS * PANEL * panel
-        multiply(weights, 4 * KEYS, rows, value, 1, job[_COUNT], sums + 4 * PANEL * panel, step, False)
+        multiply_panels(weights, 4 * KEYS, rows, value, 1, job[_COUNT], sums + 4 * PANEL * panel, step, False)

@@ -1,111 +1,107 @@
-"""The pieces that attention is made of: products of small tiles, transposition, conversions, sixteen numbers at a time.
+"""What attention kernels are made of: products with panels, transposition, conversions, sixteen numbers at a time.
 
-A *panel* is PANEL columns of a matrix, its rows one after the other: what a tile of a product reads from start to end. The
-tile keeps ROWS x PANEL sums in registers: 24 of the 32 that AVX-512 has, 12 of the 16 of AVX2.
+A *panel* is PANEL columns of a matrix, row after row: a register tile of a product reads it from start to end. The tile keeps
+ROWS x PANEL sums in registers: 24 of the 32 that AVX-512 has, 12 of the 16 of AVX2.
 """
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
+from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
 from ......simd.exponential import exp_lanes
 from ......simd.half_precision import float_to_half
-from ......simd.lane_types import F32, LANES, element_pointer
+from ......simd.lane_types import F32 as LANES_F32
+from ......simd.lane_types import element_pointer
+from ......simd.llvm import (
+    F32,
+    F32X16,
+    I16,
+    I32X16,
+    I64,
+    LANES,
+    constant,
+    fma,
+    load,
+    loop,
+    shuffle,
+    splat,
+    store,
+    vector,
+)  # fmt: skip
 from ......simd.target import target
 
-WIDE = target().vector_bits == 512
-VECTORS = 4 if WIDE else 1  # of sixteen columns
+VECTORS = 4 if target().vector_bits == 512 else 1  # of sixteen columns
 PANEL = LANES * VECTORS
 ROWS = 6
-
-_INT, _FLOAT, _VECTOR = ir.IntType(64), ir.FloatType(), F32.vector
-_NUMBERS = ir.VectorType(ir.IntType(32), LANES)
+_VECTOR_BYTES = 4 * LANES
 
 
-def _pointer(builder, address, kind):
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _tile(rows: int):
-    """The operation (a, a_step, b, c, c_step, depth, fresh): c = a b, or c += a b unless fresh.
+def _register_tile(rows: int):
+    """The operation (a, a_step, b, c, c_step, depth, overwrite): c = a b if overwrite, else c += a b.
 
     a: address of float32 [rows, depth], its rows a_step bytes apart; b: of a panel [depth, PANEL]; c: of [rows, PANEL], its
     rows c_step bytes apart.
     """
 
     @intrinsic
-    def tile(typingctx, a, a_step, b, c, c_step, depth, fresh):
+    def register_tile(typingctx, a, a_step, b, c, c_step, depth, overwrite):
         def generate(context, builder, signature, args):
-            a, a_step, b, c, c_step, depth, fresh = args
-            fma = get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fma.v{LANES}f32")
-            places = [(r, v) for r in range(rows) for v in range(VECTORS)]
-            into = [builder.add(c, builder.add(builder.mul(c_step, _INT(r)), _INT(64 * v))) for r, v in places]
-            zero = ir.Constant(_VECTOR, [0.0] * LANES)
-            first = builder.block
-            start, loop, end = (builder.append_basic_block(name) for name in ("tile.start", "tile.loop", "tile.end"))
-            builder.cbranch(fresh, loop, start)
-            builder.position_at_end(start)
-            before = [builder.load(_pointer(builder, place, _VECTOR), align=4) for place in into]
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            k = builder.phi(_INT)
-            sums = [builder.phi(_VECTOR) for _ in places]
-            k.add_incoming(_INT(0), first)
-            k.add_incoming(_INT(0), start)
-            for total, old in zip(sums, before, strict=True):
-                total.add_incoming(zero, first)
-                total.add_incoming(old, start)
-            row = builder.add(b, builder.mul(k, _INT(4 * PANEL)))
-            parts = [builder.load(_pointer(builder, builder.add(row, _INT(64 * v)), _VECTOR), align=4) for v in range(VECTORS)]
-            new = list(sums)
-            undefined, zeros = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_NUMBERS, [0] * LANES)
-            for r in range(rows):
-                begin = _pointer(builder, builder.add(a, builder.mul(a_step, _INT(r))), _FLOAT)
-                number = builder.load(builder.gep(begin, [k]), align=4)
-                factor = builder.shuffle_vector(builder.insert_element(undefined, number, ir.IntType(32)(0)), undefined, zeros)
-                for v in range(VECTORS):
-                    at = r * VECTORS + v
-                    new[at] = builder.call(fma, [factor, parts[v], sums[at]])
-            following = builder.add(k, _INT(1))
-            k.add_incoming(following, builder.block)
-            for total, result in zip(sums, new, strict=True):
-                total.add_incoming(result, builder.block)
-            builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
-            builder.position_at_end(end)
-            for place, result in zip(into, new, strict=True):
-                builder.store(result, _pointer(builder, place, _VECTOR), align=4)
+            a, a_step, b, c, c_step, depth, overwrite = args
+            tile = [(row, v) for row in range(rows) for v in range(VECTORS)]
+            c_rows = [builder.add(c, builder.mul(c_step, I64(row))) for row in range(rows)]
+            sums = {place: alloca_once(builder, F32X16) for place in tile}
+            with builder.if_else(overwrite) as (then, otherwise):
+                with then:
+                    for place in tile:
+                        builder.store(constant(F32X16, 0.0), sums[place])
+                with otherwise:
+                    for row, v in tile:
+                        builder.store(load(builder, c_rows[row], F32X16, _VECTOR_BYTES * v), sums[row, v])
+            a_rows = [builder.add(a, builder.mul(a_step, I64(row))) for row in range(rows)]
+
+            def step(i):
+                b_row, a_offset = builder.add(b, builder.mul(i, I64(4 * PANEL))), builder.mul(i, I64(4))
+                columns = [load(builder, b_row, F32X16, _VECTOR_BYTES * v) for v in range(VECTORS)]
+                for row in range(rows):
+                    factor = splat(builder, load(builder, a_rows[row], F32, a_offset))
+                    for v in range(VECTORS):
+                        total = builder.load(sums[row, v])
+                        builder.store(fma(builder, factor, columns[v], total), sums[row, v])
+
+            loop(builder, depth, step)
+            for row, v in tile:
+                store(builder, builder.load(sums[row, v]), c_rows[row], _VECTOR_BYTES * v)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6, types.boolean), generate
 
-    return tile
+    return register_tile
 
 
-_six, _four, _two, _one = (_tile(rows) for rows in (ROWS, 4, 2, 1))
+_six_rows, _four_rows, _two_rows, _one_row = (_register_tile(rows) for rows in (ROWS, 4, 2, 1))
 
 
 @kernel
-def multiply(a, a_step, rows, b, panels, depth, c, c_step, fresh):
-    """c = a b, or c += a b unless fresh: a float32 [rows, depth], b `panels` panels of PANEL x depth, c [rows, panels * PANEL].
+def multiply_panels(a, a_step, rows, b, panels, depth, c, c_step, overwrite):
+    """c = a b if overwrite, else c += a b: a float32 [rows, depth], b [panels, depth, PANEL], c [rows, panels * PANEL].
 
     a, b, c: addresses; a_step, c_step: bytes from row to row. depth has to be positive.
     """
     for panel in range(panels):
-        from_, to, r = b + 4 * PANEL * depth * panel, c + 4 * PANEL * panel, 0
-        while r + ROWS <= rows:
-            _six(a + r * a_step, a_step, from_, to + r * c_step, c_step, depth, fresh)
-            r += ROWS
-        if r + 4 <= rows:
-            _four(a + r * a_step, a_step, from_, to + r * c_step, c_step, depth, fresh)
-            r += 4
-        if r + 2 <= rows:
-            _two(a + r * a_step, a_step, from_, to + r * c_step, c_step, depth, fresh)
-            r += 2
-        if r < rows:
-            _one(a + r * a_step, a_step, from_, to + r * c_step, c_step, depth, fresh)
+        b_panel, c_panel, row = b + 4 * PANEL * depth * panel, c + 4 * PANEL * panel, 0
+        while row + ROWS <= rows:
+            _six_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
+            row += ROWS
+        if row + 4 <= rows:
+            _four_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
+            row += 4
+        if row + 2 <= rows:
+            _two_rows(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
+            row += 2
+        if row < rows:
+            _one_row(a + row * a_step, a_step, b_panel, c_panel + row * c_step, c_step, depth, overwrite)
 
 
 @intrinsic
@@ -114,73 +110,67 @@ def transpose(typingctx, source, source_step, target, target_step):
 
     def generate(context, builder, signature, args):
         source, source_step, target, target_step = args
-        rows = []
-        for r in range(LANES):
-            place = builder.add(source, builder.mul(source_step, _INT(r)))
-            rows.append(builder.load(_pointer(builder, place, _VECTOR), align=4))
+        rows = [load(builder, source, F32X16, builder.mul(source_step, I64(row))) for row in range(LANES)]
         step = LANES // 2
         while step:
             # Blocks of step x step beside the diagonal of blocks twice that size change places.
-            low = ir.Constant(_NUMBERS, [j if not j & step else LANES + j - step for j in range(LANES)])
-            high = ir.Constant(_NUMBERS, [j + step if not j & step else LANES + j for j in range(LANES)])
-            for r in range(LANES):
-                if not r & step:
-                    a, b = rows[r], rows[r + step]
-                    rows[r], rows[r + step] = builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high)
+            low = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+            high = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+            for row in range(LANES):
+                if not row & step:
+                    a, b = rows[row], rows[row + step]
+                    rows[row], rows[row + step] = shuffle(builder, a, b, low), shuffle(builder, a, b, high)
             step //= 2
-        for r, row in enumerate(rows):
-            place = builder.add(target, builder.mul(target_step, _INT(r)))
-            builder.store(row, _pointer(builder, place, _VECTOR), align=4)
+        for row, value in enumerate(rows):
+            store(builder, value, target, builder.mul(target_step, I64(row)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), generate
 
 
 @intrinsic
-def store_as_half(typingctx, words, index, value):
+def store_float16(typingctx, words, index, value):
     """Writes float32 lanes as float16 to a uint16 row, ties to even; what is too large becomes infinite, NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        place = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16))
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], I16)
         builder.store(float_to_half(builder, args[2]), place, align=2)
         return context.get_dummy_value()
 
-    return types.void(words, types.intp, F32), generate
+    return types.void(words, types.intp, LANES_F32), generate
 
 
 @intrinsic
-def store_as_bfloat(typingctx, words, index, value):
+def store_bfloat16(typingctx, words, index, value):
     """Writes float32 lanes as bfloat16 to a uint16 row, ties to even; NaN stays NaN."""
 
     def generate(context, builder, signature, args):
-        def every(number):
-            return ir.Constant(_NUMBERS, [number] * LANES)
-
-        bits = builder.bitcast(args[2], _NUMBERS)
-        odd = builder.and_(builder.lshr(bits, every(16)), every(1))
-        rounded = builder.add(bits, builder.add(odd, every(0x7FFF)))
-        kept = builder.select(builder.fcmp_unordered("uno", args[2], args[2]), builder.or_(bits, every(1 << 22)), rounded)
-        words = builder.trunc(builder.lshr(kept, every(16)), ir.VectorType(ir.IntType(16), LANES))
-        builder.store(words, element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16)), align=2)
+        bits = builder.bitcast(args[2], I32X16)
+        odd = builder.and_(builder.lshr(bits, constant(I32X16, 16)), constant(I32X16, 1))
+        rounded = builder.add(bits, builder.add(odd, constant(I32X16, 0x7FFF)))
+        quiet_nan = builder.or_(bits, constant(I32X16, 1 << 22))
+        bits = builder.select(builder.fcmp_unordered("uno", args[2], args[2]), quiet_nan, rounded)
+        upper = builder.trunc(builder.lshr(bits, constant(I32X16, 16)), vector(I16, LANES))
+        builder.store(upper, element_pointer(context, builder, signature.args[0], args[0], args[1], I16), align=2)
         return context.get_dummy_value()
 
-    return types.void(words, types.intp, F32), generate
+    return types.void(words, types.intp, LANES_F32), generate
 
 
 @intrinsic
-def load_bfloat(typingctx, words, index):
+def load_bfloat16(typingctx, words, index):
     """Sixteen bfloat16 of a uint16 row, as float32 lanes."""
 
     def generate(context, builder, signature, args):
-        place = element_pointer(context, builder, signature.args[0], args[0], args[1], ir.IntType(16))
-        wide = builder.zext(builder.load(place, align=2), _NUMBERS)
-        return builder.bitcast(builder.shl(wide, ir.Constant(_NUMBERS, [16] * LANES)), _VECTOR)
+        place = element_pointer(context, builder, signature.args[0], args[0], args[1], I16)
+        bits = builder.shl(builder.zext(builder.load(place, align=2), I32X16), constant(I32X16, 16))
+        return builder.bitcast(bits, F32X16)
 
-    return F32(words, types.intp), generate
+    return LANES_F32(words, types.intp), generate
 
 
 @kernel
-def capped(x, cap):
+def soft_cap(x, cap):
     """cap * tanh(x / cap) per lane; cap a number."""
     e = exp_lanes(x * (2 / cap))
     return cap - (2 * cap) / (e + 1)
