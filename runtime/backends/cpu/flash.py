@@ -134,44 +134,37 @@ def _divide(
     parts = -(-group // (_MIN_ROWS if is_split else rows))
     members = -(-group // parts)  # queries of a group that a task takes
     tokens = n if is_split else max(1, rows // members)
-    first_position = past & -_POSITIONS if n == 1 else past
-    block = max(0, first_position + 1 - window) // flash.KEYS if window else 0
-    block_end = -(-(past + n) // flash.KEYS)
+    n_keys = past + n if not window or not is_split else min(past + n, window + n - 1)
+    blocks = -(-n_keys // flash.KEYS)
     head_step, split_blocks = 1, 0
     if is_split:
-        numbers = (block_end - block) * flash.KEYS * (k_width + v_width)
+        numbers = blocks * flash.KEYS * (k_width + v_width)
         busy = 1 if threads == 1 else 2 * threads
         head_step = max(1, kv_heads * parts // busy, min(kv_heads, _MIN_NUMBERS // numbers))
         wanted = min(busy // (-(-kv_heads // head_step) * parts), numbers // _MIN_NUMBERS)
-        split_blocks = _split_blocks(block, block_end, wanted)
-    starts = _split_starts(block, block_end, split_blocks)
+        split_blocks = _split_blocks(blocks, wanted)
+    splits = -(-blocks // split_blocks) if split_blocks else 1
+    split_step = split_blocks or blocks
     tasks = [
         (
             *(head, min(head + head_step, kv_heads), member, min(member + members, group), token, min(token + tokens, n)),
-            *(start, end, split),
+            *(split * split_step, min((split + 1) * split_step, blocks), split),
         )
         for token in range(0, n, tokens)[::-1]
         for head in range(0, kv_heads, head_step)
         for member in range(0, group, members)
-        for split, (start, end) in enumerate(starts)
+        for split in range(splits)
     ]
     heads = kv_heads * group
-    merge_heads = max(1, min(heads, _MERGE_NUMBERS // (len(starts) * v_width)))
-    merge_parts = n * -(-heads // merge_heads) if len(starts) > 1 else 0
-    return Division(np.array(tasks, np.int64), len(starts), split_blocks, merge_heads, merge_parts)
+    merge_heads = max(1, min(heads, _MERGE_NUMBERS // (splits * v_width)))
+    merge_parts = n * -(-heads // merge_heads) if splits > 1 else 0
+    return Division(np.array(tasks, np.int64), splits, split_blocks, merge_heads, merge_parts)
 
 
-def _split_blocks(block: int, end: int, wanted: int) -> int:
-    """Blocks of a split, a power of two, for the blocks from `block` to end - 1: so many that there are at most twice as many
-    splits as are wanted, and one if no more is wanted."""
+def _split_blocks(blocks: int, wanted: int) -> int:
+    """Blocks of a split, a power of two: the smallest with at most twice as many splits as are wanted, or with one split if no
+    more is wanted."""
     most, size = 2 * wanted if wanted > 1 else 1, 1
-    while len(_split_starts(block, end, size)) > most:
+    while -(-blocks // size) > most:
         size *= 2
     return size
-
-
-def _split_starts(block: int, end: int, size: int) -> list[tuple[int, int]]:
-    """(first block, block behind the last) of the splits, each within a multiple of `size` blocks; size 0: of all blocks."""
-    if not size:
-        return [(block, end)]
-    return [(max(block, i * size), min(end, (i + 1) * size)) for i in range(block // size, -(-end // size))]

@@ -1,7 +1,7 @@
 """Attention whose scores never leave the processor's cache (FlashAttention-2, arXiv:2307.08691, section 3.1).
 
-A task takes some queries of one or more key heads through the keys, in blocks that begin at multiples of KEYS: scores, maximum
-and sum of each query, weighted values. Keys and values of a block are decoded once for all queries of the task, whatever type
+A task takes some queries of one or more key heads through the keys, in blocks of KEYS: scores, maximum and sum of each query,
+weighted values. Keys and values of a block are decoded once for all queries of the task, whatever type
 they have in memory. Sums take one of two orders, neither of which depends on the tasks:
 
 - of many queries: block after block, the sums scaled whenever a maximum grows;
@@ -130,9 +130,9 @@ def _exponentiate(scores, skipped, rows, members, position, window, key, count, 
             weights = exp_lanes(load(scores, at + j) - maximum)
             store(scores, at + j, weights)
             lane_sums = lane_sums + weights
-        if maximum != before:
+        maxima[r] = maximum
+        if maximum != before and before != _LOWEST:  # of a row without keys so far the sums are 0
             factor = exp(before - maximum)
-            maxima[r] = maximum
             sums[r] *= factor
             for j in range(r * width, (r + 1) * width, LANES):
                 store(values, j, load(values, j) * factor)
@@ -153,9 +153,10 @@ def _add_node(left, right, rows, width, values, step, maxima, sums, row_step):
     a_maxima, b_maxima = view(maxima + left * row_step, rows, np.float32), view(maxima + right * row_step, rows, np.float32)
     a_sums, b_sums = view(sums + left * row_step, rows, np.float32), view(sums + right * row_step, rows, np.float32)
     for r in range(rows):
-        maximum = max(a_maxima[r], b_maxima[r])
-        a, b = exp(a_maxima[r] - maximum), exp(b_maxima[r] - maximum)
-        a_maxima[r] = maximum
+        difference = a_maxima[r] - b_maxima[r]
+        factor = exp(-abs(difference))
+        a, b = (np.float32(1), factor) if difference >= 0 else (factor, np.float32(1))
+        a_maxima[r] = max(a_maxima[r], b_maxima[r])
         a_sums[r] = a_sums[r] * a + b_sums[r] * b
         for j in range(r * width, (r + 1) * width):
             a_values[j] = a_values[j] * a + b_values[j] * b
@@ -269,18 +270,22 @@ def attend(argument, number):
     decoded_at, values_at, value_step = decoded.ctypes.data, all_values.ctypes.data, 4 * value_size
     maxima_at, sums_at = all_maxima.ctypes.data, all_sums.ctypes.data
     weighing = np.empty(len(FIELDS), np.int64)
-    last_end = min(task[_BLOCK_END] * KEYS, position + tokens)
+    # Blocks are counted from the beginning of the first query's window, or from key 0 where queries are many.
+    origin = max(0, job[_PAST] + 1 - window) if window and split_blocks else 0
+    last_end = min(origin + task[_BLOCK_END] * KEYS, position + tokens)
     for head in range(task[_HEAD], task[_HEAD_END]):
         _copy_queries(job, task, head, scale, queries, k_width)
-        key = task[_BLOCK] * KEYS
-        if window:  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
+        key = origin + task[_BLOCK] * KEYS
+        if (
+            window and not split_blocks
+        ):  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
             key = max(key, max(0, position + 1 - window) // LANES * LANES)
         depth = 0
         values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
         maxima[:], sums[:], values[:] = _LOWEST, 0, 0
         while key < last_end:
-            block = key // KEYS
-            count = min((block + 1) * KEYS, last_end) - key
+            block = (key - origin) // KEYS
+            count = min(origin + (block + 1) * KEYS, last_end) - key
             skipped = max(0, key - position) * members  # rows of the queries before these keys
             if split_blocks:
                 values = all_values[depth * value_size : (depth + 1) * value_size]
@@ -331,11 +336,9 @@ def merge(argument, number):
     rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
     values, maxima, sums = job[_SPLIT_VALUES] + 4 * row * width, job[_MAXIMA] + 4 * row, job[_SUMS] + 4 * row
     nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), 0
-    task = view(job[_TASKS], _TASK_SIZE, np.int64)
-    first_split = task[_BLOCK] // job[_SPLIT_BLOCKS] - task[_SPLIT]
     for split in range(splits):
         nodes[depth] = split
-        depth = _push_node(first_split + split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
+        depth = _push_node(split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
     _add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
     total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * width, rows * width, np.float32)
     row_maxima, row_sums = view(maxima, rows, np.float32), view(sums, rows, np.float32)
