@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .attention import AttentionParams
-from .flash import Division, divide
+from .flash import Division, divide, padded_width
 from .kernels.attention import flash
 from .kernels.attention.cache_rows import TYPE_IDS
 from .memory import View
@@ -131,7 +131,7 @@ def _set_division(fields: np.ndarray, jobs: _JobGroup, division: Division, rows:
     """Writes a division to the jobs of a group and to their programs. rows: results of a split, of v_width numbers."""
     jobs.division = division
     splits = division.splits
-    needed = splits * rows * (2 + (v_width if splits > 1 else 0))
+    needed = splits * rows * (2 + (padded_width(v_width) if splits > 1 else 0))
     if needed > jobs.memory.size:
         jobs.memory = np.empty(needed, np.float32)
     maxima = jobs.memory.ctypes.data

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....simd import team
+from ....simd.lanes import LANES
 from ....simd.workers import Workers
 from .attention import AttentionParams
 from .kernels.attention import flash
@@ -77,7 +78,7 @@ def attend(segments: Sequence[Segment], kv_heads: int, params: AttentionParams, 
             squares.append((shared_out, of_tasks, division.tasks[:, 0]))
             shared_out = of_tasks
         splits = division.splits
-        split_values = np.empty(splits * n * heads * v_width if splits > 1 else 0, np.float32)
+        split_values = np.empty(splits * n * heads * padded_width(v_width) if splits > 1 else 0, np.float32)
         rows = np.empty(2 * splits * n * heads, np.float32)
         job = np.array(
             (
@@ -102,6 +103,11 @@ def attend(segments: Sequence[Segment], kv_heads: int, params: AttentionParams, 
         sums[...] = 0
         for head, of_task in zip(task_heads.tolist(), of_tasks, strict=True):
             sums[head] += of_task
+
+
+def padded_width(v_width: int) -> int:
+    """Numbers of a row of a job's `split_values`."""
+    return -(-v_width // LANES) * LANES
 
 
 def _shared_fields(shared: SharedValues, out: np.ndarray) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ JOB_FIELDS = (
     "k",  # of row 0 of key head 0
     "v",
     "out",  # float32 [n, heads, v_width]
-    "split_values",  # float32 [splits, n, heads, v_width]: sums of exp(score - maximum) * value, where there are several splits
+    "split_values",  # float32 [splits, n, heads, padded v_width]: sums of exp(score - maximum) * value, if there are several
     "maxima",  # float32 [splits, n, heads]: the largest score
     "sums",  # float32 [splits, n, heads]: the sum of exp(score - maximum)
     "sinks",  # float32 [heads], or 0
@@ -141,8 +141,9 @@ def _exponentiate(scores, skipped, rows, members, position, window, key, count, 
 
 # --- the tree of blocks -----------------------------------------------------------------------------------------------
 #
-# A node of the tree is the number of a buffer: values float32 [rows, width] at `values + node * step`, and the rows' maxima and
-# sums likewise. `nodes` and `levels` are a stack of those that are not yet added up: node, and its height in the tree.
+# A node of the tree is the number of a buffer: values float32 [rows, width], width a multiple of LANES, at the address
+# `values + node * step`, and the rows' maxima and sums likewise. `nodes` and `levels` are a stack of the nodes that are not yet
+# added up, and their heights in the tree.
 
 
 @kernel
@@ -158,8 +159,8 @@ def _add_node(left, right, rows, width, values, step, maxima, sums, row_step):
         a, b = (np.float32(1), factor) if difference >= 0 else (factor, np.float32(1))
         a_maxima[r] = max(a_maxima[r], b_maxima[r])
         a_sums[r] = a_sums[r] * a + b_sums[r] * b
-        for j in range(r * width, (r + 1) * width):
-            a_values[j] = a_values[j] * a + b_values[j] * b
+        for j in range(r * width, (r + 1) * width, LANES):
+            store(a_values, j, load(a_values, j) * a + load(b_values, j) * b)
 
 
 @kernel
@@ -211,9 +212,10 @@ def _write_results(job, task, head, maxima, sums, values, v_width, width):
         if job[_SPLITS] > 1:
             view(job[_MAXIMA] + 4 * (split + row), 1, np.float32)[0] = maxima[r]
             view(job[_SUMS] + 4 * (split + row), 1, np.float32)[0] = sums[r]
-            out = view(job[_SPLIT_VALUES] + 4 * (split + row) * own, own, np.float32)
-            for j in range(own):
-                out[j] = values[r * width + j]
+            padded = _round_up(own, LANES)
+            out = view(job[_SPLIT_VALUES] + 4 * (split + row) * padded, padded, np.float32)
+            for j in range(0, padded, LANES):
+                store(out, j, load(values, r * width + j))
             continue
         factor = _normalisation(job, query_head, maxima[r], sums[r])
         out = view(job[_OUT] + 4 * row * own, own, np.float32)
@@ -330,7 +332,8 @@ def attend(argument, number):
 def merge(argument, number):
     """Adds the splits of a job for `merge_heads` heads of one token, part after part along the heads, and divides the sums."""
     job = view(argument, _JOB_SIZE, np.int64)
-    heads, width, splits = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS]
+    heads, v_width, splits = job[_KV_HEADS] * job[_GROUP], job[_V_WIDTH], job[_SPLITS]
+    width = _round_up(v_width, LANES)
     per_token = (heads + job[_MERGE_HEADS] - 1) // job[_MERGE_HEADS]
     token, first = number // per_token, number % per_token * job[_MERGE_HEADS]
     rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
@@ -340,9 +343,9 @@ def merge(argument, number):
         nodes[depth] = split
         depth = _push_node(split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)
     _add_stack(depth, nodes, rows, width, values, step * width, maxima, sums, step)
-    total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * width, rows * width, np.float32)
+    total, out = view(values, rows * width, np.float32), view(job[_OUT] + 4 * row * v_width, rows * v_width, np.float32)
     row_maxima, row_sums = view(maxima, rows, np.float32), view(sums, rows, np.float32)
     for r in range(rows):
         factor = _normalisation(job, first + r, row_maxima[r], row_sums[r])
-        for j in range(r * width, (r + 1) * width):
-            out[j] = total[j] * factor
+        for j in range(v_width):
+            out[r * v_width + j] = total[r * width + j] * factor
