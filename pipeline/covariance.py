@@ -60,6 +60,8 @@ def begin_covariance(
         free = free_bytes()
         memory = free // 2 if free is not None else _MEMORY
     job = CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
+    if state is None:
+        job.start_afresh()
     job.writer.check_space(2 * job.sums_bytes)
     columns = [one.columns for one in job.inputs]
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"

@@ -95,13 +95,18 @@ class CovarianceJob:
                 f"{self.state_path}: the covariance of the {windows} windows that the interrupted run had is not there; "
                 "--force starts afresh"
             )
-        if progress.number and not self.writer.is_begun:
+        if progress.number and not self.writer.reopen():
             raise PlanError(f"{self.writer.part}, which has what earlier passes collected, is gone; --force starts afresh")
         self.number, self.windows = progress.number, progress.windows
         self.collector = CovarianceCollector(self.passes[self.number], self._model.workers)
         restore_sums(path, self.collector)
         if path != self.state_path:
             path.replace(self.state_path)
+
+    def start_afresh(self) -> None:
+        """Removes what an interrupted run left."""
+        for path in (self.state_path, _next(self.state_path), self.writer.part):
+            path.unlink(missing_ok=True)
 
     def is_due(self) -> bool:
         """Whether enough time has passed since the last state for another one to cost next to nothing."""

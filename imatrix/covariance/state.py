@@ -40,23 +40,23 @@ class Progress:
 
 
 def save_state(path: Path, progress: Progress, collector: CovarianceCollector) -> None:
-    """Writes progress and all sums atomically. Raises MillError if they cannot be written."""
-    sums = list(_each(collector))
+    """Writes progress and all sums, if any window has been summed, atomically. Raises MillError if they cannot be written."""
+    sums = list(_each(collector)) if progress.windows else []
     fields = [{"tokens": one.tokens, "weight": one.weight, "waiting": one.n_waiting} for one in sums]
     header = json.dumps({"progress": asdict(progress), "sums": fields}).encode()
     digest = xxhash.xxh3_64()
     with atomic_file(path, path.with_name(path.name + ".part")) as file:
 
-        def write(data: Any) -> None:
-            view = memoryview(data).cast("B")
+        def write(data: np.ndarray) -> None:
+            view = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
             for start in range(0, len(view), _CHUNK):
-                digest.update(view[start : start + _CHUNK])
-                file.write(view[start : start + _CHUNK])
+                digest.update(view[start : start + _CHUNK].data)
+                file.write(view[start : start + _CHUNK].data)
 
-        write(_MAGIC + struct.pack("<Q", len(header)) + header)
+        write(np.frombuffer(_MAGIC + struct.pack("<Q", len(header)) + header, np.uint8))
         for one in sums:
             write(one.totals)
-            write(np.ascontiguousarray(one.waiting[: one.n_waiting]))
+            write(one.waiting[: one.n_waiting])
         file.write(struct.pack("<Q", digest.intdigest()))
 
 
@@ -76,8 +76,9 @@ def restore_sums(path: Path, collector: CovarianceCollector) -> None:
     digest = xxhash.xxh3_64()
     try:
         with path.open("rb") as file:
-            fields = _read_header(file, digest)["sums"]
-            for one, values in zip(_each(collector), fields, strict=True):
+            header = _read_header(file, digest)
+            sums = list(_each(collector)) if header["progress"]["windows"] else []
+            for one, values in zip(sums, header["sums"], strict=True):
                 one.tokens, one.weight, one.n_waiting = (int(values[key]) for key in ("tokens", "weight", "waiting"))
                 if not 0 <= one.n_waiting <= one.block:
                     raise ValueError

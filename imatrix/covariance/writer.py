@@ -77,9 +77,18 @@ class CovarianceWriter:
     @property
     def is_begun(self) -> bool:
         """Whether an unfinished file with this header is there."""
-        if not self.part.is_file() or self.part.stat().st_size != self.nbytes:
+        return self._has_header(self.part)
+
+    def reopen(self) -> bool:
+        """Makes a file that has its name already an unfinished one again. Returns whether there is an unfinished one."""
+        if not self.is_begun and self._has_header(self.path):
+            self.path.replace(self.part)
+        return self.is_begun
+
+    def _has_header(self, path: Path) -> bool:
+        if not path.is_file() or path.stat().st_size != self.nbytes:
             return False
-        with self.part.open("rb") as file:
+        with path.open("rb") as file:
             return file.read(len(self._header)) == self._header
 
     def write(self, name: str, matrix: int, covariance: Covariance) -> None:
