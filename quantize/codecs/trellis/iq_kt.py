@@ -109,7 +109,7 @@ def _trial_factors(centers: int, center_step: float, tries: int = 1, try_step: f
 
 
 @dataclass(frozen=True, eq=False)
-class _TrellisType:
+class TrellisType:
     """What encoder and decoder need to know about a type.
 
     bits, size     of the codebook's indices; elements of a group
@@ -157,17 +157,20 @@ class _TrellisType:
         return int(codes[0]) if codes.size else None
 
     @cached_property
+    def trees(self) -> tuple:
+        """Arguments of `find_near_vectors` from `boxes` on: those of all codebooks, one after the other."""
+        level_starts = [each.level_starts + i * each.boxes.size for i, each in enumerate(self.codebooks)]
+        boxes, vectors = ([getattr(each, name) for each in self.codebooks] for name in ("boxes", "vectors"))
+        return np.concatenate(boxes), np.stack(level_starts), self.codebooks[0].top_boxes, np.concatenate(vectors)
+
+    @cached_property
     def search(self) -> tuple:
         """Arguments of `fit_rows` from `size` to `has_zero`."""
         codebooks = self.codebooks
         multiples = np.abs(self.multiples[self.variants])
-        level_starts = [each.level_starts + i * codebooks[0].boxes.size for i, each in enumerate(codebooks)]
         return (
             self.size,
-            np.concatenate([each.boxes for each in codebooks]),
-            np.stack(level_starts),
-            codebooks[0].top_boxes,
-            np.stack([each.vectors for each in codebooks]).reshape(-1),
+            *self.trees,
             np.stack([each.values for each in codebooks]),
             np.stack([each.order for each in codebooks]),
             multiples,
@@ -229,24 +232,30 @@ _REFINE_FACTORS = _geometric_sequence(1.38, 16)
 _NOT_REFINED = np.empty(0, np.float32)
 
 _TYPES = (
-    _TrellisType(
+    TrellisType(
         "iq1_kt", 13, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _read_iq1, _write_iq1, _IQ4_VARIANTS, (85, 135),
         _trial_factors(1, 0, 3, 0.15), _trial_factors(3, 0.15), _NOT_REFINED, 0.5, (800, 50, 700, 0), 0.0079, scale_factor=1.07,
     ),
-    _TrellisType(
+    TrellisType(
         "iq2_kt", 16, 8, (_FIRST_STATE,), False, _IQ4_MULTIPLES, _read_iq2_iq3, _write_iq2_iq3, _IQ4_VARIANTS, (75, 120),
         _trial_factors(1, 0, 3, 0.12), _trial_factors(3, 0.15), _NOT_REFINED, 0.35, (280, 250, 400, 0), 0.0081,
     ),
-    _TrellisType(
+    TrellisType(
         "iq3_kt", 16, 8, (_FIRST_STATE,), True, np.arange(16, dtype=np.float32), _read_iq2_iq3, _write_iq2_iq3,
         np.arange(1, 16)[None], (14, 15), _trial_factors(5, 0.11), _trial_factors(11, 0.05), _REFINE_FACTORS, 0.5,
         (110, 30, 70, 20), 0.0081,
     ),
-    _TrellisType(
+    TrellisType(
         "iq4_kt", 15, 4, (_FIRST_STATE, _SECOND_STATE), False, _SEVEN_BIT_MULTIPLES, _read_iq4, _write_iq4,
         np.stack([base + sign * _SEVEN_BIT_STEPS for base in (128, 129) for sign in (1, -1)]), (50, 54),
         _trial_factors(2, 0.18, 8, 0.022), _trial_factors(5, 0.1, 6, 0.018), _REFINE_FACTORS, 1.2, (20, 5, 10, 14), 0.0092,
     ),
 )  # fmt: skip
+
+
+def trellis_type(name: str) -> TrellisType:
+    """The type of this name, in lower case."""
+    return next(t for t in _TYPES if t.name == name)
+
 
 CODECS: dict[str, Codec] = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

@@ -1,0 +1,151 @@
+"""What the codes of a codebook or trellis type stand for: vectors of 2, 4 or 8 weights, and a factor for each.
+
+weight = sign * factor * entry, as decoders compute it. The signs of a vector are part of its entry, stored beside its code, or
+stored by eights with an even number of negative ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from ...formats import TYPES
+from ...simd.lanes import LANES
+from ...simd.memory import aligned_empty
+from .fields import BlockFields
+from .values import group_parameters
+
+SIGNS_IN_ENTRIES, SIGNS_FREE, SIGNS_EVEN = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class VectorTable:
+    """The entries of a type in runs of sixteen, in one or more books.
+
+    size     weights of an entry: 2, 4 or 8
+    signs    SIGNS_IN_ENTRIES, SIGNS_FREE (stored per weight) or SIGNS_EVEN (stored by eights, an even number negative)
+    books    how many sets of entries there are: one for each flag, or for each value of a trellis code's highest bit
+    flagged  whether each vector has a flag of its own, so that all books are searched for it
+    lanes    float32, flat: for each book and run `size` rows of sixteen values
+    codes    int32 [books * entries]: book * entries + code of each entry; a trellis codebook is in the order of its tree
+    numbers  int32 [books * entries], the inverse
+    """
+
+    size: int
+    signs: int
+    books: int
+    flagged: bool
+    lanes: np.ndarray
+    codes: np.ndarray
+    numbers: np.ndarray
+
+    @property
+    def entries(self) -> int:
+        """Entries of one book."""
+        return self.lanes.size // (self.books * self.size)
+
+
+@cache
+def is_vector(type_name: str) -> bool:
+    """Whether a plain type's codes are numbers of vectors."""
+    t = TYPES[type_name]
+    if t.base is not None or t.codec is None or t.rows > 1:
+        return False
+    layout = BlockFields.of(type_name).layout
+    return layout.number is None and layout.digits is None and layout.size > 1
+
+
+@cache
+def vector_table(type_name: str) -> VectorTable:
+    """The table of a type for which `is_vector` holds."""
+    from ..codecs.trellis.trellis import trellis_type  # which imports the registry of codecs, and that this module
+
+    layout, trees = BlockFields.of(type_name).layout, []
+    signs = SIGNS_FREE if layout.signs is not None else SIGNS_EVEN if layout.sign_codes is not None else SIGNS_IN_ENTRIES
+    if layout.trellis is None:
+        shifts = layout.shifts if layout.flags is not None else (0,)
+        books, values = len(shifts), layout.values[None] + np.array(shifts)[:, None, None]  # [books, entries, size]
+    else:
+        trees = trellis_type(type_name).books
+        books, values = len(trees), layout.values.reshape(len(trees), -1, layout.size)
+    entries = values.shape[1]
+    codes = np.arange(books * entries, dtype=np.int32)
+    for book, tree in enumerate(trees):
+        codes[book * entries :][:entries] = tree.order + book * entries
+    numbers = np.empty_like(codes)
+    numbers[codes] = np.arange(len(codes), dtype=np.int32)
+    lanes = aligned_empty((values.size,), np.float32)
+    lanes[:] = values.reshape(-1, layout.size)[codes].reshape(-1, LANES, layout.size).transpose(0, 2, 1).reshape(-1)
+    flagged = layout.flags is not None and layout.flags.shape[-2] == layout.codes.shape[-2]
+    return VectorTable(layout.size, signs, books, flagged, lanes, codes, numbers)
+
+
+@cache
+def tree_search(type_name: str) -> tuple[tuple[np.ndarray, ...], np.float32, np.ndarray]:
+    """The arguments tree, share and expected of a sweep over a type's vectors: without elements where all entries are tried."""
+    from ..codecs.trellis.trellis import trellis_type
+
+    if BlockFields.of(type_name).layout.trellis is None:
+        no_floats, no_boxes = np.empty(0, np.float32), np.empty(0, np.int16)
+        return (no_boxes, np.empty((1, 0), np.int64), 0, no_boxes), np.float32(0), no_floats
+    search = trellis_type(type_name)
+    return search.tree, np.float32(search.share), np.array(search.expected, np.float32)
+
+
+@dataclass
+class VectorRows:
+    """Encoded rows of a type of vectors, taken apart.
+
+    entries  int32 [rows, vectors]: numbers in the table
+    factor   float32 [rows, vectors]
+    signs    float32 [rows, n], 1 or -1; of no columns if signs are part of the entries
+    """
+
+    fields: BlockFields
+    table: VectorTable
+    entries: np.ndarray
+    factor: np.ndarray
+    signs: np.ndarray
+
+    @classmethod
+    def of(cls, q: np.ndarray, type_name: str, n: int) -> VectorRows:
+        fields, table = BlockFields.of(type_name), vector_table(type_name)
+        unsigned = replace(fields, layout=replace(fields.layout, signs=None))
+        factor, _, flag = group_parameters(unsigned, q, n, table.size)
+        codes = fields.read(q, "codes").astype(np.int32) + flag * np.int32(table.entries)
+        return cls(fields, table, table.numbers[codes], factor, _read_signs(fields, table.signs, q))
+
+    def values(self) -> np.ndarray:
+        """float32 [rows, n]: the weights that decoders compute."""
+        run, lane = self.entries // LANES, self.entries % LANES
+        places = (run[..., None] * self.table.size + np.arange(self.table.size)) * LANES + lane[..., None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = (self.table.lanes[places] * self.factor[..., None]).reshape(len(places), -1)
+        return values * self.signs if self.signs.size else values
+
+    def put_codes(self, q: np.ndarray) -> None:
+        """Writes entries and signs into the rows' bytes."""
+        codes = self.table.codes[self.entries]
+        if self.fields.layout.flags is not None:
+            flags, codes = np.divmod(codes, self.table.entries)
+            if self.table.flagged:
+                self.fields.write(q, "flags", flags)
+        self.fields.write(q, "codes", codes)
+        if self.table.signs == SIGNS_FREE:
+            self.fields.write(q, "signs", self.signs < 0)
+        elif self.table.signs == SIGNS_EVEN:
+            negative = np.packbits(self.signs < 0, axis=1, bitorder="little")
+            self.fields.write(q, "sign_codes", negative & 127)
+
+
+def _read_signs(fields: BlockFields, signs: int, q: np.ndarray) -> np.ndarray:
+    if signs == SIGNS_IN_ENTRIES:
+        return np.empty((len(q), 0), np.float32)
+    if signs == SIGNS_FREE:
+        return np.where(fields.read(q, "signs") > 0, np.float32(-1), np.float32(1))
+    codes = fields.read(q, "sign_codes")
+    negative = np.unpackbits(codes, axis=1, bitorder="little").reshape(len(q), -1, 8)
+    negative[..., 7] = negative.sum(axis=2, dtype=np.uint8) & 1
+    return np.where(negative.reshape(len(q), -1) > 0, np.float32(-1), np.float32(1))
