@@ -10,6 +10,8 @@ from .descent import MAX_SWEEPS, descend, feed_back, row_errors
 from .panels import multiply_rows
 from .prepared import DampedCovariance, PreparedCovariance
 from .values import ScalarRows, is_scalar
+from .vector_encode import refine_vectors
+from .vectors import is_vector
 
 EFFORTS = (0, 1, 2, 3)
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
@@ -24,9 +26,13 @@ def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovar
     """Rows that a plain type's encoder made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
 
     x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better come back as they
-    are, as do all rows of types that are not scalar.
+    are, as do all rows of types that are neither scalar nor of vectors.
     """
-    if prepared.damped is None or not is_scalar(type_name):
+    if prepared.damped is None:
+        return q
+    if is_vector(type_name):
+        return refine_vectors(x, q, type_name, prepared.damped, effort)
+    if not is_scalar(type_name):
         return q
     return _refine_scalar(x, q, type_name, prepared.damped, effort)
 

@@ -1,13 +1,13 @@
 """Coordinate descent over vectors of weights: the entries of codebook and trellis types under a covariance.
 
 With r = w - q, error r H r^T and gradient g = r H, moving the weights S of one vector by d changes the error by
-d H_SS d^T - 2 d g_S. Without codes d = H_SS^-1 g_S would be best. Where signs are stored, those of q_S + d are taken; if they are
-stored by eights with an even number of negative ones, the sign that costs least is turned around where their number would be odd.
-Of the entries with these signs the one of least error is found by trying them, sixteen at a time: in units of the vector's factor
-f, and with H' and g' for H_SS and g_S + q_S H_SS after the signs, the entry p has the error p H' p^T - 2 p g'^T / f.
+d H_SS d^T - 2 d g_S. Without codes d = H_SS^-1 g_S would be best. Where signs are stored, those of q_S + d are taken; if they
+are stored by eights with an even number of negative ones and their number would be odd, the sign that costs least is turned
+around. Of the entries with these signs the one of least error is found by trying them, sixteen at a time: in units of the
+factor f, and with H', g' for H_SS, g_S + q_S H_SS after the signs, the entry p has the error p H' p^T - 2 p g'^T / f.
 
-Codebooks are tried as a whole. Of a trellis codebook those entries are tried that are near q_S + d when columns are weighted by the
-diagonal of H. A vector changes only if that lowers the error.
+Codebooks are tried as a whole. Of a trellis codebook those entries are tried that are near q_S + d when columns are weighted
+by the diagonal of H. A vector changes only if that lowers the error.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ def vector_table(type_name: str) -> VectorTable:
 
 
 @cache
-def tree_search(type_name: str) -> tuple[tuple[np.ndarray, ...], np.float32, np.ndarray]:
+def tree_search(type_name: str) -> tuple[tuple[Any, ...], np.float32, np.ndarray]:
     """The arguments tree, share and expected of a sweep over a type's vectors: without elements where all entries are tried."""
     from ..codecs.trellis.trellis import trellis_type
 

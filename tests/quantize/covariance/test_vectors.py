@@ -1,0 +1,187 @@
+"""Codebook and trellis types under a covariance: taken apart as decoders do, descent as in plain numpy, never worse per row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import TYPES
+from ggufmill.quantize import decode, encode
+from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.encode import refine
+from ggufmill.quantize.covariance.fields import BlockFields
+from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
+
+VECTOR_TYPES = [TYPES[name].name for name in TYPES if is_vector(name)]
+_SCALES = {"iq2_kl": 2e-5, "iq1_kt": 2e-6, "iq2_kt": 2e-6, "iq3_kt": 2e-5, "iq4_kt": 2e-5}  # d that suits weights of 0.02
+
+
+@cache
+def covariance(n: int, rank: int, dead: int = 0) -> Covariance:
+    """Of inputs that mix `rank` sources and a little noise, with scales that differ between columns; the first `dead` are 0."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((512, rank)) @ rng.standard_normal((rank, n)) + 0.1 * rng.standard_normal((512, n))
+    x *= np.exp(rng.standard_normal(n))
+    x[:, :dead] = 0
+    h = (x.T @ x / len(x)).astype(np.float32)
+    return Covariance((h + h.T) / np.float32(2), 4096)
+
+
+def weights(rows: int, n: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((rows, n)).astype(np.float32) * 0.02
+
+
+def row_errors(x: np.ndarray, q: np.ndarray, type_name: str, h: Covariance) -> np.ndarray:
+    r = x.astype(np.float64) - decode(q, type_name, x.shape[1])
+    return np.einsum("ij,jk,ik->i", r, h.damped().astype(np.float64), r)
+
+
+def random_rows(type_name: str, rows: int, n: int, seed: int = 0) -> np.ndarray:
+    """Random codes, with a d that is near what the encoder would choose for `weights`."""
+    fields = BlockFields.of(type_name)
+    q = np.random.default_rng(seed).integers(0, 256, (rows, fields.type.row_bytes(n)), np.uint8)
+    with np.errstate(invalid="ignore"):
+        shape = fields.read_scale(q).shape
+    fields.write_scale(q, np.full(shape, _SCALES.get(type_name, 1e-3), np.float32))
+    return q
+
+
+def test_vector_types():
+    assert set(VECTOR_TYPES) == {
+        *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq2_kl"),
+        *("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
+    }
+
+
+@pytest.mark.parametrize("type_name", VECTOR_TYPES)
+def test_rows_taken_apart_and_put_together(type_name):
+    q = random_rows(type_name, 5, 512)
+    rows, empty = VectorRows.of(q, type_name, 512), q.copy()
+    assert np.array_equal(rows.values(), decode(q, type_name, 512))
+    for name in ("codes", "signs", "sign_codes"):
+        if getattr(rows.fields.layout, name) is not None:
+            rows.fields.write(empty, name, np.zeros_like(rows.fields.read(q, name)))
+    if rows.table.flagged:
+        rows.fields.write(empty, "flags", np.zeros_like(rows.fields.read(q, "flags")))
+    assert not np.array_equal(empty, q)
+    rows.put_codes(empty)
+    if rows.table.books > 1 and rows.fields.layout.flags is None:  # the book's bit is the same in all codes of a block
+        assert np.array_equal(decode(empty, type_name, 512), rows.values())
+    else:
+        assert np.array_equal(empty, q)
+
+
+@pytest.mark.parametrize("type_name", VECTOR_TYPES)
+def test_random_codes_become_good_ones(type_name):
+    x, h = weights(12, 512), covariance(512, 40)
+    q = random_rows(type_name, 12, 512)
+    before, errors = row_errors(x, q, type_name, h), []
+    for effort in (0, 1):
+        refined = refine(x, q, type_name, prepare(h), effort)
+        errors.append(row_errors(x, refined, type_name, h))
+        assert (errors[-1] <= before * (1 + 1e-5)).all()
+    assert errors[1].sum() < errors[0].sum() < 0.8 * before.sum()
+
+
+@pytest.mark.parametrize("type_name", ["iq3_s", "iq2_xxs", "iq1_m", "iq2_kl", "iq2_kt"])
+def test_better_than_the_encoder_alone(type_name):
+    x, h = weights(6, 512), covariance(512, 40)
+    before = row_errors(x, encode(x, type_name, h.diagonal), type_name, h)
+    after = row_errors(x, encode(x, type_name, covariance=h), type_name, h)
+    assert (after <= before * (1 + 1e-5)).all()
+    assert after.sum() < 0.8 * before.sum()
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e4])
+@pytest.mark.parametrize("type_name", ["iq3_xxs", "iq1_s", "iq4_kt"])
+def test_no_row_is_worse_whatever_its_size(type_name, magnitude):
+    rng = np.random.default_rng(5)
+    x = weights(4, 512) * np.exp(3 * rng.standard_normal((4, 512))).astype(np.float32) * np.float32(magnitude)
+    x[:, rng.random(512) < 0.1] = 0
+    x[3] = 0
+    h = covariance(512, 3, dead=64)
+    before = row_errors(x, encode(x, type_name, h.diagonal), type_name, h)
+    after = row_errors(x, encode(x, type_name, covariance=h), type_name, h)
+    assert (after <= before * (1 + 1e-5)).all()
+
+
+def sweep_in_numpy(x: np.ndarray, rows: VectorRows, values: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """One sweep over one row: of all entries with the signs of the unconstrained optimum the best one."""
+    size, table, values = rows.table.size, rows.table, values.astype(np.float64)
+    points = (
+        table.lanes.reshape(table.books, -1, size, 16).transpose(0, 1, 3, 2).reshape(table.books, -1, size).astype(np.float64)
+    )
+    for v in range(len(x) // size):
+        s, factor = slice(v * size, (v + 1) * size), float(rows.factor[0, v])
+        if factor == 0:
+            continue
+        block, old = h[s, s], values[s]
+        linear = (x - values) @ h[:, s] + old @ block
+        optimum = np.linalg.solve(block, linear)
+        books = points if table.flagged else points[[rows.entries[0, v] // table.entries]]
+        candidates = books.reshape(-1, size) * factor
+        if table.signs:
+            signs = np.where(optimum < 0, -1, 1)
+            if table.signs == 2 and np.prod(signs) != np.prod(np.sign(rows.signs[0, s])):
+                signs[np.argmin(optimum**2 * np.diagonal(block))] *= -1
+            candidates = candidates * signs
+
+        def error(p: np.ndarray, block: np.ndarray = block, linear: np.ndarray = linear) -> np.ndarray:
+            return np.einsum("...i,ij,...j->...", p, block, p) - 2 * p @ linear
+
+        errors = error(candidates)
+        if errors.min() < error(old):
+            values[s] = candidates[np.argmin(errors)]
+    return values
+
+
+@pytest.mark.parametrize("type_name", ["iq3_s", "iq3_xxs", "iq2_xxs", "iq1_m", "iq1_s", "iq2_kl"])
+def test_sweep_is_that_of_plain_numpy(type_name):
+    x, h, q = weights(1, 512), covariance(512, 40), random_rows(type_name, 1, 512)
+    rows = VectorRows.of(q, type_name, 512)
+    expected = sweep_in_numpy(x[0].astype(np.float64), rows, decode(q, type_name, 512)[0], h.damped().astype(np.float64))
+    refined = decode(refine(x, q, type_name, prepare(h), 0), type_name, 512)[0]
+    assert np.mean(np.abs(refined - expected) > 1e-6) < 0.02  # but for ties and roundings of float32
+
+
+@pytest.mark.parametrize("type_name", ["iq2_xs", "iq3_kt"])
+def test_rows_do_not_depend_on_each_other(type_name):
+    x, h, q = weights(9, 512), prepare(covariance(512, 30)), random_rows(type_name, 9, 512)
+    together = refine(x, q, type_name, h, 1)
+    apart = np.concatenate([refine(x[i : i + 4], q[i : i + 4], type_name, h, 1) for i in range(0, 9, 4)])
+    assert np.array_equal(together, apart)
+
+
+_SCRIPT = """
+import hashlib
+from test_vectors import covariance, random_rows, weights
+from ggufmill.quantize.covariance.encode import refine
+from ggufmill.quantize.covariance.prepared import prepare
+h = prepare(covariance(512, 40))
+for name in ("iq3_xxs", "iq4_kt"):
+    refined = refine(weights(4, 512), random_rows(name, 4, 512), name, h, 1)
+    print(hashlib.sha256(refined.tobytes()).hexdigest())
+"""
+
+
+def test_same_bytes_on_lesser_processors():
+    digests = set()
+    for level in ("x86-64-v2", None) if os.uname().machine == "x86_64" else ("portable", None):
+        environment = {k: v for k, v in os.environ.items() if k != "GGUFMILL_CPU"} | {"PYTHONPATH": os.path.dirname(__file__)}
+        environment |= {"GGUFMILL_CPU": level} if level else {}
+        run = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        digests.add(run.stdout)
+    assert len(digests) == 1
+
+
+def test_tables_hold_all_entries():
+    table = vector_table("iq4_kt")
+    assert (table.books, table.entries, table.size) == (2, 1 << 15, 4)
+    assert np.array_equal(np.sort(table.codes), np.arange(1 << 16))
