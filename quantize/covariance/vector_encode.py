@@ -10,7 +10,7 @@ from .descent import row_errors
 from .panels import multiply_rows
 from .prepared import DampedCovariance
 from .vector_descent import SWEEPS, invert_diagonal_blocks
-from .vectors import VectorRows, tree_search
+from .vectors import VectorRows, trellis_search
 
 _SWEEPS = (1, 4, 8, 12)  # by effort
 _LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the last
@@ -32,8 +32,8 @@ def refine_vectors(x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedC
     active, changed = np.isfinite(errors_before), np.empty(rows, np.int64)
     for _ in range(_SWEEPS[effort]):
         SWEEPS[table.size](
-            active, state.factor, table.signs, table.lanes, runs, *tree_search(type_name), damped.panels, inverses, damped.size,
-            gradient, values, state.entries, state.signs, changed,
+            active, state.factor, table.signs, table.lanes, runs, trellis_search(type_name), damped.panels, inverses,
+            damped.size, gradient, values, state.entries, state.signs, changed,
         )  # fmt: skip
         active &= changed > _LEAST_CHANGES * n / table.size
         if not active.any():

@@ -61,7 +61,7 @@ def is_vector(type_name: str) -> bool:
 @cache
 def vector_table(type_name: str) -> VectorTable:
     """The table of a type for which `is_vector` holds."""
-    from ..codecs.trellis.trellis import trellis_type  # which imports the registry of codecs, and that this module
+    from ..codecs.trellis.iq_kt import trellis_type  # which imports the registry of codecs, and that this module
 
     layout, trees = BlockFields.of(type_name).layout, []
     signs = SIGNS_FREE if layout.signs is not None else SIGNS_EVEN if layout.sign_codes is not None else SIGNS_IN_ENTRIES
@@ -69,7 +69,7 @@ def vector_table(type_name: str) -> VectorTable:
         shifts = layout.shifts if layout.flags is not None else (0,)
         books, values = len(shifts), layout.values[None] + np.array(shifts)[:, None, None]  # [books, entries, size]
     else:
-        trees = trellis_type(type_name).books
+        trees = trellis_type(type_name).codebooks
         books, values = len(trees), layout.values.reshape(len(trees), -1, layout.size)
     entries = values.shape[1]
     codes = np.arange(books * entries, dtype=np.int32)
@@ -84,15 +84,15 @@ def vector_table(type_name: str) -> VectorTable:
 
 
 @cache
-def tree_search(type_name: str) -> tuple[tuple[Any, ...], np.float32, np.ndarray]:
-    """The arguments tree, share and expected of a sweep over a type's vectors: without elements where all entries are tried."""
-    from ..codecs.trellis.trellis import trellis_type
+def trellis_search(type_name: str) -> tuple[Any, ...]:
+    """What a sweep searches trellis codebooks with; arrays without elements for a type whose entries are all tried."""
+    from ..codecs.trellis.iq_kt import trellis_type
 
     if BlockFields.of(type_name).layout.trellis is None:
         no_floats, no_boxes = np.empty(0, np.float32), np.empty(0, np.int16)
-        return (no_boxes, np.empty((1, 0), np.int64), 0, no_boxes), np.float32(0), no_floats
-    search = trellis_type(type_name)
-    return search.tree, np.float32(search.share), np.array(search.expected, np.float32)
+        return np.float32(0), no_floats, no_boxes, np.empty((1, 0), np.int64), 0, no_boxes
+    searched = trellis_type(type_name)
+    return np.float32(searched.limit_factor), np.array(searched.distance_polynomial, np.float32), *searched.trees
 
 
 @dataclass
