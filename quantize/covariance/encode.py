@@ -19,7 +19,8 @@ _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the 
 
 def takes_covariance(tensor_type: TensorType) -> bool:
     """Whether rows of this type (interleaved ones too) get other codes with a covariance than without."""
-    return is_scalar(tensor_type.name if tensor_type.codec is not None else tensor_type.base_name)
+    name = tensor_type.name if tensor_type.codec is not None else tensor_type.base_name
+    return is_scalar(name) or is_vector(name)
 
 
 def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int) -> np.ndarray:
