@@ -6,13 +6,21 @@ comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
 READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test test-levels test-arm lint format docs clean
 
 demo: .venv/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# Codecs and kernels at every lesser level of this processor (GGUFMILL_CPU), and on aarch64 in emulation (Debian, no root needed).
+test-levels: $(READY)
+	$(BIN)/python tests/levels.py
+
+test-arm: $(READY)
+	$(BIN)/python tests/arm/environment.py
+	$(BIN)/python tests/levels.py --arm
 
 lint: $(READY)
 	$(BIN)/ruff check .

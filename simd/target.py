@@ -77,6 +77,11 @@ class Target:
         return next(form for features, form in forms if self.has(*features))
 
     @property
+    def levels(self) -> list[str]:
+        """The levels of LEVELS that this target has all features of: each of them can be compiled for it."""
+        return [level for level in levels_here() if self.features.issuperset(_features(level))]
+
+    @property
     def vector_bits(self) -> int:
         """The width of a vector register."""
         return 512 if self.has("avx512f") else 256 if self.has("avx2") else 128

@@ -1,11 +1,16 @@
 """Checkpoint folders for tests: tiny random models of each architecture, and DeepSeek-V3 in full size with nothing in it."""
 
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
 
 from ggufmill.cli import main
+
+# What tests start with sys.executable: in emulation the interpreter only runs through its launcher (tests/levels.py sets this).
+sys.executable = os.environ.get("GGUFMILL_TEST_PYTHON", sys.executable)
 
 DTYPES = {
     "float32": "F32",

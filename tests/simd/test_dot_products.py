@@ -8,14 +8,14 @@ import pytest
 from ggufmill.simd import arm
 from ggufmill.simd.dot_products import ByteDots, add_byte_dots, add_word_pairs, byte_pairs, word_pairs
 from ggufmill.simd.llvm import I8X64, I16X32, I32, I32X16, shuffle, vector
-from ggufmill.simd.target import Target, levels_here, target_at
+from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(0)
 NEON = {
     features: Target("", "aarch64", "generic", frozenset(features.split()))
     for features in ("neon", "neon dotprod", "neon dotprod i8mm")
 }
-levels = pytest.mark.parametrize("level", levels_here())
+levels = pytest.mark.parametrize("level", target().levels)
 
 
 def byte_cases(largest):

@@ -7,9 +7,9 @@ import pytest
 from ggufmill.simd.compile import intrinsic
 from ggufmill.simd.half_precision import float_to_half, half_to_float
 from ggufmill.simd.llvm import F32X16, I16, I64, LANES, load, loop, store, vector
-from ggufmill.simd.target import levels_here, target_at
+from ggufmill.simd.target import target, target_at
 
-levels = pytest.mark.parametrize("level", sorted({"portable", levels_here()[-1]}))
+levels = pytest.mark.parametrize("level", sorted({"portable", target().levels[-1]}))
 HALVES = np.arange(1 << 16, dtype=np.uint16)
 
 
@@ -51,10 +51,10 @@ def test_every_half_becomes_its_float(level):
 
 
 def test_all_forms_treat_nan_alike():
-    bits = [convert(level, False, HALVES, np.zeros(1 << 16, np.float32)).view(np.uint32) for level in levels_here()]
+    bits = [convert(level, False, HALVES, np.zeros(1 << 16, np.float32)).view(np.uint32) for level in target().levels]
     assert all(np.array_equal(bits[0], other) for other in bits)
     nan = np.random.default_rng(0).integers(0x7F800001, 0x80000000, 1 << 12).astype(np.uint32).view(np.float32)
-    halves = [convert(level, True, nan, np.zeros(1 << 12, np.uint16)) for level in levels_here()]
+    halves = [convert(level, True, nan, np.zeros(1 << 12, np.uint16)) for level in target().levels]
     assert all(np.array_equal(halves[0], other) for other in halves)
 
 

@@ -8,11 +8,11 @@ import pytest
 from ggufmill.simd import arm
 from ggufmill.simd.llvm import F32X16, I8, I8X64, I32, I32X16, concat, vector
 from ggufmill.simd.permute import lookup_bytes, lookup_floats, permute_bytes
-from ggufmill.simd.target import Target, levels_here, target_at
+from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(1)
 NEON = Target("neon", "aarch64", "generic", frozenset({"neon"}))
-levels = pytest.mark.parametrize("level", levels_here())
+levels = pytest.mark.parametrize("level", target().levels)
 
 
 @levels

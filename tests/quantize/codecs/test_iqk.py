@@ -18,7 +18,7 @@ from ggufmill.quantize.codecs.iqk.scale_codes import read_header
 from ggufmill.quantize.codecs.iqk.table_search import search_blocks_of_three, search_blocks_of_two
 from ggufmill.simd import permute, table_lookup
 from ggufmill.simd.lanes import load, store
-from ggufmill.simd.target import levels_here, target_at
+from ggufmill.simd.target import target, target_at
 
 NAMES = list(CODECS)
 SPECS = {t.name: t for t in _TYPES}
@@ -171,7 +171,7 @@ def test_lookups_agree_at_all_levels_of_the_processor(entries, monkeypatch):
         [np.float32([-100, 100, 0]), midpoints[:5], np.random.default_rng(4).uniform(-8, 6, 8).astype(np.float32)]
     )
     results = []
-    for level in levels_here():
+    for level in target().levels:
         for module in (table_lookup, permute):
             monkeypatch.setattr(module, "target", lambda level=level: target_at(level))
         pick, quantise = table_lookup._operations(entries)

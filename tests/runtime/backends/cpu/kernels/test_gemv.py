@@ -15,9 +15,9 @@ from ggufmill.runtime.backends.cpu.kernels.activations import Activations, quant
 from ggufmill.runtime.backends.cpu.kernels.gemv import gemv as module
 from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, products
 from ggufmill.simd import team
-from ggufmill.simd.target import levels_here
+from ggufmill.simd.target import target
 
-LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "portable") if level in levels_here()]
+LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "portable") if level in target().levels]
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]
 
