@@ -1,7 +1,7 @@
 """Runs the tests of codecs and kernels at every lesser level of this processor, or on aarch64 in emulation.
 
     python tests/levels.py [LEVEL ...]           all levels below the processor's own, which plain pytest tests
-    python tests/levels.py --arm [--quick]       aarch64 (tests/arm/environment.py sets it up): all levels, or a few minutes' tests
+    python tests/levels.py --arm [--quick]       aarch64 (tests/arm/environment.py sets it up): all levels, or a quick set
 
 One process per level, as many at a time as there are cores. Logs lie in build/levels. The last line counts all tests.
 """

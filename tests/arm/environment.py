@@ -2,7 +2,7 @@
 
 apt downloads Debian's Python for arm64 and the user-mode emulator of QEMU, with a state and a cache of its own, and they are
 unpacked there; pip adds the published aarch64 wheels of the project's dependencies. What is complete already is left as it is.
-build/arm/python then runs a program as `python` does. Exit status 3: this system has no apt, or the packages cannot be downloaded.
+build/arm/python then runs a program as `python` does. Exit status 3: the packages cannot be downloaded, or there is no apt.
 """
 
 from __future__ import annotations

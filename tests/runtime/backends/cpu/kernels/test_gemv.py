@@ -189,10 +189,10 @@ def test_experts_in_slices(name):
         table[module.OUT :] = out.ctypes.data, rows + 8, jobs.ctypes.data, abreast
         program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
         team.run(0, program)
-        for matrix, first, tokens, target in jobs:
+        for matrix, first, tokens, start in jobs:
             own = activations_for(name, x[first : first + tokens])[0]
             expected = multiply(packed[matrix * rows : (matrix + 1) * rows], name, own)
-            assert np.array_equal(out[target : target + tokens, :rows], expected)
+            assert np.array_equal(out[start : start + tokens, :rows], expected)
         assert (out[:, rows:] == -1).all()
         assert (out[2] == -1).all()
 
