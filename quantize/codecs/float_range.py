@@ -10,6 +10,7 @@ import numpy as np
 
 from ...simd.compile import kernel
 from ...simd.lanes import LANES, load, max_lanes, reduce_max
+from .importance import importance_rows
 
 _LARGEST_F16 = np.float32(65504)
 _MAX_IMPORTANCE_EXPONENT = 20  # binary exponents up to this magnitude need no scaling
@@ -44,7 +45,7 @@ def normalise_rows(
 def normalise_importance(importance: np.ndarray) -> np.ndarray:
     """Importance times a power of two that brings its maximum to 0.5 ... 1, if that is very large or very small."""
     exponent = np.frexp(importance.max(initial=0))[1]
-    return np.ldexp(importance, -exponent) if abs(exponent) > _MAX_IMPORTANCE_EXPONENT else importance
+    return importance_rows(np.ldexp(importance, -exponent)) if abs(exponent) > _MAX_IMPORTANCE_EXPONENT else importance
 
 
 def to_f16(d: np.ndarray) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 Kernels take importance (llama.cpp's quant_weights) as float32 of one row [1, n], valid for all rows, or of a row for each
 [rows, n] (after the guard), and read `importance[r % importance.shape[0]]`. Without importance they are given NO_IMPORTANCE,
-which has no rows. See docs/formats/encoders.md (common pieces); sums run in element order with fused multiply-add, as there.
+which has no rows. These arrays are read-only: writable ones would have every encoder compiled a second time.
+
+See docs/formats/encoders.md (common pieces); sums run in element order with fused multiply-add, as there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from ...simd.compile import kernel
 from ...simd.scalar import fma
 
 NO_IMPORTANCE = np.empty((0, 0), np.float32)
+NO_IMPORTANCE.flags.writeable = False
 
 # At most this mean square (of importance, weights, or their product): the block has no usable importance.
 _MIN_MEAN_SQUARE = 1e-18
@@ -20,10 +23,12 @@ _MIN_IMPORTANCE = np.float32(1e-9)
 
 
 def importance_rows(importance: np.ndarray | None) -> np.ndarray:
-    """float32 [n], [rows, n] or None -> float32 [1, n], [rows, n] or NO_IMPORTANCE (C-contiguous), as the kernels take it."""
+    """float32 [n], [rows, n] or None -> float32 [1, n], [rows, n] or NO_IMPORTANCE: C-contiguous, read-only."""
     if importance is None:
         return NO_IMPORTANCE
-    return np.ascontiguousarray(np.atleast_2d(importance), np.float32)
+    rows = np.ascontiguousarray(np.atleast_2d(importance), np.float32).view()
+    rows.flags.writeable = False
+    return rows
 
 
 def guard_importance(x: np.ndarray, importance: np.ndarray | None, block: int) -> np.ndarray:
@@ -38,7 +43,7 @@ def guard_importance(x: np.ndarray, importance: np.ndarray | None, block: int) -
         return qw
     out = np.empty_like(x)
     _replace_negligible(x, qw, block, out)
-    return out
+    return importance_rows(out)
 
 
 @kernel

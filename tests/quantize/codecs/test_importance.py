@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from ggufmill.quantize import encode
 from ggufmill.quantize.codecs.importance import NO_IMPORTANCE, guard_importance, importance_rows
+from ggufmill.quantize.codecs.kquants.symmetric import _encode_q6_K
 
 RNG = np.random.default_rng(4)
 X = RNG.standard_normal((3, 128)).astype(np.float32)
@@ -14,6 +16,13 @@ def test_no_importance_has_no_rows():
     assert importance_rows(None) is NO_IMPORTANCE
     assert guard_importance(X, None, 32) is NO_IMPORTANCE
     assert importance_rows(QW).shape == (1, 128)
+
+
+def test_encoders_are_compiled_once():
+    for importance in (None, QW.repeat(2), np.zeros(256, np.float32)):
+        encode(np.ones((1, 256), np.float32), "q6_K", importance)
+    assert len(_encode_q6_K.signatures) == 1
+    assert QW.flags.writeable
 
 
 def test_guard_leaves_other_blocks():
