@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.serve import serve_model
     from .pipeline.split import split_model
     from .pipeline.sweep_bench import sweep_benchmark
+    from .pipeline.warm_up import warm_up
 
 __version__ = "0.1.0"
 
@@ -73,6 +74,7 @@ VERBS = {
     "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),
     "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
     "run": Verb("Every stage a recipe names, ending in a report", ("run_recipe",)),
+    "warm-up": Verb("Compile kernels before they are needed", ("warm_up",)),
 }
 
 _ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")

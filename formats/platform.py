@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -56,6 +57,12 @@ def trim_free_memory() -> None:
     malloc_trim = c_function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(ctypes.c_size_t(0))
+
+
+def low_priority(command: list[str]) -> list[str]:
+    """A command that runs as the given one but leaves the processors to others; the same command where there is no `nice`."""
+    nice = shutil.which("nice")
+    return [nice, "-n", "10", *command] if nice else command
 
 
 def read_at(fd: int, buffer: memoryview, offset: int) -> int:

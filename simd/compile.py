@@ -50,17 +50,19 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     return compiled
 
 
-class _CompileNotice(event.Listener):
-    """Prints one line to stderr when the first kernel of this process compiles (and is not loaded from disk)."""
+class _Compilations(event.Listener):
+    """Counts the kernels of ours that are compiled, and prints one line to stderr at the first."""
 
     def __init__(self) -> None:
-        self.printed = False
+        self.count = 0
 
     def on_start(self, event: event.Event) -> None:
         dispatcher = (event.data or {}).get("dispatcher")
         module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
-        if not self.printed and module.startswith(_PACKAGE + "."):
-            self.printed = True
+        if not module.startswith(_PACKAGE + "."):
+            return
+        self.count += 1
+        if self.count == 1:
             print(f"compiling kernels (once for this version; cached in {cache_home()})", file=sys.stderr)
             delete_unused(cache_home())
 
@@ -68,4 +70,10 @@ class _CompileNotice(event.Listener):
         pass
 
 
-event.register("numba:compile", _CompileNotice())
+_compilations = _Compilations()
+event.register("numba:compile", _compilations)
+
+
+def compiled_kernels() -> int:
+    """How many kernels this process has compiled; those that were on disk do not count."""
+    return _compilations.count

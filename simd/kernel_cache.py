@@ -63,6 +63,11 @@ def module_folder(source: Path) -> Path:
     return folder
 
 
+def has_kernels(source: Path) -> bool:
+    """Whether kernels of a module have been kept, for this version of its sources and for this target."""
+    return module_folder(source).is_dir()
+
+
 def _closure(source: Path) -> set[Path]:
     """The file, all modules of ours that it imports directly or not, and the data files in their folders."""
     files: set[Path] = set()

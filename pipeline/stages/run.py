@@ -34,6 +34,7 @@ from ..common.progress import WINDOWS, OnProgress, Stage
 from ..recipe_search.options import search_options_of, target_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
+from ..warm_up import codecs_in_background
 from ..writing.checks import problem_line, verify_written, watch_inputs
 from ..writing.write_model import count_replaced
 from .cache import StageCache, key_of
@@ -74,6 +75,7 @@ class Run:
         self.target = target_of(recipe)
         self.search_options = search_options_of(recipe, self.path.parent, threads=threads)
         self.cache = StageCache(folder.state, fresh, report)
+        self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
         self.disk_needed: int | None = None  # bytes for all files of a model, known after `check`; None: as the plan says
 
     def _model_name(self, source: dict[str, Any]) -> str | Path:
@@ -146,14 +148,15 @@ class Run:
         def on_chunk(so_far: Perplexity, total: int) -> None:
             stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}")
 
-        imatrix, figures = collect(
-            self._source_model,
-            text.tokens.tolist(),
-            dataset=text.path.name,
-            n_ctx=text.n_ctx,
-            chunks=text.chunks,
-            on_chunk=on_chunk,
-        )
+        with codecs_in_background(self._planned_types):
+            imatrix, figures = collect(
+                self._source_model,
+                text.tokens.tolist(),
+                dataset=text.path.name,
+                n_ctx=text.n_ctx,
+                chunks=text.chunks,
+                on_chunk=on_chunk,
+            )
         imatrix.save(self.folder.imatrix)
         return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
 
@@ -264,6 +267,7 @@ class Run:
             search = self._search_job(importance, None)
             plan, disk = search.smallest_plan(self.target, self.folder.gguf), search.largest_file(self.target)
             types = {o.name: [o.type] for o in plan.outputs} | search.candidates
+        self._planned_types = {tensor_type for several in types.values() for tensor_type in several}
         if "repack" in self.recipe.stages:
             disk = 2 * (disk or plan.file_bytes)
         self.disk_needed = disk

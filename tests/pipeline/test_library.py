@@ -1,13 +1,18 @@
 """Each function of the library called as from a notebook: the result is what `--json` prints, progress rises to its total."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ggufmill
 from ggufmill import CheckFailed, MillError, UsageError
+from ggufmill.formats import TYPES
 from ggufmill.pipeline.common.messages import json_text
+from ggufmill.pipeline.warm_up import codecs_in_background
+from ggufmill.quantize.codecs import legacy
+from ggufmill.simd.kernel_cache import has_kernels, module_folder
 
 # What differs from one call to the next.
 _VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
@@ -209,6 +214,33 @@ def test_text(mill, models, reports):
     same(mill, result, "generate", models.q4, "-p", "The list", "-n", 6, "--temp", 0)
     chat = ggufmill.start_chat(models.q4, template="chatml", n_predict=4, temp=0)
     assert "".join(chat.answer("Hello")) == chat.messages[-1]["content"]
+
+
+def test_warm_up(mill, models, reports):
+    result = ggufmill.warm_up(models.q4, types=["q4_0", "Q4_0_R8"], threads=1, progress=reports)
+    assert (result.types, result.model) == (("q4_0", "q4_0_r8"), str(models.q4))
+    assert reports.stages() == ["codecs", "model"]
+    again = ggufmill.warm_up(models.q4, types=["q4_0", "Q4_0_R8"], threads=1)
+    assert again.kernels == 0
+    same(mill, again, "warm-up", models.q4, "--types", "q4_0,q4_0_r8", "-t", 1)
+    with pytest.raises(UsageError, match="nothing to compile"):
+        ggufmill.warm_up()
+
+
+def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path))
+    module_folder.cache_clear()
+    try:
+        with codecs_in_background([TYPES["q4_0_r8"], TYPES["f32"]]):
+            pass
+        assert has_kernels(Path(legacy.__path__[0], "symmetric.py"))
+        with codecs_in_background([TYPES["q4_0"]]) as process:
+            assert process is None  # they are there
+        with pytest.raises(MillError, match="stops"), codecs_in_background([TYPES["q8_KV"]]) as process:
+            raise MillError("stops")
+        assert process.returncode != 0
+    finally:
+        module_folder.cache_clear()
 
 
 def test_a_loaded_model_serves_several_calls(demo, models):
