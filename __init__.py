@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.chat import start_chat
     from .pipeline.compare import compare_models
     from .pipeline.convert import convert_model
+    from .pipeline.covariance import merge_covariance, show_covariance
     from .pipeline.generate import generate_text
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
@@ -51,11 +52,13 @@ class Verb(NamedTuple):
     functions: tuple[str, ...]
 
 
-# A verb's functions are in the module of its name in pipeline/, its command is in the one in cli/ (with _ for -).
+# A verb's functions are in the module of its name in pipeline/ (those of covariances in one of their own), its command is in
+# the one in cli/ (with _ for -).
 VERBS = {
     "convert": Verb("Hugging Face checkpoint to GGUF", ("convert_model",)),
     "imatrix": Verb(
-        "Compute, show and merge importance matrices", ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix")
+        "Compute, show and merge importance matrices",
+        ("compute_imatrix", "show_imatrix", "merge_imatrix", "convert_imatrix", "show_covariance", "merge_covariance"),
     ),
     "quantize": Verb("Quantise a GGUF or a checkpoint by recipe", ("quantize_model",)),
     "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
@@ -81,6 +84,7 @@ _ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")
 _MODULES = dict.fromkeys(_ERRORS, ".errors") | {
     function: f".pipeline.{verb.replace('-', '_')}" for verb, entry in VERBS.items() for function in entry.functions
 }
+_MODULES |= dict.fromkeys(("show_covariance", "merge_covariance"), ".pipeline.covariance")
 __all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -9,6 +9,7 @@ import click
 from ..errors import UsageError
 from .command import Verbs
 from .display.console import call
+from .display.covariances import covariances_text, merged_covariances_text
 from .display.imatrices import computed_text, merged_text, statistics_text
 from .options import flags
 from .options.settings import run_options
@@ -121,6 +122,20 @@ def _refuse_without_text(has_input: bool) -> None:
     refuse_unused(given, "a text (-f) to compute from")
 
 
+def _is_covariance(file: Any) -> bool:
+    from ..imatrix.covariance import is_covariance
+
+    return is_covariance(file)
+
+
+def _refuse_for_covariances(other: Any, options: dict[str, Any]) -> None:
+    """Raises UsageError for what only importance matrices have."""
+    from ..pipeline.common.arguments import refuse_unused
+
+    given = {"OTHER": other, "--layer-similarity": options["layer_similarity"], "--plot": options["plot"]}
+    refuse_unused(given, "an importance matrix; this is a file of covariances")
+
+
 @command.command(short_help="Statistics of a matrix, or how two differ")
 @click.argument("file", type=FILE)
 @click.argument("other", type=FILE, required=False)
@@ -129,17 +144,26 @@ def _refuse_without_text(has_input: bool) -> None:
 @flags.plot("a heat map, layers by tensors,")
 @flags.as_json
 def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
-    """Statistics of an imatrix FILE; with OTHER, how the two differ.
+    """Statistics of an imatrix FILE; with OTHER, how the two differ; or those of a file of covariances.
 
     sum is that of the columns' mean squares, active the share of columns above 1e-5, even the entropy of the distribution over
-    the columns as a share of its maximum.
+    the columns as a share of its maximum. Of covariances H: rank is (trace H)^2 / trace H^2, diagonal the share of the diagonal
+    in the sum of the squares of all entries.
 
     \b
     Examples:
       ggufmill imatrix show model.imatrix --plot model.png
       ggufmill imatrix show mine.imatrix theirs.dat
+      ggufmill imatrix show model.cov --json
     """
     from ..pipeline.imatrix import show_imatrix
+
+    if _is_covariance(file):
+        _refuse_for_covariances(other, options)
+        from ..pipeline.covariance import show_covariance
+
+        call(show_covariance, file, show=covariances_text, as_json=as_json, bars=False)
+        return
 
     def text(result: ImatrixStatistics) -> str:
         return statistics_text(result, file)
@@ -153,11 +177,21 @@ def show(file: Any, other: Any, as_json: bool, **options: Any) -> None:
 @flags.force
 @flags.as_json
 def merge(files: Any, out: Any, force: bool, as_json: bool) -> None:
-    """Add up the sums and counts of several imatrix files of one model; formats may be mixed.
+    """Add up the sums and counts of several imatrix files of one model; formats may be mixed. Files of covariances become one,
+    too, each weighed by its tokens.
 
-    Example: ggufmill imatrix merge part1.imatrix part2.imatrix -o all.imatrix
+    \b
+    Examples:
+      ggufmill imatrix merge part1.imatrix part2.imatrix -o all.imatrix
+      ggufmill imatrix merge part1.cov part2.cov -o all.cov
     """
     from ..pipeline.imatrix import merge_imatrix
+
+    if all(map(_is_covariance, files)):
+        from ..pipeline.covariance import merge_covariance
+
+        call(merge_covariance, files, out, show=merged_covariances_text, as_json=as_json, bars=False, force=force)
+        return
 
     call(merge_imatrix, files, out, show=merged_text, as_json=as_json, bars=False, force=force)
 

@@ -1,17 +1,22 @@
-"""Covariances of the inputs of a model's matrices, in `ggufmill imatrix`: collected beside an importance matrix."""
+"""Covariances of the inputs of a model's matrices, in `ggufmill imatrix`: collected, shown, merged."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import PlanError, UsageError
 from ..imatrix.calibration import Calibration
 from ..imatrix.collect_state import CollectState
+from ..imatrix.covariance.files import Origin, open_covariance
 from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, state_path
+from ..imatrix.covariance.merge import merge_files
+from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..runtime import Model
 from ..runtime.available_memory import free_bytes
-from .common.arguments import check_folder, refuse_inputs
+from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
 from .common.messages import gib, note
 
 _MEMORY = 8 << 30  # for sums, where the system does not say what is free
@@ -84,3 +89,80 @@ def finish_passes(job: CovarianceJob, state_frequency: int, on_window: Callable[
         job.end_pass()
         if is_last:
             return
+
+
+@dataclass(frozen=True)
+class MergedCovariance:
+    """A covariance file that was made of others. path: where it is; inputs: how many it has; chunks: windows of all texts."""
+
+    path: Path
+    inputs: int
+    chunks: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the fields."""
+        return {"path": str(self.path), "inputs": self.inputs, "chunks": self.chunks}
+
+
+def merge_covariance(files: Sequence[str | Path], out: str | Path, *, force: bool = False) -> MergedCovariance:
+    """Merges covariances that were collected from parts of a text, or from several texts, each weighed by its tokens.
+
+    files  what `compute_imatrix` wrote to `covariance`; out: the file to write; force: an existing one is replaced
+
+    Returns a `MergedCovariance`. Raises FormatError for a file that is none or is damaged, MillError for files of different
+    models.
+
+    Example:
+        >>> from ggufmill import compute_imatrix, merge_covariance
+        >>> from ggufmill.recipes import FOLDER
+        >>> demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+        >>> _ = compute_imatrix(demo, text, "1.imatrix", covariance="1.cov", n_ctx=64, chunks=1, force=True)
+        >>> _ = compute_imatrix(demo, text, "2.imatrix", covariance="2.cov", n_ctx=64, chunks=1, from_chunk=1, force=True)
+        >>> merge_covariance(["1.cov", "2.cov"], "both.cov", force=True).chunks
+        2
+    """
+    out = Path(out)
+    opened = [open_covariance(path) for path in files]
+    refuse_inputs([out], as_paths(files))
+    check_new(out, force)
+    writer = merge_files(opened, out)
+    merged = open_covariance(writer.path)
+    return MergedCovariance(out, len(merged.inputs), merged.model.chunk_count)
+
+
+@dataclass(frozen=True)
+class CovarianceStatistics:
+    """Statistics of a covariance file.
+
+    path, nbytes  the file and its size
+    model         what it was collected from
+    inputs        an `InputStatistics` for each
+    """
+
+    path: Path
+    nbytes: int
+    model: Origin
+    inputs: list[InputStatistics]
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: path, nbytes, architecture, model, datasets, chunk_count, chunk_size, inputs."""
+        origin = {**asdict(self.model), "datasets": list(self.model.datasets)}
+        return {"path": str(self.path), "nbytes": self.nbytes, **origin, "inputs": [asdict(one) for one in self.inputs]}
+
+
+def show_covariance(file: str | Path) -> CovarianceStatistics:
+    """Reads a covariance file: of every input its size, the tokens seen, and how correlated its columns are.
+
+    Returns a `CovarianceStatistics`. Raises FormatError for a file that is none, or is damaged.
+
+    Example:
+        >>> from ggufmill import compute_imatrix, show_covariance
+        >>> from ggufmill.recipes import FOLDER
+        >>> demo, text = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+        >>> _ = compute_imatrix(demo, text, "demo.imatrix", covariance="demo.cov", n_ctx=64, chunks=1, force=True)
+        >>> first = show_covariance("demo.cov").inputs[0]
+        >>> first.name, first.columns
+        ('output.weight', 256)
+    """
+    opened = open_covariance(file)
+    return CovarianceStatistics(opened.path, opened.path.stat().st_size, opened.model, list(statistics(opened)))

@@ -1,0 +1,69 @@
+"""Covariance files of parts of a text, merged into one: means, weighed by the tokens that they were taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import MillError
+from ...quantize.covariance.covariance import Covariance
+from .files import CovarianceFile, Origin, StoredInput, read_part
+from .writer import CovarianceWriter, PlannedInput
+
+_ROWS = 1024  # that are added up at a time
+
+
+def merge_files(files: Sequence[CovarianceFile], out: Path) -> CovarianceWriter:
+    """Writes the merged file, part by part; returns its writer. The parts of `out` have 32 bits if those of any file have.
+
+    An input that only some files have is merged from those. Raises MillError for files of different models.
+    """
+    inputs = _common(files)
+    first = files[0].model
+    datasets = tuple(dict.fromkeys(name for file in files for name in file.model.datasets))
+    chunks = sum(file.model.chunk_count for file in files)
+    origin = Origin(first.architecture, first.model, datasets, chunks, first.chunk_size)
+    types = {one.triangle.type.name for file in files for one in file.inputs.values()}
+    planned = [PlannedInput(one.tensors, one.columns, one.matrices) for one in inputs.values()]
+    writer = CovarianceWriter(out, planned, origin, "f32" if "f32" in types else "i16")
+    writer.check_space()
+    writer.begin()
+    for name, one in inputs.items():
+        for matrix in range(one.matrices):
+            parts = [(file, file.inputs[name]) for file in files if name in file.inputs]
+            writer.write(name, matrix, _mean(parts, matrix))
+    writer.finish()
+    return writer
+
+
+def _common(files: Sequence[CovarianceFile]) -> dict[str, StoredInput]:
+    """The inputs of all files. Raises MillError if two have a different one, or none in common."""
+    inputs = dict(files[0].inputs)
+    for file in files[1:]:
+        if not inputs.keys() & file.inputs.keys() or file.model.architecture != files[0].model.architecture:
+            raise MillError(f"{files[0].path} and {file.path} have no input in common: not of one model")
+        for name, one in file.inputs.items():
+            other = inputs.setdefault(name, one)
+            if (one.tensors, one.columns, one.matrices) != (other.tensors, other.columns, other.matrices):
+                raise MillError(
+                    f"the input of {name} has {other.columns} columns in one file and {one.columns} in {file.path}, or is "
+                    "shared by other tensors: not of one model"
+                )
+    return inputs
+
+
+def _mean(parts: Sequence[tuple[CovarianceFile, StoredInput]], matrix: int) -> Covariance:
+    """The mean over all tokens; one part is in memory beside the result."""
+    total = sum(int(stored.tokens[matrix]) for _, stored in parts)
+    result: np.ndarray | None = None
+    for file, stored in parts:
+        covariance = read_part(file.path, stored, matrix)
+        share = np.float32(covariance.tokens / max(1, total))
+        if result is None:
+            result = np.zeros_like(covariance.matrix)
+        for start in range(0, len(result), _ROWS):
+            result[start : start + _ROWS] += share * covariance.matrix[start : start + _ROWS]
+    assert result is not None
+    return Covariance(result, total)

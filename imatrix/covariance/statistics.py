@@ -1,0 +1,84 @@
+"""Statistics of covariances: how correlated the inputs of each matrix are. Field names are keys of the command line's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .files import CovarianceFile, read_part
+
+_ROWS = 1024  # of a matrix that are squared at a time
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """Statistics of one input; of a stack whose matrices have inputs of their own, the means over those with tokens.
+
+    name, tensors   the weights that are multiplied with it; the first names it
+    columns         numbers of an input; matrices: those that have one of their own
+    fewest, most    minimum and maximum of the tokens that a matrix saw
+    mean_square     of the inputs, over columns
+    effective_rank  (trace H)^2 / trace H^2: the number of directions if all had the same variance; at most `columns`
+    diagonal_share  sum of the squares of the diagonal, as a share of that of all of H: 1 if no columns are correlated
+    correlation     root mean square of the correlations of two different columns
+    damping         what encoders add to the diagonal, as a share of its mean
+    too_few         matrices that saw too few tokens for more than their diagonal to be used
+    nbytes          in the file
+    """
+
+    name: str
+    tensors: list[str]
+    columns: int
+    matrices: int
+    fewest: int
+    most: int
+    mean_square: float
+    effective_rank: float
+    diagonal_share: float
+    correlation: float
+    damping: float
+    too_few: int
+    nbytes: int
+
+
+def statistics(file: CovarianceFile) -> Iterator[InputStatistics]:
+    """The statistics of every input, in the file's order; every part is read. Raises FormatError for a damaged one."""
+    for stored in file.inputs.values():
+        figures, too_few = [], 0
+        for matrix in range(stored.matrices):
+            covariance = read_part(file.path, stored, matrix)
+            too_few += not covariance.has_enough_tokens
+            if covariance.tokens:
+                figures.append((*_figures(covariance.matrix), covariance.damping))
+        mean = np.mean(figures, axis=0) if figures else np.zeros(5)
+        yield InputStatistics(
+            stored.name,
+            list(stored.tensors),
+            stored.columns,
+            stored.matrices,
+            int(stored.tokens.min()),
+            int(stored.tokens.max()),
+            *map(float, mean[:4]),
+            damping=float(mean[4]),
+            too_few=too_few,
+            nbytes=stored.nbytes,
+        )
+
+
+def _figures(matrix: np.ndarray) -> tuple[float, float, float, float]:
+    """(mean square, effective rank, share of the diagonal, root mean square of correlations)."""
+    diagonal = np.diagonal(matrix).astype(np.float64)
+    roots = np.sqrt(diagonal)
+    inverses = np.divide(1, roots, out=np.zeros_like(roots), where=roots > 0)
+    squares = correlations = 0.0
+    for start in range(0, len(matrix), _ROWS):
+        rows = matrix[start : start + _ROWS].astype(np.float64)
+        squares += float(np.square(rows).sum())
+        correlations += float(np.square(rows * inverses[start : start + _ROWS, None] * inverses).sum())
+    used = int((roots > 0).sum())
+    if not squares:
+        return 0.0, 0.0, 1.0, 0.0
+    between = np.sqrt(max(correlations - used, 0.0) / max(used * (used - 1), 1))
+    return float(diagonal.mean()), float(diagonal.sum() ** 2 / squares), float(np.square(diagonal).sum() / squares), between
