@@ -25,7 +25,7 @@ import numpy as np
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.activations import quantise
-from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import ABREAST, FIELDS, JOBS, gemv, run_parts
+from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import EQUAL_SLICES, FIELDS, JOBS, gemv, run_parts
 from ggufmill.simd.compile import kernel
 
 TARGETS = ("bf16", "bf16_r16", "f16", "f32", "q8_0", "q8_0_r8", "q4_K", "q4_k_r4", "iq4_k", "iq4_k_r4", "iq4_ks", "iq4_ks_r4",
@@ -85,7 +85,7 @@ class Product:
             out.ctypes.data,
             rows,
         ]
-        self.table[JOBS], self.table[ABREAST] = jobs.ctypes.data, self.slices
+        self.table[JOBS], self.table[EQUAL_SLICES] = jobs.ctypes.data, self.slices
         self.kept = (memory, inputs, out, jobs)
         begin = time.perf_counter()
         self.address = found.address

@@ -12,7 +12,7 @@ from ..graph import Graph, Observer
 
 
 class Cache(Protocol):
-    """What a sequence of at most `limit` tokens keeps of its first `length` ones."""
+    """The cache of a sequence: of its first `length` tokens, of at most `limit`."""
 
     length: int
     limit: int
@@ -26,19 +26,19 @@ class Cache(Protocol):
         """Raises MillError if n more tokens do not fit."""
 
     def truncate(self, length: int) -> None:
-        """Forgets all tokens from position `length` on."""
+        """Drops all tokens from position `length` on."""
 
     def fork(self, length: int | None = None) -> Cache:
-        """A cache of its own that holds the first `length` tokens (all if None)."""
+        """A copy with the first `length` tokens (all if None)."""
         ...
 
 
 class Executable(Protocol):
     """A compiled graph.
 
-    observer      who is told of inputs and outputs of ops from the next pass on
+    observer      what inputs and outputs of ops are reported to, from the next pass on
     workers       the threads that it computes with
-    decode_batch  tokens of one pass up to which each token's results do not depend on how many there are
+    decode_batch  tokens of one pass up to which a token's results do not depend on their number
     """
 
     graph: Graph

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ...formats import PlanError, SourceTensor, dims
-from ..backends.cpu.kernels.gemm.gemm import matmul
 from ..graph import Observer, Op, Weight
 from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
@@ -309,13 +308,20 @@ def _tensor_error(a: SourceTensor, b: SourceTensor, inputs: dict[tuple[str, int]
             norm_squared += float(np.einsum("ij,ij->", weights, weights, dtype=np.float64))
             x = inputs.get((a.name, start // rows))
             if x is not None and x.shape[1] == columns:
-                product_error_squared += float(np.square(matmul(x, difference.T[None])).sum(dtype=np.float64))
-                product_squared += float(np.square(matmul(x, weights.T[None])).sum(dtype=np.float64))
+                product_error_squared += _product_norm_squared(x, difference)
+                product_squared += _product_norm_squared(x, weights)
     relative = float(np.sqrt(error_squared / norm_squared)) if norm_squared else float("inf") if error_squared else 0.0
     product = None
     if any((a.name, matrix) in inputs for matrix in range(a.n_rows // rows)):
         product = float(np.sqrt(product_error_squared / product_squared)) if product_squared else 0.0
     return TensorError(a.name, a.source_type, b.source_type, stored_nbytes(a), stored_nbytes(b), relative, product)
+
+
+def _product_norm_squared(x: np.ndarray, weights: np.ndarray) -> float:
+    """The sum of the squares of x [n, columns] times weights [rows, columns], transposed. In float64: of float32 products the
+    BLAS library, and with it the number of threads, would decide the last digits that are reported."""
+    product = x.astype(np.float64) @ weights.T.astype(np.float64)
+    return float(np.einsum("ij,ij->", product, product))
 
 
 def _row_ranges(tensor: SourceTensor, columns: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,7 @@
 """A model as a graph of ops: values with shapes, ops with options and weight names, checks; backends run it."""
 
-from .graph import Graph, GraphBuilder
+from .graph import Graph, GraphBuilder, Support, check_support
 from .observer import Observer
 from .ops import Op, Value, Weight
-from .support import check_support
 
-__all__ = ["Graph", "GraphBuilder", "Observer", "Op", "Value", "Weight", "check_support"]
+__all__ = ["Graph", "GraphBuilder", "Observer", "Op", "Support", "Value", "Weight", "check_support"]

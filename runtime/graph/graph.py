@@ -1,25 +1,26 @@
-"""A graph, and its builder: what the files in runtime/models use to write a model down."""
+"""A graph; its builder, with which the files in runtime/models write a model down; the check that a backend can run it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from ...formats import FormatError, TensorSource
+from ...formats import FormatError, PlanError, TensorSource
 from . import ops
 from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, Value, Weight
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole model.
+    """A model.
 
     ops         from token ids to `hidden`, in an order in which they can be run
     head        from `hidden` to `logits`
-    layers      the residual stream behind each layer
+    layers      the residual stream after each layer
     cache       what each layer keeps per token
     n_ctx_train the context length that the model was trained for
     """
@@ -218,3 +219,30 @@ def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:
         for value in op.inputs:
             out.setdefault(value.index, []).append(op)
     return out
+
+
+# What a backend can run: class of ops -> its fields that are used -> the values that are supported (None: all).
+Support = Mapping[type[Op], Mapping[str, Collection[Any] | None]]
+
+
+def check_support(graph: Graph, backend: str, support: Support) -> None:
+    """Raises PlanError, naming the op and the field, for what a backend would ignore or compute wrongly.
+
+    A field that is not in `support` may only have its default value, which stands for the op without that option.
+    """
+    for op in (*graph.ops, *graph.head):
+        name, known = type(op).__name__, support.get(type(op))
+        if known is None:
+            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: it has no op {name}")
+        for field in fields(op):
+            value = getattr(op, field.name)
+            if field.name in known:
+                accepted = known[field.name]
+                if accepted is None or value in accepted:
+                    continue
+                values = f"{value!r} (known are {', '.join(map(repr, accepted))})"
+            elif field.name == "out" or (field.default is not MISSING and value == field.default):
+                continue
+            else:
+                values = f"{value!r:.80}"
+            raise PlanError(f"the {backend} backend cannot run {graph.architecture}: op {name} with {field.name} {values}")

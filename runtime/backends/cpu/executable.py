@@ -1,4 +1,4 @@
-"""A graph compiled for the processor: each op's step, and the passes that are written with them."""
+"""A graph compiled for the processor: each op's step, and the passes that steps are emitted into."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from ...settings import Settings
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
 from .lower import SUPPORT, steps_of
-from .lower.step import Step
-from .passes import Pass
+from .passes import Pass, Step
 from .weights import WeightMatrix, WeightStore
 
-_KEPT_PASSES, _KEPT_BYTES = 8, 64 << 20  # passes that are kept for the next time, and the memory of each
+_CACHED_PASSES, _CACHED_BYTES = 8, 64 << 20  # shapes of passes that are kept for the next run, and the memory of one
 _END = 1 << 60
 
 
 def compile_graph(graph: Graph, store: WeightStore, settings: Settings) -> Executable:
-    """What runs a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know."""
+    """Compiles a graph. Raises PlanError for an op, an option of one, or a setting that this backend does not know."""
     return Executable(graph, store, settings)
 
 
@@ -35,7 +34,7 @@ class Executable:
     """A graph that can be run, by several threads at once if need be.
 
     graph     as it was compiled
-    observer  None, or who is told of inputs and outputs of ops; what it wants is asked when a pass begins
+    observer  None, or what inputs and outputs of ops are reported to; it is asked for what it wants when a pass begins
     store     the weights
     """
 
@@ -65,14 +64,14 @@ class Executable:
 
     @property
     def decode_batch(self) -> int:
-        """Tokens of one pass up to which each token's results do not depend on how many there are."""
+        """Tokens of one pass up to which a token's results do not depend on their number."""
         return GEMV_TOKENS
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
         return self.matrix(self.graph.embedding).lookup(ids)
 
-    # --- what steps ask -----------------------------------------------------------------------------------------------
+    # --- for steps -----------------------------------------------------------------------------------------------
 
     def matrix(self, weight: Weight) -> WeightMatrix:
         """A weight tensor for products."""
@@ -86,11 +85,11 @@ class Executable:
         return np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
 
     def part(self, name: str) -> CachePart:
-        """What a layer keeps per token under a name."""
+        """The part of the caches of this name."""
         return self.parts[name] if name in self.parts else self.observed_parts[name]
 
     def _last_uses(self) -> dict[int, int]:
-        """Value index -> number of the last step that reads it (or of the one that makes it)."""
+        """Value index -> number of the last step that reads it (or of the one that writes it)."""
         last: dict[int, int] = {}
         for steps in (self.steps, self.head_steps):
             for number, step in enumerate(steps):
@@ -115,9 +114,9 @@ class Executable:
             cache.check_capacity(count)
         key = (tuple(count for _, count in caches), tuple(caches[0][0].parts))
         observer = self.observer
-        current = self._taken(key) if observer is None else None
+        current = self._take(key) if observer is None else None
         if current is None:
-            current = self._written(self.steps, *key, observer)
+            current = self._new_pass(self.steps, *key, observer)
         current.run(tokens, list(caches))
         out = current.view(self.graph.hidden).matrix.copy()
         if observer is None:
@@ -129,7 +128,7 @@ class Executable:
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]."""
         key, observer = ("head", len(hidden)), self.observer
-        head = self._taken(key) if observer is None else None
+        head = self._take(key) if observer is None else None
         if head is None:
             head = Pass(self, (len(hidden),), (), observer)
             head.new(self.graph.hidden)
@@ -143,7 +142,7 @@ class Executable:
         self._keep(key, head)
         return logits
 
-    def _written(
+    def _new_pass(
         self, steps: Sequence[Step], counts: tuple[int, ...], names: tuple[str, ...], observer: Observer | None
     ) -> Pass:
         out = Pass(self, counts, names, observer)
@@ -169,22 +168,22 @@ class Executable:
             array = step.output(out, op) if observer.wants_output(op) else None
             if array is not None:
 
-                def tell(op: Op = op, array: np.ndarray = array) -> None:
+                def report(op: Op = op, array: np.ndarray = array) -> None:
                     observer.on_output(op, array)
 
-                out.call(tell)
+                out.call(report)
 
-    def _taken(self, key: tuple) -> Pass | None:
-        """A pass that nobody else runs."""
+    def _take(self, key: tuple) -> Pass | None:
+        """A kept pass that no other thread runs, or None."""
         with self._lock:
             passes = self._passes.get(key)
             return passes.pop() if passes else None
 
     def _keep(self, key: tuple, current: Pass) -> None:
-        if current.pool.nbytes + current.inner_pool.nbytes > _KEPT_BYTES:
+        if current.pool.nbytes + current.inner_pool.nbytes > _CACHED_BYTES:
             return
         with self._lock:
             self._passes.setdefault(key, []).append(current)
             self._passes.move_to_end(key)
-            while len(self._passes) > _KEPT_PASSES:
+            while len(self._passes) > _CACHED_PASSES:
                 self._passes.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Flash attention over cached rows: how its work is divided into tasks, and attention of given arrays by itself."""
+"""Flash attention over cached rows: how its work is divided into tasks, and attention outside of a pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TASK_BYTES = 1 << 20  # for the rows of a task: half of the cache that is a cor
 _MAX_ROWS, _MIN_ROWS = 288, 48  # beyond, more gain nothing; below, decoding a block of keys takes longer than its products
 _MIN_NUMBERS = 1 << 14  # of keys and values, decoded by a task: some microseconds
 _MERGE_NUMBERS = 1 << 12  # added by a part of `merge`
-_POSITIONS = 32  # at so many positions a generated token's tasks are the same: a divisor of flash.KEYS
+_POSITIONS = 32  # a generated token's tasks are the same for a run of this many positions: a divisor of flash.KEYS
 _PARALLEL_THRESHOLD = 1 << 18  # multiplications: some ten microseconds
 
 
@@ -119,7 +119,7 @@ def _shared_fields(shared: SharedValues, out: np.ndarray) -> tuple[int, ...]:
 def divide(
     n: int, group: int, kv_heads: int, past: int, window: int, k_width: int, v_width: int, threads: int, fixed: bool = False
 ) -> Division:
-    """Divides the attention of n tokens of a sequence, behind `past` others, among threads.
+    """Divides the attention of n tokens of a sequence, after `past` others, among threads.
 
     How sums are ordered does not depend on `threads`: see kernels.attention.flash. fixed: each head's tasks are the same
     however many heads and threads there are, and the keys are not split.
@@ -133,9 +133,9 @@ def divide(
 def _divide(
     n: int, group: int, kv_heads: int, past: int, window: int, k_width: int, v_width: int, threads: int, fixed: bool
 ) -> Division:
-    most = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
-    per_thread = most if fixed else kv_heads * n * group // (3 * threads)  # several tasks for each
-    rows = max(_MIN_ROWS, min(_MAX_ROWS, most, per_thread))
+    max_rows = _TASK_BYTES // (4 * (k_width + v_width + flash.KEYS))
+    per_thread = max_rows if fixed else kv_heads * n * group // (3 * threads)  # several tasks for each
+    rows = max(_MIN_ROWS, min(_MAX_ROWS, max_rows, per_thread))
     is_split = not fixed and (n == 1 or n * min(group, _MIN_ROWS) <= _MIN_ROWS)
     parts = -(-group // (_MIN_ROWS if is_split else rows))
     members = -(-group // parts)  # queries of a group that a task takes
@@ -147,8 +147,8 @@ def _divide(
         numbers = blocks * flash.KEYS * (k_width + v_width)
         busy = 1 if threads == 1 else 2 * threads
         head_step = max(1, kv_heads * parts // busy, min(kv_heads, _MIN_NUMBERS // numbers))
-        wanted = min(busy // (-(-kv_heads // head_step) * parts), numbers // _MIN_NUMBERS)
-        split_blocks = _split_blocks(blocks, wanted)
+        target = min(busy // (-(-kv_heads // head_step) * parts), numbers // _MIN_NUMBERS)
+        split_blocks = _split_blocks(blocks, target)
     splits = -(-blocks // split_blocks) if split_blocks else 1
     split_step = split_blocks or blocks
     tasks = [
@@ -167,10 +167,9 @@ def _divide(
     return Division(np.array(tasks, np.int64), splits, split_blocks, merge_heads, merge_parts)
 
 
-def _split_blocks(blocks: int, wanted: int) -> int:
-    """Blocks of a split, a power of two: the smallest with at most twice as many splits as are wanted, or with one split if no
-    more is wanted."""
-    most, size = 2 * wanted if wanted > 1 else 1, 1
-    while -(-blocks // size) > most:
+def _split_blocks(blocks: int, target: int) -> int:
+    """Blocks of a split, a power of two: the smallest with at most 2 * target splits, or with one split if the target is 1."""
+    max_splits, size = 2 * target if target > 1 else 1, 1
+    while -(-blocks // size) > max_splits:
         size *= 2
     return size

@@ -1,8 +1,8 @@
 """The matrices of latent attention that make keys and values from latents: K [heads, nope, rank] and V [heads, v, rank].
 
-GGUF holds them in up to two ways (see graph.ops.LatentAttention). For a few tokens the packed rows of k_b, and of v_b or V in
-kv_b, multiply; where a file lacks k_b, it is made from kv_b and kept in memory (as q8_0, unless kv_b holds floats). Everything
-else takes decoded matrices, those of kv_b where it is there.
+A GGUF file has them in one or two layouts (see graph.ops.LatentAttention). GEMV takes the packed rows of k_b, and of v_b or of
+V in kv_b; where a file lacks k_b, it is made from kv_b in memory (as q8_0, unless kv_b is of floats). All other products take
+decoded matrices, those of kv_b if there is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of a pass: blocks that are used again when nothing reads them any more, and views of them as rows of activations."""
+"""Memory of a pass: blocks, used again when nothing reads them any longer, and views of them as rows of activations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Block:
 
 
 class Pool:
-    """Blocks of a pass. What is given back is handed out again, the oldest first, so that tasks need not wait for each
-    other."""
+    """Blocks of a pass. Free blocks are used again, the one that was freed first before the others, so that fewer tasks have to
+    wait for each other."""
 
     def __init__(self) -> None:
         self._free: list[Block] = []
@@ -53,9 +53,9 @@ class View:
     """Rows of a block, one per token (or per token and expert), each of heads of numbers.
 
     offset     bytes from the block's start to row 0
-    rows       how many there are, row_bytes apart
+    rows       number of rows, row_bytes apart
     heads      of a row, head_bytes apart
-    width      numbers of a head, which lie together
+    width      numbers of a head, contiguous
     dtype      float32 nearly always
     axis       what the rows are
     """
@@ -81,12 +81,12 @@ class View:
 
     @property
     def is_row(self) -> bool:
-        """Whether the numbers of a row lie together."""
+        """Whether the numbers of each row are contiguous."""
         return self.heads == 1 or self.head_bytes == 4 * self.width
 
     @property
     def is_dense(self) -> bool:
-        """Whether all numbers lie together."""
+        """Whether all numbers are contiguous."""
         return self.is_row and (self.rows == 1 or self.row_bytes == 4 * self.size)
 
     @property
@@ -118,7 +118,7 @@ class View:
         return replace(self, heads=heads, head_bytes=4 * width, width=width)
 
     def columns(self, first: int, width: int) -> View:
-        """Some of the numbers of every head."""
+        """Numbers first ... first + width - 1 of every head."""
         return replace(self, offset=self.offset + 4 * first, width=width)
 
     def row_range(self, first: int, count: int) -> View:
@@ -166,5 +166,5 @@ class Partition:
         return self.axis, self.rows, self.row_step, self.columns, self.column_step
 
     def words(self) -> tuple[int, int, int, int]:
-        """What tables begin with (see kernels.row_parts)."""
+        """The first words of tables (see kernels.row_parts)."""
         return self.rows, self.row_step, self.columns, self.column_step

@@ -1,7 +1,7 @@
-"""One pass through a graph: what lowerings write programs with, and what is filled in before each run.
+"""One pass through a graph: the steps of ops emit its tasks, and addresses and positions are filled in before each run.
 
-A pass is written for a number of tokens per sequence. What changes from run to run, places in the caches, positions and how
-attention is divided, is patched into its tables, so that a pass is written once and run for token after token.
+A pass is written for a number of tokens per sequence. What changes from run to run (rows in the caches, positions, how
+attention is divided) is patched into its tables, so that a pass is written once and run for token after token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from ....formats import TYPES
 from ...graph import Observer, Value
-from ...graph.ops import Linear, Op, RotaryEmbedding
+from ...graph.ops import Linear, Op, RotaryEmbedding, Weight
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .kernels import row_parts
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from .executable import Executable
 
 CELL = 1024  # columns of a part where rows are divided: a multiple of all blocks
-_ROW_NUMBERS = 16384  # numbers of the rows of one part: some microseconds
+_ROW_NUMBERS = 16384  # numbers of the rows of one part: several microseconds
 
 Batch = list[tuple[KVCache, slice]]  # the cache of each sequence, and the rows that are its tokens
 
 
 @dataclass
 class Run:
-    """What a pass is being run with: read by its functions."""
+    """The inputs of the current run of a pass, which its functions read."""
 
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     batch: Batch = field(default_factory=list)
@@ -43,25 +43,28 @@ class Run:
 
 
 @dataclass
-class Held:
-    """A value of the graph.
+class PassValue:
+    """A value of the graph in a pass.
 
-    partition  of the task that wrote it, where that has one
-    inputs     what products take instead of it, by kind (8-bit codes, blocks of bf16, ...)
+    view         its memory
+    partition    of the task that writes it, if that has one
+    inputs       its forms for products (8-bit codes, blocks of bf16, ...), by block of activations or form of input
+    blocks       memory that is freed with it
+    is_observed  whether the observer gets it already, as input of an op
     """
 
     view: View
     partition: Partition | None = None
     inputs: dict[Any, Any] = field(default_factory=dict)
     blocks: list[View] = field(default_factory=list)
-    is_told: bool = False  # an observer has seen it
+    is_observed: bool = False
 
 
 class Pass:
     """Collects the tasks of one pass.
 
     n         tokens; `counts` of each sequence
-    gemv      whether products are made row by row from packed weights, as for few tokens
+    gemv      whether products are made by GEMV
     observer  None, or one that wants something of this graph
     """
 
@@ -73,10 +76,10 @@ class Pass:
         self.gemv = self.n <= GEMV_TOKENS and not self.observed
         self.row_step = max(1, _ROW_NUMBERS // executable.graph.n_embd)
         self.schedule, self.pool, self.run_state = Schedule(), Pool(), Run()
-        self.values: dict[int, Held] = {}
-        self.names = names  # of what caches keep
+        self.values: dict[int, PassValue] = {}
+        self.names = names  # of the parts of the caches
         self.attention = AttentionJobs(self, executable.attention_layers)
-        self.places = np.zeros((executable.n_layers, len(names), self.n, 2), np.int64)
+        self.cache_addresses = np.zeros((executable.n_layers, len(names), self.n, 2), np.int64)
         self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
         self._users: dict[int, int] = {}  # values by block
         self._temporary: list[View] = []
@@ -87,7 +90,7 @@ class Pass:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
-        """Dense rows of memory that nothing else uses until it is given back to the pool."""
+        """Dense rows of memory that nothing else uses until it is freed."""
         return dense(self.pool.take(4 * rows * heads * width), rows, heads, width, axis)
 
     def temporary(self, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
@@ -102,7 +105,7 @@ class Pass:
         return view
 
     def numbers(self, count: int, dtype: type = np.int64) -> View:
-        """Memory for numbers of another kind, as one row."""
+        """Memory for numbers of a dtype, as one row."""
         nbytes = count * np.dtype(dtype).itemsize
         return View(self.pool.take(nbytes), 0, 1, nbytes, 1, nbytes, count, dtype)
 
@@ -128,15 +131,15 @@ class Pass:
         return view
 
     def put(self, value: Value, view: View, partition: Partition | None = None) -> None:
-        """Says where a value lies; several may share a block."""
-        self.values[value.index] = Held(view, partition)
+        """Sets the memory of a value; several values may share a block."""
+        self.values[value.index] = PassValue(view, partition)
         self._users[id(view.block)] = self._users.get(id(view.block), 0) + 1
 
     def view(self, value: Value) -> View:
         return self.values[value.index].view
 
     def dense(self, value: Value) -> View:
-        """A value's rows, all numbers together: copied if they are not."""
+        """A value's rows without gaps: copied if they have any."""
         view = self.view(value)
         return view if view.is_dense else self.copied(view)
 
@@ -146,15 +149,15 @@ class Pass:
         return out
 
     def borrow(self, value: Value, view: View) -> None:
-        """As `put`, of memory that is not this pass's."""
+        """As `put`, with memory that does not belong to this pass."""
         self.put(value, view)
         self._users[id(view.block)] += 1
 
     def drop(self, index: int) -> None:
-        """Nothing reads the value of this index any more."""
-        held = self.values.pop(index)
-        block = held.view.block
-        for view in held.blocks:
+        """Frees the value of this index, which no later op reads."""
+        stored = self.values.pop(index)
+        block = stored.view.block
+        for view in stored.blocks:
             self.pool.give_back(view.block)
         self._users[id(block)] -= 1
         if not self._users[id(block)]:
@@ -171,19 +174,19 @@ class Pass:
         last_use = self.executable.last_use
         if last_use[value.index] > self.position or sum(value in op.inputs for op in self.ops) > 1:
             return False
-        mine = self.values[value.index].view
-        low, high = mine.span
-        for index, held in self.values.items():
-            if held.view.block is mine.block and last_use[index] > self.position:
-                other_low, other_high = held.view.span
+        view = self.values[value.index].view
+        low, high = view.span
+        for index, other in self.values.items():
+            if other.view.block is view.block and last_use[index] > self.position:
+                other_low, other_high = other.view.span
                 if other_low < high and low < other_high:
                     return False
         return True
 
     def result(self, value: Value, source: Value, partition: Partition | None, rows: bool = False) -> View:
-        """Memory for what is computed from `source` element by element: the same where that may be overwritten.
+        """Memory for a value that is computed from `source` element by element: that of the source where it may be overwritten.
 
-        rows: the numbers of each row have to lie together."""
+        rows: the numbers of each row have to be contiguous."""
         view = self.view(source)
         if (rows and not view.is_row) or not self.overwritable(source):
             return self.new(value, view, partition)
@@ -195,11 +198,11 @@ class Pass:
     # --- tasks --------------------------------------------------------------------------------------------------------
 
     def by_rows(self, view: View) -> Partition:
-        """Whole rows."""
+        """Runs of rows, all columns of each."""
         return Partition(view.axis, view.rows, min(self.row_step, max(view.rows, 1)), view.size, view.size)
 
     def by_cells(self, view: View, row_step: int = 1) -> Partition:
-        """Runs of CELL columns of some rows."""
+        """Runs of CELL columns of `row_step` rows."""
         return Partition(view.axis, view.rows, row_step, view.size, CELL)
 
     def copy(self, x: View, out: View, partition: Partition | None = None, index: View | None = None) -> None:
@@ -217,7 +220,7 @@ class Pass:
         self.schedule.task(row_parts.add_bias.address, (*partition.words(), *words), partition, reads, (x,))
 
     def constant(self, array: np.ndarray) -> int:
-        """The address of weights that are kept by the executable."""
+        """The address of an array, which then lives as long as the pass."""
         self.schedule.keep(array)
         return array.ctypes.data
 
@@ -229,7 +232,7 @@ class Pass:
         return self._ropes[key][1]
 
     def cache_view(self, layer: int, name: str) -> View:
-        """Stands for what a layer keeps under a name: what writes it, and what reads it."""
+        """A view without memory that stands for a layer's cached rows of a name in the reads and writes of tasks."""
         if (layer, name) not in self._cache_views:
             self._cache_views[layer, name] = dense(self.pool.take(0), 1, 1, 1)
         return self._cache_views[layer, name]
@@ -247,8 +250,8 @@ class Pass:
             self.schedule.call(put)
             return
         partition = self.by_rows(x)
-        places = self.places[layer, self.names.index(name)]
-        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, TYPE_IDS[part.type], places.ctypes.data)
+        addresses = self.cache_addresses[layer, self.names.index(name)]
+        words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, TYPE_IDS[part.type], addresses.ctypes.data)
         table = (*partition.words(), *words)
         self.schedule.task(row_parts.cache.address, table, partition, (x,), (self.cache_view(layer, name),))
 
@@ -262,20 +265,20 @@ class Pass:
         self.schedule.call(function)
 
     def observe_inputs(self, value: Value) -> None:
-        """Tells the observer, once, what the products that take a value multiply."""
-        held = self.values[value.index]
-        if self.observer is None or held.is_told:
+        """Reports a value to the observer, once, as the input of the linear ops that multiply it."""
+        stored = self.values[value.index]
+        if self.observer is None or stored.is_observed:
             return
-        held.is_told, observer = True, self.observer
-        wanted = [op for op in self.executable.users[value.index] if isinstance(op, Linear) and observer.wants_input(op)]
-        if wanted:
+        stored.is_observed, observer = True, self.observer
+        observed_ops = [op for op in self.executable.users[value.index] if isinstance(op, Linear) and observer.wants_input(op)]
+        if observed_ops:
             x = self.dense(value).matrix
 
-            def tell() -> None:
-                for op in wanted:
+            def report() -> None:
+                for op in observed_ops:
                     observer.on_input(op, op.weight, 0, x)
 
-            self.call(tell)
+            self.call(report)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -296,15 +299,36 @@ class Pass:
         for rope, table in self._ropes.values():
             angles = state.positions[:, None] * rope.frequencies
             table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
-        self._find_places()
+        self._set_cache_addresses()
         self.attention.patch(state.batch)
         with np.errstate(all="ignore"):  # NaN and infinity are looked for in results, not reported by the hardware
             schedule.run(self._steps, self.workers)
 
-    def _find_places(self) -> None:
-        """Where the tokens' rows go in the caches of every layer and name."""
+    def _set_cache_addresses(self) -> None:
+        """Writes the addresses of the tokens' rows in the caches, of every layer and name."""
         for cache, at in self.run_state.batch if self.names else ():
-            where = cache.table(at.stop - at.start)
-            own = np.arange(cache.length, cache.length + at.stop - at.start)
-            self.places[:, :, at, 0] = where[:, :, None, 0] + own * where[:, :, None, 1]
-            self.places[:, :, at, 1] = where[:, :, None, 2]
+            rows = cache.table(at.stop - at.start)
+            positions = np.arange(cache.length, cache.length + at.stop - at.start)
+            self.cache_addresses[:, :, at, 0] = rows[:, :, None, 0] + positions * rows[:, :, None, 1]
+            self.cache_addresses[:, :, at, 1] = rows[:, :, None, 2]
+
+
+class Step:
+    """One op, or several that are lowered as one: made when a graph is compiled, and emitted into every pass."""
+
+    def __init__(self, executable: Executable, op: Op):
+        self.executable = executable
+        self.ops: tuple[Op, ...] = (op,)
+
+    def emit(self, out: Pass) -> None:
+        """Adds the tasks of the ops to a pass."""
+        raise NotImplementedError
+
+    def output(self, out: Pass, op: Op) -> np.ndarray | None:
+        """An op's result, float32 [n, *op.out.shape], for an observer; None: there is none, or the step reports it itself."""
+        view = out.view(op.out)
+        return view.reshaped(*op.out.shape).array if len(op.out.shape) == 2 else view.matrix
+
+    def vector(self, weight: Weight | None) -> np.ndarray | None:
+        """The numbers of a norm or bias, float32, axes in numpy's order; None for None."""
+        return None if weight is None else self.executable.vector(weight)

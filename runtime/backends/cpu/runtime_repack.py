@@ -56,7 +56,7 @@ def _in_memory(tensor: SourceTensor, packed: np.ndarray, packed_type: TensorType
         return packed[start:stop]
 
     def read(start: int, stop: int) -> np.ndarray:
-        rows = packed_type.rows  # that are decoded together
+        rows = packed_type.rows  # per decoded group
         low, high = start // rows * rows, -(-stop // rows) * rows
         return decode(packed[low:high], packed_type.name, tensor.shape[0])[start - low : stop - low]
 

@@ -59,12 +59,12 @@ def _last(group: Group) -> Group:
 
 
 class Schedule:
-    """Takes down tasks and Python functions in the order in which they could run one after the other."""
+    """Collects tasks and Python functions, in an order in which they could run one after the other."""
 
     def __init__(self) -> None:
         self._steps: list[np.ndarray | Callable[[], None]] = []
         self._groups: list[Group] = []
-        self._epoch = object()  # of the program that is being taken down
+        self._epoch = object()  # of the program that tasks are added to
         self._tables: list[np.ndarray] = []
         self._used = _TABLE_WORDS
         self._base = 0
@@ -110,7 +110,7 @@ class Schedule:
         return group
 
     def call(self, function: Callable[[], None]) -> None:
-        """A Python function, between what has been taken down before and what comes after."""
+        """Adds a Python function: it runs after all tasks before it, and before all that follow."""
         self._finish_program()
         self._steps.append(function)
 

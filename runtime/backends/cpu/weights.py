@@ -1,12 +1,12 @@
 """A model's tensors as the graphs use them: matrices that multiply, from their packed bytes or decoded as they are needed.
 
-Products are made from the packed bytes where they lie, for a few tokens (GEMV, kernels.gemv_plan) and for many (GEMM,
-kernels.gemm), wherever there is a kernel for the type. What is left (types without a layout, types of checkpoints, quantised
-types in `exact` mode) is decoded tile by tile, and multiplied by the same kernels as rows of float32.
+Products are made from the packed bytes in place, by GEMV (kernels.gemv_plan) or GEMM (kernels.gemm), wherever there is a kernel
+for the type. Other weights (types without a layout, types of checkpoints, quantised types in `exact` mode) are decoded tile by
+tile, and multiplied by the same kernels as rows of float32.
 
-Decoded float32 rows are kept until `cache_bytes` are used up, first come first kept: every token walks through all layers in
-the same order, so dropping the oldest for the newest would always drop what is needed next. What is not kept is decoded
-tile by tile at every use, and memory stays bounded whatever the model's size.
+Decoded float32 rows are cached until `cache_bytes` are used up, and never replaced: every token uses all layers in the same
+order, so replacing the oldest would always drop what is needed next. Rows that are not cached are decoded tile by tile at every
+use, so that memory stays bounded whatever the model's size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WeightStore:
         return WeightMatrix(self, self.tensor(name, shape or None))
 
     def rows(self, tensor: SourceTensor, matrix: int, start: int, stop: int) -> np.ndarray:
-        """Decoded rows float32 [stop - start, columns] of one matrix, kept if there is memory for them."""
+        """Decoded rows float32 [stop - start, columns] of one matrix, cached if there is memory for them."""
         key = (tensor.name, matrix, start)
         cached = self._rows.get(key)
         if cached is not None and len(cached) == stop - start:
@@ -80,12 +80,13 @@ class WeightStore:
                 self._rows[key] = decoded
 
     def stored_bytes(self, tensor: SourceTensor) -> np.ndarray | None:
-        """The stored bytes of a tensor that is not mapped, read or made once and kept: uint8 [rows of all matrices, row bytes].
+        """The stored bytes of a tensor that is not mapped, read once and cached: uint8 [rows of all matrices, row bytes].
+
         None if there is no memory for them."""
         raw, stored = tensor.raw, tensor.stored
         if raw is None or stored is None:
             return None
-        with self._reading:  # the threads that share out a product ask for it all at once, and have to get the same
+        with self._reading:  # the threads of a product ask for it at the same time, and have to get the same array
             if tensor.name not in self._bytes:
                 nbytes = stored.nbytes(tensor.shape)
                 with self._lock:
@@ -98,7 +99,7 @@ class WeightStore:
             return self._bytes[tensor.name]
 
     def all_rows(self, tensor: SourceTensor) -> np.ndarray:
-        """All rows of all matrices decoded, float32 [rows in all, columns], kept if there is memory for them."""
+        """All rows of all matrices decoded, float32 [rows in all, columns], cached if there is memory for them."""
         per_matrix = tensor.shape[1]
         if tensor.n_rows == per_matrix:
             return self.rows(tensor, 0, 0, per_matrix)
@@ -134,7 +135,7 @@ class WeightMatrix:
 
     @cached_property
     def gemv_plan(self) -> np.ndarray | None:
-        """For products of a few tokens straight from the packed rows, int64 words (see kernels.gemv_plan), or None."""
+        """The plan of GEMV products with the packed rows, int64 words (see kernels.gemv_plan); None if there is no GEMV."""
         return self.head_plan(self.matrices)
 
     @property
@@ -144,7 +145,7 @@ class WeightMatrix:
         return int(self.gemv_plan[gemv_plan.BLOCK])
 
     def head_plan(self, heads: int, part: tuple[int, int] | None = None) -> np.ndarray | None:
-        """A GEMV plan for all rows as so many equal matrices, of each the rows part[0] to part[1] - 1 (None: all); or None."""
+        """A GEMV plan, or None. The rows are `heads` equal matrices, of each the rows part[0] to part[1] - 1 (None: all)."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
@@ -153,7 +154,7 @@ class WeightMatrix:
 
     @cached_property
     def gemm_plan(self) -> gemm.Plan | None:
-        """For products of many tokens straight from the packed rows; None: the weights have to be decoded first."""
+        """The plan of GEMM products with the packed rows; None if the weights have to be decoded first."""
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
@@ -161,7 +162,7 @@ class WeightMatrix:
 
     @property
     def multiplies_float32(self) -> bool:
-        """Whether weights and activations of many tokens are multiplied as float32, not rounded to fewer bits."""
+        """Whether GEMM multiplies weights and activations as float32, not rounded to fewer bits."""
         form = self.gemm_plan.form if self.gemm_plan is not None else gemm.decoded_form(not self._rounds_decoded)
         return form.kind == FLOAT32
 
@@ -173,8 +174,7 @@ class WeightMatrix:
     def multiply(self, x: np.ndarray, matrix: int = 0, use_gemv: bool | None = None) -> np.ndarray:
         """x float32 [n, columns] times one matrix -> float32 [n, rows].
 
-        use_gemv: row by row of the weights, as for few tokens (None: for GEMV_TOKENS at most); else in tiles, whose sums have
-        another order.
+        use_gemv: by GEMV, else by GEMM, whose sums have another order; None: by GEMV for GEMV_TOKENS tokens at most.
         """
         activations, workers, n = Activations(x), self.store.workers, len(x)
         use_gemv = n <= GEMV_TOKENS if use_gemv is None else use_gemv
@@ -243,16 +243,16 @@ class WeightMatrix:
     def heads(self, n: int) -> np.ndarray:
         """All of the tensor decoded and cut into n equal runs of rows: float32 [n, rows of all / n, columns].
 
-        For products along the rows instead of the columns. A 2D tensor and a 3D one with a matrix per head come out alike.
+        For products along the rows instead of the columns. 2D tensors, and 3D ones with a matrix per head, give the same.
         """
         return self.store.all_rows(self.tensor).reshape(n, -1, self.columns)
 
 
 class HeadWeights:
-    """A matrix per head, each for its own head's tokens: products of a few, straight from the packed rows.
+    """A matrix per head, each for its own head's tokens: GEMV products with the packed rows.
 
     weights  holds the rows of all heads, one head's after the other's, in one matrix or in one per head
-    part     first row of those of each head that count, and the row behind the last; all if None
+    part     (first row, row after the last) of each head that is used; all if None
     """
 
     def __init__(self, weights: WeightMatrix, heads: int, part: tuple[int, int] | None = None):
@@ -286,7 +286,7 @@ def _head_jobs(heads: int, n: int) -> np.ndarray:
 
 
 def _multiply_rows(x: np.ndarray, rows: np.ndarray, team: int, threads: int) -> np.ndarray:
-    """x float32 [n, columns] times decoded rows [rows, columns], of a few tokens: float32 [n, rows]."""
+    """x float32 [n, columns] times decoded rows [rows, columns] by GEMV: float32 [n, rows]."""
     plan = gemv_plan.plan(rows.view(np.uint8), TYPES["f32"], rows.shape[1], threads=threads)
     assert plan is not None
     out = np.empty((len(x), len(rows)), np.float32)

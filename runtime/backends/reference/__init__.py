@@ -13,7 +13,7 @@ from .functions import FUNCTIONS, SUPPORT, Cache, Step
 
 
 class Executable:
-    """A graph that can be run. observer: subscribed to ops from the next pass on; None: nobody."""
+    """A graph that can be run. observer: what inputs and outputs of ops are reported to; None: nothing."""
 
     def __init__(self, graph: Graph, source: TensorSource):
         self.graph, self.source = graph, source

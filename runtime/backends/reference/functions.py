@@ -1,7 +1,7 @@
 """One function per op in numpy float32; the first axis of every array is that of the tokens.
 
-A function's parameters are the fields of its op by name, values and weights as arrays. An option with a few possible values
-lists them in its annotation: what is not there is refused when a graph is compiled.
+A function's parameters are the fields of its op by name, values and weights as arrays. An option with a limited number of
+values lists them in its annotation: other values are refused when a graph is compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...graph.ops import RotaryEmbedding
 
 
 class Cache:
-    """What one sequence of at most `limit` tokens keeps of its past: (layer, name) -> float32 [tokens, ...]."""
+    """The cache of a sequence of at most `limit` tokens: (layer, name) -> float32 [tokens, ...]."""
 
     def __init__(self, limit: int):
         self.limit, self.length = limit, 0
@@ -30,11 +30,11 @@ class Cache:
         return self.rows[layer, name]
 
     def truncate(self, length: int) -> None:
-        """Forgets all tokens from position `length` on."""
+        """Drops all tokens from position `length` on."""
         self.length = min(self.length, length)
 
     def fork(self, length: int | None = None) -> Cache:
-        """A cache of its own with the first `length` tokens (all if None)."""
+        """A copy with the first `length` tokens (all if None)."""
         copy = Cache(self.limit)
         copy.length, copy.rows = self.length, dict(self.rows)
         copy.truncate(self.length if length is None else length)
@@ -43,7 +43,7 @@ class Cache:
 
 @dataclass
 class Step:
-    """One pass. op: the one that is being computed; segments: each sequence's cache, and which of the tokens are its next."""
+    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens."""
 
     tokens: np.ndarray
     positions: np.ndarray

@@ -1,4 +1,4 @@
-"""Products of a few tokens with packed weights (GEMV): what stays the same from product to product, and a product by itself."""
+"""Products of a few tokens with packed weights (GEMV): the plan of a matrix, and a product outside of a pass."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from .....simd.compile import kernel
 from .....simd.team import run
 from .gemv import gemv as g
 
-FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, ABREAST = range(9)
+FUNCTION, WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, BLOCK, EQUAL_SLICES = range(9)
 GEMV_TOKENS = 8  # up to which products are made this way
 
-_SLICE_BYTES = 32 << 10  # of weights, in the last slices: a stage ends with threads waiting for half of one, a microsecond
+_SLICE_BYTES = 32 << 10  # of weights, in the last slices: at the end of a stage threads wait for half of one, a microsecond
 _CHUNK = 1024  # activations quantised at a time, a multiple of all blocks
 
 
 def plan(
     packed: np.ndarray,
-    kind: TensorType,
+    stored: TensorType,
     columns: int,
     matrices: int = 1,
     part: tuple[int, int] | None = None,
     threads: int = 1,
 ) -> np.ndarray | None:
-    """What products need to know of a matrix or a stack of them, int64 words as named above; None if there is no GEMV for it.
+    """The plan of a matrix or a stack of them, int64 words as named above; None if there is no GEMV for it.
 
-    packed: uint8 [rows of all matrices, row bytes], contiguous: it has to be kept as long as the plan is used.
-    part: only rows part[0] to part[1] - 1 of each matrix take part; all if None. threads: among which products are shared out.
+    packed: uint8 [rows of all matrices, row bytes], contiguous; the plan holds its address, so it has to live as long.
+    part: products are with rows part[0] to part[1] - 1 of each matrix; with all if None. threads: that a product is divided
+    among.
     """
-    product, height = g.gemv(kind.name), len(packed) // matrices
+    product, height = g.gemv(stored.name), len(packed) // matrices
     first, stop = part or (0, height)
     if product is None or columns % product.columns or not packed.flags.c_contiguous:
         return None
     if height % product.rows or first % product.rows or stop % product.rows:
         return None
     rows, size = stop - first, packed.shape[1]
-    abreast = max(1, min(threads, rows // product.rows, -(-rows * size // _SLICE_BYTES)))
-    slices = abreast if threads == 1 else abreast * max(1, (rows * size // (abreast * _SLICE_BYTES)).bit_length())
+    equal = max(1, min(threads, rows // product.rows, -(-rows * size // _SLICE_BYTES)))
+    slices = equal if threads == 1 else equal * max(1, (rows * size // (equal * _SLICE_BYTES)).bit_length())
     start = packed.ctypes.data + first * size
-    return np.array(
-        [product.address, start, height * size, size, rows, columns, slices, product.activations, abreast], np.int64
-    )
+    return np.array([product.address, start, height * size, size, rows, columns, slices, product.activations, equal], np.int64)
 
 
 @kernel
@@ -54,7 +53,7 @@ def multiply(team, quantise, plan, jobs, x, out):
     n, columns = x.shape
     program, table, inputs = np.empty((2, 4), np.int64), np.empty(g.FIELDS, np.int64), np.empty(10, np.int64)
     block = plan[BLOCK]
-    # A code takes 1 byte, its shares of scale and sum at most 1/4; 64: to the next cache line.
+    # Per activation: a code of 1 byte, and at most 1/4 byte of a scale and a sum; 64: to the next cache line.
     memory = np.empty(n * (columns * 2 + 64) if block else 64, np.uint8)
     inputs[0], inputs[1], inputs[2], inputs[3] = n, 1, columns, _CHUNK
     inputs[4], inputs[5] = x.ctypes.data, 4 * columns
@@ -73,7 +72,7 @@ def multiply(team, quantise, plan, jobs, x, out):
     table[g.CODES] = inputs[6] if block else x.ctypes.data
     table[g.SCALES], table[g.SUMS] = inputs[7], inputs[8]
     table[g.OUT], table[g.OUT_STRIDE], table[g.JOBS] = out.ctypes.data, plan[ROWS], jobs.ctypes.data
-    table[g.ABREAST] = plan[ABREAST]
+    table[g.EQUAL_SLICES] = plan[EQUAL_SLICES]
     program[1, team_words.STAGE], program[1, team_words.FUNCTION], program[1, team_words.ARGUMENT] = (
         1,
         plan[FUNCTION],

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .....formats import PlanError
+from ....graph import Support
 from ....graph import ops as o
-from ....graph.support import Support
+from ..passes import Step
 from .attention import AttentionStep
 from .elementwise import (
     ACTIVATIONS,
@@ -26,7 +27,6 @@ from .elementwise import (
 from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
-from .step import Step
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -48,7 +48,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Split: SplitStep,
 }
 
-# What is taken account of (see graph.check_support): fields of ops, and the values that they may have where these are limited.
+# Supported ops, their fields, and the values of these where only some are supported (see graph.check_support).
 SUPPORT: Support = {
     o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
     o.Add: dict.fromkeys(("a", "b", "scale")),
@@ -74,9 +74,9 @@ SUPPORT: Support = {
 
 
 def steps_of(executable: Executable, ops: Sequence[o.Op]) -> list[Step]:
-    """One step per op; the ops of a mixture of experts have one together, in place of the last of them.
+    """One step per op; the ops of a mixture of experts have a common one, in the place of the last of them.
 
-    Raises PlanError for an op that is not where it can be run.
+    Raises PlanError for an op of a mixture of experts outside of one.
     """
     mixtures = find_mixtures(executable, ops)
     grouped = {id(op) for mixture in mixtures.values() for op in mixture.ops}

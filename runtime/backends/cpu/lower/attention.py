@@ -9,8 +9,7 @@ from ....graph.ops import Attention
 from ..attention import AttentionParams, causal_attention
 from ..attention_jobs import CachedAttention
 from ..memory import View
-from ..passes import Pass
-from .step import Step
+from ..passes import Pass, Step
 
 SCORES_BYTES = 2 << 20  # of the scores that a thread stores at a time: about what its own cache holds
 

@@ -24,13 +24,12 @@ from ..kernels import row_parts
 from ..kernels.elementwise import CLAMPED_SWISH, GELU, SILU, SQUARED_RELU
 from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
-from ..passes import CELL, Pass
+from ..passes import CELL, Pass, Step
 from ..schedule import real
-from .step import Step
 
 GATES = {"silu": SILU, "gelu": GELU, "clamped_swish": CLAMPED_SWISH}
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "squared_relu": SQUARED_RELU}
-_HEADS = 16  # whose queries one part takes where there are many
+_HEADS = 16  # of a part, if the number of heads is a multiple of it
 
 
 class EmbeddingStep(Step):
@@ -70,13 +69,13 @@ class ReshapeStep(Step):
 
     def emit(self, out: Pass) -> None:
         shape = self.op.out.shape
-        held = out.values[self.op.x.index]
+        stored = out.values[self.op.x.index]
         heads, width = shape if len(shape) == 2 else (1, shape[0])
-        if held.view.is_row:
-            out.put(self.op.out, held.view.reshaped(heads, width), held.partition)
+        if stored.view.is_row:
+            out.put(self.op.out, stored.view.reshaped(heads, width), stored.partition)
             return
-        view = out.new(self.op.out, held.view)
-        out.copy(held.view, view.reshaped(held.view.heads, held.view.width))
+        view = out.new(self.op.out, stored.view)
+        out.copy(stored.view, view.reshaped(stored.view.heads, stored.view.width))
 
 
 class NormStep(Step):
@@ -116,22 +115,22 @@ class RopeStep(Step):
         to = out.result(op.out, op.x, partition if partition.axis == "tokens" else None)
         if to.address != x.address:
             out.copy(x, to)
-        turned = to.columns(op.start, op.rope.dims)
+        rotated = to.columns(op.start, op.rope.dims)
         table = out.rotations(op.rope)
         by_heads = partition.axis != "tokens"
-        steps = (turned.head_bytes, 0, 1) if by_heads else (turned.row_bytes, turned.head_bytes, turned.heads)
-        words = (turned.address, *steps, out.constant(table), len(op.rope.frequencies), op.rope.interleaved)
-        table = (*partition.words(), *words, turned.heads if by_heads else 1)
-        out.schedule.task(row_parts.rotate.address, table, partition, (turned,), (turned,))
+        steps = (rotated.head_bytes, 0, 1) if by_heads else (rotated.row_bytes, rotated.head_bytes, rotated.heads)
+        words = (rotated.address, *steps, out.constant(table), len(op.rope.frequencies), op.rope.interleaved)
+        table = (*partition.words(), *words, rotated.heads if by_heads else 1)
+        out.schedule.task(row_parts.rotate.address, table, partition, (rotated,), (rotated,))
 
     def _for_latents(self, out: Pass) -> bool:
-        """Whether only latent attention reads the result, which goes on head by head."""
+        """Whether only latent attention reads the result, whose tasks are divided by heads."""
         users = self.executable.users.get(self.op.out.index, [])
         return out.gemv and len(users) == 1 and isinstance(users[0], LatentAttention) and users[0].q is self.op.out
 
 
 def heads_partition(out: Pass, x: View) -> Partition:
-    """Some heads per part; rows are heads of tokens."""
+    """Up to _HEADS heads per part; the rows are the heads of tokens."""
     step = _HEADS if x.heads % _HEADS == 0 else x.heads
     return Partition(f"{x.heads} heads", out.n * x.heads, step, x.width, x.width)
 
@@ -141,8 +140,8 @@ class GateStep(Step):
 
     def __init__(self, executable, op: GatedActivation | Activation):
         super().__init__(executable, op)
-        known = GATES if isinstance(op, GatedActivation) else ACTIVATIONS
-        self.op, self.function = op, known[op.function]
+        functions = GATES if isinstance(op, GatedActivation) else ACTIVATIONS
+        self.op, self.function = op, functions[op.function]
 
     def emit(self, out: Pass) -> None:
         op = self.op
@@ -161,12 +160,12 @@ class GateStep(Step):
         return view if view.is_row else out.copied(view)
 
     def _partition(self, out: Pass, x: View) -> Partition:
-        """That of what the product which follows does with the result."""
+        """The partition with which a following GEMM reads the result, else cells of single rows."""
         step, columns = 1, CELL
         users = self.executable.users.get(self.op.out.index, [])
         if not out.gemv and users and isinstance(users[0], Linear | ExpertLinear):
-            many = self.executable.matrix(users[0].weight).gemm_plan
-            step, columns = (many.form.block_tokens, SPAN) if many is not None else (1, columns)
+            plan = self.executable.matrix(users[0].weight).gemm_plan
+            step, columns = (plan.form.block_tokens, SPAN) if plan is not None else (1, columns)
         return Partition(x.axis, x.rows, step, x.size, columns)
 
 

@@ -1,4 +1,4 @@
-"""Experts of many tokens: what is done when it is known which tokens chose which."""
+"""A mixture of experts for many tokens: programs that are written when it is known which tokens chose which experts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..passes import Pass
 if TYPE_CHECKING:
     from .experts import Arranged, ExpertsStep
 
-MAX_GEMV_TOKENS = 4  # of an expert among many tokens: its products are then made row by row
-CHUNK_BYTES = 64 << 20  # results in between: experts of a batch are done some after others, so that these take no more
+MAX_GEMV_TOKENS = 4  # an expert that no more tokens chose is multiplied by GEMV
+CHUNK_BYTES = 64 << 20  # of intermediate results: experts are computed in chunks that take no more
 
 
-class ManyTokens:
-    """The experts' part of one layer and pass.
+class ExpertBatches:
+    """The experts of one layer and pass.
 
-    chosen, weights   what the router says, int64 and float32 [tokens, used]
-    result            rows that the experts' results are added to; fresh: they are zero before
+    chosen, weights   each token's experts and their weights, int64 and float32 [tokens, used]
+    result            rows that the experts' results are added to; fresh: which have to be set to zero first
     """
 
     def __init__(self, step: ExpertsStep, out: Pass, chosen: View, weights: View, result: View, fresh: bool):
@@ -38,44 +38,44 @@ class ManyTokens:
         units = (m.gemm_plan.form.block_tokens for m in step.matrices if m.gemm_plan is not None)
         self._unit = math.lcm(1, *units)
         observer = out.observer
-        self._watched = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)
+        self._outputs_observed = observer is not None and any(observer.wants_output(inner.ops[0]) for inner in step.inner)
 
     def run(self) -> None:
         step, out, experts = self._step, self._pass, self._step.experts
-        is_observed = out.observed or self._watched
-        few = MAX_GEMV_TOKENS if step.has_gemv and not is_observed else 0
-        most = self._chosen.size + experts * self._unit
-        starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, most, most))
+        is_observed = out.observed or self._outputs_observed
+        gemv_tokens = MAX_GEMV_TOKENS if step.has_gemv and not is_observed else 0
+        max_rows = self._chosen.size + experts * self._unit
+        starts, counts, places, matrices = (np.zeros(size, np.int64) for size in (experts, experts, max_rows, max_rows))
         rows, factors = np.empty(self._shape, np.int64), np.empty(self._shape, np.float32)
-        given = self._chosen, self._weights, experts, self._unit, few
-        many, rest = arrange(*given, starts, counts, places, matrices, rows, factors)
+        choices = self._chosen, self._weights, experts, self._unit, gemv_tokens
+        gemm_rows, gemv_rows = arrange(*choices, starts, counts, places, matrices, rows, factors)
         self._starts, self._counts, self._places, self._matrices = starts, counts, places, matrices
         self._rows, self._factors, self._zero = view_of(rows), view_of(factors), self._fresh
-        if rest:
-            self._run_gemv(np.flatnonzero((counts > 0) & (counts <= few)), many, many + rest)
-        for some in self._chunks(np.flatnonzero(counts > few)):
-            self._run_gemm(some)
+        if gemv_rows:
+            self._run_gemv(np.flatnonzero((counts > 0) & (counts <= gemv_tokens)), gemm_rows, gemm_rows + gemv_rows)
+        for chunk in self._chunks(np.flatnonzero(counts > gemv_tokens)):
+            self._run_gemm(chunk)
         if self._zero:
             self._result.matrix[:] = 0
 
     def _chunks(self, experts: np.ndarray) -> Iterator[np.ndarray]:
         """Cuts a list of experts into runs whose results fit into CHUNK_BYTES (one expert at least)."""
-        most = CHUNK_BYTES // (4 * self._step.columns) if not self._watched else 1 << 60
+        max_rows = CHUNK_BYTES // (4 * self._step.columns) if not self._outputs_observed else 1 << 60
         while len(experts):
             ends = self._starts[experts] + self._counts[experts] - self._starts[experts[0]]
-            stop = max(1, int(np.searchsorted(ends, most, "right")))
+            stop = max(1, int(np.searchsorted(ends, max_rows, "right")))
             yield experts[:stop]
             experts = experts[stop:]
 
     def _jobs(self, experts: np.ndarray, low: int) -> np.ndarray:
-        """int64 [experts, 4]: the rows of some experts, counted from row `low` on."""
+        """int64 [experts, 4]: jobs of the rows of these experts, counted from row `low` on."""
         jobs = np.empty((len(experts), 4), np.int64)
         jobs[:, MATRIX], jobs[:, TOKENS] = experts, self._counts[experts]
         jobs[:, FIRST] = jobs[:, TARGET] = self._starts[experts] - low
         return jobs
 
     def _begin(self, rows: int, gemv: bool) -> Pass:
-        """A pass over rows that are arranged by expert."""
+        """A pass over rows that are sorted by expert."""
         out = self._pass.inner(rows, gemv, *self._place)
         out.observed = self._pass.observed
         for inner in self._linear:
@@ -114,10 +114,10 @@ class ManyTokens:
         high = low + -(-rows // self._unit) * self._unit
         out, jobs = self._begin(high - low, False), self._jobs(experts, low)
         arranged = self._arranged(low, high, jobs)
-        told = self._starts[experts], self._counts[experts]
+        starts, counts = self._starts[experts], self._counts[experts]
         for inner in self._step.inner:
             if inner in self._linear:
-                self._observe_input(out, inner, experts, low, *told)
+                self._observe_input(out, inner, experts, low, starts, counts)
                 inner.emit_gemm(out, arranged, jobs)  # type: ignore[attr-defined]
             else:
                 inner.emit(out)
@@ -141,7 +141,7 @@ class ManyTokens:
             out.call(lambda: observer.on_expert_inputs(op, op.weight, x, experts, starts - low, counts, None))
 
     def _observe_output(self, out: Pass, inner) -> None:
-        """Rows in the order of tokens and their choices, for an observer that wants them."""
+        """Reports an output, its rows in the order of tokens and their choices, to an observer that wants it."""
         observer, op = self._pass.observer, inner.op
         if observer is None or not observer.wants_output(op):
             return
@@ -149,7 +149,7 @@ class ManyTokens:
         sorted_choices = np.argsort(self._chosen, axis=1, kind="stable")
         dropped = (self._chosen < 0).sum(axis=1)
 
-        def tell() -> None:
+        def report() -> None:
             result = np.zeros((*self._shape, values.shape[1]), np.float32)
             rows = self._rows.array.reshape(self._shape)
             for t in range(self._shape[0]):
@@ -157,4 +157,4 @@ class ManyTokens:
                 result[t, sorted_choices[t, dropped[t] :]] = values[rows[t, :count]]
             observer.on_output(op, result.reshape(self._shape[0], *op.out.shape))
 
-        out.call(tell)
+        out.call(report)

@@ -1,9 +1,9 @@
 """A mixture of experts: from the router's logits to the sum of the experts' results.
 
-The ops from Route to CombineExperts, and an Add of one other value behind it, are lowered together. Rows of their values are
-arranged by expert. For few tokens everything is compiled: a task sorts the choices and fills in the jobs of products that are
-as many as there may be. For many tokens a Python function looks at what was chosen, and writes and runs programs of its own,
-some experts after others so that results in between take bounded memory; experts of a few tokens among them are done by GEMV.
+The ops from Route to CombineExperts, and an Add of one other value to the result, are lowered as one step. Rows of their values
+are sorted by expert. For up to GEMV_TOKENS tokens the step is tasks of the pass: one sorts the choices and fills in the jobs of
+the products, as many as there may be. For more tokens a Python function reads which experts were chosen, and writes and runs
+programs of its own, for a number of experts at a time so that intermediate results take bounded memory; see expert_rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
 from ..kernels.gemv_plan import GEMV_TOKENS
 from ..memory import Partition, View
-from ..passes import Pass
+from ..passes import Pass, Step
 from ..schedule import real
 from .elementwise import AddStep
-from .expert_rows import ManyTokens
+from .expert_rows import ExpertBatches
 from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
-from .step import Step
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -43,8 +42,8 @@ def find_mixtures(executable: Executable, ops: Sequence[Op]) -> dict[int, Expert
 
 
 def _members(executable: Executable, ops: Sequence[Op], route: Route) -> list[Op]:
-    """Route, what depends on the routing up to CombineExperts, and the Add of its result to what nothing else reads (that of a
-    shared expert)."""
+    """Route, the ops that depend on it up to CombineExperts, and the Add of its result to a value that nothing else reads (the
+    output of a shared expert)."""
     reached: set[int] = {route.out.index}
     members: list[Op] = []
     combined: Value | None = None
@@ -55,7 +54,7 @@ def _members(executable: Executable, ops: Sequence[Op], route: Route) -> list[Op
             if isinstance(op, CombineExperts):
                 combined = op.out
     if combined is None:
-        raise PlanError("the cpu backend does not know a Route without CombineExperts")
+        raise PlanError("the cpu backend does not support a Route without CombineExperts")
     users = [op for op in ops if combined in op.inputs]
     last = users[0] if len(users) == 1 else None
     if isinstance(last, Add) and last.scale == 1 and last.a is not last.b:
@@ -85,11 +84,11 @@ class ExpertsStep(Step):
         if isinstance(op, ExpertLinear):
             return ExpertLinearStep(self.executable, op)
         if type(op) not in STEPS:
-            raise PlanError(f"the cpu backend does not know the op {type(op).__name__} between experts")
+            raise PlanError(f"the cpu backend does not support the op {type(op).__name__} within a mixture of experts")
         return STEPS[type(op)](self.executable, op)
 
     def output(self, out: Pass, op: Op) -> np.ndarray | None:
-        """Of Route the weights; of what is between the experts nothing: `ManyTokens` tells of that."""
+        """Of Route the weights; of the ops of experts nothing: `ExpertBatches` reports those."""
         if op is self.route:
             return out.view(self.route.out).array.reshape(out.n, self.route.used)
         return super().output(out, op) if op in (self.combine, self.add) and op.out.index in out.values else None
@@ -100,20 +99,20 @@ class ExpertsStep(Step):
         self._choose(out, chosen, weights)
         out.put(self.route.out, weights)
         observer = out.observer
-        wanted = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
-        fused = self.add is not None and self.combine not in wanted
-        if out.gemv and self.has_gemv and not any(op.out is step.ops[0].out for op in wanted for step in self.inner):
-            self._few(out, chosen, weights, fused)
+        observed = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
+        fused = self.add is not None and self.combine not in observed
+        if out.gemv and self.has_gemv and not any(op.out is step.ops[0].out for op in observed for step in self.inner):
+            self._emit_gemv(out, chosen, weights, fused)
         else:
             result, fresh = self._result(out, fused)
-            many = ManyTokens(self, out, chosen, weights, result, fresh)
-            out.call(many.run)
+            batches = ExpertBatches(self, out, chosen, weights, result, fresh)
+            out.call(batches.run)
         if self.add is not None and not fused:
             AddStep(self.executable, self.add).emit(out)
 
     @property
     def has_gemv(self) -> bool:
-        """Whether all products of a few tokens can be made from packed weights."""
+        """Whether all matrices have a GEMV."""
         return all(matrix.gemv_plan is not None for matrix in self.matrices)
 
     def _choose(self, out: Pass, chosen: View, weights: View) -> None:
@@ -127,7 +126,7 @@ class ExpertsStep(Step):
         table = (*partition.words(), *words, real(route.scale), real(share))
         out.schedule.task(route_part.address, table, partition, (logits,), (logits, chosen, weights))
 
-    def _few(self, out: Pass, chosen: View, weights: View, fused: bool) -> None:
+    def _emit_gemv(self, out: Pass, chosen: View, weights: View, fused: bool) -> None:
         n, used = out.n, self.route.used
         choices = n * used
         starts, counts = out.words(self.experts), out.words(self.experts)
@@ -147,8 +146,8 @@ class ExpertsStep(Step):
         combine(out, out.view(self.combine.x), factors, rows, result, (0, choices), fresh)
 
     def _result(self, out: Pass, fused: bool) -> tuple[View, bool]:
-        """Memory for the result, and whether it is to be zero before the experts' results are added. fused: it is that of the
-        Add, and begins as its other operand."""
+        """Memory for the result, and whether it has to be set to zero before the experts' results are added. fused: it is the
+        result of the Add, and begins as its other operand."""
         if self.add is None or not fused:
             return out.new(self.combine.out), True
         other = self.add.b if self.add.a is self.combine.out else self.add.a
@@ -162,11 +161,11 @@ class ExpertsStep(Step):
 
 
 class Arranged:
-    """Rows of choices of experts, sorted by expert.
+    """Choices of experts as rows, sorted by expert.
 
     places, matrices   int64 [rows], each row's token (-1: none) and expert
     jobs               int64 [2, n_jobs, 4] of GEMV (see arrange_part)
-    gather             whether products of tokens take copies of their rows
+    gather             whether rows of tokens are copied before a product
     """
 
     def __init__(self, rows: int, places: View, matrices: View, jobs: View, n_jobs: int, gather: bool):
@@ -175,13 +174,20 @@ class Arranged:
 
 
 def combine(
-    out: Pass, results: View, factors: View, rows: View, result: View, span: tuple[int, int], fresh: bool, matrices: int = 0
+    out: Pass,
+    results: View,
+    factors: View,
+    rows: View,
+    result: View,
+    row_range: tuple[int, int],
+    fresh: bool,
+    matrices: int = 0,
 ) -> None:
-    """Adds results, the rows from span[0] to span[1] - 1, times their factors to their tokens' rows of result."""
+    """Adds results, of the rows row_range[0] to row_range[1] - 1, times their factors to their tokens' rows of result."""
     partition = Partition(result.axis, result.rows, out.by_rows(result).row_step, result.size, result.size)
     addresses = (view.address for view in (results, factors, rows, result))
     used = factors.width // result.rows
-    table = (*addresses, result.rows, used, result.size, partition.row_step, 0, matrices, *span, fresh)
+    table = (*addresses, result.rows, used, result.size, partition.row_step, 0, matrices, *row_range, fresh)
     reads = (results, factors, rows) if fresh else (results, factors, rows, result)
     out.schedule.task(combine_part.address, table, partition, reads, (result,))
 
@@ -193,17 +199,17 @@ class ExpertLinearStep(Step):
 
     @property
     def of_tokens(self) -> bool:
-        """Whether a token's experts multiply the same row."""
+        """Whether the op's input has one row per token, which all its experts multiply."""
         return len(self.op.x.shape) == 1
 
     def emit_gemv(self, out: Pass, arranged: Arranged) -> None:
         assert self.matrix.gemv_plan is not None
-        held, block = out.values[self.op.x.index], self.matrix.gemv_block
-        x = held.view if held.view.is_row else out.copied(held.view)
+        stored, block = out.values[self.op.x.index], self.matrix.gemv_block
+        x = stored.view if stored.view.is_row else out.copied(stored.view)
         gather = self.of_tokens and arranged.gather
         key = ("gathered", block) if gather else block
-        if key not in held.inputs:
-            partition = input_partition(out, held)
+        if key not in stored.inputs:
+            partition = input_partition(out, stored)
             if gather:
                 x = self._gathered(out, x, arranged)
                 partition = out.by_rows(x)
@@ -211,35 +217,35 @@ class ExpertLinearStep(Step):
             def take(memory: View) -> View:
                 return out.keep_with(self.op.x, memory)
 
-            held.inputs[key] = gemv_inputs(out, x, block, partition, take)
+            stored.inputs[key] = gemv_inputs(out, x, block, partition, take)
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
-        gemv_task(out, self.matrix.gemv_plan, held.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
+        gemv_task(out, self.matrix.gemv_plan, stored.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
         self._add_bias(out, view, arranged.matrices)
 
     def emit_gemm(self, out: Pass, arranged: Arranged, jobs: np.ndarray) -> None:
-        """jobs: int64 [jobs, 4], one per expert: rows of the arrangement times its matrix."""
-        held, many = out.values[self.op.x.index], self.matrix.gemm_plan
+        """jobs: int64 [jobs, 4], one per expert: its rows times its matrix."""
+        stored, plan = out.values[self.op.x.index], self.matrix.gemm_plan
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
-        if many is None:
-            x, target, places = held.view.matrix, view.matrix, arranged.places.array[0, 0]
-            out.call(lambda: self._decoded(out, x, target, places, jobs))
+        if plan is None:
+            x, target, places = stored.view.matrix, view.matrix, arranged.places.array[0, 0]
+            out.call(lambda: self._multiply_decoded(out, x, target, places, jobs))
         else:
-            key = ("gathered", many.form) if self.of_tokens else many.form
-            if key not in held.inputs:
+            key = ("gathered", plan.form) if self.of_tokens else plan.form
+            if key not in stored.inputs:
 
                 def take(memory: View) -> View:
                     return out.keep_with(self.op.x, memory)
 
                 places = arranged.places if self.of_tokens else None
-                held.inputs[key] = gemm_inputs(out, held.view, many.form, take, places)
-            gemm_task(out, many, held.inputs[key], view, jobs)
+                stored.inputs[key] = gemm_inputs(out, stored.view, plan.form, take, places)
+            gemm_task(out, plan, stored.inputs[key], view, jobs)
         self._add_bias(out, view, arranged.matrices)
 
-    def _decoded(self, out: Pass, x: np.ndarray, target: np.ndarray, places: np.ndarray, jobs: np.ndarray) -> None:
-        """The products of each expert's rows, made one by one: for weights that have to be decoded."""
+    def _multiply_decoded(self, out: Pass, x: np.ndarray, target: np.ndarray, places: np.ndarray, jobs: np.ndarray) -> None:
+        """The products of the experts' rows, expert by expert: for weights that have to be decoded."""
 
         def multiply(job: list[int]) -> None:
             matrix, first, count, to = job

@@ -20,13 +20,12 @@ from ..attention import AttentionParams
 from ..attention_jobs import CachedAttention
 from ..latent_matrices import HeadMatrices, LatentShape
 from ..memory import View
-from ..passes import Pass
+from ..passes import Pass, Step
 from .attention import attend, with_heads
 from .elementwise import heads_partition
 from .latent_batch import LatentBatch
 from .linear import multiply
 from .products import gemv_inputs, gemv_task
-from .step import Step
 
 if TYPE_CHECKING:
     from ..executable import Executable

@@ -5,10 +5,9 @@ from __future__ import annotations
 from ....graph.ops import Linear, Value
 from ..kernels.gemm import gemm
 from ..memory import View
-from ..passes import Pass
+from ..passes import Pass, Step
 from ..weights import WeightMatrix
 from .products import gemm_inputs, gemm_task, gemv_inputs, gemv_task, input_partition
-from .step import Step
 
 
 class LinearStep(Step):
@@ -30,8 +29,8 @@ class LinearStep(Step):
 
 def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
     """to = x times the matrix."""
-    held = out.values[x.index]
-    view = held.view if held.view.is_row else out.dense(x)
+    stored = out.values[x.index]
+    view = stored.view if stored.view.is_row else out.dense(x)
 
     def take(memory: View) -> View:
         return out.keep_with(x, memory)
@@ -39,15 +38,15 @@ def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
     if out.gemv and matrix.gemv_plan is not None:
         plan = matrix.gemv_plan
         block = matrix.gemv_block
-        if block not in held.inputs:
-            held.inputs[block] = gemv_inputs(out, view, block, input_partition(out, held), take)
+        if block not in stored.inputs:
+            stored.inputs[block] = gemv_inputs(out, view, block, input_partition(out, stored), take)
         jobs = out.schedule.table([0, 0, out.n, 0])
-        gemv_task(out, plan, held.inputs[block], to, jobs, 1)
+        gemv_task(out, plan, stored.inputs[block], to, jobs, 1)
     elif matrix.gemm_plan is not None:
         form = matrix.gemm_plan.form
-        if form not in held.inputs:
-            held.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
-        gemm_task(out, matrix.gemm_plan, held.inputs[form], to, gemm.one_job(out.n))
+        if form not in stored.inputs:
+            stored.inputs[form] = gemm_inputs(out, view if view.is_dense else out.copied(view), form, take)
+        gemm_task(out, matrix.gemm_plan, stored.inputs[form], to, gemm.one_job(out.n))
     else:
         source, target = out.dense(x).matrix, to.matrix
 

@@ -1,4 +1,4 @@
-"""Products with weight matrices as tasks: GEMV for few tokens, GEMM for many, and a Python function for what has neither."""
+"""Products with weight matrices as tasks: GEMV for up to GEMV_TOKENS tokens, else GEMM."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..kernels.activations import RUN
 from ..kernels.gemm import gemm
 from ..kernels.gemm import parts as gemm_parts
 from ..memory import Partition, View
-from ..passes import Held, Pass
+from ..passes import Pass, PassValue
 
 _LINE = 64
-# Bytes between codes, scales and sums: with 4096 codes all three would begin at the same place of a page, and reading them in
-# turn takes a tenth longer (Zen 4).
+# Bytes between codes, scales and sums: without them, with 4096 codes, all three begin at the same offset of a page, and
+# products take a tenth longer (Zen 4).
 _GAPS = 5 * _LINE, 3 * _LINE
 EXPERT_ROWS = "tokens by expert"  # the axis of rows that are arranged by expert
 
 
 @dataclass(frozen=True)
 class Codes:
-    """What a GEMV takes: addresses of 8-bit codes, scales and sums, or of float32; and what these views cover."""
+    """The input of a GEMV: addresses of 8-bit codes, scales and sums, or of float32 numbers; and the views of these."""
 
     words: tuple[int, int, int]
     views: tuple[View, ...]
@@ -31,14 +31,14 @@ class Codes:
 
 @dataclass(frozen=True)
 class Panels:
-    """What a GEMM takes: the address of its table of inputs, and where the numbers lie."""
+    """The input of a GEMM: the address of its table of inputs, and the view that contains the numbers."""
 
     table: int
     view: View
 
 
 def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Callable[[View], View]) -> Codes:
-    """x as rows that a GEMV takes. block: numbers that share a scale, 0: float32. take: has memory live as long as x."""
+    """x as the input of a GEMV. block: numbers that share a scale, 0: float32. take: makes memory live as long as x."""
     if not block:
         view = x if x.is_dense else out.copied(x)
         return Codes((view.address, 0, 0), (view,))
@@ -58,18 +58,17 @@ def gemv_task(
 ) -> None:
     """Multiplies with the weights of a plan (see kernels.gemv_plan).
 
-    jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to the next, if these are not
-    those of `to`.
+    jobs: address of int64 [n_jobs, 4] (see gemv.gemv); stride: numbers from one row of the result to the next, 0: as in `to`.
     """
     p = plan.tolist()
     sizes = p[gemv_plan.ROWS], p[gemv_plan.COLUMNS], p[gemv_plan.SLICES]
     weights = p[gemv_plan.WEIGHTS], p[gemv_plan.MATRIX_BYTES], p[gemv_plan.ROW_BYTES]
-    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[gemv_plan.ABREAST])
+    table = (*weights, *sizes, *codes.words, to.address, stride or to.row_bytes // 4, jobs, p[gemv_plan.EQUAL_SLICES])
     out.schedule.task(p[gemv_plan.FUNCTION], table, n_jobs * p[gemv_plan.SLICES], (*codes.views, *reads), (to,))
 
 
 def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View], View], places: View | None = None) -> Panels:
-    """x [rows, columns], or its rows by `places` (int64, -1: zeros), in the form that a product takes."""
+    """x [rows, columns], or its rows by number (places: int64, -1: zeros), in the form that a product reads."""
     tokens, columns = form.block_tokens, x.size
     count = x.rows if places is None else places.width
     rows = -(-count // tokens) * tokens
@@ -85,12 +84,12 @@ def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View],
 
 
 def gemm_task(out: Pass, plan: gemm.Plan, panels: Panels, to: View, jobs: np.ndarray) -> None:
-    """jobs: int64 [jobs, 4] (see gemm.parts); to: rows that are filled, stride of a dense or a wider row."""
+    """Multiplies with the weights of a plan, into `to`. jobs: int64 [jobs, 4] (see gemm.parts)."""
     words, parts = gemm.product_words(plan, panels.table, to.address, to.row_bytes // 4, jobs, out.threads)
     out.schedule.keep(plan, jobs)
     out.schedule.task(plan.function, words, parts, (panels.view,), (to,))
 
 
-def input_partition(out: Pass, held: Held) -> Partition:
-    """Of the quantisation of a value: that of the task which wrote it, if it has one."""
-    return held.partition or out.by_cells(held.view)
+def input_partition(out: Pass, stored: PassValue) -> Partition:
+    """The partition for quantising a value: that of the task which writes it, if it has one."""
+    return stored.partition or out.by_cells(stored.view)

@@ -25,7 +25,7 @@ from .gemv_layout import GemvLayout, gemv_layout
 
 @dataclass(frozen=True)
 class CodeVector:
-    """64 codes that are multiplied together. rows, columns: int [64], where they belong; column -1: no code there."""
+    """64 codes that are multiplied in one vector. rows, columns: int [64], of each code; column -1: there is no code."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -44,12 +44,12 @@ class BlockStep:
     """The code for `blocks` blocks of each row of a group of one type."""
 
     def __init__(self, name: str, blocks: int):
-        kind, layout = TYPES[name], gemv_layout(name)
+        stored, layout = TYPES[name], gemv_layout(name)
         assert layout is not None
         self.layout: GemvLayout = layout
-        self.rows, self.columns, self.activations = kind.rows, blocks * layout.block, layout.activations
+        self.rows, self.columns, self.activations = stored.rows, blocks * layout.block, layout.activations
         self.one_scale = self.columns == self.activations  # of a token's activations in a step
-        self.block_bytes = kind.rows * kind.block_bytes
+        self.block_bytes = stored.rows * stored.block_bytes
         self.size = blocks * self.block_bytes
         self.code_vectors = self._code_vectors()
         lowest, table = min(layout.table), np.array(layout.table)
@@ -156,8 +156,8 @@ class BlockStep:
         return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
 
     def _flags(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
-        found = self._integers(emit, base, bits, numbers)
-        return emit.builder.icmp_unsigned("!=", found, constant(I32, [0] * LANES))
+        flags = self._integers(emit, base, bits, numbers)
+        return emit.builder.icmp_unsigned("!=", flags, constant(I32, [0] * LANES))
 
     def _float16_or_e8m0(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         """<16 x float>: d, dmin or offset of the block that each scale belongs to."""
@@ -181,21 +181,21 @@ class BlockStep:
         ones = constant(F32, [1.0] * LANES)
         scale = ones if f.d is None else self._float16_or_e8m0(emit, base, f.d, numbers)
         if f.scales is not None:
-            whole = self._integers(emit, base, f.scales, numbers)
+            level = self._integers(emit, base, f.scales, numbers)
             if f.level_table is not None:
-                whole = emit.look_up_words(f.level_table, whole)
+                level = emit.look_up_words(f.level_table, level)
             if f.signed_levels:
                 flip = constant(I32, [128] * LANES)
-                whole = builder.sub(builder.xor(whole, flip), flip)
+                level = builder.sub(builder.xor(level, flip), flip)
             if f.level_step != 1:
-                whole = builder.mul(whole, constant(I32, [f.level_step] * LANES))
+                level = builder.mul(level, constant(I32, [f.level_step] * LANES))
             if f.level_zero:
-                whole = builder.add(whole, constant(I32, [f.level_zero] * LANES))
+                level = builder.add(level, constant(I32, [f.level_zero] * LANES))
             if f.scale_signs is not None:
                 negative = self._flags(emit, base, f.scale_signs, numbers)
-                whole = builder.select(negative, builder.neg(whole), whole)
-            whole = emit.to_float(whole)
-            scale = whole if f.d is None else builder.fmul(scale, whole)
+                level = builder.select(negative, builder.neg(level), level)
+            level = emit.to_float(level)
+            scale = level if f.d is None else builder.fmul(scale, level)
         if f.unit != 1:
             scale = builder.fmul(scale, constant(F32, [f.unit] * LANES))
         offset: Any = None
@@ -233,13 +233,13 @@ class BlockStep:
         for window in (8, 16):
             if high - low < window <= total:
                 start = min(low, total - window)
-                found = emit.shuffle(emit.load(codes, 4 * start, vector(I32, window)), np.where(words < 0, -1, words - start))
+                picked = emit.shuffle(emit.load(codes, 4 * start, vector(I32, window)), np.where(words < 0, -1, words - start))
                 break
         else:
             parts = sorted(set((used // LANES).tolist()))
             loads = [emit.load(codes, 4 * LANES * part, vector(I32, LANES)) for part in parts]
-            found = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
-        return emit.builder.bitcast(found, vector(I8, BYTES))
+            picked = emit.pick(loads, np.searchsorted(parts, words // LANES), np.where(words < 0, -1, words % LANES))
+        return emit.builder.bitcast(picked, vector(I8, BYTES))
 
     def accumulate(self, emit: Emitter, base: Any, tokens: list[TokenSums]) -> None:
         """Adds the products of this step to the tokens' sums. base: address of the blocks."""

@@ -41,10 +41,10 @@ class Emitter:
         return llvm.load(self.builder, base, kind, offset)
 
     def prefetch(self, base: Any, size: int) -> None:
-        """Asks for the cache lines of `size` bytes at some distance after an address; where no memory is, nothing happens.
+        """Prefetches `size` bytes PREFETCH_DISTANCE after an address; where no memory is, nothing happens.
 
-        From memory products are up to twice as fast with it. Less far ahead, or into the first level, is slower by up to a
-        tenth (there the processor can wait for few lines only).
+        Products with weights from memory are up to twice as fast with it. A shorter distance, or the first level of the caches,
+        is slower by up to a tenth (the processor can wait for a small number of lines there).
         """
         for offset in range(0, size, CACHE_LINE):
             llvm.prefetch(self.builder, base, PREFETCH_DISTANCE + offset, PREFETCH_LOCALITY)
@@ -67,25 +67,25 @@ class Emitter:
 
     def pick(self, sources: Sequence[Any], which: np.ndarray, places: np.ndarray) -> Any:
         """Lane i: element places[i] of sources[which[i]] (zero where places[i] < 0). Sources of one type."""
-        wanted = np.where(places < 0, -1, which)
-        found: Any = None
-        for source in sorted(set(wanted[wanted >= 0].tolist())):
-            mine = wanted == source
-            if found is None and np.all(mine):
+        source_of_lane = np.where(places < 0, -1, which)
+        result: Any = None
+        for source in sorted(set(source_of_lane[source_of_lane >= 0].tolist())):
+            lanes = source_of_lane == source
+            if result is None and np.all(lanes):
                 return self.shuffle(sources[source], places)
-            if found is None:
-                found = self.shuffle(sources[source], np.where(mine, places, -1))
+            if result is None:
+                result = self.shuffle(sources[source], np.where(lanes, places, -1))
                 continue
-            if found.type == sources[source].type:  # one two-source permutation
-                count = found.type.count
-                index = np.where(mine, places + count, np.arange(count))
-                found = self.builder.shuffle_vector(found, sources[source], constant(I32, index))
+            if result.type == sources[source].type:  # one two-source permutation
+                count = result.type.count
+                index = np.where(lanes, places + count, np.arange(count))
+                result = self.builder.shuffle_vector(result, sources[source], constant(I32, index))
             else:
-                one = self.shuffle(sources[source], np.where(mine, places, 0))
-                index = np.where(mine, np.arange(len(mine)) + len(mine), np.arange(len(mine)))
-                found = self.builder.shuffle_vector(found, one, constant(I32, index))
-        assert found is not None
-        return found
+                picked = self.shuffle(sources[source], np.where(lanes, places, 0))
+                index = np.where(lanes, np.arange(len(lanes)) + len(lanes), np.arange(len(lanes)))
+                result = self.builder.shuffle_vector(result, picked, constant(I32, index))
+        assert result is not None
+        return result
 
     # --- numbers in packed bits --------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Emitter:
             if high - low < window <= size:
                 start = min(low, size - window)
                 return self.shuffle(self.load(base, start, vector(I8, window)), addresses - start)
-        # Far apart: the distinct pieces of some length are loaded one by one and put side by side.
+        # Otherwise distinct pieces of one length are loaded one by one and concatenated.
         for length in (32, 16, 8, 4, 2, 1):
             pieces = addresses.reshape(-1, length) if len(addresses) % length == 0 else None
             if length > 1 and pieces is not None and np.all(np.diff(pieces, axis=1) == 1):
@@ -112,7 +112,7 @@ class Emitter:
                 return self.shuffle(
                     self.concat(loads + loads[-1:] * (count - len(loads))), which * length + addresses - starts[which]
                 )
-        raise AssertionError("pieces of one byte always do")
+        raise AssertionError("pieces of one byte can always be loaded")
 
     def numbers(self, base: Any, bits: np.ndarray, size: int, lane: ir.IntType = I32) -> Any:
         """<n x i32> (or of i16) of unsigned numbers; bits [n, width]: bit addresses, lowest first; n a power of two."""
@@ -169,7 +169,7 @@ class Emitter:
         return self.shuffle(self.half_to_float(words), where)
 
     def half_to_float(self, bits: Any) -> Any:
-        """float32 of the float16 whose bits an i16, or a vector of them, holds."""
+        """float32 of the float16 whose bits are an i16, or of each of a vector of them."""
         return half_to_float(self.builder, bits, self.target)
 
     # --- bytes -------------------------------------------------------------------------------------------------------
@@ -197,13 +197,13 @@ class Emitter:
     def look_up_words(self, table: Sequence[int], codes: Any) -> Any:
         """Per lane of <16 x i32> the entry of up to 16 (-128 to 127) that a code picks."""
         narrow = self.builder.trunc(codes, vector(I8, LANES))
-        found = self.look_up([v & 255 for v in table], self.shuffle(narrow, list(range(LANES)) * 4))
-        return self.builder.sext(self.shuffle(found, range(LANES)), vector(I32, LANES))
+        entries = self.look_up([v & 255 for v in table], self.shuffle(narrow, list(range(LANES)) * 4))
+        return self.builder.sext(self.shuffle(entries, range(LANES)), vector(I32, LANES))
 
     def test(self, value: Any, masks: Sequence[int] | np.ndarray) -> Any:
         """Per byte whether a bit of the mask is set: <64 x i1>."""
-        kept = self.builder.and_(value, constant(I8, masks))
-        return self.builder.icmp_unsigned("!=", kept, constant(I8, [0] * len(masks)))
+        masked = self.builder.and_(value, constant(I8, masks))
+        return self.builder.icmp_unsigned("!=", masked, constant(I8, [0] * len(masks)))
 
     def dot(self, total: Any, unsigned: Any, signed: Any, small: bool) -> Any:
         """<16 x i32> total + the sums of four products of bytes each: unsigned 0..255 (small: 0..128), signed -127..127."""
@@ -217,8 +217,8 @@ class Emitter:
         """<16 x i32> total + the sums of two products of i16 each."""
         return dot_products.add_word_pairs(self.builder, total, a, b, self.target)
 
-    def add_few(self, total: Any, a: Any, b: Any) -> Any:
-        """As add_pairs, of sixteen i16 each, for the first eight lanes."""
+    def add_low_pairs(self, total: Any, a: Any, b: Any) -> Any:
+        """As add_pairs, with a and b of sixteen i16 each, for the first eight lanes."""
         sums = dot_products.word_pairs(self.builder, a, b, self.target)
         return self.builder.add(total, self.concat([sums, constant(I32, [0] * (LANES // 2))]))
 
@@ -242,7 +242,7 @@ class Emitter:
 
 
 def _pieces(addresses: np.ndarray, length: int) -> np.ndarray:
-    """Starts of pieces of some length, not overlapping, that hold all addresses."""
+    """Starts of pieces of `length` bytes, not overlapping, that contain all addresses."""
     starts: list[int] = []
     for address in np.unique(addresses).tolist():
         if not starts or address >= starts[-1] + length:
@@ -251,12 +251,12 @@ def _pieces(addresses: np.ndarray, length: int) -> np.ndarray:
 
 
 def runs_of_bits(bits: np.ndarray, unit: int = 8) -> list[tuple[int, int]]:
-    """Cuts numbers, bit addresses [..., width], into runs (first, stop) that lie side by side in all of them, in one byte (or
-    another unit of bits)."""
+    """Cuts numbers, bit addresses [..., width], into runs (first, stop) whose bits are adjacent in all of them, within one byte
+    (or another unit of bits)."""
     width = bits.shape[-1]
     cuts = [0]
     for j in range(1, width):
-        together = (bits[..., j] == bits[..., j - 1] + 1) & (bits[..., j] // unit == bits[..., j - 1] // unit)
-        if not together.all():
+        adjacent = (bits[..., j] == bits[..., j - 1] + 1) & (bits[..., j] // unit == bits[..., j - 1] // unit)
+        if not adjacent.all():
             cuts.append(j)
     return list(zip(cuts, [*cuts[1:], width], strict=True))

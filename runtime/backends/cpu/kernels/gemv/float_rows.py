@@ -9,12 +9,12 @@ from numba.core import cgutils
 
 from .emitter import F32, I16, I32, I64, LANES, Emitter, constant, vector
 
-_CHAINS = 4  # sums side by side: one would wait for each addition
+_CHAINS = 4  # independent sums: each addition of a single one would wait for the one before
 
 
 @dataclass(frozen=True)
 class FloatType:
-    """bytes of a weight; columns: a row length has to be a multiple of it."""
+    """bytes: of a weight; columns: the row length has to be a multiple of it."""
 
     bytes: int
     columns: int
@@ -25,14 +25,14 @@ FLOATS = {"f32": FloatType(4, 1), "f16": FloatType(2, 1), "bf16": FloatType(2, 1
 
 def _as_float(emit: Emitter, name: str, address: Any, count: int) -> Any:
     """<count x float> (count 0: one float) of weights at an address."""
-    kind = (lambda element: vector(element, count)) if count else (lambda element: element)
+    typed = (lambda element: vector(element, count)) if count else (lambda element: element)
     if name == "f32":
-        return emit.load(address, 0, kind(F32))
-    words = emit.load(address, 0, kind(I16))
+        return emit.load(address, 0, typed(F32))
+    words = emit.load(address, 0, typed(I16))
     if name == "f16":
         return emit.half_to_float(words)
     high = constant(I32, [16] * count) if count else I32(16)
-    return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(words, kind(I32)), high), kind(F32))
+    return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(words, typed(I32)), high), typed(F32))
 
 
 def emit_float_product(
@@ -51,6 +51,7 @@ def emit_float_product(
 
 
 def _new_sums(emit: Emitter, count: int) -> list[Any]:
+    """Pointers to `count` vectors of zeros."""
     places = [cgutils.alloca_once(emit.builder, vector(F32, LANES)) for _ in range(count)]
     for place in places:
         emit.builder.store(constant(F32, [0.0] * LANES), place)
@@ -58,10 +59,12 @@ def _new_sums(emit: Emitter, count: int) -> list[Any]:
 
 
 def _add(emit: Emitter, place: Any, a: Any, b: Any) -> None:
+    """Adds a * b to the vector at a pointer."""
     emit.builder.store(emit.fma(a, b, emit.builder.load(place)), place)
 
 
 def _plain(emit: Emitter, name: str, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
+    """One row of f32, f16 or bf16 times each token: <1 x float> per token. inputs: the tokens' addresses."""
     builder, size = emit.builder, FLOATS[name].bytes
     chains = [_new_sums(emit, _CHAINS) for _ in inputs]
     done: Any = I64(0)
@@ -90,7 +93,7 @@ def _plain(emit: Emitter, name: str, columns: Any, weights: Any, inputs: list[An
 
 
 def _interleaved(emit: Emitter, columns: Any, weights: Any, inputs: list[Any]) -> list[Any]:
-    """bf16_r16: each 32-bit word holds columns 2 j and 2 j + 1 of one of sixteen rows."""
+    """Sixteen rows of bf16_r16 times each token: <16 x float> per token. A 32-bit word holds two columns of a row."""
     builder = emit.builder
     chains = [_new_sums(emit, _CHAINS) for _ in inputs]
     done: Any = I64(0)

@@ -12,13 +12,13 @@ A Gemv's `address` is a part for programs of team.py. Its argument is the addres
     OUT, OUT_STRIDE                    address of float32 [n, OUT_STRIDE], of which the first ROWS columns are written
     JOBS                               address of int64 [jobs, 4]: MATRIX, FIRST, TOKENS, TARGET. Tokens FIRST ... of the
                                        activations times that matrix go to the rows TARGET ... of OUT
-    ABREAST                            slices that are equally large, a divisor of SLICES: so many of the first have half of all
-                                       rows, the next half of what is left, and so on, the last all of it
+    EQUAL_SLICES                       number of slices of one size, a divisor of SLICES: the first EQUAL_SLICES share half of
+                                       the rows, the next ones half of what is left, and so on; the last ones share the rest
 
 Part number p is slice p % SLICES of job p // SLICES, so a program's PARTS is jobs * SLICES. A slice reads its weights from
-memory once for all of its tokens. A plain product is one job; a mixture of experts has one per expert. Threads that take large
-slices first read long stretches of memory in order, which is up to a fifth faster than taking turns at short ones, and yet end
-at about the same time.
+memory once for all of its tokens. A plain product is one job; a mixture of experts has one per expert. Large slices come first:
+so threads read long runs of memory in order, which is up to a fifth faster than short ones in alternation, and the small slices
+at the end let them finish at about the same time.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from .float_rows import FLOATS, emit_float_product
 from .gemv_layout import gemv_layout
 from .rows import emit_product
 
-(WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, ABREAST) = range(13)
+(WEIGHTS, MATRIX_BYTES, ROW_BYTES, ROWS, COLUMNS, SLICES, CODES, SCALES, SUMS, OUT, OUT_STRIDE, JOBS, EQUAL_SLICES) = range(13)
 FIELDS = 13
 MATRIX, FIRST, TOKENS, TARGET = range(4)
-TOGETHER = 4  # tokens whose products are computed in one pass over the codes of a group of rows
+TOKENS_PER_PASS = 4  # tokens that are multiplied in one pass over the codes of a group of rows
 
 
 @intrinsic
@@ -54,11 +54,11 @@ def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, s
     def generate(context, builder, signature, args):
         emit = Emitter(builder, level.literal_value)
         weights, columns, codes, scales, sums, out, stride = args[3:]
-        kind, count = name.literal_value, tokens.literal_value
-        if kind in FLOATS:
-            emit_float_product(emit, kind, count, weights, columns, codes, out, stride)
+        type_name, count = name.literal_value, tokens.literal_value
+        if type_name in FLOATS:
+            emit_float_product(emit, type_name, count, weights, columns, codes, out, stride)
         else:
-            emit_product(emit, kind, count, weights, columns, (codes, scales, sums), out, stride)
+            emit_product(emit, type_name, count, weights, columns, (codes, scales, sums), out, stride)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -66,16 +66,19 @@ def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, s
 
 
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int) -> Callable[[int, int], None]:
+    """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale."""
+
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
         job = view(table[JOBS] + number // table[SLICES] * 32, 4, np.int64)
         columns, n = table[COLUMNS], job[TOKENS]
         groups = table[ROWS] // group
-        turn, place = number % table[SLICES] // table[ABREAST], number % table[ABREAST]
-        left = groups >> turn
-        share = left if (turn + 1) * table[ABREAST] == table[SLICES] else left - (left >> 1)
-        start = groups - left + share * place // table[ABREAST]
-        stop = groups - left + share * (place + 1) // table[ABREAST]
+        equal = table[EQUAL_SLICES]
+        halving, place = number % table[SLICES] // equal, number % equal
+        left = groups >> halving
+        share = left if (halving + 1) * equal == table[SLICES] else left - (left >> 1)
+        start = groups - left + share * place // equal
+        stop = groups - left + share * (place + 1) // equal
         codes = table[CODES] + job[FIRST] * columns * code_bytes
         scales = table[SCALES] + job[FIRST] * (columns // activations) * 4
         sums = table[SUMS] + job[FIRST] * (columns // 16) * 2
@@ -88,9 +91,9 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int) 
                 c = codes + t * columns * code_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
-                if n - t >= TOGETHER:
-                    _multiply(name, level, TOGETHER, weights, columns, c, s, u, out + t * stride, stride)
-                    t += TOGETHER
+                if n - t >= TOKENS_PER_PASS:
+                    _multiply(name, level, TOKENS_PER_PASS, weights, columns, c, s, u, out + t * stride, stride)
+                    t += TOKENS_PER_PASS
                 else:
                     _multiply(name, level, 1, weights, columns, c, s, u, out + t * stride, stride)
                     t += 1
@@ -103,8 +106,8 @@ class Gemv:
     """The product of one type of weights.
 
     name         the type's
-    activations  columns that one scale of the activations spans, 32 or 256; 0: float32 activations
-    rows         slices hold multiples of so many rows
+    activations  columns that share a scale of the activations, 32 or 256; 0: float32 activations
+    rows         slices hold a multiple of this many rows
     columns      the row length has to be a multiple of this
     """
 
@@ -128,16 +131,16 @@ class Gemv:
 
 @cache
 def gemv(type_name: str, level: str = "") -> Gemv | None:
-    """The product for a type's name (any letter case), None if there is none. level: as for Emitter; '': the best here."""
-    kind = TYPES[type_name]
-    if kind.name in FLOATS:
-        return Gemv(kind.name, 0, kind.rows, FLOATS[kind.name].columns, level)
-    layout = gemv_layout(kind.name)
-    return Gemv(kind.name, layout.activations, kind.rows, max(layout.block, layout.activations), level) if layout else None
+    """The product for a type's name (any letter case), None if there is none. level: as for Emitter."""
+    stored = TYPES[type_name]
+    if stored.name in FLOATS:
+        return Gemv(stored.name, 0, stored.rows, FLOATS[stored.name].columns, level)
+    layout = gemv_layout(stored.name)
+    return Gemv(stored.name, layout.activations, stored.rows, max(layout.block, layout.activations), level) if layout else None
 
 
 def products() -> list[str]:
-    """The names of all types that have one."""
+    """The names of all types that have a matrix-vector product."""
     return [name for name in TYPES if gemv(name) is not None]
 
 

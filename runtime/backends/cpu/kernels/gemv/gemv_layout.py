@@ -2,8 +2,8 @@
 
     weight = d * (level_step * code + level_zero) * (table[code] + shift * flag) - dmin * minimum + offset
 
-Kernels work on table entries as unsigned bytes (an entry less the smallest one), so tables hold whole numbers, and a `unit`
-makes weights of them. All bit arrays have a first axis of rows.
+Kernels work on table entries as unsigned bytes (an entry less the smallest one), so tables hold integers, and weights are
+multiples of a `unit`. All bit arrays have a first axis of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GemvLayout:
     """block       weights per block; group: weights per scale (16 or 32; 32 where the block has no scales but d)
     activations  columns per scale of the activations, 32 or 256
     table        int [entries]: what a code stands for; of grids and trellises only the least and the largest weight
-    codes        bits [rows, block, width], one for each weight; None where grid or trellis is given
+    codes        bits [rows, block, width], one for each weight; None for a grid or trellis
     code_offset  int [block] or None: added to the code (above its own bits), known from the weight's place alone
     signed_bytes the codes are the weights as signed bytes; `table` is what they stand for once their top bit is flipped
     grid         uint8 [points, size]: magnitudes where weights have signs, else what exceeds the least of the grid
@@ -85,24 +85,24 @@ class GemvLayout:
 
 @cache
 def gemv_layout(type_name: str) -> GemvLayout | None:
-    """The layout of a type, plain or interleaved; None for one whose weights no step of the products can take."""
-    kind, layout = TYPES[type_name], layout_of(type_name)
-    if not kind.has_codec or layout.number is not None or layout.digits is not None:
+    """The layout of a type, plain or interleaved; None for one that no step of the products supports."""
+    layout = layout_of(type_name)
+    if not TYPES[type_name].has_codec or layout.number is not None or layout.digits is not None:
         return None
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "block": layout.block,
         "group": layout.group,
         "activations": SUPERBLOCK if layout.block == SUPERBLOCK else 32,
         **{name: getattr(layout, name) for name in ("d", "d_format", "row_scale", "scales", "dmin", "minima", "offset")},
         **{name: getattr(layout, name) for name in ("sign_codes", "scrambled", "magnitudes", "gray_words", "unit")},
     }
-    given |= _levels(layout) | _signs(layout)
-    given |= _generated(layout) if layout.trellis else _grid(layout) if layout.codebook else _table(layout)
-    return GemvLayout(**given)
+    fields |= _levels(layout) | _signs(layout)
+    fields |= _trellis(layout) if layout.trellis else _grid(layout) if layout.codebook else _table(layout)
+    return GemvLayout(**fields)
 
 
 def _levels(layout: BlockLayout) -> dict[str, Any]:
-    """How scale codes become levels."""
+    """Fields that say how scale codes become levels."""
     if layout.levels is None:
         return {}
     if np.array_equal(layout.levels, SIGNED_BYTES):
@@ -124,7 +124,7 @@ def _flags(layout: BlockLayout) -> dict[str, Any]:
     return {"flags": layout.flags, "shift": layout.shifts[1] - layout.shifts[0]} if layout.flags is not None else {}
 
 
-def _generated(layout: BlockLayout) -> dict[str, Any]:
+def _trellis(layout: BlockLayout) -> dict[str, Any]:
     assert layout.trellis is not None
     return {"trellis": layout.trellis, "indices": layout.codes, "table": (-layout.trellis.mean, layout.trellis.mean)}
 

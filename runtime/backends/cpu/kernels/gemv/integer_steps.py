@@ -63,14 +63,14 @@ class IntegerStep(BlockStep):
         """<16 x i16>: the level of each run, by which its products are multiplied."""
         f, builder = self.layout, emit.builder
         assert f.scales is not None
-        whole = self._numbers(emit, base, f.scales)
+        level = self._numbers(emit, base, f.scales)
         if f.level_step != 1:
-            whole = builder.mul(whole, constant(I16, [f.level_step] * LANES))
+            level = builder.mul(level, constant(I16, [f.level_step] * LANES))
         if f.level_zero:
-            whole = builder.add(whole, constant(I16, [f.level_zero] * LANES))
+            level = builder.add(level, constant(I16, [f.level_zero] * LANES))
         if f.scale_signs is not None:
-            whole = builder.select(self._set(emit, base, f.scale_signs), builder.neg(whole), whole)
-        return whole
+            level = builder.select(self._set(emit, base, f.scale_signs), builder.neg(level), level)
+        return level
 
     def _factor(self, emit: Emitter, base: Any, token: TokenSums) -> Any:
         """float: d times the scale of the token's activations."""
@@ -95,7 +95,7 @@ class IntegerStep(BlockStep):
         pairs = builder.or_(builder.shl(wide, constant(I32, [16] * LANES)), wide)
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
-        totals = [nothing if offset is None else emit.add_few(nothing, offset, s) for s in sums]
+        totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         loaded: dict = {}
         for code_vector in self.code_vectors:
             codes = self.unsigned_codes(emit, base, code_vector, loaded)

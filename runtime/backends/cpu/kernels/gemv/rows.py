@@ -22,8 +22,8 @@ _STEP_COLUMNS = {1: 256, 4: 128, 8: 64}  # rows of a group -> columns of a step,
 
 @cache
 def steps(name: str) -> list[BlockStep]:
-    """The kinds of steps that a row is cut into: as many large ones as fit, then single blocks."""
-    layout, kind = gemv_layout(name), TYPES[name]
+    """The steps that a row is divided into, largest first: as many large ones as fit, then single blocks."""
+    layout = gemv_layout(name)
     assert layout is not None
     if layout.trellis:
         step = TrellisStep
@@ -31,7 +31,7 @@ def steps(name: str) -> list[BlockStep]:
         step = GridStep
     else:
         step = IntegerStep if has_integer_scales(name) else BlockStep
-    blocks = max(1, (256 if layout.activations == 256 else _STEP_COLUMNS[kind.rows]) // layout.block)
+    blocks = max(1, (256 if layout.activations == 256 else _STEP_COLUMNS[TYPES[name].rows]) // layout.block)
     return [step(name, blocks), step(name, 1)] if blocks > 1 else [step(name, 1)]
 
 
@@ -40,10 +40,10 @@ def emit_product(
 ) -> None:
     """Multiplies the rows of one group (from address `weights`) with `tokens` tokens: activations are the addresses of the
     first token's codes, scales and sums; results go to out, bytes from token to token: stride. All int64."""
-    builder, kind, step_kinds = emit.builder, TYPES[name], steps(name)
-    layout = step_kinds[0].layout
-    orders = {tuple((np.arange(LANES) % kind.rows).tolist()): None}
-    orders.update({code_vector.lane_rows: None for step in step_kinds for code_vector in step.code_vectors})
+    builder, stored, step_sizes = emit.builder, TYPES[name], steps(name)
+    layout = step_sizes[0].layout
+    orders = {tuple((np.arange(LANES) % stored.rows).tolist()): None}
+    orders.update({code_vector.lane_rows: None for step in step_sizes for code_vector in step.code_vectors})
     places = []
     per_token = (columns, _bytes_per(builder, columns, layout.activations, 4), _bytes_per(builder, columns, RUN, 2))
     token_sums = [TokenSums(emit, list(orders)) for _ in range(tokens)]
@@ -51,8 +51,8 @@ def emit_product(
         before = [builder.mul(size, I64(t)) for size in per_token]
         places.append([builder.add(a, b) for a, b in zip(activations, before, strict=True)])
     done: Any = I64(0)  # columns
-    at: Any = builder.add(weights, I64(kind.rows * kind.row_meta))
-    for step in step_kinds:
+    at: Any = builder.add(weights, I64(stored.rows * stored.row_meta))
+    for step in step_sizes:
         count = builder.udiv(builder.sub(columns, done), I64(step.columns))
         with cgutils.for_range(builder, count, intp=I64) as loop:
             column = builder.add(done, builder.mul(loop.index, I64(step.columns)))
@@ -65,9 +65,9 @@ def emit_product(
             step.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(step.size))), token_sums)
         done = builder.add(done, builder.mul(count, I64(step.columns)))
         at = builder.add(at, builder.mul(count, I64(step.size)))
-    factor = _row_scales(emit, layout, kind, weights)
+    factor = _row_scales(emit, layout, stored, weights)
     for t, token in enumerate(token_sums):
-        parts = [emit.fold(builder.load(total), order, kind.rows) for order, total in token.totals.items()]
+        parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
         value = parts[0]
         for part in parts[1:]:
             value = builder.fadd(value, part)
@@ -81,11 +81,11 @@ def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
     return builder.mul(builder.udiv(columns, I64(run)), I64(size))
 
 
-def _row_scales(emit: Emitter, layout: GemvLayout, kind: TensorType, weights: Any) -> Any:
+def _row_scales(emit: Emitter, layout: GemvLayout, stored: TensorType, weights: Any) -> Any:
     """<rows x float>: the row scales of a group; None if the type has none."""
     if layout.row_scale is None:
         return None
     if layout.row_scale == "f16":
-        return emit.halves(weights, np.arange(kind.rows) * 2)
-    assert kind.rows == 1 or kind.row_meta == 4, "the row scales of a group lie side by side"
-    return emit.load(weights, 0, vector(F32, kind.rows))
+        return emit.halves(weights, np.arange(stored.rows) * 2)
+    assert stored.rows == 1 or stored.row_meta == 4, "the row scales of a group lie side by side"
+    return emit.load(weights, 0, vector(F32, stored.rows))

@@ -27,8 +27,8 @@ class TrellisStep(GridStep):
         parts = []
         for first in range(0, len(groups), LANES // size):
             state = builder.mul(emit.shuffle(starts, first + np.arange(LANES) // size), powers)
-            kept = builder.bitcast(builder.and_(state, constant(I32, [trellis.kept_bits] * LANES)), vector(I8, BYTES))
-            parts.append(builder.trunc(emit.dot(none, kept, ones, True), vector(I8, LANES)))
+            masked = builder.bitcast(builder.and_(state, constant(I32, [trellis.kept_bits] * LANES)), vector(I8, BYTES))
+            parts.append(builder.trunc(emit.dot(none, masked, ones, True), vector(I8, LANES)))
         value = emit.concat(parts)
         if not f.magnitudes:
             return value

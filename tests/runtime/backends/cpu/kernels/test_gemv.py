@@ -181,12 +181,12 @@ def test_experts_in_slices(name):
     found, _ = activations_for(name, x)
     arrays = list(found[:3]) if isinstance(found, Activations) else [found]
     jobs = np.array([[2, 0, 1, 3], [0, 1, 5, 4], [1, 0, 2, 0]], np.int64)
-    for slices, abreast in ((1, 1), (3, 3), (50, 50), (5, 1), (6, 2), (20, 2), (12, 4)):  # of one size, or ever smaller ones
+    for slices, equal in ((1, 1), (3, 3), (50, 50), (5, 1), (6, 2), (20, 2), (12, 4)):  # of one size, or ever smaller ones
         out = np.full((9, rows + 8), -1, np.float32)
         table = np.zeros(module.FIELDS, np.int64)
         table[: module.CODES] = packed.ctypes.data, rows * packed.shape[1], packed.shape[1], rows, n, slices
         table[module.CODES : module.CODES + len(arrays)] = [a.ctypes.data for a in arrays]
-        table[module.OUT :] = out.ctypes.data, rows + 8, jobs.ctypes.data, abreast
+        table[module.OUT :] = out.ctypes.data, rows + 8, jobs.ctypes.data, equal
         program = np.array([[0, gemv(name).address, table.ctypes.data, len(jobs) * slices]], np.int64)
         team.run(0, program)
         for matrix, first, tokens, start in jobs:
