@@ -9,11 +9,13 @@ from ...simd.memory import scratch
 from .descent import MAX_SWEEPS, descend, feed_back, row_errors
 from .panels import multiply_rows
 from .prepared import DampedCovariance, PreparedCovariance
+from .scales import MAX_GROUP, refit, search_scales
 from .values import ScalarRows, is_scalar
 from .vector_encode import refine_vectors
 from .vectors import is_vector
 
 EFFORTS = (0, 1, 2, 3)
+_ROUNDS = {2: 1, 3: 3}  # of searching scales
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
 
 
@@ -41,10 +43,10 @@ def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovar
 def _refine_scalar(x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedCovariance, effort: int) -> np.ndarray:
     rows, n = x.shape
     size = damped.size
-    state = ScalarRows.of(q, type_name, n)
+    state = ScalarRows.of(q, type_name)
     table = state.table
     arrays = (table.values, table.midpoints, table.codes, table.nearest, np.float32(table.lowest))
-    parameters = (state.factor, state.offset, state.flag, table.group, arrays)
+    parameters = (*state.parameters(), table.group, arrays)
     before = state.values()
     gradient = scratch("covariance_gradient", (rows * size,), np.float32)
     gradient[:] = 0
@@ -56,10 +58,17 @@ def _refine_scalar(x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedC
         feed_back(x, *parameters, damped.triangle, size, values, state.codes)
         multiply_rows(before - values, damped.panels, size, gradient)
     sweeps = MAX_SWEEPS if effort > 0 else 2
-    descend(int(n * _LEAST_CHANGES), sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
+    least = int(n * _LEAST_CHANGES)
+    descend(least, sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
+    for _ in range(_ROUNDS.get(effort, 0)):
+        if table.group <= MAX_GROUP:
+            search_scales(state, effort, arrays, damped, gradient, values)
+        refit(state, damped, gradient, values)
+        parameters = (*state.parameters(), table.group, arrays)
+        descend(least, sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
     row_errors(x, values, gradient, size, errors)
     out = q.copy()
-    state.put_codes(out)
+    state.write(out)
     better = errors < errors_before
     out[~better] = q[~better]
     return out

@@ -15,6 +15,8 @@ from ...formats import TYPES
 from .fields import BlockFields
 
 _CELLS = 2  # of the index of nearest values, per unit: midpoints of whole numbers are borders of cells
+_GROUP_FIELDS = ("scales", "flags", "minima", "signs")
+_HALVES = ("dmin", "offset")
 _EXCLUDED = ("iq1_bn", "iq2_bn", "q8_KV")  # ternary weights; a sum of codes is stored beside the scale
 
 
@@ -74,55 +76,78 @@ def value_table(type_name: str) -> ValueTable:
 
 @dataclass
 class ScalarRows:
-    """Encoded rows of a scalar type, taken apart; all arrays [rows, ...].
+    """Encoded rows of a scalar type, taken apart.
 
     codes    uint8 [rows, n]
-    factor, offset  float32 [rows, n / group]; flag: uint8 [rows, n / group]
+    d        float32 [rows, blocks], or [rows, 1] where a row has one scale
+    scales, flags, minima, signs  uint8 [rows, groups], or None where the type has none
+    dmin     float32 [rows, blocks]: what minima are multiplied with and subtracted, or what is added (`offset`); or None
     """
 
     fields: BlockFields
     table: ValueTable
     codes: np.ndarray
-    factor: np.ndarray
-    offset: np.ndarray
-    flag: np.ndarray
+    d: np.ndarray
+    scales: np.ndarray | None
+    flags: np.ndarray | None
+    minima: np.ndarray | None
+    signs: np.ndarray | None
+    dmin: np.ndarray | None
 
     @classmethod
-    def of(cls, q: np.ndarray, type_name: str, n: int) -> ScalarRows:
-        fields, table = BlockFields.of(type_name), value_table(type_name)
-        factor, offset, flag = group_parameters(fields, q, n, table.group)
-        return cls(fields, table, fields.read(q, "codes"), factor, offset, flag)
+    def of(cls, q: np.ndarray, type_name: str) -> ScalarRows:
+        fields = BlockFields.of(type_name)
+        bits = fields.layout.bit_arrays()
+        numbers = {name: fields.read(q, name) if name in bits else None for name in _GROUP_FIELDS}
+        halves = next((fields.read_half(q, name) for name in _HALVES if name in bits), None)
+        return cls(fields, value_table(type_name), fields.read(q, "codes"), fields.read_scale(q), **numbers, dmin=halves)
 
-    def values(self) -> np.ndarray:
-        """float32 [rows, n]: the weights that decoders compute."""
-        repeats = self.table.group
-        flag, factor, offset = (np.repeat(a, repeats, axis=1) for a in (self.flag, self.factor, self.offset))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.table.by_code[flag, self.codes] * factor + offset
-
-    def put_codes(self, q: np.ndarray) -> None:
-        """Writes the codes into the rows' bytes."""
+    def write(self, q: np.ndarray) -> None:
+        """Puts everything back into the rows' bytes."""
         self.fields.write(q, "codes", self.codes)
+        self.fields.write_scale(q, self.d)
+        for name in _GROUP_FIELDS:
+            if (numbers := getattr(self, name)) is not None:
+                self.fields.write(q, name, numbers)
+        if self.dmin is not None:
+            self.fields.write_half(q, next(name for name in _HALVES if name in self.fields.layout.bit_arrays()), self.dmin)
 
+    @property
+    def groups(self) -> int:
+        return self.codes.shape[1] // self.table.group
 
-def group_parameters(fields: BlockFields, q: np.ndarray, n: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factor, offset (float32) and flag (uint8) of every group, [rows, n / group] each, with the roundings of decoders."""
-    layout, groups = fields.layout, n // group
+    def per_group(self, values: np.ndarray) -> np.ndarray:
+        """[rows, blocks or 1] -> [rows, groups]."""
+        return np.repeat(values, self.groups // values.shape[1], axis=1)
 
-    def per_group(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values, groups // values.shape[1], axis=1)
+    def factors(self, d: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+        """float32, the factors of groups, from arrays that numpy broadcasts over [rows, groups, candidates]: d in every group,
+        scale codes. Rounded as decoders do."""
+        layout = self.fields.layout
+        with np.errstate(over="ignore", invalid="ignore"):
+            factor = d * np.float32(layout.unit)
+            if scales is not None and layout.levels is not None:
+                factor = factor * layout.levels.astype(np.float32)[scales]
+            if self.signs is not None:
+                factor = np.where(self.signs.reshape(*self.signs.shape, *[1] * (factor.ndim - 2)) > 0, -factor, factor)
+        return factor
 
-    with np.errstate(over="ignore", invalid="ignore"):
-        factor = per_group(fields.read_scale(q) * np.float32(layout.unit))
-        if layout.scales is not None and layout.levels is not None:
-            factor = factor * per_group(layout.levels.astype(np.float32)[fields.read(q, "scales")])
-        if layout.signs is not None:
-            factor = np.where(per_group(fields.read(q, "signs")) > 0, -factor, factor)
-        offset = np.zeros((len(q), groups), np.float32)
-        if layout.dmin is not None and layout.minima is not None:
-            dmin, minima = fields.read_half(q, "dmin"), fields.read(q, "minima")
-            offset = -per_group(np.repeat(dmin, minima.shape[1] // dmin.shape[1], axis=1) * minima.astype(np.float32))
-        if layout.offset is not None:
-            offset = per_group(fields.read_half(q, "offset"))
-    flag = np.zeros((len(q), groups), np.uint8) if layout.flags is None else per_group(fields.read(q, "flags"))
-    return np.ascontiguousarray(factor, np.float32), np.ascontiguousarray(offset, np.float32), np.ascontiguousarray(flag)
+    def offsets(self, dmin: np.ndarray, minima: np.ndarray | None) -> np.ndarray:
+        """float32, the offsets of groups, likewise from dmin in every group and minimum codes."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return dmin if minima is None else -(dmin * minima.astype(np.float32))
+
+    def parameters(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Factor, offset (float32) and flag (uint8) of every group, [rows, groups] each."""
+        shape = len(self.codes), self.groups
+        factor = self.factors(self.per_group(self.d), self.scales)
+        offset = np.zeros(shape, np.float32) if self.dmin is None else self.offsets(self.per_group(self.dmin), self.minima)
+        flag = np.zeros(shape, np.uint8) if self.flags is None else self.flags
+        return tuple(map(np.ascontiguousarray, (factor, offset, flag)))  # type: ignore[return-value]
+
+    def values(self, groups: slice = slice(None)) -> np.ndarray:
+        """float32 [rows, n]: the weights that decoders compute; groups: only those of these groups."""
+        factor, offset, flag = (np.repeat(a[:, groups], self.table.group, axis=1) for a in self.parameters())
+        codes = self.codes.reshape(len(self.codes), self.groups, -1)[:, groups].reshape(len(self.codes), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.table.by_code[flag, codes] * factor + offset

@@ -42,7 +42,7 @@ def row_errors(x: np.ndarray, q: np.ndarray, type_name: str, h: Covariance) -> n
 
 
 @pytest.mark.parametrize("type_name", SCALAR_TYPES)
-@pytest.mark.parametrize("effort", [0, 1])
+@pytest.mark.parametrize("effort", [0, 1, 3])
 def test_error_is_smaller(type_name, effort):
     x, h = weights(20, 512), covariance(512, 40)
     before = row_errors(x, encode(x, type_name, h.diagonal), type_name, h)
@@ -58,7 +58,7 @@ def test_error_is_smaller(type_name, effort):
     st.integers(1, 2),
     st.integers(1, 300),
     st.integers(0, 1000),
-    st.sampled_from([0, 1]),
+    st.sampled_from([0, 1, 2]),
     st.sampled_from([1e-30, 1e-6, 1.0, 1e4]),
 )
 def test_no_row_is_worse(type_name, rows, blocks, rank, seed, effort, magnitude):
