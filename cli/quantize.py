@@ -35,6 +35,12 @@ _role_types = flags.together(
     "--custom-q", "custom_q", multiple=True, metavar="RULES", help="Rules on the command line: regex=type,regex=type,..."
 )
 @flags.imatrix
+@click.option("--covariance", type=FILE, help="Covariances of the inputs (`ggufmill imatrix --covariance`): a smaller loss.")
+@click.option(
+    "--effort",
+    type=click.IntRange(0, 3),
+    help="How much is searched with --covariance: 0 and 1 codes, 2 and 3 scales too. [default: the recipe's, else 1]",
+)
 @flags.target
 @flags.types
 @click.option("--calibration", type=FILE, help="Text to measure the tensors' sensitivity on, for --target-size and its like.")
@@ -79,6 +85,7 @@ def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> 
       ggufmill quantize model-bf16.gguf out.gguf Q4_K_M
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --imatrix v3.imatrix --dry-run
       ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
+      ggufmill quantize Qwen3/ out.gguf iq3_k --imatrix qwen3.imatrix --covariance qwen3.cov --effort 2
       ggufmill quantize Qwen3/ out.gguf --target-size 12G --imatrix qwen3.imatrix --calibration calibration.txt
     """
     from ..pipeline.quantize import quantize_model

@@ -21,6 +21,7 @@ from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
 from .common.arguments import FileType, Size, TypeName, as_bytes, as_file_type, as_type, refuse_inputs, refuse_unused
+from .common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from .common.importance import load_importance
 from .common.progress import OnProgress, reporting
 from .convert import metadata_to_set
@@ -38,6 +39,8 @@ def quantize_model(
     recipe: str | Path | None = None,
     custom_q: str | Sequence[str] = (),
     imatrix: str | Path | None = None,
+    covariance: str | Path | None = None,
+    effort: int | None = None,
     target_size: Size | None = None,
     target_bpw: float | None = None,
     max_kld: float | None = None,
@@ -95,6 +98,9 @@ def quantize_model(
     custom_q              rules 'regex=type,regex=type', which come before the recipe's
     imatrix               importance matrix, GGUF or .dat; include_weights, exclude_weights: only entries with, or without, one
                           of these texts in their name; hide_imatrix: the file does not name it
+    covariance            file of covariances of the matrices' inputs (`ggufmill imatrix --covariance`): codes, and with more
+                          effort scales, are chosen for a small error of the products instead of the weights; effort: 0 to 3,
+                          1 if nothing is said
     target_size, target_bpw, max_kld
                           the types of tensors that no rule takes are searched for, as `search_recipe` does it, and the recipe
                           is written to OUT.recipe.txt; types: to choose from; calibration: the text to measure on
@@ -156,9 +162,16 @@ def quantize_model(
     importance = None
     if imatrix is not None:
         importance = load_importance(Path(imatrix), opened, include=include_weights, exclude=exclude_weights)
+    covariance = Path(covariance) if covariance is not None else covariance_of_recipe(given.recipe, given.folder)
+    covariances = None
+    if covariance is not None:
+        covariances = load_covariances(covariance, opened, effort_of_recipe(given.recipe) if effort is None else effort)
+    else:
+        refuse_unused({"--effort": effort}, "--covariance")
     if prune_layers is not None:
         opened, former_names = drop_layers(opened, parse_layers(prune_layers))
         importance = importance.renamed(former_names) if importance is not None else None
+        covariances = covariances.renamed(former_names) if covariances is not None else None
     default, rules = (default, given.recipe.rules) if default is not None else recipe_types(opened, given.recipe)
     rules, text = [*given.custom, *rules], given.text
     target = target_of(given.recipe, as_bytes(target_size), target_bpw, max_kld)
@@ -181,13 +194,14 @@ def quantize_model(
         "allow_requantize": allow_requantize,
         "ignore_imatrix_rules": ignore_imatrix_rules,
         "hide_imatrix": hide_imatrix,
+        "covariances": covariances,
         "override_kv": keys,
         "split_max_size": as_bytes(split_max_size) if split_max_size is not None or keep_split else given.recipe.split_max_size,
         "split_max_tensors": split_max_tensors,
         "tensor_first_split": tensor_first_split,
         "keep_split": keep_split,
     }
-    inputs = [Path(path) for path in (given.path, imatrix) if path is not None]
+    inputs = [Path(path) for path in (given.path, imatrix, covariance) if path is not None]
     with reporting(progress) as report:
         if target is not None:
             if pure or not no_types:

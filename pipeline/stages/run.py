@@ -21,6 +21,7 @@ from ...jobs.execute import JobResult, execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
+from ...quantize.covariance.source import Covariances
 from ...quantize.gguf_source import gguf_source
 from ...quantize.planning import Importance, PendingImportance, plan_quantize
 from ...quantize.recipes.recipe import Recipe, load_recipe
@@ -29,6 +30,7 @@ from ...repack.job import plan_repack
 from ...runtime import Model, load_model
 from ...runtime.evaluate.perplexity import Perplexity
 from ..common.arguments import refuse_inputs
+from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from ..common.messages import gib
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..recipe_search.options import search_options_of, target_of
@@ -72,7 +74,7 @@ class Run:
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
         self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
-        self.target = target_of(recipe)
+        self.target, self.covariance = target_of(recipe), covariance_of_recipe(recipe, self.path.parent)
         self.search_options = search_options_of(recipe, self.path.parent, threads=threads)
         self.cache = StageCache(folder.state, fresh, report)
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
@@ -106,6 +108,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
+        given += [self.covariance] if self.covariance is not None else []
         return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
 
     @property
@@ -230,6 +233,10 @@ class Run:
 
     # -- quantize
 
+    @cached_property
+    def _covariances(self) -> Covariances | None:
+        return load_covariances(self.covariance, self.source, effort_of_recipe(self.recipe)) if self.covariance else None
+
     def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None) -> Plan:
         recipe = self.final_recipe
         default, rules = recipe_types(self.source, recipe)
@@ -241,6 +248,7 @@ class Run:
             recipe_text=recipe.text,
             allow_requantize="outtype" in recipe.stages.get("convert", {}),
             importance=importance,
+            covariances=self._covariances,
             split_max_size=self.recipe.split_max_size,
             nonfinite_counts=replaced,
             version=__version__,

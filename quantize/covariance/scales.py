@@ -76,7 +76,8 @@ def candidates(rows: ScalarRows, effort: int) -> Candidates:
         offset = rows.offsets(rows.per_group(rows.dmin)[:, :, None], minima)
     flag = np.zeros((1, 1, 1), np.uint8) if flags is None else flags
     full = [np.ascontiguousarray(np.broadcast_to(a, shape)) for a in (rows.factors(d, scales), offset, flag)]
-    return Candidates(*full, d if rows.scales is None else None, scales, flags, minima)
+    factor, offset, flag = full
+    return Candidates(factor, offset, flag, d if rows.scales is None else None, scales, flags, minima)
 
 
 def search_scales(rows: ScalarRows, effort: int, arrays, damped, gradient: np.ndarray, values: np.ndarray) -> None:

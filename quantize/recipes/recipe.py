@@ -131,6 +131,8 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "target_bpw": _POSITIVE,
         "max_kld": _POSITIVE,
         "split_max_size": _SIZE,
+        "covariance": _NAME,
+        "effort": KeySpec("0, 1, 2 or 3", lambda v: _integer(0).accepts(v) and v <= 3),
     },
     "search": {
         "text": _NAME,
@@ -179,6 +181,8 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         unused = [key for key in values if key not in ("text", "file")]
         if unused and "text" not in values:
             raise RecipeError(f"{path}: [{stage}] {unused[0]} needs text = ... beside it, a file to read")
+    if "effort" in stages.get("quantize", {}) and "covariance" not in stages["quantize"]:
+        raise RecipeError(f"{path}: [quantize] effort needs covariance = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):
         conflicting = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)
         if conflicting is not None:

@@ -44,7 +44,8 @@ def test_values_are_those_of_the_decoder(type_name):
     out = np.zeros_like(q)
     rows.write(out)
     finite = np.isfinite(rows.d).all(axis=1) & (rows.dmin is None or np.isfinite(rows.dmin).all(axis=1))
-    assert finite.any() and np.array_equal(out[finite], q[finite])
+    assert finite.any()
+    assert np.array_equal(out[finite], q[finite])
 
 
 def test_scalar_types():

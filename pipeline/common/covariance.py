@@ -1,0 +1,55 @@
+"""Opening a file of covariances for a model that is to be quantised with them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from ...errors import PlanError, UsageError
+from ...formats import TensorSource
+from ...imatrix.covariance import CovarianceFile, open_covariance
+from ...quantize.covariance.encode import EFFORTS
+from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ...quantize.recipes.recipe import Recipe
+
+
+def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covariances:
+    """The covariances of a file, which are read when a tensor is encoded that needs them.
+
+    Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for an
+    effort that does not exist.
+    """
+    if effort not in EFFORTS:
+        raise UsageError(f"--effort {effort}: it is one of {', '.join(map(str, EFFORTS))}")
+    file = open_covariance(path)
+    file.check(source)
+
+    def input_of(name: str) -> CollectedInput | None:
+        stored = file.input_of(name)
+        return CollectedInput(stored.columns, stored.tokens) if stored is not None else None
+
+    return Covariances(input_of, PreparedCache(file.covariance_of), _digest(file), file.metadata(), effort)
+
+
+def covariance_of_recipe(recipe: Recipe, folder: Path) -> Path | None:
+    """The file that [quantize] covariance of a recipe names, relative to `folder`. Raises PlanError if it does not exist."""
+    name = recipe.stages.get("quantize", {}).get("covariance")
+    if name is None:
+        return None
+    path = folder / name
+    if not path.is_file():
+        raise PlanError(f"{recipe.name}, [quantize] covariance: {path} {'is no file' if path.exists() else 'does not exist'}")
+    return path
+
+
+def effort_of_recipe(recipe: Recipe) -> int:
+    """[quantize] effort of a recipe; 1 if it says nothing."""
+    return recipe.stages.get("quantize", {}).get("effort", 1)
+
+
+def _digest(file: CovarianceFile) -> str:
+    """A digest of a file's data, from the checksums in it."""
+    digest = hashlib.sha256()
+    for stored in file.inputs.values():
+        digest.update("\0".join(stored.tensors).encode() + stored.tokens.tobytes() + stored.checksums.tobytes())
+    return digest.hexdigest()

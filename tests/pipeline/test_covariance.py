@@ -1,0 +1,62 @@
+"""Quantising with a file of covariances: the whole way, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ggufmill import compute_imatrix, quantize_model
+from ggufmill.errors import MillError, UsageError
+from ggufmill.formats import open_gguf
+from ggufmill.recipes import FOLDER
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("covariance")
+    imatrix, covariance = folder / "demo.imatrix", folder / "demo.cov"
+    text = FOLDER / "demo" / "calibration.txt"
+    compute_imatrix(FOLDER / "demo", text, imatrix, chunks=2, covariance=covariance)
+    return folder, imatrix, covariance
+
+
+def test_quantize(files):
+    folder, imatrix, covariance = files
+    common = {"imatrix": imatrix, "custom_q": "blk.*attn_(q_a|output)=iq4_ks", "force": True}
+    without = quantize_model(FOLDER / "demo", folder / "without.gguf", "q8_0", **common)
+    result = quantize_model(FOLDER / "demo", folder / "out.gguf", "q8_0", covariance=covariance, effort=0, **common)
+    changed = {name for name, checksum in result.checksums.items() if checksum != without.checksums[name]}
+    assert {f"blk.{layer}.attn_{part}.weight" for layer in range(3) for part in ("q_a", "output")} <= changed
+    assert not any("norm" in name for name in changed)
+    metadata = open_gguf(folder / "out.gguf").metadata
+    assert metadata["quantize.covariance.file"] == "demo.cov"
+    assert metadata["quantize.covariance.effort"] == 0
+    assert metadata["quantize.covariance.tensors_count"] > 6
+    assert any("down_exps.weight" in line and "none was collected" in line for line in result.plan.warnings)
+    assert "quantize.covariance.file" not in open_gguf(folder / "without.gguf").metadata
+
+
+def test_recipe_names_it(files):
+    folder, _, covariance = files
+    recipe = folder / "recipe.toml"
+    recipe.write_text(f'[quantize]\ntype = "q8_0"\ncovariance = "{covariance.name}"\neffort = 0\n')
+    result = quantize_model(FOLDER / "demo", folder / "by-recipe.gguf", recipe=recipe, dry_run=True, no_timing=True)
+    assert result.plan.metadata["quantize.covariance.effort"] == 0
+    recipe.write_text('[quantize]\ntype = "q8_0"\ncovariance = "missing.cov"\n')
+    with pytest.raises(MillError, match=r"\[quantize\] covariance: .*missing.cov does not exist"):
+        quantize_model(FOLDER / "demo", folder / "x.gguf", recipe=recipe, dry_run=True)
+    recipe.write_text('[quantize]\ntype = "q8_0"\neffort = 2\n')
+    with pytest.raises(MillError, match="effort needs covariance"):
+        quantize_model(FOLDER / "demo", folder / "x.gguf", recipe=recipe, dry_run=True)
+
+
+def test_refused(files, tmp_path):
+    _, imatrix, covariance = files
+    with pytest.raises(UsageError, match="--effort"):
+        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", effort=2)
+    with pytest.raises(UsageError, match="it is one of 0, 1, 2, 3"):
+        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", covariance=covariance, effort=4)
+    with pytest.raises(MillError, match="--strict: the covariance is not used for .*down_exps.weight and 2 more: none was"):
+        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", imatrix=imatrix, covariance=covariance, strict=True)
+    with pytest.raises(MillError):
+        quantize_model(FOLDER / "demo", tmp_path / "x.gguf", "q8_0", covariance=imatrix)
+    assert not list(tmp_path.iterdir())
