@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -75,18 +76,17 @@ def value_table(type_name: str) -> ValueTable:
 
 
 @dataclass
-class ScalarRows:
-    """Encoded rows of a scalar type, taken apart.
+class GroupFields:
+    """What makes the factors and offsets of the groups of encoded rows.
 
-    codes    uint8 [rows, n]
+    groups   of a row
     d        float32 [rows, blocks], or [rows, 1] where a row has one scale
-    scales, flags, minima, signs  uint8 [rows, groups], or None where the type has none
+    scales, flags, minima, signs  uint8 [rows, numbers], or None where the type has none
     dmin     float32 [rows, blocks]: what minima are multiplied with and subtracted, or what is added (`offset`); or None
     """
 
     fields: BlockFields
-    table: ValueTable
-    codes: np.ndarray
+    groups: int
     d: np.ndarray
     scales: np.ndarray | None
     flags: np.ndarray | None
@@ -94,17 +94,16 @@ class ScalarRows:
     signs: np.ndarray | None
     dmin: np.ndarray | None
 
-    @classmethod
-    def of(cls, q: np.ndarray, type_name: str) -> ScalarRows:
-        fields = BlockFields.of(type_name)
+    @staticmethod
+    def read(fields: BlockFields, q: np.ndarray) -> dict[str, Any]:
+        """The fields d to dmin of rows."""
         bits = fields.layout.bit_arrays()
         numbers = {name: fields.read(q, name) if name in bits else None for name in _GROUP_FIELDS}
         halves = next((fields.read_half(q, name) for name in _HALVES if name in bits), None)
-        return cls(fields, value_table(type_name), fields.read(q, "codes"), fields.read_scale(q), **numbers, dmin=halves)
+        return {"d": fields.read_scale(q), **numbers, "dmin": halves}
 
     def write(self, q: np.ndarray) -> None:
-        """Puts everything back into the rows' bytes."""
-        self.fields.write(q, "codes", self.codes)
+        """Puts them back into the rows' bytes."""
         self.fields.write_scale(q, self.d)
         for name in _GROUP_FIELDS:
             if (numbers := getattr(self, name)) is not None:
@@ -112,12 +111,8 @@ class ScalarRows:
         if self.dmin is not None:
             self.fields.write_half(q, next(name for name in _HALVES if name in self.fields.layout.bit_arrays()), self.dmin)
 
-    @property
-    def groups(self) -> int:
-        return self.codes.shape[1] // self.table.group
-
     def per_group(self, values: np.ndarray) -> np.ndarray:
-        """[rows, blocks or 1] -> [rows, groups]."""
+        """[rows, numbers] -> [rows, groups]."""
         return np.repeat(values, self.groups // values.shape[1], axis=1)
 
     def factors(self, d: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
@@ -129,7 +124,8 @@ class ScalarRows:
             if scales is not None and layout.levels is not None:
                 factor = factor * layout.levels.astype(np.float32)[scales]
             if self.signs is not None:
-                factor = np.where(self.signs.reshape(*self.signs.shape, *[1] * (factor.ndim - 2)) > 0, -factor, factor)
+                signs = self.per_group(self.signs)
+                factor = np.where(signs.reshape(*signs.shape, *[1] * (factor.ndim - 2)) > 0, -factor, factor)
         return factor
 
     def offsets(self, dmin: np.ndarray, minima: np.ndarray | None) -> np.ndarray:
@@ -139,11 +135,36 @@ class ScalarRows:
 
     def parameters(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Factor, offset (float32) and flag (uint8) of every group, [rows, groups] each."""
-        shape = len(self.codes), self.groups
-        factor = self.factors(self.per_group(self.d), self.scales)
-        offset = np.zeros(shape, np.float32) if self.dmin is None else self.offsets(self.per_group(self.dmin), self.minima)
-        flag = np.zeros(shape, np.uint8) if self.flags is None else self.flags
+        shape = len(self.d), self.groups
+        scales, minima, flags = (None if a is None else self.per_group(a) for a in (self.scales, self.minima, self.flags))
+        factor = self.factors(self.per_group(self.d), scales)
+        offset = np.zeros(shape, np.float32) if self.dmin is None else self.offsets(self.per_group(self.dmin), minima)
+        flag = np.zeros(shape, np.uint8) if flags is None else flags
         return tuple(map(np.ascontiguousarray, (factor, offset, flag)))  # type: ignore[return-value]
+
+
+def group_parameters(fields: BlockFields, q: np.ndarray, n: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Factor, offset (float32) and flag (uint8) of every group of rows, [rows, n / group] each, rounded as decoders do."""
+    return GroupFields(fields, n // group, **GroupFields.read(fields, q)).parameters()
+
+
+@dataclass
+class ScalarRows(GroupFields):
+    """Encoded rows of a scalar type, taken apart; codes: uint8 [rows, n]."""
+
+    table: ValueTable
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, q: np.ndarray, type_name: str) -> ScalarRows:
+        fields, table = BlockFields.of(type_name), value_table(type_name)
+        codes = fields.read(q, "codes")
+        groups = codes.shape[1] // table.group
+        return cls(fields, groups, **cls.read(fields, q), table=table, codes=codes)
+
+    def write(self, q: np.ndarray) -> None:
+        self.fields.write(q, "codes", self.codes)
+        super().write(q)
 
     def values(self, groups: slice = slice(None)) -> np.ndarray:
         """float32 [rows, n]: the weights that decoders compute; groups: only those of these groups."""
