@@ -1,4 +1,4 @@
-"""This checkout against another one, side by side: are encoded bytes equal, and is anything slower?
+"""This checkout against another one: are encoded bytes equal, and is anything slower?
 
 \\b
     python benchmarks/checkouts.py OTHER_PYTHON codecs
@@ -6,8 +6,8 @@
     python benchmarks/checkouts.py OTHER_PYTHON commands --models out/models
 
 OTHER_PYTHON is the interpreter of an environment in which the other checkout is installed. Two processes, one of each
-checkout, take turns, so that a drift of the machine's speed hits both. Figures are ratios of speeds, this checkout's over the
-other's: the median over the rounds of each case, and its spread, the largest distance of a round's ratio from the median.
+checkout, run alternately, so that a drift of the machine's speed affects both. Figures are ratios of speeds, this checkout's
+over the other's: the median over the rounds of each case, and its spread, the largest distance of a round's ratio from it.
 """
 
 from __future__ import annotations
@@ -124,35 +124,35 @@ def workers(other: str) -> Iterator[tuple[Worker, Worker]]:
             worker.process.kill()
 
 
-def in_turns(
+def alternate(
     rounds: int, ours: Callable[[], dict[str, float]], theirs: Callable[[], dict[str, float]]
 ) -> dict[str, list[float]]:
-    """Ratios of speeds, theirs' seconds over ours', per measured name; who begins changes from round to round."""
+    """Ratios of speeds, theirs' seconds over ours', per measured name; which begins changes from round to round."""
     ratios: dict[str, list[float]] = {}
     for i in range(rounds):
         first, second = (ours, theirs) if i % 2 == 0 else (theirs, ours)
         a, b = first(), second()
-        mine, other = (a, b) if i % 2 == 0 else (b, a)
-        for name in mine:
-            ratios.setdefault(name, []).append(other[name] / mine[name])
+        our_seconds, their_seconds = (a, b) if i % 2 == 0 else (b, a)
+        for name in our_seconds:
+            ratios.setdefault(name, []).append(their_seconds[name] / our_seconds[name])
     return ratios
 
 
-def show(case: str, ratios: dict[str, list[float]], kept: dict[str, dict[str, float]]) -> None:
+def show(case: str, ratios: dict[str, list[float]], medians: dict[str, dict[str, float]]) -> None:
     for name, values in ratios.items():
         middle = median(values)
-        kept.setdefault(name, {})[case] = middle
+        medians.setdefault(name, {})[case] = middle
         spread = max(abs(value - middle) for value in values)
         click.echo(f"{case:32} {name:10} {middle:6.3f}  +/- {spread:.3f}")
 
 
-def conclude(kept: dict[str, dict[str, float]], out: Path | None) -> None:
-    for name, cases in kept.items():
+def conclude(medians: dict[str, dict[str, float]], out: Path | None) -> None:
+    for name, cases in medians.items():
         worst = min(cases, key=cases.__getitem__)
         mean = geometric_mean(cases.values())
         click.echo(f"{name}: geometric mean {mean:.3f} over {len(cases)} cases, least {cases[worst]:.3f} ({worst})")
     if out is not None:
-        out.write_text(json.dumps(kept, indent=1) + "\n")
+        out.write_text(json.dumps(medians, indent=1) + "\n")
 
 
 @click.group(help=__doc__)
@@ -174,23 +174,23 @@ def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> Non
 
     other, rounds, out = obj
     names = types.split(",") if types else [t.name for t in TYPES.values() if can_encode(t) and not t.name.startswith("q4_0_")]
-    kept: dict[str, dict[str, float]] = {}
+    medians: dict[str, dict[str, float]] = {}
     unequal = []
-    with workers(other) as (mine, theirs):
+    with workers(other) as (ours, theirs):
         for name in names:
             slow = any(name.endswith(end) for end in ("_kt",))
-            asked = {"type": name, "rows": 16 if slow else 64, "n": 2048, "seconds": seconds}
-            seen = mine.ask("codec", **asked)["digests"], theirs.ask("codec", **asked)["digests"]
-            if seen[0] != seen[1]:
+            request = {"type": name, "rows": 16 if slow else 64, "n": 2048, "seconds": seconds}
+            digests = ours.ask("codec", **request)["digests"], theirs.ask("codec", **request)["digests"]
+            if digests[0] != digests[1]:
                 unequal.append(name)
 
-            def run(worker: Worker, asked: dict[str, Any] = asked) -> dict[str, float]:
-                answer = worker.ask("codec", **asked)
+            def run(worker: Worker, request: dict[str, Any] = request) -> dict[str, float]:
+                answer = worker.ask("codec", **request)
                 return {key: answer[key] for key in ("encode", "decode")}
 
-            show(name, in_turns(rounds, lambda: run(mine), lambda: run(theirs)), kept)
+            show(name, alternate(rounds, lambda: run(ours), lambda: run(theirs)), medians)
     click.echo(f"{len(names) - len(unequal)} of {len(names)} types have equal bytes; others: {', '.join(unequal) or 'none'}")
-    conclude(kept, out)
+    conclude(medians, out)
 
 
 @main.command(help="Prompts of 512 tokens and generation of 64, for every GGUF file of a folder.")
@@ -201,23 +201,25 @@ def codecs(obj: tuple[str, int, Path | None], types: str, seconds: float) -> Non
 @click.pass_obj
 def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, prompt: int, generation: int) -> None:
     other, rounds, out = obj
-    kept: dict[str, dict[str, float]] = {}
-    with workers(other) as (mine, theirs):
+    medians: dict[str, dict[str, float]] = {}
+    with workers(other) as (ours, theirs):
         for path in sorted(models.glob("*.gguf")):
             for count in map(int, threads.split(",")):
-                asked = {"path": str(path), "threads": count, "prompt": prompt, "generation": generation}
-                both = [lambda w=worker, a=asked: w.ask("speeds", **a) for worker in (mine, theirs)]
+                request = {"path": str(path), "threads": count, "prompt": prompt, "generation": generation}
+                both = [lambda w=worker, a=request: w.ask("speeds", **a) for worker in (ours, theirs)]
                 for run in both:  # loads the model, and compiles what it needs
                     run()
-                show(f"{path.stem}, {count} thread{'s'[: count > 1]}", in_turns(rounds, *both), kept)
-    conclude(kept, out)
+                show(f"{path.stem}, {count} thread{'s'[: count > 1]}", alternate(rounds, *both), medians)
+    conclude(medians, out)
 
 
-@main.command(help="Whole commands on the demo checkpoint, from start to end: --help, convert, imatrix, quantize, perplexity.")
+@main.command(
+    help="Complete commands on the demo checkpoint, from start to end: --help, convert, imatrix, quantize, perplexity."
+)
 @click.pass_obj
 def commands(obj: tuple[str, int, Path | None]) -> None:
     other, rounds, out = obj
-    kept: dict[str, dict[str, float]] = {}
+    medians: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         text, source = str(DEMO / "calibration.txt"), f"{folder}/source.gguf"
         subprocess.run([sys.executable, "-m", "ggufmill", "convert", str(DEMO), source], check=True, capture_output=True)
@@ -239,8 +241,8 @@ def commands(obj: tuple[str, int, Path | None]) -> None:
 
             run(sys.executable)
             run(other)
-            show(case, in_turns(rounds, lambda: run(sys.executable), lambda: run(other)), kept)
-    conclude(kept, out)
+            show(case, alternate(rounds, lambda: run(sys.executable), lambda: run(other)), medians)
+    conclude(medians, out)
 
 
 if __name__ == "__main__":

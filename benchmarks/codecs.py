@@ -6,7 +6,7 @@
 
 Contenders: ours; the fork's library that GGML_LIBRARY names (reference); llama.cpp's, if llama-cpp-python is installed
 (mainline); the `gguf` package's numpy code (gguf). Weights are 64 rows x 2048, Student-t(5) * 0.02, importance is
-chi2(2) + 0.01. Every contender runs on one thread; per type they take turns, so that a busy machine slows down all of them.
+chi2(2) + 0.01. Every contender runs on one thread; per type their runs alternate, so that a busy machine slows down all.
 Speeds are million elements per second, best of --repeat; the spread of a contender is how much longer its median run took
 than its best (the table has the largest of a type). Errors are squared errors, weighted by importance where there is
 importance, relative to the other contender's.
@@ -74,7 +74,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 
 def race(contenders: dict[str, Callable[[], np.ndarray]], repeat: int) -> tuple[dict[str, Speed], dict[str, np.ndarray]]:
-    """Speeds and results; every contender runs once to warm up, then they take turns."""
+    """Speeds and results; every contender runs once to warm up, then their runs alternate."""
     results = {name: run() for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeat):
@@ -87,10 +87,10 @@ def race(contenders: dict[str, Callable[[], np.ndarray]], repeat: int) -> tuple[
     return speeds, results
 
 
-def _gguf_type(kind: TensorType) -> gguf.GGMLQuantizationType | None:
+def _gguf_type(tensor_type: TensorType) -> gguf.GGMLQuantizationType | None:
     """The type as the `gguf` package knows it."""
-    found = gguf.GGMLQuantizationType.__members__.get(kind.name.upper())
-    return found if found is not None and found.value == kind.id else None
+    known = gguf.GGMLQuantizationType.__members__.get(tensor_type.name.upper())
+    return known if known is not None and known.value == tensor_type.id else None
 
 
 def _can(function: Callable, *args) -> bool:
@@ -101,31 +101,31 @@ def _can(function: Callable, *args) -> bool:
     return True
 
 
-def measure(kind: TensorType, libraries: dict[str, Library], repeat: int) -> Row:
+def measure(tensor_type: TensorType, libraries: dict[str, Library], repeat: int) -> Row:
     x, importance = samples()
-    row = Row(kind.name, 8 * kind.row_bytes(COLUMNS) / COLUMNS)
-    known = {name: library for name, library in libraries.items() if library.has(kind)}
-    other = _gguf_type(kind)
+    row = Row(tensor_type.name, 8 * tensor_type.row_bytes(COLUMNS) / COLUMNS)
+    with_type = {name: library for name, library in libraries.items() if library.has(tensor_type)}
+    other = _gguf_type(tensor_type)
     for task, weights in (("plain", None), ("importance", importance)):
-        if not _can(encode, x[: kind.rows], kind.name, weights):
+        if not _can(encode, x[: tensor_type.rows], tensor_type.name, weights):
             continue
-        runs = {OURS: lambda weights=weights: encode(x, kind.name, weights)}
-        for name, library in known.items():
-            if library.encodes(kind, weights):
-                runs[name] = lambda weights=weights, library=library: library.encode(x, kind, weights)
+        runs = {OURS: lambda weights=weights: encode(x, tensor_type.name, weights)}
+        for name, library in with_type.items():
+            if library.encodes(tensor_type, weights):
+                runs[name] = lambda weights=weights, library=library: library.encode(x, tensor_type, weights)
         if weights is None and other is not None and _can(quantize, x, other):
             runs[GGUF] = lambda: quantize(x, other)
         row.speed[task], results = race(runs, repeat)
         v = np.float64(1) if weights is None else weights.astype(np.float64)
         row.error[task] = {
-            name: float((v * (decode(result.reshape(ROWS, -1), kind.name, COLUMNS) - x) ** 2).sum() / (v * x**2.0).sum())
+            name: float((v * (decode(result.reshape(ROWS, -1), tensor_type.name, COLUMNS) - x) ** 2).sum() / (v * x**2.0).sum())
             for name, result in results.items()
         }
-    q = encode(x, kind.name, importance)
-    runs = {OURS: lambda: decode(q, kind.name, COLUMNS)}
-    for name, library in known.items():
-        if library.decodes(kind):
-            runs[name] = lambda library=library: library.decode(q, kind, COLUMNS)
+    q = encode(x, tensor_type.name, importance)
+    runs = {OURS: lambda: decode(q, tensor_type.name, COLUMNS)}
+    for name, library in with_type.items():
+        if library.decodes(tensor_type):
+            runs[name] = lambda library=library: library.decode(q, tensor_type, COLUMNS)
     if other is not None and _can(dequantize, q, other):
         runs[GGUF] = lambda: dequantize(q, other)
     row.speed["decode"], _ = race(runs, repeat)
@@ -189,9 +189,9 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
     for other in (REFERENCE, MAINLINE, GGUF):
         for task, words in TASKS.items():
             for what, ratio in ((f"speed, {words}", Row.ratio), (f"error, {words}", Row.error_ratio)):
-                found = [value for row in rows if (value := ratio(row, task, other))]
-                if found:
-                    out[f"{what}, against {other} ({len(found)} types)"] = geometric_mean(found)
+                ratios = [value for row in rows if (value := ratio(row, task, other))]
+                if ratios:
+                    out[f"{what}, against {other} ({len(ratios)} types)"] = geometric_mean(ratios)
     return out
 
 
@@ -215,10 +215,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     speeds, errors = figure.subplots(1, 2)
     names = [n for n in (OURS, REFERENCE) if any(n in r.speed["importance"] for r in rows)]
     for shift, name in enumerate(names):
-        there = [(i, r) for i, r in enumerate(rows) if name in r.speed["importance"]]
-        places = [i + 0.4 * (shift - (len(names) - 1) / 2) for i, _ in there]
-        speeds.barh(places, [r.speed["importance"][name].best for _, r in there], 0.4, label=name)
-        errors.scatter([r.bits for _, r in there], [r.error["importance"][name] ** 0.5 for _, r in there], s=18, label=name)
+        measured = [(i, r) for i, r in enumerate(rows) if name in r.speed["importance"]]
+        positions = [i + 0.4 * (shift - (len(names) - 1) / 2) for i, _ in measured]
+        speeds.barh(positions, [r.speed["importance"][name].best for _, r in measured], 0.4, label=name)
+        roots = [r.error["importance"][name] ** 0.5 for _, r in measured]
+        errors.scatter([r.bits for _, r in measured], roots, s=18, label=name)
     speeds.set(xscale="log", xlabel="encoding with importance, million elements per second, one thread", ylim=(len(rows), -1))
     speeds.set_yticks(range(len(rows)), [r.type for r in rows])
     errors.set(yscale="log", xlabel="bits per weight", ylabel="relative error (weighted root mean square)")
@@ -235,12 +236,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def _llama_cpp() -> Path | None:
     """The library inside llama-cpp-python, if that is installed."""
     spec = find_spec("llama_cpp")
-    found = sorted(Path(spec.origin).parent.glob("lib/libggml-base.so*")) if spec is not None and spec.origin else []
-    return found[0] if found else None
+    paths = sorted(Path(spec.origin).parent.glob("lib/libggml-base.so*")) if spec is not None and spec.origin else []
+    return paths[0] if paths else None
 
 
 def _default_types() -> list[str]:
-    return [kind.name for kind in TYPES.values() if kind.base is None and not kind.is_float and can_encode(kind)]
+    return [t.name for t in TYPES.values() if t.base is None and not t.is_float and can_encode(t)]
 
 
 @click.command(help=__doc__)
@@ -254,8 +255,8 @@ def main(types: str | None, repeat: int, json_file: Path | None, plot_file: Path
     libraries: dict[str, Library] = {}
     if path := os.environ.get("GGML_LIBRARY"):
         libraries[REFERENCE] = Library(Path(path))
-    if found := _llama_cpp():
-        libraries[MAINLINE] = Mainline(found)
+    if mainline := _llama_cpp():
+        libraries[MAINLINE] = Mainline(mainline)
     names = types.split(",") if types else _default_types()
     unknown = [name for name in names if name not in TYPES or not can_encode(TYPES[name])]
     if unknown:

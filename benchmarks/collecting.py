@@ -3,8 +3,8 @@
 \b
     python benchmarks/collecting.py MODEL.gguf [MODEL.gguf ...] --threads 2 --rounds 7
 
-Both read the same windows of 512 tokens (random ids), in turns and in one process, each first in every second round; the figure
-is the median of the rounds' ratios, with their range. Windows run four at a time in both, one of them alone.
+Both read the same windows of 512 tokens (random ids), alternately and in one process, each first in every second round; the
+figure is the median of the rounds' ratios, with their range. Windows run four at a time in both, one of them alone.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def rounds_of(path: Path, threads: int, rounds: int, chunks: int) -> list[dict[s
     }
     for run in work.values():  # kernels compile
         run()
-    found = []
+    times = []
     for number in range(rounds):
         order = list(work) if number % 2 == 0 else list(work)[::-1]
-        found.append({name: seconds(work[name]) for name in order})
-    return found
+        times.append({name: seconds(work[name]) for name in order})
+    return times
 
 
 @click.command(help=__doc__)
@@ -58,9 +58,9 @@ def rounds_of(path: Path, threads: int, rounds: int, chunks: int) -> list[dict[s
 def main(models: tuple[Path, ...], threads: int, rounds: int, chunks: int, json_file: Path | None) -> None:
     results = {path.stem: rounds_of(path, threads, rounds, chunks) for path in models}
     click.echo("| model | threads | perplexity | with collection | costs | range |\n|---|--:|--:|--:|--:|--:|")
-    for name, found in results.items():
-        ratios = [r["collect"][0] / r["perplexity"][0] - 1 for r in found]
-        alone, both = (median(r[kind][1] for r in found) for kind in ("perplexity", "collect"))
+    for name, times in results.items():
+        ratios = [r["collect"][0] / r["perplexity"][0] - 1 for r in times]
+        alone, both = (median(r[work][1] for r in times) for work in ("perplexity", "collect"))
         costs = f"{median(ratios):.1%} | {min(ratios):.1%} to {max(ratios):.1%}"
         click.echo(f"| {name} | {threads} | {alone:.2f} s | {both:.2f} s | {costs} |")
     if json_file:

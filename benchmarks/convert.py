@@ -1,11 +1,11 @@
-"""Conversion against what copying the same bytes takes, in turns, and against the reference converter.
+"""Conversion against what copying the same bytes takes, alternately, and against the reference converter.
 
 \\b
     python benchmarks/convert.py WORK_FOLDER --rival path/to/convert_hf_to_gguf.py
 
-Checkpoints are made on the spot: Llama-shaped, bf16 in three files, and the same in fp8 with blocks of 128 x 128. Measured is
+Checkpoints are generated: Llama-shaped, bf16 in three files, and the same in fp8 with blocks of 128 x 128. Measured is
 from the start of the program until everything is on disk (sync), output removed in between; `cp` copies as many bytes as the
-GGUF has. A round takes each command once, in turns, since other work on the machine comes and goes; figures are the median of
+GGUF has. A round runs each command once, since other work on the machine comes and goes; figures are the median of
 the rounds, the best, and the median and range of ours against cp's in the same round. Peak memory is of the process alone.
 """
 
@@ -30,8 +30,8 @@ DEMO = Path(__file__).parent.parent / "recipes" / "demo"
 BLOCK = 128  # rows and columns that share an fp8 scale
 
 
-def checkpoint(folder: Path, layers: int, kind: str, *, hidden: int = 2048, inner: int = 5632, vocab: int = 32000) -> None:
-    """A folder in Hugging Face's form with random weights; kind: 'bf16' or 'fp8'."""
+def checkpoint(folder: Path, layers: int, form: str, *, hidden: int = 2048, inner: int = 5632, vocab: int = 32000) -> None:
+    """A folder in Hugging Face's form with random weights; form: 'bf16' or 'fp8'."""
     folder.mkdir(parents=True, exist_ok=True)
     width_kv = hidden // 8
     matrices = {
@@ -46,8 +46,8 @@ def checkpoint(folder: Path, layers: int, kind: str, *, hidden: int = 2048, inne
     entries: list[tuple[str, str, tuple[int, ...]]] = [("model.embed_tokens.weight", "BF16", (vocab, hidden))]
     for i in range(layers):
         for name, shape in matrices.items():
-            entries.append((f"model.layers.{i}.{name}.weight", "F8_E4M3" if kind == "fp8" else "BF16", shape))
-            if kind == "fp8":
+            entries.append((f"model.layers.{i}.{name}.weight", "F8_E4M3" if form == "fp8" else "BF16", shape))
+            if form == "fp8":
                 grid = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
                 entries.append((f"model.layers.{i}.{name}.weight_scale_inv", "F32", grid))
         entries += [
@@ -95,7 +95,7 @@ def checkpoint(folder: Path, layers: int, kind: str, *, hidden: int = 2048, inne
         "prefix_dense_intermediate_size": inner,
         "num_experts_per_tok": 1,
     }
-    if kind == "fp8":
+    if form == "fp8":
         config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
     (folder / "config.json").write_text(json.dumps(config))
     os.sync()
@@ -109,10 +109,10 @@ def timed(command: list[str], outputs: list[Path]) -> dict[str, float]:
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    said = process.stderr.read()
+    messages = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
     if status:
-        raise click.ClickException(f"{' '.join(command)} failed: {said.decode(errors='replace')[-2000:]}")
+        raise click.ClickException(f"{' '.join(command)} failed: {messages.decode(errors='replace')[-2000:]}")
     os.sync()
     seconds = time.perf_counter() - began
     for path in outputs:
@@ -123,33 +123,34 @@ def timed(command: list[str], outputs: list[Path]) -> dict[str, float]:
 def race(commands: dict[str, tuple[list[str], list[Path]]], rounds: int) -> dict[str, list[dict[str, float]]]:
     times: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     for number in range(rounds):
-        turn = list(commands.items())
-        for name, (command, outputs) in turn[number % len(turn) :] + turn[: number % len(turn)]:
+        order = list(commands.items())
+        first = number % len(order)
+        for name, (command, outputs) in order[first:] + order[:first]:
             times[name].append(timed(command, outputs))
     return times
 
 
 def report(name: str, times: dict[str, list[dict[str, float]]], nbytes: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"bytes": nbytes, "rounds": times}
+    figures: dict[str, Any] = {"bytes": nbytes, "rounds": times}
     click.echo(f"\n{name}: {nbytes / 1e9:.3f} GB written, {len(times['cp'])} rounds")
-    for kind, runs in times.items():
+    for contender, runs in times.items():
         seconds = [r["seconds"] for r in runs]
         rate = nbytes / median(seconds) / 1e6
-        line = f"  {kind:<10} median {median(seconds):6.2f} s ({rate:6.0f} MB/s), best {min(seconds):6.2f}"
+        line = f"  {contender:<10} median {median(seconds):6.2f} s ({rate:6.0f} MB/s), best {min(seconds):6.2f}"
         line += f", worst {max(seconds):6.2f}; cpu {median(r['cpu'] for r in runs):5.2f} s, peak {runs[0]['peak_mib']:6.0f} MiB"
         click.echo(line)
-        if kind == "cp":
+        if contender == "cp":
             continue
         ratios = [cp["seconds"] / run["seconds"] for cp, run in zip(times["cp"], runs, strict=True)]
-        found[f"{kind}_of_cp"] = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+        figures[f"{contender}_of_cp"] = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
         click.echo(f"             {median(ratios):.0%} of cp's rate (rounds from {min(ratios):.0%} to {max(ratios):.0%})")
     if "reference" in times:
         faster = [r["seconds"] / o["seconds"] for r, o in zip(times["reference"], times["ours"], strict=True)]
         processor = median(r["cpu"] for r in times["reference"]) / median(r["cpu"] for r in times["ours"])
-        found["faster_than_reference"] = {"median": median(faster), "least": min(faster), "processor": processor}
+        figures["faster_than_reference"] = {"median": median(faster), "least": min(faster), "processor": processor}
         line = f"{median(faster):.1f} x as fast as the reference (least {min(faster):.1f}); {processor:.1f} x less cpu"
         click.echo(f"             {line}")
-    return found
+    return figures
 
 
 @click.command(help=__doc__)
@@ -175,23 +176,23 @@ def main(
     out, copy, reference = folder / "out.gguf", folder / "copy.bin", folder / "reference.gguf"
     results: dict[str, Any] = {}
     extra = ["-t", str(threads)] if threads else []
-    for kind in only or ("demo", "bf16", "fp8"):
-        source = DEMO if kind == "demo" else folder / f"{kind}-{layers}"
-        if kind != "demo" and not (source / "config.json").exists():
-            checkpoint(source, layers, kind)
-        if tokenizer is not None and kind != "demo":
+    for case in only or ("demo", "bf16", "fp8"):
+        source = DEMO if case == "demo" else folder / f"{case}-{layers}"
+        if case != "demo" and not (source / "config.json").exists():
+            checkpoint(source, layers, case)
+        if tokenizer is not None and case != "demo":
             for path in tokenizer.glob("*token*.json"):
                 shutil.copy(path, source)
         ours = [*MILL, str(source), str(out), "--outtype", "bf16", *extra]
         timed(ours, [])  # kernels are compiled, files are in memory
         nbytes = out.stat().st_size
-        same = folder / f"{kind}.same"
+        same = folder / f"{case}.same"
         out.replace(same)
         commands = {"cp": (["cp", str(same), str(copy)], [copy]), "ours": (ours, [out])}
-        if rival is not None and kind == "bf16":
-            there = [sys.executable, str(rival), str(source), "--outfile", str(reference), "--outtype", "bf16"]
-            commands["reference"] = (there, [reference])
-        results[kind] = report(kind, race(commands, rounds), nbytes)
+        if rival is not None and case == "bf16":
+            command = [sys.executable, str(rival), str(source), "--outfile", str(reference), "--outtype", "bf16"]
+            commands["reference"] = (command, [reference])
+        results[case] = report(case, race(commands, rounds), nbytes)
         same.unlink()
     results["machine"] = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()}
     results["own_peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

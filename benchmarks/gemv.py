@@ -4,10 +4,10 @@
 
 Every type multiplies random packed rows, --megabytes of them, so that weights come from memory and not from a cache (mind the
 size of the last-level cache). `share` is bytes per second over those of a plain sum of the same bytes with as many threads,
-measured in turn with each product. `decode` is the time of decoding the same rows to float32 over that of the product: what a
-product by way of decoded rows costs at least. Times are processor time of the slowest thread, so that what else runs on the
-machine disturbs less; it still takes its share of the memory's speed, and threads that never run at the same time do not
-compete for it: measure several threads on an idle machine.
+measured alternately with each product. `decode` is the time of decoding the same rows to float32 over that of the product:
+the least that a product of decoded rows costs. Times are processor time of the slowest thread, so that other processes disturb
+less; these still use memory bandwidth, and threads that never run at the same time do not compete for it: measure several
+threads on an idle machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def total(words, start, stop):
     return result
 
 
-def share_out(work: Callable[[int, int], object], parts: int, threads: int) -> float:
-    """Seconds that the slowest of some threads computes for its share of `parts` parts of work(first, stop)."""
+def run_on_threads(work: Callable[[int, int], object], parts: int, threads: int) -> float:
+    """Processor seconds of the slowest of `threads` threads, among which `parts` parts of work(first, stop) are divided."""
     cuts = [parts * i // threads for i in range(threads + 1)]
     seconds = []
 
@@ -51,11 +51,11 @@ def share_out(work: Callable[[int, int], object], parts: int, threads: int) -> f
         work(first, stop)
         seconds.append(time.thread_time() - begin)
 
-    team = [threading.Thread(target=timed, args=cut) for cut in pairwise(cuts)]
-    for member in team:
-        member.start()
-    for member in team:
-        member.join()
+    workers = [threading.Thread(target=timed, args=cut) for cut in pairwise(cuts)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return max(seconds)
 
 
@@ -63,14 +63,14 @@ class Product:
     """One type's product with `memory` as its weights, in slices of 64 rows."""
 
     def __init__(self, name: str, memory: np.ndarray, tokens: int, columns: int = COLUMNS):
-        kind, found = TYPES[name], gemv(name)
-        assert found is not None
-        self.name, self.product, self.columns = name, found, columns
-        row_bytes = kind.row_bytes(columns)
+        product = gemv(name)
+        assert product is not None
+        self.name, self.product, self.columns = name, product, columns
+        row_bytes = TYPES[name].row_bytes(columns)
         rows = len(memory) // row_bytes // 64 * 64
         self.bytes, self.slices = rows * row_bytes, rows // 64
         x = np.random.default_rng(1).standard_normal((tokens, columns)).astype(np.float32)
-        inputs = [x] if not found.activations else list(quantise(x, found.activations)[:3])
+        inputs = [x] if not product.activations else list(quantise(x, product.activations)[:3])
         addresses = [a.ctypes.data for a in inputs] + [0, 0]
         out, jobs = np.empty((tokens, rows), np.float32), np.array([[0, 0, tokens, 0]], np.int64)
         self.table = np.zeros(FIELDS, np.int64)
@@ -86,18 +86,18 @@ class Product:
             rows,
         ]
         self.table[JOBS], self.table[EQUAL_SLICES] = jobs.ctypes.data, self.slices
-        self.kept = (memory, inputs, out, jobs)
+        self.arrays = (memory, inputs, out, jobs)
         begin = time.perf_counter()
-        self.address = found.address
+        self.address = product.address
         self.compile = time.perf_counter() - begin
 
     def __call__(self, first: int, stop: int) -> None:
         run_parts(self.address, self.table.ctypes.data, first, stop)
 
     def decode_seconds_per_byte(self) -> float:
-        """Of decoding some megabytes of the rows to float32, on one thread."""
+        """Processor seconds per byte of decoding 8 MiB of the rows to float32, on one thread."""
         row_bytes = int(self.table[2])
-        rows = self.kept[0][: (8 << 20) // row_bytes // 16 * 16 * row_bytes].reshape(-1, row_bytes)
+        rows = self.arrays[0][: (8 << 20) // row_bytes // 16 * 16 * row_bytes].reshape(-1, row_bytes)
         decode(rows, self.name, self.columns)
         begin = time.thread_time()
         decode(rows, self.name, self.columns)
@@ -105,7 +105,7 @@ class Product:
 
 
 def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: int = 5) -> dict:
-    """Medians over `repeats` rounds, in each of which the product and the plain sum take turns."""
+    """Medians over `repeats` rounds, in each of which the product and the plain sum alternate."""
     product = Product(name, memory, tokens)
     words = memory[: product.bytes // 8 * 8].view(np.int64)
 
@@ -115,8 +115,8 @@ def measure(name: str, memory: np.ndarray, tokens: int, threads: int, repeats: i
     product(0, 1), total(words, 0, 1)
     rates, shares = [], []
     for _ in range(repeats):
-        best = product.bytes / share_out(read, threads, threads) / 1e9
-        rates.append(product.bytes / share_out(product, product.slices, threads) / 1e9)
+        best = product.bytes / run_on_threads(read, threads, threads) / 1e9
+        rates.append(product.bytes / run_on_threads(product, product.slices, threads) / 1e9)
         shares.append(rates[-1] / best)
     rate, weights = float(np.median(rates)), product.bytes / product.table[2] * COLUMNS
     return {

@@ -11,7 +11,7 @@ from ggufmill.formats import TensorType
 
 
 class _Traits(c.Structure):
-    """What ggml knows about a type. Only the first fields are read, the same in both; `rest` is room for the others."""
+    """What ggml knows about a type. Only the first fields are read, the same in both; `rest` stands for the others."""
 
     _fields_ = (
         ("name", c.c_char_p),
@@ -56,37 +56,38 @@ class Library:
         ggml.ggml_init.argtypes = (_InitParams,)
         ggml.ggml_init(_InitParams(1 << 20, None, False))  # fills its tables of float16 numbers
 
-    def has(self, kind: TensorType) -> bool:
+    def has(self, tensor_type: TensorType) -> bool:
         """Whether the library knows the type, under the same id and with blocks of the same size."""
-        traits = self._ggml.ggml_internal_get_type_traits(kind.id)
-        same_name = (traits.name or b"").decode().lower() == kind.name.lower()
-        return same_name and (traits.block, traits.block_bytes) == (kind.block, kind.block_bytes)
+        traits = self._ggml.ggml_internal_get_type_traits(tensor_type.id)
+        same_name = (traits.name or b"").decode().lower() == tensor_type.name.lower()
+        return same_name and (traits.block, traits.block_bytes) == (tensor_type.block, tensor_type.block_bytes)
 
-    def encodes(self, kind: TensorType, importance: np.ndarray | None) -> bool:
+    def encodes(self, tensor_type: TensorType, importance: np.ndarray | None) -> bool:
         """Whether it can encode the type: some only with importance."""
-        return importance is not None or not self._ggml.ggml_quantize_requires_imatrix(kind.id)
+        return importance is not None or not self._ggml.ggml_quantize_requires_imatrix(tensor_type.id)
 
-    def encode(self, x: np.ndarray, kind: TensorType, importance: np.ndarray | None) -> np.ndarray:
+    def encode(self, x: np.ndarray, tensor_type: TensorType, importance: np.ndarray | None) -> np.ndarray:
         """As ggufmill.quantize.encode; x and importance C-contiguous float32."""
         rows, n = x.shape
-        out = np.zeros((rows, kind.row_bytes(n)), np.uint8)
+        out = np.zeros((rows, tensor_type.row_bytes(n)), np.uint8)
         weights = None if importance is None else importance.ctypes.data
-        self._ggml.ggml_quantize_init(kind.id)
-        size = self._ggml.ggml_quantize_chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, rows, n, weights, c.byref(_Options()))
+        self._ggml.ggml_quantize_init(tensor_type.id)
+        arguments = x.ctypes.data, out.ctypes.data, 0, rows, n, weights, c.byref(_Options())
+        size = self._ggml.ggml_quantize_chunk(tensor_type.id, *arguments)
         if size != out.nbytes:
-            raise ValueError(f"{kind.name}: {size} bytes were expected to be {out.nbytes}")
+            raise ValueError(f"{tensor_type.name}: {size} bytes were expected to be {out.nbytes}")
         return out
 
-    def decodes(self, kind: TensorType) -> bool:
+    def decodes(self, tensor_type: TensorType) -> bool:
         """Whether it can decode rows of the type one by one."""
-        return kind.rows == 1 and bool(self._ggml.ggml_internal_get_type_traits(kind.id).to_float)
+        return tensor_type.rows == 1 and bool(self._ggml.ggml_internal_get_type_traits(tensor_type.id).to_float)
 
-    def decode(self, q: np.ndarray, kind: TensorType, n: int) -> np.ndarray:
+    def decode(self, q: np.ndarray, tensor_type: TensorType, n: int) -> np.ndarray:
         """As ggufmill.quantize.decode; q C-contiguous."""
-        to_float = self._to_float(self._ggml.ggml_internal_get_type_traits(kind.id).to_float)
+        to_float = self._to_float(self._ggml.ggml_internal_get_type_traits(tensor_type.id).to_float)
         rows, out = len(q), np.empty((len(q), n), np.float32)
         start, end = q.ctypes.data, out.ctypes.data
-        if kind.row_meta == 0:  # then rows are blocks and nothing else
+        if tensor_type.row_meta == 0:  # then rows are blocks and nothing else
             rows, n = 1, rows * n
         for row in range(rows):
             to_float(start + row * q.shape[1], end + row * out.shape[1] * 4, n)
@@ -109,28 +110,28 @@ class Mainline(Library):
         ggml.ggml_init.argtypes = (_InitParams,)
         ggml.ggml_init(_InitParams(1 << 20, None, False))
 
-    def _traits(self, kind: TensorType) -> _Traits:
-        return self._ggml.ggml_get_type_traits(kind.id).contents
+    def _traits(self, tensor_type: TensorType) -> _Traits:
+        return self._ggml.ggml_get_type_traits(tensor_type.id).contents
 
-    def has(self, kind: TensorType) -> bool:
-        if kind.id > 41:  # ids beyond its own are the fork's, and it looks none of them up
+    def has(self, tensor_type: TensorType) -> bool:
+        if tensor_type.id > 41:  # ids beyond its own are the fork's, and it looks none of them up
             return False
-        traits = self._traits(kind)
-        same_name = (traits.name or b"").decode().lower() == kind.name.lower()
-        return same_name and (traits.block, traits.block_bytes) == (kind.block, kind.block_bytes)
+        traits = self._traits(tensor_type)
+        same_name = (traits.name or b"").decode().lower() == tensor_type.name.lower()
+        return same_name and (traits.block, traits.block_bytes) == (tensor_type.block, tensor_type.block_bytes)
 
-    def encode(self, x: np.ndarray, kind: TensorType, importance: np.ndarray | None) -> np.ndarray:
+    def encode(self, x: np.ndarray, tensor_type: TensorType, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
-        out = np.zeros((rows, kind.row_bytes(n)), np.uint8)
+        out = np.zeros((rows, tensor_type.row_bytes(n)), np.uint8)
         weights = None if importance is None else importance.ctypes.data
-        self._ggml.ggml_quantize_init(kind.id)
-        self._ggml.ggml_quantize_chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, rows, n, weights)
+        self._ggml.ggml_quantize_init(tensor_type.id)
+        self._ggml.ggml_quantize_chunk(tensor_type.id, x.ctypes.data, out.ctypes.data, 0, rows, n, weights)
         return out
 
-    def decodes(self, kind: TensorType) -> bool:
-        return bool(self._traits(kind).to_float)
+    def decodes(self, tensor_type: TensorType) -> bool:
+        return bool(self._traits(tensor_type).to_float)
 
-    def decode(self, q: np.ndarray, kind: TensorType, n: int) -> np.ndarray:
+    def decode(self, q: np.ndarray, tensor_type: TensorType, n: int) -> np.ndarray:
         out = np.empty((len(q), n), np.float32)
-        self._to_float(self._traits(kind).to_float)(q.ctypes.data, out.ctypes.data, out.size)
+        self._to_float(self._traits(tensor_type).to_float)(q.ctypes.data, out.ctypes.data, out.size)
         return out

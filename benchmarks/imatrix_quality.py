@@ -2,7 +2,7 @@
 
 \\b
     python benchmarks/imatrix_quality.py
-    python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8 --out /tmp/some
+    python benchmarks/imatrix_quality.py --types iq2_k,q4_K --chunks 8 --out out/imatrix_quality
     python benchmarks/imatrix_quality.py --types iq1_s_r4,iq1_m_r4 --add
 
 All weights of the layers become the type; embeddings and output matrix stay as they are. The imatrix is computed on the demo's
@@ -50,8 +50,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def bits(name: str) -> float:
-    kind = TYPES[name]
-    return 8 * kind.block_bytes / kind.block
+    return 8 * TYPES[name].block_bytes / TYPES[name].block
 
 
 def quantised(source: TensorSource, name: str, importance: Importance | None) -> TensorSource:
@@ -77,25 +76,25 @@ def quantised(source: TensorSource, name: str, importance: Importance | None) ->
     return dataclasses.replace(source, tensors=tensors)
 
 
-def remember(model: Model) -> None:
-    """Has the model answer from memory what it has been asked before: the baseline sees the same windows for every type."""
-    answers, compute = {}, model.hidden
+def cache_hidden_states(model: Model) -> None:
+    """Caches the model's hidden states by tokens: the baseline computes the same windows for every type."""
+    cached, compute = {}, model.hidden
 
     def hidden(batch: Any) -> Any:
         key = b"".join(np.asarray(tokens, np.int64).tobytes() for _, tokens in batch)
-        if key not in answers:
-            answers[key] = compute(batch)
-        return answers[key]
+        if key not in cached:
+            cached[key] = compute(batch)
+        return cached[key]
 
     model.hidden = hidden
 
 
-def figures(found: Perplexity) -> dict[str, float | None]:
+def figures(result: Perplexity) -> dict[str, float | None]:
     return {
-        "perplexity": found.perplexity,
-        "kld": found.kld_mean,
-        "kld_error": found.kld_error,
-        "top1_agreement": found.top1_agreement,
+        "perplexity": result.perplexity,
+        "kld": result.kld_mean,
+        "kld_error": result.kld_error,
+        "top1_agreement": result.top1_agreement,
     }
 
 
@@ -151,22 +150,22 @@ def main(types: str | None, chunks: int, calibration_chunks: int, add: bool, thr
     source = open_source(FOLDER / "demo")
     options = {"threads": threads, "exact": True}
     base = load_model(source, **options)
-    made, _ = collect(
+    imatrix, _ = collect(
         base,
         base.tokenizer.encode((FOLDER / "demo/calibration.txt").read_text("utf-8")),
         n_ctx=N_CTX,
         chunks=calibration_chunks,
     )
-    importance = Importance(made.means())
+    importance = Importance(imatrix.means())
     text = base.tokenizer.encode((FOLDER / "demo/heldout.txt").read_text("utf-8"))
-    results: dict[str, Any] = {"chunks": chunks, "n_ctx": N_CTX, "calibration_chunks": made.chunk_count, "types": {}}
+    results: dict[str, Any] = {"chunks": chunks, "n_ctx": N_CTX, "calibration_chunks": imatrix.chunk_count, "types": {}}
     seconds = 0.0
     if add:
         earlier = json.loads(out.with_suffix(".json").read_text())
         if any(earlier[key] != results[key] for key in ("chunks", "n_ctx", "calibration_chunks")):
             raise click.UsageError(f"{out}.json is of other windows")
         results["types"], seconds = earlier["types"], earlier["seconds"]
-    remember(base)
+    cache_hidden_states(base)
     results["bf16_perplexity"] = perplexity(base, text, n_ctx=N_CTX, chunks=chunks).perplexity
 
     def score(name: str, weights: Importance | None) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""Whole jobs on a whole model, in turns: our quantize against llama-quantize, our repack against cp.
+"""Complete jobs on one model, alternately: our quantize against llama-quantize, our repack against cp.
 
 \\b
     python benchmarks/jobs.py CHECKPOINT WORK_FOLDER --llama-quantize path/to/llama-quantize --threads 2
@@ -58,18 +58,18 @@ def main(
     t = str(threads)
     results: dict[str, dict[str, list[float]]] = {}
     subprocess.run([*MILL, "convert", str(checkpoint), str(names["bf16"]), "--outtype", "bf16", "-t", t], check=True)
-    for kind in types.split(","):
+    for type_name in types.split(","):
         commands = {
-            "ours": ([*MILL, "quantize", str(names["bf16"]), str(names["ours"]), kind, "--pure", "-t", t], names["ours"])
+            "ours": ([*MILL, "quantize", str(names["bf16"]), str(names["ours"]), type_name, "--pure", "-t", t], names["ours"])
         }
         if threads > 1:
-            single = [*MILL, "quantize", str(names["bf16"]), str(names["one"]), kind, "--pure", "-t", "1"]
+            single = [*MILL, "quantize", str(names["bf16"]), str(names["one"]), type_name, "--pure", "-t", "1"]
             commands["ours, 1 thread"] = (single, names["one"])
         if rival:
-            other = [rival, "--pure", str(names["bf16"]), str(names["theirs"]), kind.upper(), t]
+            other = [rival, "--pure", str(names["bf16"]), str(names["theirs"]), type_name.upper(), t]
             commands["llama-quantize"] = (other, names["theirs"])
-        results[f"quantize to {kind}"] = race(commands, repeat)
-        if kind == "iq4_k":
+        results[f"quantize to {type_name}"] = race(commands, repeat)
+        if type_name == "iq4_k":
             repack = [*MILL, "repack", str(names["ours"]), str(names["packed"]), "-t", t]
             copy = ["cp", str(names["ours"]), str(names["copy"])]
             results["repack to iq4_k_r4"] = race({"repack": (repack, names["packed"]), "cp": (copy, names["copy"])}, repeat)

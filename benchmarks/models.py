@@ -5,7 +5,7 @@
     llama-bench -m out/models/dense-q4_K.gguf -p 512 -n 64
 
 `dense` is a Llama of 0.4 billion weights, `moe` a Mixtral-like one of 0.6 billion of which a token uses 0.1. Every layer and
-every expert has the same weights, made once per shape: what matters is that they lie at different places. The embedding is f16
+every expert has the same weights, made once per shape: what matters is that they have different addresses. The embedding is f16
 (a look-up), the router and the norms are f32.
 """
 
@@ -75,7 +75,7 @@ class Size:
         if self.experts:
             values |= {"expert_count": self.experts, "expert_used_count": self.used}
         tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-        kinds = [2, 3, 3] + [6] * 256 + [1] * (self.vocabulary - 259)  # unknown, control, byte, normal
+        token_types = [2, 3, 3] + [6] * 256 + [1] * (self.vocabulary - 259)  # unknown, control, byte, normal
         tokens += [f"word{i}" for i in range(self.vocabulary - len(tokens))]
         return {
             "general.architecture": "llama",
@@ -86,7 +86,7 @@ class Size:
             "tokenizer.ggml.model": "llama",
             "tokenizer.ggml.tokens": tokens,
             "tokenizer.ggml.scores": np.zeros(self.vocabulary, np.float32),
-            "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+            "tokenizer.ggml.token_type": np.array(token_types, np.int32),
             "tokenizer.ggml.bos_token_id": np.uint32(1),
             "tokenizer.ggml.eos_token_id": np.uint32(2),
         }
@@ -111,13 +111,13 @@ def _output(name: str, shape: tuple[int, ...], type_name: str) -> Output:
     if len(shape) == 1:
         ones = np.ones(shape, np.float32).view(np.uint8).reshape(1, -1)
         return Output(name, shape, "f32", TYPES["f32"], "norm", lambda start, stop: ones)
-    kind = TYPES["f32" if "gate_inp" in name else "f16" if "token_embd" in name else type_name]
+    tensor_type = TYPES["f32" if "gate_inp" in name else "f16" if "token_embd" in name else type_name]
 
     def produce(start: int, stop: int) -> np.ndarray:
         first = start // shape[1] * shape[1]
-        return _matrix(shape[0], shape[1], kind.name)[start - first : stop - first]
+        return _matrix(shape[0], shape[1], tensor_type.name)[start - first : stop - first]
 
-    return Output(name, shape, "random", kind, "benchmark", produce)
+    return Output(name, shape, "random", tensor_type, "benchmark", produce)
 
 
 def make_model(folder: Path, size: str, type_name: str) -> Path:
@@ -131,13 +131,13 @@ def make_model(folder: Path, size: str, type_name: str) -> Path:
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--type", "types", multiple=True, help="Default: those that targets exist for, and their repacked twins.")
+@click.option("--type", "types", multiple=True, help="Default: those that targets exist for, and their repacked types.")
 @click.option("--size", "sizes", multiple=True, type=click.Choice(list(SIZES)), help="Default: all.")
 def main(folder: Path, types: tuple[str, ...], sizes: tuple[str, ...]) -> None:
-    twins = [kind.packed for kind in map(TYPES.__getitem__, TARGETS) if kind.packed]
+    repacked = [packed for name in TARGETS if (packed := TYPES[name].packed)]
     folder.mkdir(parents=True, exist_ok=True)
     for size in sizes or SIZES:
-        for name in types or (*TARGETS, *twins):
+        for name in types or (*TARGETS, *repacked):
             path = make_model(folder, size, name)
             click.echo(f"{path}  {path.stat().st_size / 1e6:.0f} MB")
 

@@ -4,9 +4,9 @@
     GGML_LIBRARY=path/to/libggml.so python benchmarks/quality.py
     GGML_LIBRARY=... python benchmarks/quality.py --model some-checkpoint/ --imatrix some.imatrix --json quality.json
 
-Data: rows of Student-t(2.5), of Gauss with single spikes, and up to 48 rows of every weight tensor of each --model (the demo
-checkpoint unless told otherwise, with an imatrix computed on the spot). A figure is the squared error of our bytes over that of
-the reference's, both decoded by us: below 1 is better. With importance the error is weighted by it.
+Data: rows of Student-t(2.5), of Gauss with single spikes, and up to 48 rows of every weight tensor of each --model (default:
+the demo checkpoint, with an imatrix computed here). A figure is the squared error of our bytes over that of the reference's,
+both decoded by us: below 1 is better. With importance the error is weighted by it.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ def of_model(path: Path, imatrix: Path | None) -> Iterator[Sample]:
             yield path.name, tensor.read(0, min(ROWS, tensor.shape[1])), None if weights is None else weights[0]
 
 
-def squared(x: np.ndarray, q: np.ndarray, kind: TensorType, weights: np.ndarray | None) -> float:
-    off = (decode(q, kind.name, x.shape[1]).astype(np.float64) - x) ** 2
+def squared(x: np.ndarray, q: np.ndarray, tensor_type: TensorType, weights: np.ndarray | None) -> float:
+    off = (decode(q, tensor_type.name, x.shape[1]).astype(np.float64) - x) ** 2
     return float((off * (1.0 if weights is None else weights.astype(np.float64))).sum())
 
 
-def measure(kind: TensorType, samples: list[Sample], library: Library) -> dict[str, float]:
+def measure(tensor_type: TensorType, samples: list[Sample], library: Library) -> dict[str, float]:
     """'data, im' or 'data, no' -> our squared error over the reference's, summed over the data's tensors."""
     sums: dict[str, list[float]] = {}
     for name, x, importance in samples:
-        if x.shape[1] % max(kind.block, 32) or len(x) % kind.rows:
+        if x.shape[1] % max(tensor_type.block, 32) or len(x) % tensor_type.rows:
             continue
         for label, weights in (("im", importance), ("no", None)):
-            if (label == "im" and weights is None) or not library.encodes(kind, weights):
+            if (label == "im" and weights is None) or not library.encodes(tensor_type, weights):
                 continue
-            ours = squared(x, encode(x, kind.name, weights), kind, weights)
-            theirs = squared(x, library.encode(x, kind, weights).reshape(len(x), -1), kind, weights)
+            ours = squared(x, encode(x, tensor_type.name, weights), tensor_type, weights)
+            theirs = squared(x, library.encode(x, tensor_type, weights).reshape(len(x), -1), tensor_type, weights)
             entry = sums.setdefault(f"{name}, {label}", [0.0, 0.0])
             entry[0], entry[1] = entry[0] + ours, entry[1] + theirs
     return {key: ours / theirs for key, (ours, theirs) in sums.items() if theirs}
@@ -94,16 +94,22 @@ def main(models: tuple[Path, ...], imatrices: tuple[Path, ...], types: str | Non
     library, samples = Library(Path(path)), list(synthetic())
     for i, model in enumerate(models or (FOLDER / "demo",)):
         samples += of_model(model, imatrices[i] if i < len(imatrices) else None)
-    plain = [kind for kind in TYPES.values() if kind.base is None and not kind.is_float and can_encode(kind)]
-    kinds = [TYPES[name] for name in types.split(",")] if types else plain
-    results = {kind.name: measure(kind, samples, library) for kind in kinds if library.has(kind)}
-    columns = sorted({key for found in results.values() for key in found})
+    plain = [
+        tensor_type
+        for tensor_type in TYPES.values()
+        if tensor_type.base is None and not tensor_type.is_float and can_encode(tensor_type)
+    ]
+    tensor_types = [TYPES[name] for name in types.split(",")] if types else plain
+    results = {
+        tensor_type.name: measure(tensor_type, samples, library) for tensor_type in tensor_types if library.has(tensor_type)
+    }
+    columns = sorted({key for errors in results.values() for key in errors})
     click.echo("  ".join(["type".ljust(10), *columns]))
-    for name, found in results.items():
-        cells = [f"{found[key]:.4f}" if key in found else "-" for key in columns]
+    for name, errors in results.items():
+        cells = [f"{errors[key]:.4f}" if key in errors else "-" for key in columns]
         click.echo("  ".join([name.ljust(10), *(c.rjust(len(key)) for c, key in zip(cells, columns, strict=True))]))
     for key in columns:
-        ratios = [found[key] for found in results.values() if key in found]
+        ratios = [errors[key] for errors in results.values() if key in errors]
         click.echo(f"{key}: geometric mean {geometric_mean(ratios):.4f} over {len(ratios)} types, largest {max(ratios):.5f}")
     if json_file:
         json_file.write_text(json.dumps(results, indent=1) + "\n")

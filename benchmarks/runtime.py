@@ -1,14 +1,14 @@
-"""Prompt and generation speed on whole models, side by side with a rival's llama-bench, on the same files and threads.
+"""Prompt and generation speed of complete models, compared with a rival's llama-bench, on the same files and threads.
 
 \b
     python benchmarks/runtime.py --rival path/to/llama-bench --out benchmarks/results
     python benchmarks/runtime.py --types q4_K,q4_K_r4 --sizes dense --threads 2
 
-Models are those of models.py, made when they are not in --models. Contenders take turns: in each round the rival's llama-bench
-(a new process, its own warm-up included) runs both tests once, then ours does. Figures are medians of the rounds; the spread is
-the largest distance of a round from its median. The share of bandwidth is (bytes of weights that a token needs) x (tokens per
-second generated) / (bytes per second that as many threads read of a large array). After each model file the results are
-written; what is there already is not measured again unless --fresh is given.
+Models are those of models.py, made when they are not in --models. Runs of the contenders alternate: in each round the rival's
+llama-bench (a new process, its own warm-up included) runs both tests once, then ours does. Figures are medians of the rounds;
+the spread is the largest distance of a round from its median. The share of bandwidth is (bytes of weights that a token needs) x
+(tokens per second generated) / (bytes per second that as many threads read of a large array). After each model file the results
+are written; what they hold already is not measured again unless --fresh is given.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def summary(row: dict[str, Any], read_speed: float) -> dict[str, Any]:
     """Medians, spreads, ratios and share of bandwidth of a measured row."""
     out: dict[str, Any] = {}
     for key in WORDS:
-        medians = {name: median(found[key]) for name, found in row["samples"].items() if found.get(key)}
+        medians = {name: median(speeds[key]) for name, speeds in row["samples"].items() if speeds.get(key)}
         spreads = [
-            max(abs(v / medians[name] - 1) for v in found[key]) for name, found in row["samples"].items() if found.get(key)
+            max(abs(v / medians[name] - 1) for v in speeds[key]) for name, speeds in row["samples"].items() if speeds.get(key)
         ]
         out[key] = {**medians, "spread": max(spreads)}
         if RIVAL in medians:
@@ -153,12 +153,14 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(max(8, 1.1 * len(types)), 8), layout="constrained")
     for axes, key in zip(figure.subplots(2, 1, sharex=True), WORDS, strict=True):
         for i, (size, threads) in enumerate(series):
-            there = {
+            ratios = {
                 row["type"]: row["summary"][key]["ratio"] for row in rows if (row["size"], row["threads"]) == (size, threads)
             }
             width = 0.8 / len(series)
-            places = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in there]
-            axes.bar(places, list(there.values()), 0.9 * width, label=f"{size}, {threads} thread{'s' if threads > 1 else ''}")
+            positions = [types.index(name) + width * (i - (len(series) - 1) / 2) for name in ratios]
+            axes.bar(
+                positions, list(ratios.values()), 0.9 * width, label=f"{size}, {threads} thread{'s' if threads > 1 else ''}"
+            )
         axes.axhline(1, color="black", linewidth=0.8)
         goal = axes.axhline(GOALS[key], color="tab:red", linewidth=1, linestyle="--", label=f"goal {GOALS[key]}")
         axes.legend(handles=[goal], fontsize=8)
@@ -169,8 +171,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def twins(names: list[str]) -> list[str]:
-    """Each type followed by its repacked twin."""
+def with_repacked(names: list[str]) -> list[str]:
+    """Each type followed by its repacked type."""
     return [name for base in names for name in (base, TYPES[base].packed) if name]
 
 
@@ -180,7 +182,7 @@ def twins(names: list[str]) -> list[str]:
     "--models", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("out/models"), show_default=True
 )
 @click.option("--tmp", is_flag=True, help="Delete each model file that was made here after its use.")
-@click.option("--types", help="Comma-separated; default: the targets and their repacked twins.")
+@click.option("--types", help="Comma-separated; default: the targets and their repacked types.")
 @click.option("--sizes", default=",".join(SIZES), show_default=True)
 @click.option("--threads", default="1,2", show_default=True)
 @click.option("-p", "--prompt", default=512, show_default=True)
@@ -206,11 +208,11 @@ def main(
     out: Path,
 ) -> None:
     began, file = time.monotonic(), out / "runtime.json"
-    names, counts = types.split(",") if types else twins(list(TARGETS)), [int(t) for t in threads.split(",")]
+    names, counts = types.split(",") if types else with_repacked(list(TARGETS)), [int(t) for t in threads.split(",")]
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
-    kept = old.get("rows", []) if all(old.get(k) == v for k, v in settings.items()) else []
-    done = {(r["size"], r["type"], r["threads"]): r for r in kept if rival is None or RIVAL in r["samples"]}
+    old_rows = old.get("rows", []) if all(old.get(k) == v for k, v in settings.items()) else []
+    done = {(r["size"], r["type"], r["threads"]): r for r in old_rows if rival is None or RIVAL in r["samples"]}
     speeds = {int(t): v for t, v in old.get("bandwidth", {}).items()}
     out.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +236,7 @@ def main(
             if time.monotonic() - began > 60 * minutes:
                 click.echo(f"the {minutes:g} minutes are over before {size} {name}; the same command goes on there", err=True)
                 break
-            there = (folder / f"{size}-{TYPES[name].name}.gguf").exists()
+            existed = (folder / f"{size}-{TYPES[name].name}.gguf").exists()
             path = make_model(folder, size, name)
             for t in missing:
                 row = {"size": size, "type": TYPES[name].name, "threads": t, "bytes_per_token": bytes_per_token(path)}
@@ -245,7 +247,7 @@ def main(
                 ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)
                 click.echo(f"{size} {name} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)
             save()
-            if tmp and not there:
+            if tmp and not existed:
                 path.unlink()
     report = save()
     click.echo(markdown(report))

@@ -1,10 +1,10 @@
-"""Prompt processing: ours beside llama-bench of ik_llama.cpp, and matrix products by themselves.
+"""Prompt processing: ours and llama-bench of ik_llama.cpp, and matrix products by themselves.
 
 \b
     python benchmarks/runtime_prompts.py models --rival path/to/llama-bench -t 1 out/models/*.gguf
     python benchmarks/runtime_prompts.py products --type q4_K --type iq4_k_r4
 
-`models` lets both process the same number of tokens of the same file with the same threads, in turns, so that a busy machine
+`models` lets both process the same number of tokens of the same file with the same threads, alternately, so that a busy machine
 slows down both; the head sees the last token only, as in llama-bench. Of each the best run counts, and the median is shown.
 `products` multiplies one matrix on one thread, in G multiply-adds per second: 'tiles' with bf16 tiles (AMX), 'bytes' with
 8-bit activations, as on processors without them.
@@ -61,10 +61,10 @@ def main() -> None:
 @click.option("--rival", help="llama-bench of ik_llama.cpp; without it only ours is measured.")
 @click.option("-t", "--threads", default=1, show_default=True)
 @click.option("-p", "--tokens", default=512, show_default=True)
-@click.option("--rounds", default=3, show_default=True, help="Turns of each.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the table.")
 def models(files: tuple[Path, ...], rival: str | None, threads: int, tokens: int, rounds: int, as_json: bool) -> None:
-    """Tokens per second of whole models."""
+    """Tokens per second of complete models."""
     rows = []
     for path in files:
         run, ours, theirs = _ours(path, threads, tokens), [], []
@@ -84,7 +84,7 @@ def models(files: tuple[Path, ...], rival: str | None, threads: int, tokens: int
 
 
 @main.command()
-@click.option("--type", "types", multiple=True, help="Default: those that targets exist for, and their repacked twins.")
+@click.option("--type", "types", multiple=True, help="Default: those that targets exist for, and their repacked types.")
 @click.option("--tokens", default=512, show_default=True)
 @click.option("--rows", default=1024, show_default=True)
 @click.option("--columns", default=1024, show_default=True)
@@ -93,24 +93,24 @@ def products(types: tuple[str, ...], tokens: int, rows: int, columns: int, round
     """G multiply-adds per second of one matrix, unpacking included, on one thread."""
     random = np.random.default_rng(0)
     x, w = (random.standard_normal((n, columns)).astype(np.float32) for n in (tokens, rows))
-    twins = [kind.packed for kind in map(TYPES.__getitem__, TARGETS) if kind.packed]
+    repacked = [packed for name in TARGETS if (packed := TYPES[name].packed)]
     permitted = amx.permitted()
-    for name in types or (*TARGETS, *twins):
-        kind = TYPES[name]
+    for name in types or (*TARGETS, *repacked):
+        tensor_type = TYPES[name]
         q = encode(w, name, np.ones(columns, np.float32))
         speeds = []
-        for way in ("tiles", "bytes"):
-            amx.permitted = lambda way=way: way == "tiles"  # type: ignore[assignment]
-            known = gemm.plan(q, kind, columns) is not None
-            if (way == "tiles" and not permitted) or not known:
+        for form in ("tiles", "bytes"):
+            amx.permitted = lambda form=form: form == "tiles"  # type: ignore[assignment]
+            supported = gemm.plan(q, tensor_type, columns) is not None
+            if (form == "tiles" and not permitted) or not supported:
                 continue
             seconds, out = [], np.empty((tokens, rows), np.float32)
             for _ in range(rounds + 1):
                 start = time.perf_counter()
-                gemm.multiply(q, kind, gemm.Activations(x), out)
+                gemm.multiply(q, tensor_type, gemm.Activations(x), out)
                 seconds.append(time.perf_counter() - start)
-            speeds.append(f"  {way} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
-        click.echo(f"{kind.name:12s}{''.join(speeds)}")
+            speeds.append(f"  {form} {tokens * rows * columns / min(seconds) / 1e9:6.0f}")
+        click.echo(f"{tensor_type.name:12s}{''.join(speeds)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Recipes found for a size against every stock mix, on the demo model: KL divergence from the unquantised model.
+"""Searched recipes for a size against every stock mix, on the demo model: KL divergence from the unquantised model.
 
 \\b
     python benchmarks/target_size.py --json benchmarks/results/target_size.json --plot benchmarks/results/target_size.png
 
 Imatrix and sensitivities come from recipes/demo/calibration.txt; divergences are measured on recipes/demo/heldout.txt, of which
-the search sees nothing. Stock mixes have the same imatrix. For some stock mixes the search is given the size of that mix's
-tensors, and what it finds is held against the best stock mix of at most that size. About three minutes on one idle core.
+the search reads nothing. Stock mixes have the same imatrix. For some stock mixes the search is given the size of that mix's
+tensors, and its recipe is compared with the best stock mix of at most that size. About three minutes on one idle core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.sensitivity import Reference
 
-NEAR = (2.7, 3.5, 4.5, 5.4)  # bits per weight of the stock mixes whose sizes are aimed at
+TARGET_BITS = (2.7, 3.5, 4.5, 5.4)  # per weight: the stock mixes nearest to these give the target sizes
 
 
 def demo(chunks: int) -> tuple[TensorSource, Importance]:
@@ -45,7 +45,7 @@ def demo(chunks: int) -> tuple[TensorSource, Importance]:
 
 def stock(source: TensorSource, importance: Importance, reference: Reference) -> list[dict[str, Any]]:
     """Size and divergence of every file type that is smaller than bf16."""
-    found = []
+    mixes = []
     for name in file_types():
         if not can_encode(default_type(name)) or default_type(name).is_float or "_BN" in name:  # ternary: for other models
             continue
@@ -56,14 +56,14 @@ def stock(source: TensorSource, importance: Importance, reference: Reference) ->
             continue
         if plan.bits_per_weight > 9:  # bf16, interleaved
             continue
-        found.append({"name": name, **measured(source, plan, reference)})
-        click.echo(f"{name:12} {found[-1]['bits']:.3f} bits  KLD {found[-1]['kld']:.5f}", err=True)
-    return found
+        mixes.append({"name": name, **measured(source, plan, reference)})
+        click.echo(f"{name:12} {mixes[-1]['bits']:.3f} bits  KLD {mixes[-1]['kld']:.5f}", err=True)
+    return mixes
 
 
 def measured(source: TensorSource, plan: Plan, reference: Reference) -> dict[str, float]:
-    found = reference.divergence(simulate_quantization(source, plan))
-    return {"nbytes": plan.total_bytes, "bits": plan.bits_per_weight, "kld": found.mean, "error": found.error}
+    divergence = reference.divergence(simulate_quantization(source, plan))
+    return {"nbytes": plan.total_bytes, "bits": plan.bits_per_weight, "kld": divergence.mean, "error": divergence.error}
 
 
 @click.command(help=__doc__)
@@ -77,13 +77,13 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
     mixes = stock(source, importance, reference)
     weights = sum(t.n_elements for t in source.tensors.values())
     jobs = {
-        "found": SearchOptions(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
-        "no text": SearchOptions(parse_types(None)),
+        "with text": SearchOptions(parse_types(None), text=FOLDER / "demo/calibration.txt", threads=1),
+        "without text": SearchOptions(parse_types(None)),
     }
     searches = {label: SearchJob(source, importance, options) for label, options in jobs.items()}
     points, rows = [], []
-    for near in NEAR:
-        aim = min(mixes, key=lambda m: abs(m["bits"] - near))
+    for target_bits in TARGET_BITS:
+        aim = min(mixes, key=lambda m: abs(m["bits"] - target_bits))
         best = min((m for m in mixes if m["nbytes"] <= aim["nbytes"]), key=lambda m: m["kld"])
         for label, job in searches.items():
             result = job.find(Target(bits=8 * aim["nbytes"] / weights))
@@ -107,7 +107,7 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
     columns = ("size of", "bits", "recipe", "used", "KLD", "best stock", "its KLD", "ratio")
     click.echo(table(columns, rows) + f"\n\n{seconds:.0f} seconds of processor time")
     if out is not None:
-        out.write_text(json.dumps({"stock": mixes, "found": points, "seconds": seconds}, indent=1) + "\n")
+        out.write_text(json.dumps({"stock": mixes, "searched": points, "seconds": seconds}, indent=1) + "\n")
     if plot is not None:
         draw(mixes, points, plot)
 
@@ -134,13 +134,15 @@ def draw(mixes: list[dict[str, Any]], points: list[dict[str, Any]], path: Path) 
         line = {"arrowstyle": "-", "linewidth": 0.4, "color": "gray"}
         axes.annotate(m["name"], (m["bits"], m["kld"]), (x, exp(y)), fontsize=6, va="center", arrowprops=line)
     for label, colour, text in (
-        ("found", "tab:red", "found (sensitivity measured)"),
-        ("no text", "tab:orange", "found (errors of weights alone)"),
+        ("with text", "tab:red", "searched (sensitivity measured)"),
+        ("without text", "tab:orange", "searched (errors of weights alone)"),
     ):
-        mine = [p for p in points if p["name"] == label]
-        axes.plot([p["bits"] for p in mine], [p["kld"] for p in mine], "*-", c=colour, markersize=11, linewidth=1, label=text)
+        searched = [p for p in points if p["name"] == label]
+        axes.plot(
+            [p["bits"] for p in searched], [p["kld"] for p in searched], "*-", c=colour, markersize=11, linewidth=1, label=text
+        )
     axes.set(yscale="log", xlabel="bits per weight", ylabel="KL divergence from the unquantised model, held-out text (nats)")
-    axes.set_title("Demo model: recipes found for a size, and every stock mix")
+    axes.set_title("Demo model: searched recipes for a size, and every stock mix")
     axes.legend()
     axes.grid(alpha=0.3, which="both")
     figure.savefig(path, dpi=120)
