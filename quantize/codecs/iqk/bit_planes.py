@@ -15,7 +15,7 @@ from ....simd.lanes import LANES, select, store
 from ....simd.table_lookup import lookup64
 from .scale_codes import read_header
 
-# A plane is (bits per code, stride): the codes in one byte lie `stride` apart, in a run of 8 / bits * stride codes. Of the
+# A plane is (bits per code, stride): the codes in one byte lie `stride` apart, in a range of 8 / bits * stride codes. Of the
 # planes below P1 is (1, 32), P2 (2, 32), N64 (4, 32) and N32 (4, 16).
 
 _CODES = 256
@@ -97,7 +97,7 @@ def pack_codes(codes, planes, blocks):
 
 
 @kernel
-def _pick(low, high, codes):
+def _lookup32(low, high, codes):
     """Entries, as float32 lanes, of a table of 32 bytes, given as its first and last sixteen."""
     return i8_to_float(select(nonzero(codes & 16), lookup_bytes(high, codes & 15), lookup_bytes(low, codes & 15)))
 
@@ -130,13 +130,13 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, float_tabl
             store(block_scales, 0, int_scales * d)
             codes[:] = 0
             for p in range(2):
-                bits, stride, place, unit = planes[p]
+                bits, stride, offset, code_bit = planes[p]
                 run = 0
                 for i in range(0, 32 * bits, stride):
                     for j in range(0, stride, LANES):
-                        part = load_bytes(bytes_, at + place + i + j)
+                        part = load_bytes(bytes_, at + offset + i + j)
                         for k in range(run + j, run + 8 // bits * stride, stride):
-                            store_bytes(codes, k, load_bytes(codes, k) | (part & ((1 << bits) - 1)) << unit)
+                            store_bytes(codes, k, load_bytes(codes, k) | (part & ((1 << bits) - 1)) << code_bit)
                             part = part >> bits
                     run += 8 // bits * stride
             for j in range(0, _CODES, LANES):
@@ -145,12 +145,12 @@ def decode_rows(q, meta, size, header, planes, shift, entries, table, float_tabl
                 if entries == 64:
                     y = lookup64(float_table, table_start, codes, j)
                 else:
-                    y = _pick(load_bytes(table, table_start), load_bytes(table, table_start + LANES), load_bytes(codes, j))
+                    y = _lookup32(load_bytes(table, table_start), load_bytes(table, table_start + LANES), load_bytes(codes, j))
                 store(flat, out_at + j, y * block_scales[block])
 
 
 def planes_of(codes: np.ndarray) -> tuple[tuple[tuple[int, int], int], ...]:
-    """(plane, offset) of the low bits of codes and, if they lie apart, of the rest; codes: bit addresses [256, width]."""
+    """(plane, offset) of the low bits of codes and, if they are separate, of the rest; codes: bit addresses [256, width]."""
     cuts = [0, *(np.flatnonzero((np.diff(codes, axis=1) != 1).any(axis=0)) + 1).tolist(), codes.shape[1]]
     planes = []
     for first, stop in pairwise(cuts):
@@ -160,6 +160,6 @@ def planes_of(codes: np.ndarray) -> tuple[tuple[tuple[int, int], int], ...]:
 
 
 def planes_to_read(planes) -> np.ndarray:
-    """The argument `planes` of decode_rows: bits, stride, offset and place in a code of both planes."""
+    """The argument `planes` of decode_rows: bits, stride, offset in a block and lowest bit in a code, of both planes."""
     (low, low_at), (high, high_at) = planes
     return np.array([[*low, low_at, 0], [high[0], max(high[1], LANES), high_at, low[0]]])

@@ -106,7 +106,7 @@ def _best_scale(x, w, block, values, down, key, gain, cost):
         store(key, at, max_lanes(y * from_top, -y * from_bottom))
         store(gain, at, wy * (inner_value - outer_value))
         store(cost, at, wi * (inner_value * inner_value - outer_value * outer_value))
-        # Falling keys after the rising ones of the first half make the whole bitonic.
+        # Falling keys after the rising ones of the first half: the sequence is bitonic.
         at = (2 * block - 1 - i if down else block + i) * LANES
         store(key, at, -y * from_low)
         store(gain, at, select(negative, wy * (v2 - v1), zero))

@@ -123,25 +123,25 @@ def _block_sums(w, block, sums):
 
 
 @kernel
-def quantise_scales(scales, w, scheme, divisor, low, high, int_scales):
+def quantise_scales(scales, w, method, divisor, low, high, int_scales):
     """Integers int_scales for the block scales of a row with weights w. Returns the row's scale d.
 
-    scheme: SIGNED, MAGNITUDE, ODD or SEARCHED; divisor, low, high: see _IqkType.scheme in iqk.py.
+    method: SIGNED, MAGNITUDE, ODD or SEARCHED; divisor, low, high: see _IqkType.scheme in iq_k_ks.py.
     """
-    if scheme == SEARCHED:
+    if method == SEARCHED:
         weights = np.empty_like(scales)
         _block_sums(w, w.size // scales.size, weights)
         d = search_row_scale(scales, weights, divisor)
     else:
         signed_max_scale = signed_max(scales)
-        d = -signed_max_scale / divisor if scheme == SIGNED else abs(signed_max_scale) / divisor
+        d = -signed_max_scale / divisor if method == SIGNED else abs(signed_max_scale) / divisor
     inverse = np.float32(1) / d if d != 0 else np.float32(0)
     for b in range(scales.size):
-        if scheme == MAGNITUDE:
+        if method == MAGNITUDE:
             half = round_product(np.float32(0.5), fma(inverse, abs(scales[b]), -1))
             odd = np.float32(2) * min(max(half, low), high) + np.float32(1)
             int_scales[b] = -odd if scales[b] < 0 else odd
-        elif scheme == ODD:
+        elif method == ODD:
             half = round_product(np.float32(0.5), fma(inverse, scales[b], divisor))
             int_scales[b] = np.float32(2) * min(max(half, low), high) - divisor
         else:
@@ -204,15 +204,15 @@ def fit_rows(
     importance     float32 [any, n], row r using row r modulo their number; of no rows: weights from x alone
     block          elements per block scale
     sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
-    search         (offsets, trial_count, first entries, candidates, whether these are three) for the search of table_search.py,
+    search         (offsets, trial_count, first values, candidates, whether these are three) for the search of table_search.py,
                    and the sorting network for search_boundaries, which is used instead if trial_count is 0
     midpoints, table  float32 [2, 16, 32 or 64]
-    scheme         (kind, divisor, smallest integer, largest integer) for block scales
-    requantise, scale_factor, zero_codes, pairwise_sums  see _IqkType in iqk.py
+    scheme         (method, divisor, smallest integer, largest integer) for block scales
+    requantise, scale_factor, zero_codes, pairwise_sums  see _IqkType in iq_k_ks.py
     """
     rows, n = x.shape
-    offsets, trial_count, first_entries, candidates, three_candidates, network = search
-    kind, divisor, low, high = scheme
+    offsets, trial_count, first_values, candidates, three_candidates, network = search
+    method, divisor, low, high = scheme
     # Rows are processed in batches, to share scratch arrays and to sum several rows at a time.
     batch_rows = max(_ROWS_AT_ONCE, _BATCH_WEIGHTS // n)
     w_batch, q_batch = np.empty((batch_rows, n), np.float32), np.empty((batch_rows, n), np.float32)
@@ -227,15 +227,15 @@ def fit_rows(
         if trial_count == 0:
             search_boundaries(xb, wb, table, network, all_scales, all_flags)
         elif three_candidates:
-            search_blocks_of_three(xb, wb, offsets, trial_count, first_entries, candidates, all_scales, all_flags)
+            search_blocks_of_three(xb, wb, offsets, trial_count, first_values, candidates, all_scales, all_flags)
         else:
-            search_blocks_of_two(xb, wb, offsets, trial_count, first_entries, candidates, all_scales, all_flags)
+            search_blocks_of_two(xb, wb, offsets, trial_count, first_values, candidates, all_scales, all_flags)
         if requantise:
             codes_out = codes[first : first + count].reshape(-1)
             _requantise(xs.reshape(-1), w.reshape(-1), block, midpoints, table, all_scales, all_flags, codes_out, q.reshape(-1))
         for i in range(count):
             r = first + i
-            d[r] = quantise_scales(scales[i], w[i], kind, divisor, low, high, int_scales[r])
+            d[r] = quantise_scales(scales[i], w[i], method, divisor, low, high, int_scales[r])
             _assign_row(x[r], block, d[r], int_scales[r], flags[r], midpoints, table, zero_codes, codes[r], q[i])
         if pairwise_sums:
             _pairwise_weighted_sums(xs, w, q, sxq, sqq)

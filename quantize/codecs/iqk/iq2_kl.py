@@ -19,57 +19,57 @@ from .fit import row_weights
 from .iq2_kl_search import BLOCK, PAIRS, assign_pairs, pair_terms, score_pairs, search_pairs
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 
-_KIND = TYPES["iq2_kl"]
+_TYPE = TYPES["iq2_kl"]
 _SUPERBLOCK = 256
 _BLOCKS = _SUPERBLOCK // BLOCK
 _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
-_LOWEST, _HIGHEST = -32, 31  # integer scales
-_FACTOR = np.float32(2.25)  # of the mean square in the weights
+_MIN_INT_SCALE, _MAX_INT_SCALE = -32, 31  # integer scales
+_SIGMA2_FACTOR = np.float32(2.25)  # of the mean square in the weights
 _QS, _QH = (int(bit) // 8 for bit in layout_of("iq2_kl").codes[0, 0, [0, 4]])  # bytes where nibbles and high bits begin
 
 
 @kernel
-def _best_level(p, c, middle, d):
+def _best_int_scale(p, c, middle, d):
     """The integer scale of least error of a block, out of three around `middle`."""
     best, least = np.float32(0), np.float32(0)
     for step in (0, -1, 1):
-        level = min(max(middle + np.float32(step), np.float32(_LOWEST)), np.float32(_HIGHEST))
-        score = score_pairs(p, c, d * level)
+        int_scale = min(max(middle + np.float32(step), np.float32(_MIN_INT_SCALE)), np.float32(_MAX_INT_SCALE))
+        score = score_pairs(p, c, d * int_scale)
         if score < least:
-            best, least = level, score
+            best, least = int_scale, score
     return best
 
 
 @kernel
-def _fit(x, importance, codes, levels, d):
-    """float32 x [rows, n] -> codes uint8 [rows, n / 2], levels (integer scales) float32 [rows, n / 32], d float32 [rows]."""
+def _fit(x, importance, codes, int_scales, d):
+    """float32 x [rows, n] -> codes uint8 [rows, n / 2], int_scales float32 [rows, n / 32], d float32 [rows]."""
     rows, n = x.shape
     w = np.empty((1, n), np.float32)
-    p, c, part = np.empty(_LINES, np.float32), np.empty(_LINES, np.float32), np.empty(4 * LANES, np.float32)
+    p, c, scratch = np.empty(_LINES, np.float32), np.empty(_LINES, np.float32), np.empty(4 * LANES, np.float32)
     scales = np.empty(n // BLOCK, np.float32)
     for r in range(rows):
         if importance.shape[0]:
-            row_weights(x[r : r + 1], importance, r, _FACTOR, np.float32(0), w)
+            row_weights(x[r : r + 1], importance, r, _SIGMA2_FACTOR, np.float32(0), w)
         else:
             for j in range(n):
                 w[0, j] = abs(x[r, j])
         for b in range(scales.size):
             at = slice(b * BLOCK, (b + 1) * BLOCK)
-            pair_terms(x[r, at], w[0, at], part, p, c)
+            pair_terms(x[r, at], w[0, at], scratch, p, c)
             scales[b] = search_pairs(x[r, at], p, c)
-        d[r] = -signed_max(scales) / np.float32(-_LOWEST)
+        d[r] = -signed_max(scales) / np.float32(-_MIN_INT_SCALE)
         for b in range(scales.size):
-            levels[r, b] = round_product(scales[b], np.float32(1) / d[r]) if d[r] != 0 else np.float32(0)
+            int_scales[r, b] = round_product(scales[b], np.float32(1) / d[r]) if d[r] != 0 else np.float32(0)
         sxq = sqq = np.float32(0)
         for b in range(scales.size):
             at = slice(b * BLOCK, (b + 1) * BLOCK)
-            pair_terms(x[r, at], w[0, at], part, p, c)
-            level = _best_level(p, c, levels[r, b], d[r])
-            levels[r, b] = level
-            xq, qq = assign_pairs(p, c, d[r] * level, codes[r, b * _PAIRS : (b + 1) * _PAIRS])
-            sxq += level * xq
-            sqq += level * level * qq
+            pair_terms(x[r, at], w[0, at], scratch, p, c)
+            int_scale = _best_int_scale(p, c, int_scales[r, b], d[r])
+            int_scales[r, b] = int_scale
+            xq, qq = assign_pairs(p, c, d[r] * int_scale, codes[r, b * _PAIRS : (b + 1) * _PAIRS])
+            sxq += int_scale * xq
+            sqq += int_scale * int_scale * qq
         if sqq > 0:
             d[r] = sxq / sqq
 
@@ -100,20 +100,20 @@ def _decode(blocks, scales, out):
                 y[BLOCK * b + 2 * i], y[BLOCK * b + 2 * i + 1] = scale * PAIRS[k, 0], scale * PAIRS[k, 1]
 
 
-def _put_levels(blocks: np.ndarray, levels: np.ndarray) -> None:
+def _pack_int_scales(blocks: np.ndarray, int_scales: np.ndarray) -> None:
     """Writes integer scales float32 [superblocks, 8] as six bits: high two in a word, nibbles of blocks 4 apart in a byte."""
-    codes = (levels - _LOWEST).astype(np.uint8)
+    codes = (int_scales - _MIN_INT_SCALE).astype(np.uint8)
     high = codes >> 4
     blocks[:, 0] = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
     blocks[:, 1] = high[:, 4] | (high[:, 5] << 2) | (high[:, 6] << 4) | (high[:, 7] << 6)
     blocks[:, 2:6] = (codes[:, :4] & 15) | (codes[:, 4:] << 4)
 
 
-def _levels(blocks: np.ndarray) -> np.ndarray:
-    """The inverse of _put_levels."""
+def _unpack_int_scales(blocks: np.ndarray) -> np.ndarray:
+    """The inverse of _pack_int_scales."""
     high = ((blocks[:, :2, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(-1, _BLOCKS)
     low = np.concatenate([blocks[:, 2:6] & 15, blocks[:, 2:6] >> 4], axis=1)
-    return (low | (high << 4)).astype(np.float32) + np.float32(_LOWEST)
+    return (low | (high << 4)).astype(np.float32) + np.float32(_MIN_INT_SCALE)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
@@ -121,11 +121,11 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     rows, n = x.shape
     v = normalise_importance(guard_importance(x, importance, BLOCK))
     x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, MIN_AMAX)
-    codes, levels = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
+    codes, int_scales = np.empty((rows, n // 2), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
-    _fit(x, v, codes, levels, d)
-    blocks = np.zeros((rows * n // _SUPERBLOCK, _KIND.block_bytes), np.uint8)
-    _put_levels(blocks, levels.reshape(-1, _BLOCKS))
+    _fit(x, v, codes, int_scales, d)
+    blocks = np.zeros((rows * n // _SUPERBLOCK, _TYPE.block_bytes), np.uint8)
+    _pack_int_scales(blocks, int_scales.reshape(-1, _BLOCKS))
     _pack(codes.reshape(-1, _BLOCKS, _PAIRS), blocks)
     blocks = blocks.reshape(rows, -1)
     blocks[d == 0] = 0
@@ -135,9 +135,9 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
     """iq2_kl: uint8 [rows, 2 + n / 256 * 86] -> float32 [rows, n]."""
-    blocks = np.ascontiguousarray(q[:, _KIND.row_meta :]).reshape(-1, _KIND.block_bytes)
-    d = q[:, : _KIND.row_meta].copy().view("<f2").astype(np.float32)
-    scales = (_levels(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)
+    blocks = np.ascontiguousarray(q[:, _TYPE.row_meta :]).reshape(-1, _TYPE.block_bytes)
+    d = q[:, : _TYPE.row_meta].copy().view("<f2").astype(np.float32)
+    scales = (_unpack_int_scales(blocks).reshape(len(q), -1) * d).reshape(-1, _BLOCKS)
     out = np.empty((len(blocks), _SUPERBLOCK), np.float32)
     _decode(blocks, scales, out)
     return out.reshape(-1, n)

@@ -26,16 +26,16 @@ PAIRS = IQ2_KL_PAIRS.astype(np.float32)
 
 
 @kernel
-def pair_terms(x, w, part, p, c):
+def pair_terms(x, w, scratch, p, c):
     """p and c of all table pairs for a block (float32 x, w [32]) as arrays of lanes [32 * LANES].
 
-    Lane i is that of weights 2i and 2i + 1. part: scratch [4 * LANES].
+    Lane i is that of weights 2i and 2i + 1. scratch: float32 [4 * LANES].
     """
     for i in range(LANES):
-        part[i], part[i + LANES] = x[2 * i], x[2 * i + 1]
-        part[i + 2 * LANES], part[i + 3 * LANES] = w[2 * i], w[2 * i + 1]
-    w1, w2 = load(part, 2 * LANES), load(part, 3 * LANES)
-    wx1, wx2 = w1 * load(part, 0), w2 * load(part, LANES)
+        scratch[i], scratch[i + LANES] = x[2 * i], x[2 * i + 1]
+        scratch[i + 2 * LANES], scratch[i + 3 * LANES] = w[2 * i], w[2 * i + 1]
+    w1, w2 = load(scratch, 2 * LANES), load(scratch, 3 * LANES)
+    wx1, wx2 = w1 * load(scratch, 0), w2 * load(scratch, LANES)
     for k in range(ENTRIES):
         g1, g2 = PAIRS[k, 0], PAIRS[k, 1]
         store(p, k * LANES, fma_lanes(wx1, splat(g1), wx2 * g2))

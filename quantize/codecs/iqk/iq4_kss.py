@@ -22,14 +22,14 @@ from .iq4_kss_search import BLOCK, SIZE, assign_quads, gather_quads, scatter_qua
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, signed_max
 from .value_tables import V4
 
-_KIND = TYPES["iq4_kss"]
+_TYPE = TYPES["iq4_kss"]
 _WORDS = BLOCK // 4
-_HIGHEST = 127
-_FACTOR = np.float32(2)  # of the mean square in the weights
-_SHARE = np.float32(0.25)  # of that, without importance
+_MAX_INT_SCALE = 127
+_SIGMA2_FACTOR = np.float32(2)  # of the mean square in the weights
+_SIGMA2_SHARE = np.float32(0.25)  # of that, without importance
 _ROUNDS = 2  # rounds of choosing integer scales and codes and refitting the row's scale to them
 
-# The code of each whole number that is an entry, counted from -_LOWEST on, of the plain table.
+# The code of each integer value of the plain table, counted from _LOWEST.
 _LOWEST = int(V4[0, 0])
 _CODE_OF = np.zeros(int(V4[0, -1]) - _LOWEST + 1, np.uint8)
 _CODE_OF[(V4[0] - _LOWEST).astype(int)] = np.arange(16)
@@ -38,58 +38,58 @@ _FLAT = V4.reshape(-1)
 
 
 @kernel
-def _level(scale, d):
+def _odd_integer_scale(scale, d):
     """The odd integer nearest to scale / d, clamped to -127 ... 127."""
     if d == 0:
         return np.float32(1)
-    half = round_product(np.float32(0.5), scale / d + np.float32(_HIGHEST))
-    return np.float32(2) * min(max(half, np.float32(0)), np.float32(_HIGHEST)) - np.float32(_HIGHEST)
+    half = round_product(np.float32(0.5), scale / d + np.float32(_MAX_INT_SCALE))
+    return np.float32(2) * min(max(half, np.float32(0)), np.float32(_MAX_INT_SCALE)) - np.float32(_MAX_INT_SCALE)
 
 
 @kernel
-def _best_level(x, w, middle, d, tried, q):
+def _best_int_scale(x, w, middle, d, trial_q, q):
     """The best integer scale of a block near `middle`: (integer scale, flag, sum of w x q, sum of w q q), q in multiples of d.
 
-    x, w: arrays of quadruples; q: out, the table values of both tables; tried: scratch.
+    x, w: arrays of quadruples; q: out, the table values of both tables; trial_q: scratch.
     """
-    level, flag, sxq, sqq, least = middle, 0, np.float32(0), np.float32(0), np.float32(np.inf)
+    int_scale, flag, sxq, sqq, least = middle, 0, np.float32(0), np.float32(0), np.float32(np.inf)
     for step in (0, -2, 2):
         trial = middle + np.float32(step)
-        if abs(trial) > _HIGHEST:
+        if abs(trial) > _MAX_INT_SCALE:
             continue
         scale = d * trial
-        xq, qq = assign_quads(x, w, scale, tried)
+        xq, qq = assign_quads(x, w, scale, trial_q)
         for table in range(2):
             error = scale * (scale * qq[table] - np.float32(2) * xq[table])
             if error < least:
-                level, flag, sxq, sqq, least = trial, table, trial * xq[table], trial * trial * qq[table], error
-        if level == trial:
+                int_scale, flag, sxq, sqq, least = trial, table, trial * xq[table], trial * trial * qq[table], error
+        if int_scale == trial:
             for i in range(0, SIZE, LANES):
-                store(q, i, load(tried, i))
-    return level, flag, sxq, sqq
+                store(q, i, load(trial_q, i))
+    return int_scale, flag, sxq, sqq
 
 
 @kernel
-def _fit(x, importance, entries, flags, levels, d):
-    """float32 x [rows, n] -> entries float32 [rows, n], flags uint8 and odd levels float32 [rows, n / 32], scales d [rows]."""
+def _fit(x, importance, entries, flags, int_scales, d):
+    """float32 x [rows, n] -> entries float32 [rows, n]; flags uint8, odd int_scales float32 [rows, n / 32]; scales d [rows]."""
     rows, n = x.shape
     blocks = n // BLOCK
     w, scales = np.empty((1, n), np.float32), np.empty(blocks, np.float32)
     xs, ws = np.empty((blocks, SIZE), np.float32), np.empty((blocks, SIZE), np.float32)
-    tried, q = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
+    trial_q, q = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
     for r in range(rows):
-        row_weights(x[r : r + 1], importance, r, _FACTOR, _SHARE, w)
+        row_weights(x[r : r + 1], importance, r, _SIGMA2_FACTOR, _SIGMA2_SHARE, w)
         for b in range(blocks):
             gather_quads(x[r, b * BLOCK :], xs[b])
             gather_quads(w[0, b * BLOCK :], ws[b])
             scales[b] = search_quads(xs[b], ws[b], q)
-        d[r] = abs(signed_max(scales)) / np.float32(_HIGHEST)
+        d[r] = abs(signed_max(scales)) / np.float32(_MAX_INT_SCALE)
         for b in range(blocks):
-            levels[r, b] = _level(scales[b], d[r])
+            int_scales[r, b] = _odd_integer_scale(scales[b], d[r])
         for _ in range(_ROUNDS):
             sxq = sqq = np.float32(0)
             for b in range(blocks):
-                levels[r, b], flags[r, b], xq, qq = _best_level(xs[b], ws[b], levels[r, b], d[r], tried, q)
+                int_scales[r, b], flags[r, b], xq, qq = _best_int_scale(xs[b], ws[b], int_scales[r, b], d[r], trial_q, q)
                 sxq += xq
                 sqq += qq
                 scatter_quads(q, flags[r, b], entries[r, b * BLOCK :])
@@ -98,11 +98,11 @@ def _fit(x, importance, entries, flags, levels, d):
 
 
 @kernel
-def _pack(entries, flags, levels, words):
+def _pack(entries, flags, int_scales, words):
     """Writes uint16 words [blocks, 8] from the results of _fit, as blocks of 32."""
     for b in range(words.shape[0]):
         flag = flags[b]
-        byte = np.uint16(levels[b] + np.float32(_HIGHEST)) | np.uint16(flag)
+        byte = np.uint16(int_scales[b] + np.float32(_MAX_INT_SCALE)) | np.uint16(flag)
         lowest = _LOWEST + _SHIFT * flag
         e = entries[b]
         for k in range(_WORDS):
@@ -131,7 +131,7 @@ def _decode(words, d, blocks_per_row, out):
             v ^= v >> 1
             codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
             codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
-        scale = d[b // blocks_per_row] * np.float32((byte & 254) - _HIGHEST)
+        scale = d[b // blocks_per_row] * np.float32((byte & 254) - _MAX_INT_SCALE)
         store(out[b], 0, lookup16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
         store(out[b], LANES, lookup16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
 
@@ -142,11 +142,11 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
     v = normalise_importance(guard_importance(x, importance, BLOCK))
     x, exponents = normalise_rows(x, ORDINARY_EXPONENTS, MIN_AMAX)
     entries = np.empty(x.shape, np.float32)
-    flags, levels = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
+    flags, int_scales = np.empty((rows, n // BLOCK), np.uint8), np.empty((rows, n // BLOCK), np.float32)
     d = np.empty(rows, np.float32)
-    _fit(x, v, entries, flags, levels, d)
+    _fit(x, v, entries, flags, int_scales, d)
     words = np.empty((rows, n // 4), np.uint16)
-    _pack(entries.reshape(-1, BLOCK), flags.reshape(-1), levels.reshape(-1), words.reshape(-1, _WORDS))
+    _pack(entries.reshape(-1, BLOCK), flags.reshape(-1), int_scales.reshape(-1), words.reshape(-1, _WORDS))
     words[d == 0] = 0
     scale = np.ldexp(d, exponents).astype("<f4")[:, None].view(np.uint8)
     return np.concatenate([scale, words.astype("<u2").view(np.uint8)], axis=1)
@@ -154,8 +154,8 @@ def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
 
 def decode(q: np.ndarray, n: int) -> np.ndarray:
     """iq4_kss: uint8 [rows, 4 + n / 256 * 128] -> float32 [rows, n]."""
-    d = q[:, : _KIND.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
-    words = q[:, _KIND.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
+    d = q[:, : _TYPE.row_meta].copy().view("<f4").astype(np.float32).reshape(-1)
+    words = q[:, _TYPE.row_meta :].copy().view("<u2").astype(np.uint16).reshape(-1, _WORDS)
     out = np.empty((len(words), BLOCK), np.float32)
     _decode(words, d, n // BLOCK, out)
     return out.reshape(-1, n)

@@ -19,7 +19,16 @@ from ..registry import Codec, empty_rows
 from .bit_planes import decode_rows, pack_codes, planes_of, planes_to_read
 from .boundary_search import sorting_network
 from .fit import MAGNITUDE, ODD, SEARCHED, SIGNED, fit_rows
-from .scale_codes import FiveBit, FiveBitSwapped, FourBit, Header, OddByte, OddWithSign, SignedByte, SixBit
+from .scale_codes import (
+    FiveBitScalesAfterFlags,
+    FiveBitScalesBeforeFlags,
+    FourBitScales,
+    OddByteScales,
+    OddScalesWithSigns,
+    ScaleCodes,
+    SignedByteScales,
+    SixBitScales,
+)
 from .table_search import MIN_AMAX, ORDINARY_EXPONENTS, trial_offsets
 from .value_tables import candidate_values, midpoints, needs_three_candidates, value_table
 
@@ -35,9 +44,9 @@ def _padded(table: np.ndarray, value: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _IqkType:
-    """What encoder and decoder need to know about a type beside its layout.
+    """What encoder and decoder need to know about a type in addition to its layout.
 
-    header         class that writes scale codes and flags
+    scale_codes    class that writes scale codes and flags
     sigma2_factor  of the mean square in the weights; sigma2_share: of that, without importance
     trials         (ntry, step) of the scale search
     scheme         how block scales become integers (SIGNED, MAGNITUDE, ODD, SEARCHED of fit.py), with divisor, smallest and
@@ -46,11 +55,11 @@ class _IqkType:
     scale_factor   factor on the refitted scale d
     zero_codes     whether blocks of scale 0 get code 0
     zero_bytes     whether a row (K types: superblock) of zeros is all zero bytes
-    pairwise_sums  whether the sums of the final refit add elements two by two
+    pairwise_sums  whether the sums of the final refit add elements in pairs
     """
 
     name: str
-    header: type[Header]
+    scale_codes: type[ScaleCodes]
     sigma2_factor: float
     sigma2_share: float
     trials: tuple[int, int]
@@ -100,11 +109,18 @@ class _IqkType:
 
     @cached_property
     def search(self) -> tuple:
-        """What `fit_units` calls search."""
+        """The argument `search` of `fit_rows`."""
         ntry, step = self.trials
-        nearby = candidate_values(self.table, ntry * step / float(-self.table[1, 0]))
-        steps, trials = trial_offsets(ntry, step), 2 * ntry + 1 if ntry else 0
-        return steps, trials, self.table[:, 0].copy(), nearby, needs_three_candidates(nearby), sorting_network(self.block)
+        candidates = candidate_values(self.table, ntry * step / float(-self.table[1, 0]))
+        offsets, trial_count = trial_offsets(ntry, step), 2 * ntry + 1 if ntry else 0
+        return (
+            offsets,
+            trial_count,
+            self.table[:, 0].copy(),
+            candidates,
+            needs_three_candidates(candidates),
+            sorting_network(self.block),
+        )
 
     def encode(self, x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
@@ -115,10 +131,10 @@ class _IqkType:
         int_scales = np.empty((len(x), row_size // self.block), np.float32)
         flags = np.empty(int_scales.shape, np.uint8)
         d = np.empty(len(x), np.float32)
-        kind, *numbers = self.scheme
+        method, *numbers = self.scheme
         fit_rows(
             x, qw.reshape(-1, row_size), self.block, np.float32(self.sigma2_factor), np.float32(self.sigma2_share), self.search,
-            self.midpoints, self.padded, (kind, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
+            self.midpoints, self.padded, (method, *map(np.float32, numbers)), self.requantise, np.float32(self.scale_factor),
             self.zero_codes, self.pairwise_sums, codes, flags, int_scales, d,
         )  # fmt: skip
         return self._pack(codes.reshape(-1, _SUPERBLOCK), int_scales, flags, np.ldexp(d, exponents), rows)
@@ -126,7 +142,7 @@ class _IqkType:
     def _pack(self, codes: np.ndarray, int_scales: np.ndarray, flags: np.ndarray, d: np.ndarray, rows: int) -> np.ndarray:
         tensor_type = TYPES[self.name]
         blocks = np.zeros((len(codes), tensor_type.block_bytes), np.uint8)
-        self.header.write(blocks, int_scales.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
+        self.scale_codes.write(blocks, int_scales.reshape(len(blocks), -1), flags.reshape(len(blocks), -1))
         pack_codes(codes, self.two_planes, blocks)
         if self.zero_bytes:
             blocks.reshape(len(d), -1)[d == 0] = 0
@@ -142,12 +158,20 @@ class _IqkType:
     def _layout(self) -> tuple:
         """What `decode_rows` takes between the rows and the output."""
         tensor_type = TYPES[self.name]
-        smooth = self.padded if self.decoded is None else self.decoded
-        table = np.zeros(smooth.size + 16, np.int8)  # sixteen more, because two registers of it are read at a time
+        values = self.padded if self.decoded is None else self.decoded
+        table = np.zeros(values.size + 16, np.int8)  # sixteen more, because two registers of it are read at a time
         if self.decoded is None:
-            table[:-16] = smooth.reshape(-1)
-        places = tensor_type.block_bytes, self.header.number, planes_to_read(self.two_planes), self.block.bit_length() - 1
-        return tensor_type.row_meta, *places, smooth.shape[1], table, smooth.reshape(-1)
+            table[:-16] = values.reshape(-1)
+        return (
+            tensor_type.row_meta,
+            tensor_type.block_bytes,
+            self.scale_codes.number,
+            planes_to_read(self.two_planes),
+            self.block.bit_length() - 1,
+            values.shape[1],
+            table,
+            values.reshape(-1),
+        )
 
     def decode(self, q: np.ndarray, n: int) -> np.ndarray:
         out = empty_rows(len(q), n)
@@ -156,17 +180,17 @@ class _IqkType:
 
 
 _TYPES = (
-    _IqkType("iq2_k", FourBit, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
-    _IqkType("iq3_k", OddWithSign, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
+    _IqkType("iq2_k", FourBitScales, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
+    _IqkType("iq3_k", OddScalesWithSigns, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
           zero_codes=True),
-    _IqkType("iq4_k", SixBit, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
-    _IqkType("iq5_k", SixBit, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
-    _IqkType("iq6_k", SignedByte, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
+    _IqkType("iq4_k", SixBitScales, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
+    _IqkType("iq5_k", SixBitScales, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
+    _IqkType("iq6_k", SignedByteScales, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
           zero_codes=True),
-    _IqkType("iq2_ks", FiveBitSwapped, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
-    _IqkType("iq3_ks", FiveBit, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
-    _IqkType("iq4_ks", OddByte, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
-    _IqkType("iq5_ks", OddByte, 2, 0, (5, 1), (ODD, 127, 0, 127)),
+    _IqkType("iq2_ks", FiveBitScalesAfterFlags, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
+    _IqkType("iq3_ks", FiveBitScalesBeforeFlags, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
+    _IqkType("iq4_ks", OddByteScales, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
+    _IqkType("iq5_ks", OddByteScales, 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
 CODECS = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from ....formats.layouts.tables import GRIDS, codebook_points
+from ....simd.compile import kernel
 
 # name of a grid -> values of its levels, in multiples of a block's scale
 _LEVEL_VALUES = {name: tuple(level * grid.unit for level in grid.levels) for name, grid in GRIDS.items()}
@@ -76,3 +77,16 @@ def _nearest_points(vectors: np.ndarray, points: np.ndarray, levels: np.ndarray)
     keys = distance.astype(np.int32) * len(points) + np.arange(len(points), dtype=np.int32)
     keys.partition(NEIGHBOURS - 1, axis=1)
     return np.sort(keys[:, :NEIGHBOURS], axis=1) % len(points)
+
+
+@kernel
+def rank_of(code, ranks):
+    """The number of a vector of levels among all of them; code: its packed levels, ranks: of the Codebook."""
+    return np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
+
+
+@kernel
+def codes_to_grid_indices(codes, ranks, grid_index):
+    """Replaces packed levels of grid points, uint16 [groups], by the points' indices; ranks, grid_index: of the Codebook."""
+    for g in range(codes.size):
+        codes[g] = grid_index[rank_of(codes[g], ranks)]

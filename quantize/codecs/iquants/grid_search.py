@@ -35,7 +35,7 @@ from ....simd.lanes import (
     splat,
     store,
 )
-from .codebooks import NEIGHBOURS, Codebook
+from .codebooks import NEIGHBOURS, Codebook, rank_of
 from .grid_lanes import lookup_sum, unpack_2bit_levels, unpack_4bit_levels
 
 SUPERBLOCK = 256
@@ -164,7 +164,7 @@ def superblock_scale(scales, weights, first, step, max_code, trial_divisors, scr
 
 @kernel
 def weighted_squares(wx, x):
-    """sum(wx * x) of arrays of whole lanes."""
+    """sum(wx * x) of arrays of a multiple of 16 elements."""
     total = splat(0)
     for j in range(0, x.size, LANES):
         total = fma_lanes(load(wx, j), load(x, j), total)
@@ -234,7 +234,7 @@ def make_grid_search(size: int, block: int) -> Any:
             store(b, j, (-2 * scale) * load(wx, at + j))
         for g in range(groups):
             code = pack_levels(words, g)
-            rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
+            rank = rank_of(code, ranks)
             if grid_index[rank] >= 0:
                 codes[g] = code
             else:

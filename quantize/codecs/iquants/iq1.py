@@ -2,7 +2,7 @@
 
 iq1_s and iq1_m have a float16 scale per superblock of 256; iq1_s_r4 and iq1_m_r4 are encodings of their own, of four
 interleaved rows with a float16 scale each (docs/formats/layouts.md and interleaved.md). The search is that of iq1_search.py,
-with the weights of grid_weights.py; their factors and spans are those of docs/formats/encoders.md (codebook i-quants).
+with the weights of grid_weights.py; factors and spans of these are those of docs/formats/encoders.md (codebook i-quants).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, store_half
 from ..importance import importance_rows
 from ..registry import Codec, empty_rows
-from .codebooks import codebook
+from .codebooks import codebook, codes_to_grid_indices, rank_of
 from .grid_search import SUPERBLOCK, nibble_tables, values_of_2bit_levels
-from .grid_weights import ZERO_AMAX, amax_of, error_weights, inverse_max_importance
+from .grid_weights import prepare_superblock
 from .iq1_decode import CODEBOOK, decode_iq1_m, decode_iq1_s, decoder_tables
 from .iq1_search import SHIFT, ZERO_LEVELS, make_iq1_search
 
@@ -50,29 +50,19 @@ def _make_encoder(block: int, shift_block: int) -> Any:
         w, normalised = np.empty(superblock, np.float32), np.empty(superblock, np.float32)
         fitted_scales = np.zeros(d.size, np.float32)
         for s in range(flat.size // superblock):
-            start = s * superblock
-            amax = amax_of(flat[start : start + superblock])
-            if amax < ZERO_AMAX:
-                grid_indices[s, :] = grid_index[np.intp(ranks[0, ZERO_LEVELS & 255]) + np.intp(ranks[1, ZERO_LEVELS >> 8])]
+            amax = prepare_superblock(
+                flat, importance, s * superblock, n, superblock, sigma2_span, sigma2_factor, normalised, w
+            )
+            if amax == 0:
+                grid_indices[s, :] = grid_index[rank_of(ZERO_LEVELS, ranks)]
                 signs[s, :], scales[s, :] = 0, 0
                 continue
-            inverse_amax = np.float32(1) / amax
-            inverse_importance = inverse_max_importance(importance, start, n, superblock)
-            for j in range(0, superblock, sigma2_span):
-                error_weights(
-                    flat, inverse_amax, importance, inverse_importance, start + j, n, sigma2_span, sigma2_factor,
-                    w[j : j + sigma2_span],
-                )  # fmt: skip
-            for j in range(0, superblock, LANES):
-                store(normalised, j, load(flat, start + j) * inverse_amax)
             scale = search_superblock(
                 normalised, w, norm_share, trial_scales, trial_divisors, base, step, max_code, ranks, neighbours, tables_plus,
                 tables_minus, grid_indices[s], signs[s], scales[s],
             )  # fmt: skip
             fitted_scales[s] = scale * amax
-            for g in range(grid_indices.shape[1]):
-                code = grid_indices[s, g]
-                grid_indices[s, g] = grid_index[np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])]
+            codes_to_grid_indices(grid_indices[s], ranks, grid_index)
         for s in range(0, d.size, LANES):
             store_half(d, s, load(fitted_scales, s))
 
@@ -158,11 +148,6 @@ def _qh_nibbles(fields: _Fields) -> np.ndarray:
 
 def _from_qh_nibbles(low: np.ndarray, nibbles: np.ndarray, scales: np.ndarray, d: np.ndarray) -> _Fields:
     return _Fields(low | (nibbles & 7).astype(np.uint16) << 8, nibbles >> 3, scales, d)
-
-
-def _halves(bytes_: np.ndarray) -> np.ndarray:
-    """Low and high nibbles of bytes: [..., k] -> [..., 2 k], the low one first."""
-    return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)
 
 
 def _write_iq1_s(fields: _Fields) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The iq2 and iq3 types: magnitudes from a grid, signs apart, a scale code for 16 or 32 weights and a float16 scale for 256.
+"""The iq2 and iq3 types: magnitudes from a grid, separate signs, a scale code for 16 or 32 weights and a float16 scale for 256.
 
 Layouts: docs/formats/layouts.md. The search is that of grid_search.py, with the weights of grid_weights.py; unlike llama.cpp's
 encoders, these all work without importance too.
@@ -18,25 +18,24 @@ from ....simd.lanes import LANES, load, mask_bits, mask_from_bits, reduce_min, s
 from ..float_range import f16_scales
 from ..importance import importance_rows
 from ..registry import Codec
-from .codebooks import codebook
+from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import GROUP_2BIT, SUPERBLOCK, make_grid_search, nibble_tables, values_of_2bit_levels, values_of_4bit_levels
-from .grid_weights import ZERO_AMAX, amax_of, error_weights, inverse_max_importance
+from .grid_weights import prepare_superblock
 
 # The eight signs (bit set: negative) that a code of seven bits stands for: the eighth makes their parity even.
 _SIGNS_OF_7_BITS = np.array([t | t.bit_count() % 2 << 7 for t in range(128)], np.uint8)
 
 
 @kernel
-def _split_signs(x, inverse_amax, w, even_signs, magnitudes, signs):
-    """Magnitudes of x * inverse_amax, float32, and their signs (bit set: negative), uint8 [x.size / 8].
+def _split_signs(x, w, even_signs, signs):
+    """Replaces x, float32, by its magnitudes and writes the signs (bit set: negative), uint8 [x.size / 8].
 
     even_signs: the number of negatives in a group of eight is made even by flipping the sign of the element of least w * |x|,
     whose magnitude becomes negative.
     """
     for j in range(0, x.size, LANES):
-        xj = load(x, j) * inverse_amax
-        magnitude = abs(xj)
-        bits = mask_bits(xj < 0)
+        magnitude = abs(load(x, j))
+        bits = mask_bits(load(x, j) < 0)
         if even_signs:
             loss = load(w, j) * magnitude
             for half in range(2):
@@ -52,7 +51,7 @@ def _split_signs(x, inverse_amax, w, even_signs, magnitudes, signs):
                     flipped &= -flipped
                     bits ^= flipped
                     magnitude = select(mask_from_bits(flipped), -magnitude, magnitude)
-        store(magnitudes, j, magnitude)
+        store(x, j, magnitude)
         signs[j // 8], signs[j // 8 + 1] = bits & 255, bits >> 8
 
 
@@ -78,24 +77,17 @@ def _make_encoder(size: int, block: int) -> Any:
         w, magnitudes = np.empty(SUPERBLOCK, np.float32), np.empty(SUPERBLOCK, np.float32)
         fitted_scales = np.zeros(d.size, np.float32)
         for s in range(flat.size // SUPERBLOCK):
-            start = s * SUPERBLOCK
-            weights = flat[start : start + SUPERBLOCK]
-            amax = amax_of(weights)
-            if amax < ZERO_AMAX:
+            amax = prepare_superblock(flat, importance, s * SUPERBLOCK, n, SUPERBLOCK, SUPERBLOCK, sigma2_factor, magnitudes, w)
+            if amax == 0:
                 grid_indices[s, :], signs[s, :], scales[s, :] = 0, 0, 0
                 continue
-            inverse_amax = np.float32(1) / amax
-            inverse_importance = inverse_max_importance(importance, start, n, SUPERBLOCK)
-            error_weights(flat, inverse_amax, importance, inverse_importance, start, n, SUPERBLOCK, sigma2_factor, w)
-            _split_signs(weights, inverse_amax, w, even_signs, magnitudes, signs[s])
+            _split_signs(magnitudes, w, even_signs, signs[s])
             scale = search_superblock(
                 magnitudes, w, norm_share, trial_scales, trial_factors, trial_divisors, ranks, grid_index, neighbours, tables,
                 bounds, grid_indices[s], scales[s],
             )  # fmt: skip
             fitted_scales[s] = scale * amax
-            for g in range(grid_indices.shape[1]):
-                code = grid_indices[s, g]
-                grid_indices[s, g] = grid_index[np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])]
+            codes_to_grid_indices(grid_indices[s], ranks, grid_index)
         for s in range(0, d.size, LANES):
             store_half(d, s, load(fitted_scales, s))
 
