@@ -236,7 +236,7 @@ class _Encoding:
 
 def _extra_output(
     source: TensorSource,
-    wanted: TensorType,
+    requested: TensorType,
     outputs: Sequence[Output],
     encoding: _Encoding,
 ) -> Output:
@@ -245,7 +245,7 @@ def _extra_output(
     tensor = source.tensors.get(name)
     if tensor is None:
         raise PlanError(f"--extra-output-tensor: the model has no {OUTPUT} and no {EMBEDDINGS[0]}")
-    selection = Selection(TYPES.fallback_for(wanted, tensor.shape)[0], "--extra-output-tensor")
+    selection = Selection(TYPES.fallback_for(requested, tensor.shape)[0], "--extra-output-tensor")
     extra = encoding.output(tensor, "output_extra.weight", selection)
     full = next(o for o in outputs if o.name == name)
     if extra.nbytes >= full.nbytes:

@@ -20,7 +20,7 @@ from ..jobs.plan import Location, Output, Plan
 from .codecs.registry import can_encode, decode, encode
 
 RUNS_PER_TENSOR = 4
-RUN_ELEMENTS = 1 << 14  # weights per run, rounded to whole rows and to whole groups of interleaved rows
+RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups of interleaved rows
 ERROR_MARGIN = 3.0  # times the reference error: importance and outliers raise the error, faults raise it far more
 
 
@@ -138,7 +138,7 @@ def _kind(tensor: SourceTensor, target: TensorType) -> str:
 
 
 def _runs(output: Output) -> Iterator[tuple[int, int]]:
-    """(start, stop) of runs spread evenly over the tensor; each holds whole row groups and stays within one matrix."""
+    """(start, stop) of runs spread evenly over the tensor; each holds complete row groups and stays within one matrix."""
     columns, rows, matrices = dims(output.shape)
     group = output.type.rows
     step = min(rows, max(group, RUN_ELEMENTS // columns // group * group))

@@ -1,4 +1,4 @@
-"""From a layout, which says where each bit goes, the `BitPermutation`s that pack and unpack rows of the type."""
+"""Compiles the layout of an interleaved type to the `BitPermutation`s that pack and unpack its rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def block_bytes(packed: TensorType) -> int:
 @cache
 def permutations(name: str) -> tuple[BitPermutation, BitPermutation]:
     """(pack, unpack) of the interleaved type of this name. Raises KeyError for a type that is no permutation of another."""
-    kind, interleaving = TYPES[name], interleaving_of(name)
-    rows, size = kind.rows, block_bytes(kind)
+    tensor_type, interleaving = TYPES[name], interleaving_of(name)
+    rows, size = tensor_type.rows, block_bytes(tensor_type)
     pack_sources: _Sources = [[] for _ in range(8 * size * rows)]
     unpack_sources: list[_Sources] = [[[] for _ in range(8 * size)] for _ in range(rows)]
     chained = set()  # interleaved bits to which the bit below is XORed: the upper ones of scrambled numbers
-    for row, plain_bit, packed_bit, is_chained in _bits(kind, rows, size):
+    for row, plain_bit, packed_bit, is_chained in _bits(tensor_type, rows, size):
         pack_sources[packed_bit].append((row, plain_bit))
         unpack_sources[row][plain_bit].append((0, packed_bit))
         if is_chained:
@@ -47,13 +47,13 @@ def permutations(name: str) -> tuple[BitPermutation, BitPermutation]:
     return pack, _compile(unpack_sources, unpack_initial, set(), size * rows)
 
 
-def _bits(kind: TensorType, rows: int, size: int) -> list[tuple[int, int, int, bool]]:
+def _bits(tensor_type: TensorType, rows: int, size: int) -> list[tuple[int, int, int, bool]]:
     """Of all bits: row, bit of the plain block, bit of the interleaved block, whether it is an upper bit of a scrambled number.
 
     Raises AssertionError if the layout does not place every bit exactly once.
     """
     bits: list[tuple[int, int, int, bool]] = []
-    for part, plain in plain_parts(kind.name):
+    for part, plain in plain_parts(tensor_type.name):
         numbers, width = plain.shape
         target = part.place(rows, numbers, width)
         upper = [part.scrambled and bit > 0 for bit in range(width)] * numbers
@@ -61,7 +61,7 @@ def _bits(kind: TensorType, rows: int, size: int) -> list[tuple[int, int, int, b
             bits += zip([row] * (numbers * width), plain.ravel().tolist(), target[row].ravel().tolist(), upper, strict=True)
     total = 8 * size * rows
     if len({bit[:2] for bit in bits}) != total or sorted(bit[2] for bit in bits) != list(range(total)):
-        raise AssertionError(f"the layout of {kind.name} does not place every bit exactly once")
+        raise AssertionError(f"the layout of {tensor_type.name} does not place every bit exactly once")
     return bits
 
 
@@ -70,16 +70,18 @@ def _compile(blocks: list[_Sources], initial: list[list[bool]], chained: set[int
     size = len(blocks[0]) // 8
     words = min(
         (_words(size, first) for first in sorted({0, size % 4})),
-        key=lambda words: sum(len(_moves(blocks[0], *word, set(), source_bytes)[0]) for word in words),
+        key=lambda words: sum(len(_word_terms(blocks[0], *word, set(), source_bytes)[0]) for word in words),
     )
-    moves = [(row, word[0], *_moves(block, *word, chained, source_bytes)) for row, block in enumerate(blocks) for word in words]
-    runs = [(key, len(list(group))) for key, group in groupby(moves, lambda move: (len(move[2]), len(move[3])))]
-    terms = np.array([term for _, _, terms, _ in moves for term in terms], np.int64)
-    steps = [step for _, _, _, steps in moves for step in steps]
+    row_words = [
+        (row, word[0], *_word_terms(block, *word, chained, source_bytes)) for row, block in enumerate(blocks) for word in words
+    ]
+    runs = [(key, len(list(group))) for key, group in groupby(row_words, lambda word: (len(word[2]), len(word[3])))]
+    terms = np.array([term for _, _, terms, _ in row_words for term in terms], np.int64)
+    steps = [step for _, _, _, steps in row_words for step in steps]
     return BitPermutation(
-        word_row=np.array([row for row, _, _, _ in moves]),
-        word_offset=np.array([at for _, at, _, _ in moves]),
-        initial=np.array([sum(initial[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in moves], np.uint32),
+        word_row=np.array([row for row, _, _, _ in row_words]),
+        word_offset=np.array([at for _, at, _, _ in row_words]),
+        initial=np.array([sum(initial[row][8 * at + b] << b for b in range(32)) for row, at, _, _ in row_words], np.uint32),
         runs=np.array([(number, *key) for key, number in runs]),
         term_row=np.ascontiguousarray(terms[:, 0]),
         term_offset=np.ascontiguousarray(terms[:, 1]),
@@ -90,10 +92,9 @@ def _compile(blocks: list[_Sources], initial: list[list[bool]], chained: set[int
 
 
 def _words(size: int, first: int) -> list[tuple[int, range]]:
-    """(offset, bytes it has to get right) of the words that cover `size` bytes, side by side from `first` on.
+    """(offset, bytes that it has to set) of the words that cover `size` bytes, one after the other from `first` on.
 
-    Where that leaves some bytes at either end, a word that reaches over them comes before the one that writes the rest of its
-    bytes again.
+    Where bytes are left at either end, a word that covers them comes before the one that writes the rest of its bytes again.
     """
     inner = range(first, size - 3, 4)
     words = [(at, range(at, at + 4)) for at in inner]
@@ -104,7 +105,9 @@ def _words(size: int, first: int) -> list[tuple[int, range]]:
     return ends + words
 
 
-def _moves(block: _Sources, at: int, owned: range, chained: set[int], source_bytes: int) -> tuple[list[_Term], list[_Step]]:
+def _word_terms(
+    block: _Sources, at: int, owned: range, chained: set[int], source_bytes: int
+) -> tuple[list[_Term], list[_Step]]:
     """The terms and steps that make the word at byte `at`."""
     bits = {(bit, row, p) for bit in range(32) if at + bit // 8 in owned for row, p in block[8 * at + bit]}
     steps = _running_xor(sum(1 << bit for bit in range(32) if 8 * at + bit in chained))

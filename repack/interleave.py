@@ -1,4 +1,4 @@
-"""pack and unpack: rows of a plain type to groups of interleaved rows, and back. Bits change places; nothing is decoded."""
+"""pack and unpack: rows of a plain type to groups of interleaved rows, and back. Bits are permuted; nothing is decoded."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
 def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     """Interleaved rows -> rows of the plain type: the inverse of `pack`.
 
-    q: uint8 [rows, row_bytes] of the interleaved type `type`, whole groups of rows; n: elements per row. Returns uint8 [rows,
-    row_bytes of the plain type] and the plain type's name. Raises PlanError as `pack` does.
+    q: uint8 [rows, row_bytes] of the interleaved type `type`, complete groups of rows; n: elements per row. Returns
+    uint8 [rows, row_bytes of the plain type] and the plain type's name. Raises PlanError as `pack` does.
     """
     packed = TYPES.find(type)
     if packed.base is None:
@@ -72,7 +72,7 @@ def repacked_rows(read: ReadRows, stored: TensorType, target: TensorType, n: int
         return None
 
     def read_plain(start: int, stop: int) -> np.ndarray:
-        # The rows that are asked for may begin or end inside a group: whole groups are read and cut.
+        # The rows may begin or end inside a group: complete groups are read and cut.
         first, last = start // stored.rows * stored.rows, -(-stop // stored.rows) * stored.rows
         return unpack(read(first, last), stored.name, n)[0][start - first : stop - first]
 
@@ -96,7 +96,7 @@ def _group_metas(rows: np.ndarray, packed: TensorType) -> np.ndarray:
 
 
 def _checked(q: np.ndarray, stored: TensorType, packed: TensorType, n: int) -> np.ndarray:
-    """q, C-contiguous, if it holds rows of `stored` that make whole groups of `packed`; raises PlanError otherwise."""
+    """q, C-contiguous, if it holds rows of `stored` that make complete groups of `packed`; raises PlanError otherwise."""
     row_bytes = stored.row_bytes(n)
     if q.dtype != np.uint8 or q.ndim != 2 or q.shape[1] != row_bytes:
         raise PlanError(f"{stored.name} rows of {n} elements take {row_bytes} bytes each, not an array of {q.dtype} {q.shape}")

@@ -38,8 +38,8 @@ def plan_repack(
     file, or keeps its split (keep_split).
 
     By default every tensor of a type that has a repacked form is repacked, except token embeddings, bf16 tensors (bf16_r16
-    serves only processors with bf16 instructions), and tensors whose number of rows is no multiple of the group, of which the
-    output's note tells. pattern: one or several regular expressions; only tensors in whose name one of them is found are
+    serves only processors with bf16 instructions), and tensors whose number of rows is no multiple of the group, which the
+    output's note says. pattern: one or several regular expressions; only tensors whose name one of them matches anywhere are
     changed, bf16 included. Rules of the outputs: 'repack', 'undo', 'kept'. Raises PlanError when there is nothing to do or a
     pattern is no regular expression, FormatError as `open_gguf`. The rules are those of llama-quantize
     (`docs/formats/interleaved.md`, `docs/formats/mixes.md`).
@@ -77,7 +77,7 @@ def _compiled(pattern: str | Sequence[str] | None) -> list[re.Pattern[str]] | No
 
 
 def _choose_packed(info: TensorInfo, matches: bool | None) -> _Choice:
-    """matches: whether a pattern is found in the tensor's name; None without patterns."""
+    """matches: whether a pattern matches anywhere in the tensor's name; None without patterns."""
     stored = info.type
     if matches is False or stored.rows > 1:
         return stored, "kept", ""

@@ -2,7 +2,7 @@
 (one per 256 weights of each of eight interleaved rows).
 
 q8_k_r8 is an encoding of its own, not a permutation of another type. q8_KV_r8 is one of q8_KV, but encoding is so cheap that
-writing the bytes in interleaved order at once is faster than repacking. The codecs of both take whole groups of eight rows
+writing the bytes in interleaved order at once is faster than repacking. The codecs of both take complete groups of eight rows
 (docs/formats/interleaved.md; encoders.md, types without a search). None of the types uses importance.
 """
 

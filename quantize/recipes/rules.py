@@ -1,7 +1,7 @@
 """The rule language of recipes: `regex=type`, searched for anywhere in a tensor's name; the first rule that matches wins.
 
 Accepted as people post them: one rule per line or many joined by commas, blank lines, `#` comments, type names in any letter
-case, and whole shell scripts that call llama-quantize.
+case, and complete shell scripts that call llama-quantize.
 """
 
 from __future__ import annotations

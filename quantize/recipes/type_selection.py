@@ -132,21 +132,21 @@ class TypeSelector:
         role = next((name for name, part in ROLES if part in tensor.name), "")
         override = self._override(tensor.name)
         if override is not None:
-            wanted, reason = override
+            requested, reason = override
         elif rule is not None:
-            wanted, reason = rule.type, str(rule)
+            requested, reason = rule.type, str(rule)
         elif role in self.overrides.roles:
             self.hits[role] += 1
-            wanted, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
+            requested, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
         elif mix_type is not None:
             assert self.mix is not None
-            wanted, reason = mix_type, self.mix.file_type
+            requested, reason = mix_type, self.mix.file_type
         elif isinstance(self.default, TensorType):
-            wanted, reason = self.default, "default"
+            requested, reason = self.default, "default"
         else:
             self.unselected.append(tensor.name)
             return Selection(_lossless_type(tensor), UNCHANGED)
-        return _with_fallbacks(tensor, wanted, reason)
+        return _with_fallbacks(tensor, requested, reason)
 
     def _unquantized(self, tensor: SourceTensor) -> Selection:
         if tensor.name.endswith(ROUTER) and self.overrides.router is not None and _is_matrix(tensor):
@@ -163,18 +163,18 @@ class TypeSelector:
         return (self.overrides.output, "--output-tensor-type") if is_output and self.overrides.output is not None else None
 
 
-def plain_for_lookup(tensor: SourceTensor, wanted: TensorType) -> TensorType:
-    """`wanted`, but for embeddings, which are looked up by row, the type without interleaved rows that takes its place."""
-    if tensor.name not in EMBEDDINGS or wanted.rows == 1:
-        return wanted
-    return TYPES.plain(wanted) if wanted.base else TYPES.fallback_for(wanted, (tensor.shape[0], 1))[0]
+def plain_for_lookup(tensor: SourceTensor, requested: TensorType) -> TensorType:
+    """`requested`, but for embeddings, which are looked up by row, the type without interleaved rows that takes its place."""
+    if tensor.name not in EMBEDDINGS or requested.rows == 1:
+        return requested
+    return TYPES.plain(requested) if requested.base else TYPES.fallback_for(requested, (tensor.shape[0], 1))[0]
 
 
-def _with_fallbacks(tensor: SourceTensor, wanted: TensorType, reason: str) -> Selection:
-    """`wanted`, or its fallback where the tensor's rows are no whole blocks or row groups of it."""
-    plain, note = plain_for_lookup(tensor, wanted), ""
-    if plain is not wanted:
-        note = f"{wanted.name} asked for; embeddings are looked up by row and stay {plain.name}"
+def _with_fallbacks(tensor: SourceTensor, requested: TensorType, reason: str) -> Selection:
+    """`requested`, or its fallback where the tensor's rows are not complete blocks or row groups of it."""
+    plain, note = plain_for_lookup(tensor, requested), ""
+    if plain is not requested:
+        note = f"{requested.name} asked for; embeddings are looked up by row and stay {plain.name}"
     try:
         chosen, misfit = TYPES.fallback_for(plain, tensor.shape)
     except PlanError as error:

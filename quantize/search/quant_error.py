@@ -77,9 +77,9 @@ def usable_types(tensor: SourceTensor, types: Sequence[TensorType], has_importan
     is none. Raises PlanError when nothing is left.
     """
     usable: dict[str, TensorType] = {}
-    for wanted in types:
+    for requested in types:
         try:
-            tensor_type, _ = TYPES.fallback_for(plain_for_lookup(tensor, wanted), tensor.shape)
+            tensor_type, _ = TYPES.fallback_for(plain_for_lookup(tensor, requested), tensor.shape)
         except PlanError:
             continue
         if can_encode(tensor_type) and (has_importance or not TYPES.imatrix_need(tensor_type)):

@@ -21,7 +21,7 @@ WITH_GOLDEN = sorted({name.partition("/")[0] for name in GOLDEN.files})
 
 
 def random_rows(name: str, groups: int, blocks: int, seed: int) -> tuple[np.ndarray, int]:
-    """Random bytes for whole groups of the packed type's base, and the row length."""
+    """Random bytes for complete groups of the packed type's base, and the row length."""
     packed, base = TYPES[name], TYPES[str(TYPES[name].base)]
     n = blocks * (packed.block if packed.block > 1 else 2)
     q = np.random.default_rng(seed).integers(0, 256, (groups * packed.rows, base.row_bytes(n)), dtype=np.uint8)
@@ -39,13 +39,13 @@ def test_every_type_with_a_base_has_a_layout():
 @pytest.mark.parametrize("name", WITH_GOLDEN)
 def test_bytes_equal_the_reference(name):
     base, packed = GOLDEN[f"{name}/base"], GOLDEN[f"{name}/packed"]
-    kind = TYPES[name]
-    n = (base.shape[1] - TYPES[str(kind.base)].row_meta) // TYPES[str(kind.base)].block_bytes * kind.block
-    out, out_name = pack(base, str(kind.base), n)
+    packed_type = TYPES[name]
+    n = (base.shape[1] - TYPES[str(packed_type.base)].row_meta) // TYPES[str(packed_type.base)].block_bytes * packed_type.block
+    out, out_name = pack(base, str(packed_type.base), n)
     assert out_name == name
     np.testing.assert_array_equal(out, packed)
     back, back_name = unpack(packed, name, n)
-    assert back_name == kind.base
+    assert back_name == packed_type.base
     np.testing.assert_array_equal(back, base)
 
 
@@ -68,12 +68,12 @@ def test_unpack_inverts_pack(name, groups, blocks, seed):
 def test_groups_and_blocks_are_packed_independently(name):
     """A group of rows alone gives the same bytes as among others; so does a run of blocks, without row scales."""
     q, n = random_rows(name, 2, 6, 7)
-    kind, base = TYPES[name], TYPES[str(TYPES[name].base)]
-    whole, _ = pack(q, name, n)
-    np.testing.assert_array_equal(pack(q[kind.rows :], name, n)[0], whole[kind.rows :])
+    packed_type, base = TYPES[name], TYPES[str(TYPES[name].base)]
+    all_groups, _ = pack(q, name, n)
+    np.testing.assert_array_equal(pack(q[packed_type.rows :], name, n)[0], all_groups[packed_type.rows :])
     if base.row_meta == 0:
-        half = pack(q[: kind.rows, : base.row_bytes(n // 2)], name, n // 2)[0]
-        np.testing.assert_array_equal(half.ravel(), whole[: kind.rows].ravel()[: half.size])
+        half = pack(q[: packed_type.rows, : base.row_bytes(n // 2)], name, n // 2)[0]
+        np.testing.assert_array_equal(half.ravel(), all_groups[: packed_type.rows].ravel()[: half.size])
 
 
 def test_bf16_r16_from_its_definition():

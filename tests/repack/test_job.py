@@ -31,10 +31,10 @@ METADATA = {"general.architecture": "llama", "general.file_type": np.uint32(15),
 def write(path: Path, tensors=MODEL, metadata=METADATA, **split) -> Path:
     rng = np.random.default_rng(5)
 
-    def output(name: str, kind: str, shape: tuple[int, ...]) -> Output:
+    def output(name: str, type_name: str, shape: tuple[int, ...]) -> Output:
         columns, rows = shape[0], int(np.prod(shape[1:]))
-        data = rng.integers(0, 256, (rows, TYPES[kind].row_bytes(columns)), dtype=np.uint8)
-        return Output(name, shape, kind, TYPES[kind], "test", lambda start, stop: data[start:stop])
+        data = rng.integers(0, 256, (rows, TYPES[type_name].row_bytes(columns)), dtype=np.uint8)
+        return Output(name, shape, type_name, TYPES[type_name], "test", lambda start, stop: data[start:stop])
 
     plan = make_plan([output(*t) for t in tensors], dict(metadata), path, **split)
     execute(plan, threads=1)
@@ -124,7 +124,7 @@ def test_patterns_select_tensors_bf16_included(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "before", "after"),
+    ("type_name", "before", "after"),
     [
         ("q4_K", 14, 214),
         ("q4_K", 15, 214),
@@ -141,8 +141,8 @@ def test_patterns_select_tensors_bf16_included(tmp_path):
         ("iq3_s", 27, 27),
     ],
 )
-def test_file_type_is_that_of_the_repacked_tensors(tmp_path, kind, before, after):
-    source = write(tmp_path / "in.gguf", [("output.weight", kind, (256, 8))], {"general.file_type": np.uint32(before)})
+def test_file_type_is_that_of_the_repacked_tensors(tmp_path, type_name, before, after):
+    source = write(tmp_path / "in.gguf", [("output.weight", type_name, (256, 8))], {"general.file_type": np.uint32(before)})
     assert plan_repack(source, tmp_path / "out.gguf").metadata == {"general.file_type": after}
 
 
@@ -154,9 +154,9 @@ def test_no_file_type_is_added(tmp_path):
 def test_split_model_becomes_one_file(tmp_path):
     source = write(tmp_path / "in.gguf", split_max_tensors=3)
     assert source.name == "in-00001-of-00004.gguf"
-    whole = write(tmp_path / "whole.gguf")
+    single = write(tmp_path / "single.gguf")
     run(source, tmp_path / "a.gguf")
-    run(whole, tmp_path / "b.gguf")
+    run(single, tmp_path / "b.gguf")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
 
 

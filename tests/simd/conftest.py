@@ -14,18 +14,18 @@ from ggufmill.simd.llvm import I64, load, store
 
 def _run(generate, result: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
     """Fills `result` with what generate(builder, *vectors) makes of arrays, each of them read as one vector of its dtype."""
-    kinds = [ir.VectorType(_element(array), array.size) for array in arrays]
+    ir_types = [ir.VectorType(_element(array), array.size) for array in arrays]
 
     @intrinsic
     def piece(typingctx, out, inputs):
         def code(context, builder, signature, args):
-            vectors = [load(builder, builder.extract_value(args[1], i), kind) for i, kind in enumerate(kinds)]
+            vectors = [load(builder, builder.extract_value(args[1], i), ir_type) for i, ir_type in enumerate(ir_types)]
             store(builder, generate(builder, *vectors), args[0])
             return context.get_dummy_value()
 
         return numba.types.void(numba.types.int64, inputs), code
 
-    @numba.njit  # not kept: its code differs from case to case
+    @numba.njit  # not cached: its code differs from case to case
     def call(out, inputs):
         piece(out, inputs)
 
@@ -39,15 +39,15 @@ def _element(array: np.ndarray) -> ir.Type:
     return ir.IntType(8 * array.itemsize)
 
 
-def _arm_assembly(generate, features: str, *kinds: ir.Type) -> str:
+def _arm_assembly(generate, features: str, *ir_types: ir.Type) -> str:
     """The aarch64 assembly of a function that stores generate(builder, *vectors), the vectors loaded from memory."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()
     module.triple = "aarch64-unknown-linux-gnu"
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (1 + len(kinds))), "piece")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * (1 + len(ir_types))), "piece")
     builder = ir.IRBuilder(function.append_basic_block())
-    vectors = [load(builder, arg, kind) for arg, kind in zip(function.args[1:], kinds, strict=True)]
+    vectors = [load(builder, arg, ir_type) for arg, ir_type in zip(function.args[1:], ir_types, strict=True)]
     store(builder, generate(builder, *vectors), function.args[0])
     builder.ret_void()
     machine = llvm.Target.from_triple(module.triple).create_target_machine(cpu="generic", features=features, opt=2)

@@ -17,13 +17,13 @@ def inspect(*arguments, **environment):
 
 
 def test_what_is_there_and_what_is_used(tmp_path):
-    here = json.loads(inspect("--cpu", "--json", GGUFMILL_CACHE=str(tmp_path), GGUFMILL_CPU="").stdout)
-    assert here["levels"] == levels_here()
-    assert (here["level"], here["pretended"]) == (levels_here()[-1], False)
-    assert here["kernels"] == str(tmp_path / "kernels")
+    native = json.loads(inspect("--cpu", "--json", GGUFMILL_CACHE=str(tmp_path), GGUFMILL_CPU="").stdout)
+    assert native["levels"] == levels_here()
+    assert (native["level"], native["pretended"]) == (levels_here()[-1], False)
+    assert native["kernels"] == str(tmp_path / "kernels")
     lesser = json.loads(inspect("--cpu", "--json", GGUFMILL_CPU="portable").stdout)
     assert (lesser["level"], lesser["pretended"], lesser["features"], lesser["vector_bits"]) == ("portable", True, [], 128)
-    assert lesser["levels"] == here["levels"]
+    assert lesser["levels"] == native["levels"]
     assert set(lesser["instructions"].values()) == {"portable", "as float32"}
 
 

@@ -32,7 +32,7 @@ def convert(level, to_half, given, result):
 
         return numba.types.void(*[numba.types.int64] * 3), code
 
-    @numba.njit  # not kept: its code differs from level to level
+    @numba.njit  # not cached: its code differs from level to level
     def call(source, out, count):
         convert_all(source, out, count)
 

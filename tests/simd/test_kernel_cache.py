@@ -1,4 +1,4 @@
-"""Kernels on disk: keys, damage, places that cannot be written to, folders that nobody uses any more."""
+"""Kernels on disk: keys, damage, folders that cannot be written to, unused folders."""
 
 import os
 import subprocess

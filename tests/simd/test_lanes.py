@@ -134,9 +134,9 @@ def _sums(a):
 
 def test_sums_go_by_halves():
     a = RNG.standard_normal(16).astype(np.float32)
-    halves, whole = _sums(a)
+    halves, total = _sums(a)
     folded = a.reshape(2, 8)
     while folded.shape[1] > 1:
         folded = folded[:, : folded.shape[1] // 2] + folded[:, folded.shape[1] // 2 :]
     assert np.array_equal(np.float32(halves), folded[:, 0])
-    assert whole == folded[0, 0] + folded[1, 0]
+    assert total == folded[0, 0] + folded[1, 0]

@@ -18,8 +18,8 @@ def results_of(level, folder):
     environment = {**os.environ, "GGUFMILL_CPU": level}
     done = subprocess.run([sys.executable, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with np.load(out) as found:
-        return dict(found)
+    with np.load(out) as results:
+        return dict(results)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def best(tmp_path_factory):
 
 @pytest.mark.parametrize("level", levels_here()[:-1])
 def test_all_levels_give_the_same_bits(level, best, tmp_path):
-    found = results_of(level, tmp_path)
-    assert (found.pop("level"), best["level"]) == (level, levels_here()[-1])
-    for name, values in found.items():
+    results = results_of(level, tmp_path)
+    assert (results.pop("level"), best["level"]) == (level, levels_here()[-1])
+    for name, values in results.items():
         assert np.array_equal(values, best[name]), name
         assert values.any()
 

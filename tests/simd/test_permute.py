@@ -67,15 +67,15 @@ def test_the_arithmetic_around_arm_look_ups(run_piece, monkeypatch):
 def test_arm_looks_bytes_up_in_registers(entries, registers, arm_assembly):
     table = list(range(entries))
     text = arm_assembly(lambda b, c: lookup_bytes(b, list(table), c, NEON), "+neon", I8X64)
-    found = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
-    assert len(found) == 4
-    assert {_registers(operands) for operands in found} == {registers}
+    operand_lists = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
+    assert len(operand_lists) == 4
+    assert {_registers(operands) for operands in operand_lists} == {registers}
 
 
 def test_arm_looks_floats_up_by_their_bytes(arm_assembly):
     text = arm_assembly(lambda b, t, i: lookup_floats(b, [t], i, NEON), "+neon", F32X16, I32X16)
-    found = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
-    assert [_registers(operands) for operands in found] == [4] * 4
+    operand_lists = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
+    assert [_registers(operands) for operands in operand_lists] == [4] * 4
     assert re.search(r"\btbl\b", arm_assembly(lambda b, t, c: permute_bytes(b, t, c, NEON), "+neon", *[vector(I8, 16)] * 2))
 
 

@@ -106,8 +106,8 @@ print(json.dumps([target().level, target().cpu, sorted(target().features), cpu, 
 
 
 def run(environment):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_CPU", "GGUFMILL_CPU"))}
-    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=kept | environment)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_CPU", "GGUFMILL_CPU"))}
+    return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=inherited | environment)
 
 
 @pytest.mark.parametrize("level", ["", *levels_here()])

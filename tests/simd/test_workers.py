@@ -26,8 +26,8 @@ def test_several_threads_take_items():
 
 
 def test_little_work_stays_on_the_calling_thread():
-    here = threading.get_ident()
-    assert Workers(3).map(lambda _: threading.get_ident(), range(50), multiplications=1000) == [here] * 50
+    caller = threading.get_ident()
+    assert Workers(3).map(lambda _: threading.get_ident(), range(50), multiplications=1000) == [caller] * 50
 
 
 def test_an_exception_is_raised_again():
@@ -175,7 +175,7 @@ def test_the_child_of_a_fork_works_too():
     program, counts = counting_program([20])
     team.run(workers.ready(), program)
     pid = os.fork()
-    if pid == 0:  # no pytest in here: leave at once, with what was found as the exit status
+    if pid == 0:  # no pytest in here: leave at once, with the result as the exit status
         status = 3
         try:
             team.run(workers.ready(), program)

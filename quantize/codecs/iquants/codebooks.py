@@ -49,7 +49,7 @@ class Codebook:
 def codebook(name: str) -> Codebook:
     """The codebook of a grid, by its name in formats.layouts.tables.GRIDS.
 
-    Finding all neighbours takes some tenths of a second.
+    Finding all neighbours takes a fraction of a second.
     """
     levels, points = _LEVEL_VALUES[name], codebook_points(name)
     size, bits = GRIDS[name].size, GRIDS[name].bits
@@ -80,13 +80,8 @@ def _nearest_points(vectors: np.ndarray, points: np.ndarray, levels: np.ndarray)
 
 
 @kernel
-def rank_of(code, ranks):
-    """The number of a vector of levels among all of them; code: its packed levels, ranks: of the Codebook."""
-    return np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
-
-
-@kernel
 def codes_to_grid_indices(codes, ranks, grid_index):
     """Replaces packed levels of grid points, uint16 [groups], by the points' indices; ranks, grid_index: of the Codebook."""
     for g in range(codes.size):
-        codes[g] = grid_index[rank_of(codes[g], ranks)]
+        code = codes[g]
+        codes[g] = grid_index[np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])]

@@ -35,7 +35,7 @@ from ....simd.lanes import (
     splat,
     store,
 )
-from .codebooks import NEIGHBOURS, Codebook, rank_of
+from .codebooks import NEIGHBOURS, Codebook
 from .grid_lanes import lookup_sum, unpack_2bit_levels, unpack_4bit_levels
 
 SUPERBLOCK = 256
@@ -234,7 +234,7 @@ def make_grid_search(size: int, block: int) -> Any:
             store(b, j, (-2 * scale) * load(wx, at + j))
         for g in range(groups):
             code = pack_levels(words, g)
-            rank = rank_of(code, ranks)
+            rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
             if grid_index[rank] >= 0:
                 codes[g] = code
             else:

@@ -15,7 +15,7 @@ from ....simd.lanes import LANES, fold_sum, load, max_lanes, reduce_max, splat, 
 # Elements below this are zero in float16 whatever their code; importance below the second counts as none.
 _ZERO_AMAX = np.float32(1e-12)
 _ZERO_IMPORTANCE = np.float32(1e-30)
-# Least importance of an element, relative to the largest: every element has some weight.
+# Least importance of an element, relative to the largest: no element has weight 0.
 _MIN_RELATIVE_IMPORTANCE = np.float32(1e-12)
 
 

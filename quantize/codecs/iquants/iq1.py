@@ -18,7 +18,7 @@ from ....simd.compile import kernel
 from ....simd.lanes import LANES, load, mask_from_bits, select, splat, store, store_half
 from ..importance import importance_rows
 from ..registry import Codec, empty_rows
-from .codebooks import codebook, codes_to_grid_indices, rank_of
+from .codebooks import codebook, codes_to_grid_indices
 from .grid_search import SUPERBLOCK, nibble_tables, values_of_2bit_levels
 from .grid_weights import prepare_superblock
 from .iq1_decode import CODEBOOK, decode_iq1_m, decode_iq1_s, decoder_tables
@@ -54,7 +54,8 @@ def _make_encoder(block: int, shift_block: int) -> Any:
                 flat, importance, s * superblock, n, superblock, sigma2_span, sigma2_factor, normalised, w
             )
             if amax == 0:
-                grid_indices[s, :] = grid_index[rank_of(ZERO_LEVELS, ranks)]
+                grid_indices[s, :] = ZERO_LEVELS
+                codes_to_grid_indices(grid_indices[s], ranks, grid_index)
                 signs[s, :], scales[s, :] = 0, 0
                 continue
             scale = search_superblock(

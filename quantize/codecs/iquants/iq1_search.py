@@ -13,7 +13,7 @@ import numpy as np
 
 from ....simd.compile import kernel
 from ....simd.lanes import LANES, fma_lanes, fold_sum, load, mask_from_bits, max_lanes, reduce_max, select, splat, store
-from .codebooks import NEIGHBOURS, rank_of
+from .codebooks import NEIGHBOURS
 from .grid_search import (
     GROUP_2BIT,
     MIN_AMAX,
@@ -84,13 +84,13 @@ def make_iq1_search(block: int, shift_block: int) -> Any:
             error = np.float32(0)
             for g in range(first, first + shift_groups):
                 code = pack_2bit_levels(words, g)
-                rank = rank_of(code, ranks)
+                rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
                 block_codes, group_error = _nearest_point(a, b, 8 * g, tables_plus, neighbours, rank * NEIGHBOURS, scratch)
                 codes[g], signs[g] = block_codes, 0
                 error += group_error
             for g in range(first, first + shift_groups):
                 code = pack_2bit_levels(words, groups + g)
-                rank = rank_of(code, ranks)
+                rank = np.intp(ranks[0, code & 255]) + np.intp(ranks[1, code >> 8])
                 block_codes, group_error = _nearest_point(a, b, 8 * g, tables_minus, neighbours, rank * NEIGHBOURS, scratch)
                 codes[groups + g] = block_codes
                 error -= group_error

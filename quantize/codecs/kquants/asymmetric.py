@@ -170,7 +170,7 @@ def _error_q2_K(x_lanes, w_lanes, codes, block_codes, d, dmin):
 
 @kernel
 def _prefer_ternary(x_lanes, w_lanes, codes, block_codes, half_words):
-    """Replaces superblocks by -amax, 0 and amax where that is closer than what the search found."""
+    """Replaces superblocks by -amax, 0 and amax where that is closer than the result of the search."""
     _, amax = largest_magnitude(x_lanes, 0, SUPERBLOCK)
     threshold, scale = amax * 0.5, round_to_half(amax)
     error = _error_q2_K(x_lanes, w_lanes, codes, block_codes, load_half(half_words, 0), load_half(half_words, LANES))

@@ -1,11 +1,9 @@
-"""q2_K to q6_K against bytes and errors of the reference encoder and against the gguf package's decoder."""
+"""q2_K to q6_K against errors of the reference encoder; see test_golden.py for bytes."""
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from gguf.quants import dequantize
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
@@ -14,43 +12,14 @@ DATA = Path(__file__).parents[2] / "data"
 GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "golden_kquants.npz"))
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 NAMES = ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
-SCALES_AT = {
-    "q2_K": slice(80, 84),
-    "q3_K": slice(108, 110),
-    "q4_K": slice(0, 4),
-    "q5_K": slice(0, 4),
-    "q6_K": slice(208, 210),
-}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_decode_is_bit_exact(name):
-    want = GOLDEN[f"{name}/dequant"]
-    got = decode(GOLDEN[f"{name}/im"][: len(want)], name, X.shape[1])
-    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_decode_of_random_bytes_matches_gguf(name):
-    rng = np.random.default_rng(5)
-    q = rng.integers(0, 256, (6, TYPES[name].row_bytes(512)), np.uint8)
-    blocks = q.reshape(-1, TYPES[name].block_bytes)
-    place = SCALES_AT[name]
-    scales = (place.stop - place.start) // 2
-    blocks[:, place] = rng.standard_normal((len(blocks), scales)).astype(np.float16).view(np.uint8)
-    want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
-    assert np.array_equal(decode(q, name, 512).view(np.uint32), want.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", ["q3_K", "q4_K", "q5_K", "q6_K"])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_encode_matches_the_reference_byte_for_byte(name, weighted):
-    got, want = encode(X, name, IMATRIX if weighted else None), GOLDEN[f"{name}/im" if weighted else f"{name}/no"]
-    same = (got == want).reshape(-1, TYPES[name].block_bytes).all(axis=1)
-    if name == "q3_K" and weighted:  # where codes and scale with opposite signs fit equally well, rounding decides
-        assert same.mean() > 0.9
-    else:
-        assert same.all()
+@pytest.mark.parametrize(("weighted", "least"), [(True, 0.9), (False, 1)])
+def test_q3_K_matches_the_reference_but_for_ties(weighted, least):
+    """With importance, codes and a scale of opposite signs may fit equally well: then rounding decides."""
+    expected = GOLDEN["q3_K/im" if weighted else "q3_K/no"]
+    equal = encode(X, "q3_K", IMATRIX if weighted else None) == expected
+    assert equal.reshape(-1, TYPES["q3_K"].block_bytes).all(axis=1).mean() >= least
 
 
 @pytest.mark.parametrize("name", NAMES)

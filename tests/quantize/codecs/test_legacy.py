@@ -1,11 +1,9 @@
-"""The legacy types against bytes of the reference encoder and against the gguf package's decoder."""
+"""The legacy types: near-ties, rounding, minima and importance; see test_golden.py for bytes."""
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from gguf.quants import dequantize
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
@@ -15,34 +13,6 @@ GOLDEN = dict(np.load(DATA / "golden_standard.npz")) | dict(np.load(DATA / "gold
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
 NAMES = ("q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1")
 WITH_MINIMUM = ("q5_1", "q4_1")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_decode_is_bit_exact(name):
-    want = GOLDEN[f"{name}/dequant"]
-    got = decode(GOLDEN[f"{name}/im"][: len(want)], name, X.shape[1])
-    assert got.dtype == np.float32
-    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "q6_0"])
-def test_decode_of_random_bytes_matches_gguf(name):
-    rng = np.random.default_rng(5)
-    q = rng.integers(0, 256, (7, TYPES[name].row_bytes(160)), np.uint8)
-    scales = 2 if name in WITH_MINIMUM else 1
-    q.reshape(-1, TYPES[name].block_bytes)[:, : 2 * scales] = (
-        rng.standard_normal((35, scales)).astype(np.float16).view(np.uint8)
-    )
-    want = dequantize(q, gguf.GGMLQuantizationType[name.upper()])
-    assert np.array_equal(decode(q, name, 160).view(np.uint32), want.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", ["q8_0", "q5_0", "q5_1", "q4_1"])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_encode_matches_the_reference_byte_for_byte(name, weighted):
-    # q8_0 does not use importance
-    want = GOLDEN[f"{name}/im" if weighted or name == "q8_0" else f"{name}/no"]
-    assert np.array_equal(encode(X, name, IMATRIX if weighted else None), want)
 
 
 @pytest.mark.parametrize("name", ["q6_0", "q4_0"])

@@ -54,13 +54,6 @@ def test_generator_gives_the_published_values():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decode_is_bit_exact(name):
-    want = GOLDEN[f"{name}/dequant"]
-    got = CODECS[name].decode(GOLDEN[f"{name}/im"][: len(want)], X.shape[1])
-    assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_random_blocks_round_trip_through_read_and_write(name):
     spec, block_bytes = SPECS[name], TYPES[name].block_bytes
     q = np.random.default_rng(1).integers(0, 256, (6, block_bytes), np.uint8)

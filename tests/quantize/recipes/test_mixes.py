@@ -33,10 +33,10 @@ def _traits(about, imatrix):
 
 
 def _selected(mix, name, shape):
-    wanted = mix.select(name, shape[0])
-    if name == "token_embd.weight" and wanted.rows > 1:
-        wanted = TYPES.plain(wanted) if wanted.base else TYPES.fallback_for(wanted, (shape[0], 1))[0]
-    return TYPES.fallback_for(wanted, tuple(shape))[0].name
+    selected = mix.select(name, shape[0])
+    if name == "token_embd.weight" and selected.rows > 1:
+        selected = TYPES.plain(selected) if selected.base else TYPES.fallback_for(selected, (shape[0], 1))[0]
+    return TYPES.fallback_for(selected, tuple(shape))[0].name
 
 
 @pytest.mark.parametrize("inventory", ABOUT["models"])
