@@ -38,6 +38,7 @@ TYPES = {  # families of types, those of at most 4.5 bits per weight
 }
 MIXES = "Q2_K,Q3_K_M,Q4_K_S,Q4_K_M,IQ2_M,IQ3_XS,IQ3_M,IQ4_XS,IQ4_K"
 SEARCHED = (2.5, 3.1, 3.6, 4.3)  # bits per weight of the layers that `search` is given
+WINDOWS = 80  # of calibration; results of other numbers have it in their label
 EXCEPT_LAYERS = {"token_embedding_type": "bf16", "output_tensor_type": "bf16"}
 
 
@@ -85,7 +86,7 @@ class Bench:
         imatrix, cov = self.work / f"{windows}.imatrix", self.work / f"{windows}.cov"
         if not imatrix.exists() or (covariance and not cov.exists()):
             began = time.perf_counter()
-            extra: dict[str, Any] = {"covariance": cov} if covariance else {}
+            extra: dict[str, Any] = {"covariance": cov, "covariance_experts": True} if covariance else {}
             ggufmill.compute_imatrix(
                 self.bf16, self.folder / "calibration.txt", imatrix, chunks=windows, force=True, threads=self.threads, **extra
             )
@@ -135,20 +136,21 @@ class Bench:
 
 
 def measure_types(bench: Bench, types: list[str], windows: int, efforts: list[int]) -> None:
-    """Every type without calibration, with an importance matrix, and with the covariance at each effort."""
+    """Every type without calibration, with an importance matrix, and with the covariance at each effort.
+
+    With another number of windows than WINDOWS, the covariance only.
+    """
     imatrix, covariance = bench.calibrate(windows, bool(efforts))
+    suffix = f" of {windows}" if windows != WINDOWS else ""
     for name in types:
         rules = rf"^blk\.={name}"
-        bench.measure(f"{name}/none", custom_q=rules)
-        bench.measure(f"{name}/imatrix", custom_q=rules, imatrix=imatrix)
+        if not suffix:
+            bench.measure(f"{name}/none", custom_q=rules)
+            bench.measure(f"{name}/imatrix", custom_q=rules, imatrix=imatrix)
         for effort in efforts:
-            bench.measure(f"{name}/effort{effort}", custom_q=rules, imatrix=imatrix, covariance=covariance, effort=effort)
-    if efforts:  # how much text it takes
-        imatrix, covariance = bench.calibrate(1, True)
-        for name in types:
-            rules = rf"^blk\.={name}"
-            bench.measure(f"{name}/imatrix of 1 window", custom_q=rules, imatrix=imatrix)
-            bench.measure(f"{name}/effort1 of 1 window", custom_q=rules, imatrix=imatrix, covariance=covariance, effort=1)
+            bench.measure(
+                f"{name}/effort{effort}{suffix}", custom_q=rules, imatrix=imatrix, covariance=covariance, effort=effort
+            )
 
 
 def measure_recipes(bench: Bench, windows: int, efforts: list[int]) -> None:
@@ -175,7 +177,7 @@ def measure_recipes(bench: Bench, windows: int, efforts: list[int]) -> None:
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--types", help="Comma-separated, instead of all.")
 @click.option("--efforts", default="1,2,3", show_default=True, help="Of the covariance; '' for none.")
-@click.option("--windows", default=80, show_default=True, help="Windows of the calibration text.")
+@click.option("--windows", default=WINDOWS, show_default=True, help="Windows of the calibration text.")
 @click.option("--chunks", type=int, help="Windows of the held-out text.  [default: all]")
 @click.option("--recipes/--no-recipes", default=True, help="Stock mixes and `search`.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Folder for files that can be used again.")

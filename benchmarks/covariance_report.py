@@ -1,0 +1,216 @@
+"""The table and the plot of what benchmarks/covariance.py measured.
+
+    python benchmarks/covariance_report.py covariance_demo.json covariance_second.json --out benchmarks/results/covariance
+
+Writes OUT.md and OUT.png. Needs the `plot` extra (matplotlib).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from covariance import TYPES
+
+LABELS = {
+    "none": "no calibration",
+    "imatrix": "importance matrix",
+    "effort1": "covariance, effort 1",
+    "effort2": "covariance, effort 2",
+    "effort3": "covariance, effort 3",
+}
+COLOURS = {"none": "#a9b1b8", "imatrix": "#2b6cb0", "effort1": "#f0a02b", "effort2": "#e2711d", "effort3": "#c1272d"}
+COLUMN = 0.05  # bits per weight between columns at least
+FAMILIES = {"scalar": "o", "codebook": "s", "trellis": "^", "larger": "o"}
+
+
+def family(name: str) -> str:
+    return next(label for label, names in TYPES.items() if name in names.split(","))
+
+
+def types_of(results: dict[str, Any], wanted: str = "") -> list[str]:
+    """Types with an importance matrix's figure, of one family or of all, largest first."""
+    files = results["files"]
+    names = [label.split("/")[0] for label in files if label.endswith("/imatrix")]
+    known = [n for n in names if any(n in each.split(",") for each in TYPES.values())]
+    chosen = [n for n in known if not wanted or family(n) == wanted]
+    return sorted(chosen, key=lambda n: (-files[f"{n}/imatrix"]["bits"], files[f"{n}/imatrix"]["kld"]))
+
+
+def ratio(results: dict[str, Any], name: str, variant: str) -> tuple[float, float] | None:
+    """(KLD / KLD with the importance matrix, its standard error as if both were of different windows: an upper limit)."""
+    a, b = (results["files"].get(f"{name}/{each}") for each in (variant, "imatrix"))
+    if a is None or b is None:
+        return None
+    value = a["kld"] / b["kld"]
+    return value, value * math.hypot(a["error"] / a["kld"], b["error"] / b["kld"])
+
+
+def geometric_mean(results: dict[str, Any], names: Sequence[str], variant: str) -> str:
+    """'0.612 ± 0.009 (largest 0.663, 15 types)'; types share their windows, so the error is the mean of theirs."""
+    ratios = [r for name in names if (r := ratio(results, name, variant)) is not None]
+    if not ratios:
+        return ""
+    mean = math.exp(sum(math.log(value) for value, _ in ratios) / len(ratios))
+    error = mean * sum(error / value for value, error in ratios) / len(ratios)
+    return f"{mean:.3f} ± {error:.3f} (largest {max(value for value, _ in ratios):.3f}; {len(ratios)} types)"
+
+
+def cell(results: dict[str, Any], name: str, variant: str) -> str:
+    file = results["files"].get(f"{name}/{variant}")
+    return "" if file is None else f"{file['kld']:.4f}"
+
+
+def markdown(results: dict[str, Any]) -> list[str]:
+    """The section of one model."""
+    program, files = results["program"], results["files"]
+    lines = [
+        f"## {results['model']}",
+        "",
+        f"{results['layer_weights'] / 1e6:.1f} M weights in layers. {results['windows']} windows of {results['n_ctx']} tokens "
+        f"of held-out text; perplexity of bf16 {results['bf16_perplexity']:.3f}. Computed on {program['cpu']}, "
+        f"ggufmill {program['ggufmill']}, numba {program['numba']}.",
+        "",
+        "| type | bits | none | imatrix | effort 1 | effort 2 | effort 3 | 1 / imatrix | 3 / imatrix | 1, 1 window / imatrix |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in types_of(results):
+        cells = [name, f"{files[f'{name}/imatrix']['bits']:.2f}"]
+        cells += [cell(results, name, variant) for variant in ("none", "imatrix", "effort1", "effort2", "effort3")]
+        for variant in ("effort1", "effort3", "effort1 of 1"):
+            found = ratio(results, name, variant)
+            cells.append("" if found is None else f"{found[0]:.3f} ± {found[1]:.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Geometric means of KL divergence over that of the importance matrix:", ""]
+    for label in TYPES:
+        names = types_of(results, label)
+        means = [
+            f"{words} {mean}"
+            for words, variant in (
+                ("effort 1", "effort1"),
+                ("effort 2", "effort2"),
+                ("effort 3", "effort3"),
+                ("effort 1 with the covariance of 1 window", "effort1 of 1"),
+            )
+            if (mean := geometric_mean(results, names, variant))
+        ]
+        if means:
+            lines.append(f"- {label} types{' (more than 4.5 bits)' * (label == 'larger')}: {'; '.join(means)}")
+    recipes = sorted({n.split("/")[0] for n in files if n.endswith("/imatrix")} - set(types_of(results)))
+    if recipes:
+        lines += ["", "| recipe | bits | imatrix | bits | effort 1 | ratio |", "|---|---|---|---|---|---|"]
+        for name in sorted(recipes, key=lambda n: files[f"{n}/imatrix"]["bits"]):
+            old, new = files[f"{name}/imatrix"], files.get(f"{name}/effort1")
+            cells = [name, f"{old['bits']:.3f}", f"{old['kld']:.4f}"]
+            cells += (
+                ["", "", ""] if new is None else [f"{new['bits']:.3f}", f"{new['kld']:.4f}", f"{new['kld'] / old['kld']:.3f}"]
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def draw(models: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(7.6 * len(models), 7.4), layout="constrained")
+    for axes, results in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        files = results["files"]
+        places = columns(results)
+        for variant in ("imatrix", highest(files)):
+            axes.plot(*zip(*envelope(results, variant, places), strict=True), color=COLOURS[variant], linewidth=5, alpha=0.18)
+        for name, x in places.items():
+            points = [(v, files[f"{name}/{v}"]["kld"]) for v in LABELS if f"{name}/{v}" in files]
+            klds = [kld for _, kld in points]
+            axes.plot([x, x], [min(klds), max(klds)], color="#d5dade", linewidth=2, zorder=1)
+            for variant, kld in points:
+                marker = FAMILIES[family(name)]
+                axes.scatter(x, kld, s=34, c=COLOURS[variant], marker=marker, zorder=3, linewidths=0.4, edgecolors="white")
+            axes.annotate(
+                name, (x, min(klds)), (0, -7), textcoords="offset points", rotation=90, fontsize=7, ha="center", va="top",
+                color="#333333",
+            )  # fmt: skip
+        for variant in ("imatrix", "effort1"):
+            found = sorted(
+                (f["bits"], f["kld"]) for n, f in files.items() if n.startswith("search") and n.endswith(f"/{variant}")
+            )
+            if found:
+                axes.plot(*zip(*found, strict=True), "*-", color=COLOURS[variant], markersize=12, linewidth=1.2, zorder=4)
+            mixes = [f for n, f in files.items() if n[0].isupper() and n.endswith(f"/{variant}")]
+            axes.scatter(
+                [f["bits"] for f in mixes], [f["kld"] for f in mixes], marker="D", s=24, facecolors="none", zorder=2,
+                edgecolors=COLOURS[variant], linewidths=1.1,
+            )  # fmt: skip
+        axes.set_yscale("log")
+        axes.set_xlabel("bits per weight of the layers' matrices")
+        axes.set_ylabel("KL divergence from bf16 on held-out text (nats per token)")
+        weights = f"{results['layer_weights'] / 1e6:.0f} M weights in layers"
+        axes.set_title(f"{results.get('title', results['model'])}: {weights}", fontsize=12)
+        axes.grid(alpha=0.25, which="both", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        variants = [v for v in LABELS if any(n.endswith(f"/{v}") for n in files)]
+        handles = [Line2D([], [], marker="o", ls="", color=COLOURS[v], label=LABELS[v]) for v in variants]
+        shapes = {"scalar types": "o", "codebook types": "s", "trellis types": "^"}
+        handles += [Line2D([], [], marker=m, ls="", color="#555", label=words) for words, m in shapes.items()]
+        if any(n[0].isupper() for n in files):
+            handles.append(Line2D([], [], marker="D", ls="", mfc="none", color="#555", label="stock mixes"))
+            handles.append(Line2D([], [], marker="*", color="#555", markersize=11, label="search"))
+        axes.legend(handles=handles, fontsize=9, frameon=False, loc="upper right")
+    figure.savefig(path, dpi=130)
+
+
+def highest(files: dict[str, Any]) -> str:
+    """The highest effort that was measured."""
+    return max((v for v in LABELS if v.startswith("effort") and any(n.endswith(f"/{v}") for n in files)), default="imatrix")
+
+
+def columns(results: dict[str, Any]) -> dict[str, float]:
+    """Where each type stands: its bits per weight, moved a little where another type stands already."""
+    places: dict[str, float] = {}
+    for name in reversed(types_of(results)):
+        x = results["files"][f"{name}/imatrix"]["bits"]
+        while any(abs(x - other) < COLUMN for other in places.values()):
+            x += COLUMN / 4
+        places[name] = x
+    return places
+
+
+def envelope(results: dict[str, Any], variant: str, places: dict[str, float]) -> list[tuple[float, float]]:
+    """The types that no smaller one beats, as points."""
+    points, least = [], math.inf
+    for name in reversed(types_of(results)):
+        file = results["files"].get(f"{name}/{variant}")
+        if file is not None and file["kld"] < least:
+            least = file["kld"]
+            points.append((places[name], least))
+    return points or [(math.nan, math.nan)]
+
+
+@click.command(help=__doc__)
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", default=Path(__file__).parent / "results/covariance", type=click.Path(path_type=Path))
+def main(files: tuple[Path, ...], out: Path) -> None:
+    models = [json.loads(path.read_text()) for path in files]
+    lines = [
+        "# Encoding with the covariance of the inputs",
+        "",
+        "KL divergence from the bf16 model in nats per token, on text that neither training nor calibration saw, with 80",
+        "windows of 512 tokens of calibration unless it says otherwise. Ordinary files, the runtime's own kernels with 8-bit",
+        "activations. Made by `python benchmarks/covariance.py` and `covariance_report.py`; errors of ratios are upper limits:",
+        "both figures are of the same windows.",
+        "",
+        f"![KL divergence over bits per weight]({out.name}.png)",
+        "",
+    ]
+    for results in models:
+        lines += markdown(results)
+    out.with_suffix(".md").write_text("\n".join(lines))
+    draw(models, out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
