@@ -1,7 +1,6 @@
-"""What happens between matrix products: normalisation, gated activations, rotation of heads, the choice of experts.
+"""Normalisation, gated activations, dot products and routing to experts, of rows or runs of elements.
 
-Each works on a row or a run of elements (row_parts has the parts of programs that use them). Every number is computed in one
-order, whatever the run that it is in.
+The parts of programs in row_parts and experts call them. Every sum has a fixed order, whatever run of elements it is in.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .....simd.lanes import LANES, load, min_lanes, select, splat, store
 _HUGE = 1e30
 SILU, GELU, CLAMPED_SWISH, SQUARED_RELU = range(4)
 
-_FAST = {"reassoc", "nsz", "contract"}  # sums over a row in whatever order is fastest: the same one at every call
+_FAST = {"reassoc", "nsz", "contract"}  # the compiler chooses the order of a row's sum, which is then the same at every call
 
 
 @kernel(fastmath=_FAST)
@@ -50,55 +49,56 @@ def product(a, b):
 
 
 @kernel
-def _gate(x, y, slope, bend, limit, shift):
-    """x / (1 + e^u) * y for sixteen x and y, where u = x (slope + bend x^2); x is kept below the limit, y within +-limit, and
-    then shifted. NaN stays NaN."""
+def _gate(x, y, slope, cubic, limit, shift):
+    """x / (1 + e^u) * (y + shift) for sixteen x and y, where u = x (slope + cubic x^2); before, x is clamped to at most the
+    limit, and y to +-limit. NaN stays NaN."""
     x, y = select(x > limit, splat(limit), x), select(y > limit, splat(limit), y)
     y = select(y < -limit, splat(-limit), y) + shift
-    square = min_lanes(x * x, splat(_HUGE))  # bend 0 times infinity would be NaN
-    return x / (exp_lanes(x * (square * bend + slope)) + 1) * y
+    square = min_lanes(x * x, splat(_HUGE))  # a cubic of 0 times infinity would be NaN
+    return x / (exp_lanes(x * (square * cubic + slope)) + 1) * y
 
 
 @kernel
-def gate_run(kind, gate, up, out, limit):
+def gate_run(activation, gate, up, out, limit):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
-    kind: SILU, GELU (the tanh form), CLAMPED_SWISH: gate and up are kept within +-limit (gate only from above), the result is
-    gate * sigmoid(1.702 gate) * (up + 1) (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
+    activation: SILU, GELU (the tanh form), CLAMPED_SWISH: gate * sigmoid(1.702 gate) * (up + 1) of gate clamped to at most the
+    limit and up to +-limit (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
     """
-    if kind == SQUARED_RELU:
+    if activation == SQUARED_RELU:
         for i in range(out.size):
             value = gate[i] if gate[i] > 0 or gate[i] != gate[i] else np.float32(0)
             out[i] = value * value * up[i]
         return
-    slope, bend, most, shift = np.float32(-1), np.float32(0), np.float32(np.inf), np.float32(0)
-    if kind == GELU:
+    slope, cubic, bound, shift = np.float32(-1), np.float32(0), np.float32(np.inf), np.float32(0)
+    if activation == GELU:
         # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-        slope, bend = np.float32(-1.5957691216), np.float32(-0.07135481282)
-    elif kind == CLAMPED_SWISH:
-        slope, most, shift = np.float32(-1.702), np.float32(limit), np.float32(1)
+        slope, cubic = np.float32(-1.5957691216), np.float32(-0.07135481282)
+    elif activation == CLAMPED_SWISH:
+        slope, bound, shift = np.float32(-1.702), np.float32(limit), np.float32(1)
     x, y = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for i in range(0, out.size, LANES):
         if i + LANES <= out.size:
-            store(out, i, _gate(load(gate, i), load(up, i), slope, bend, most, shift))
+            store(out, i, _gate(load(gate, i), load(up, i), slope, cubic, bound, shift))
         else:
             for j in range(LANES):
                 at = min(i + j, out.size - 1)
                 x[j], y[j] = gate[at], up[at]
-            store(x, 0, _gate(load(x, 0), load(y, 0), slope, bend, most, shift))
+            store(x, 0, _gate(load(x, 0), load(y, 0), slope, cubic, bound, shift))
             for j in range(out.size - i):
                 out[i + j] = x[j]
 
 
 @kernel
-def _best(scores, allowed, count, found):
-    """The places of the `count` highest scores among those allowed, best first; of equals the first."""
+def _top_k(scores, allowed, count, indices):
+    """Writes the indices of the `count` highest scores among those allowed, best first; of equal ones the first. They are no
+    longer allowed then."""
     for k in range(count):
         best = -1
         for i in range(scores.size):
             if allowed[i] and (best < 0 or scores[i] > scores[best]):
                 best = i
-        found[k] = best
+        indices[k] = best
         allowed[best] = False
 
 
@@ -106,7 +106,7 @@ def _best(scores, allowed, count, found):
 def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts, weights):
     """Chooses experts: as graph.ops.Route, which says what the options mean.
 
-    scores: float32 [n, experts] of the router's product, overwritten; bias: float32 [experts], or [0] for none;
+    scores: float32 [n, experts], the router's logits, overwritten; bias: float32 [experts], or [0] for none;
     experts int64 [n, used] and weights float32 [n, used] are the results, best first.
     """
     n, count = scores.shape
@@ -119,11 +119,11 @@ def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts
             for i in range(count):
                 row[i] = np.float32(1) / (np.float32(1) + exp(-row[i]))
         else:
-            top, total = row[0], np.float32(0)
+            maximum, total = row[0], np.float32(0)
             for i in range(count):
-                top = max(top, row[i])
+                maximum = max(maximum, row[i])
             for i in range(count):
-                row[i] = exp(row[i] - top)
+                row[i] = exp(row[i] - maximum)
                 total += row[i]
             for i in range(count):
                 row[i] /= total
@@ -141,11 +141,11 @@ def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts
                         second = choice[i]
                 strength[g] = first + second if sigmoid and size > 1 else first
                 open_groups[g] = True
-            _best(strength, open_groups, groups_used, chosen_groups)
+            _top_k(strength, open_groups, groups_used, chosen_groups)
             for g in chosen_groups:
                 for i in range(g * size, (g + 1) * size):
                     allowed[i] = True
-        _best(choice, allowed, used, experts[t])
+        _top_k(choice, allowed, used, experts[t])
         total = np.float32(0)
         for k in range(used):
             weights[t, k] = row[experts[t, k]]

@@ -1,4 +1,4 @@
-"""The way of tokens to their experts and back: rows side by side for each expert, and its results added up by token."""
+"""Mixtures of experts: routing, sorting the rows of tokens by expert, and adding the experts' results by token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .....simd.team import part
 from .elementwise import route
 from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
 
-RUN = 16384  # numbers of one part: some microseconds
+RUN = 16384  # numbers of one part: several microseconds
 
 
 @kernel
-def arrange(chosen, weights, experts, unit, few, starts, counts, places, matrices, rows, factors):
-    """Gives every choice of an expert a row: first those of experts with more than `few` tokens, expert by expert, each from a
-    multiple of `unit`; then, without gaps, those of the others. Returns how many rows each of the two kinds takes.
+def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places, matrices, rows, factors):
+    """Gives every choice of an expert a row: first those of experts with more than `gemv_tokens` tokens, expert by expert, each
+    from a multiple of `unit`; then, without gaps, those of the others. Returns the numbers of rows of the two groups.
 
     chosen int64 [n, used], -1 for none; weights float32 [n, used]. Results: starts and counts int64 [experts] of each expert's
     rows; of each row (as many as there may be: n * used + experts * unit) its token, -1 for a gap, and its expert, 0 for a gap:
@@ -30,12 +30,12 @@ def arrange(chosen, weights, experts, unit, few, starts, counts, places, matrice
                 counts[chosen[t, k]] += 1
     total = 0
     for e in range(experts):
-        if counts[e] > few:
+        if counts[e] > gemv_tokens:
             starts[e] = total
             total += (counts[e] + unit - 1) // unit * unit
-    many = total
+    gemm_rows = total
     for e in range(experts):
-        if counts[e] <= few:
+        if counts[e] <= gemv_tokens:
             starts[e] = total
             total += counts[e]
     places[:total], matrices[:total], rows[:], factors[:] = -1, 0, -1, 0
@@ -57,7 +57,7 @@ def arrange(chosen, weights, experts, unit, few, starts, counts, places, matrice
             filled[e] += 1
             places[row], matrices[row] = t, e
             rows[t, i], factors[t, i] = row, weights[t, order[i]]
-    return many, total - many
+    return gemm_rows, total - gemm_rows
 
 
 @part
@@ -99,7 +99,7 @@ ROUTE_FIELDS = (
 
 @kernel
 def reduce_experts(chosen, weights, keep, share, normalise):
-    """Of one token's experts, best first, drops those behind the first `keep` that weigh less than `share` times the strongest.
+    """Of one token's experts, best first, drops those after the first `keep` whose weight is below `share` times the largest.
 
     A dropped expert becomes -1 and its weight 0; with `normalise` the others grow so that the sum stays. int64 and float32
     [used].
@@ -136,11 +136,11 @@ def route_part(argument, number):
 
 @part
 def arrange_part(argument, number):
-    """Sorts the choices of a few tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
+    """Sorts the choices of tokens by expert (see `arrange`) and makes the jobs of the products (see gemv.gemv).
 
     Table: chosen, weights, tokens, used, experts, starts, counts, places, matrices, rows, factors, jobs int64 [2, tokens *
-    used, 4]: the first for products of what the tokens have in common (one token: its own row, else rows as arranged), the
-    second for products of rows as arranged. Jobs that are not needed have no tokens.
+    used, 4]: the first for products of the rows of tokens (one token: its own row, else rows as arranged), the second
+    for products of rows as arranged. Jobs that are not needed have no tokens.
     """
     table = view(argument, 12, np.int64)
     n, used, experts = table[2], table[3], table[4]
@@ -151,7 +151,7 @@ def arrange_part(argument, number):
     places, matrices = view(table[7], choices, np.int64), view(table[8], choices, np.int64)
     rows = view(table[9], choices, np.int64).reshape(n, used)
     factors = view(table[10], choices, np.float32).reshape(n, used)
-    places[:], matrices[:] = -1, 0  # of rows that nobody chose
+    places[:], matrices[:] = -1, 0  # of rows without a choice
     arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
     jobs = view(table[11], 8 * choices, np.int64).reshape(2, choices, 4)
     jobs[:, :, TOKENS] = 0

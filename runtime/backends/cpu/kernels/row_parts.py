@@ -27,7 +27,7 @@ ROWS, ROW_STEP, COLUMNS, COLUMN_STEP = range(4)
 
 @kernel
 def _cell(table, number):
-    """First row, row behind the last, first column and number of columns of part `number`."""
+    """(first row, row after the last, first column, number of columns) of part `number`."""
     across = (table[COLUMNS] + table[COLUMN_STEP] - 1) // table[COLUMN_STEP]
     row, column = number // across * table[ROW_STEP], number % across * table[COLUMN_STEP]
     return row, min(table[ROWS], row + table[ROW_STEP]), column, min(table[COLUMN_STEP], table[COLUMNS] - column)
@@ -40,7 +40,7 @@ def _row(address, row_bytes, row, column, width):
 
 @part
 def chain(argument, number):
-    """Part `number` of several tasks, one after the other. Table: how many; then a row for each as in a program."""
+    """Part `number` of several tasks, one after the other. Table: their number; then a row for each as in a program."""
     for task in range(atomic_load(argument)):
         row = argument + 8 + 32 * task
         call_part(atomic_load(row + 8 * FUNCTION), atomic_load(row + 8 * ARGUMENT), number)
@@ -136,16 +136,16 @@ def rotate(argument, number):
     first, stop, _, _ = _cell(table, number)
     pairs = table[9]
     for r in range(first, stop):
-        turns = view(table[8] + 8 * pairs * (r // table[11]), 2 * pairs, np.float32)
+        rotations = view(table[8] + 8 * pairs * (r // table[11]), 2 * pairs, np.float32)
         for h in range(table[7]):
             head = view(table[4] + r * table[5] + h * table[6], 2 * pairs, np.float32)
             if table[10]:
                 for p in range(pairs):
-                    a, b, c, s = head[2 * p], head[2 * p + 1], turns[2 * p], turns[2 * p + 1]
+                    a, b, c, s = head[2 * p], head[2 * p + 1], rotations[2 * p], rotations[2 * p + 1]
                     head[2 * p], head[2 * p + 1] = a * c - b * s, a * s + b * c
             else:
                 for p in range(pairs):
-                    a, b, c, s = head[p], head[p + pairs], turns[2 * p], turns[2 * p + 1]
+                    a, b, c, s = head[p], head[p + pairs], rotations[2 * p], rotations[2 * p + 1]
                     head[p], head[p + pairs] = a * c - b * s, a * s + b * c
 
 
