@@ -25,6 +25,8 @@ from typing import Any
 import click
 import numpy as np
 
+from ggufmill.operating_system.processors import available_cpus
+
 MILL = [sys.executable, "-m", "ggufmill", "convert"]
 DEMO = Path(__file__).parent.parent / "recipes" / "demo"
 BLOCK = 128  # rows and columns that share an fp8 scale
@@ -194,7 +196,7 @@ def main(
             commands["reference"] = (command, [reference])
         results[case] = report(case, race(commands, rounds), nbytes)
         same.unlink()
-    results["machine"] = {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg()}
+    results["machine"] = {"processors": available_cpus(), "load": os.getloadavg()}
     results["own_peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if json_file is not None:
         json_file.write_text(json.dumps(results, indent=1))

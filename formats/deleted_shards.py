@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FormatError
+from ..operating_system.files import sync_file
 
 SUFFIX = ".released"
 
@@ -43,7 +44,7 @@ def delete_shard(path: Path) -> None:
     with new.open("wb") as out:
         out.write(json.dumps({"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode() + b"\n" + header)
         out.flush()
-        os.fsync(out.fileno())
+        sync_file(out.fileno())
     os.replace(new, record_path(path))
     target = path.resolve()
     path.unlink()

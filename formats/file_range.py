@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from ..errors import FormatError
-from .platform import BINARY, read_at
+from ..operating_system.files import BINARY, read_at
 
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import MillError
+from ..operating_system.files import sync_file
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def atomic_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
         with part.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         part.replace(path)
     except OSError as error:
         raise MillError(f"{path} cannot be written: {error.strerror or error}") from error

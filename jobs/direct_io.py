@@ -15,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ..formats import platform
+from ..operating_system import files
 
 BLOCK = 4096  # bytes; a multiple of the alignment that devices and file systems ask for
 BUFFER_BYTES = 8 << 20
@@ -32,7 +32,7 @@ class DirectWriter:
     """
 
     def __init__(self) -> None:
-        self.usable = platform.has_direct_io()
+        self.usable = files.has_direct_io()
         self._buffer = memoryview(b"")
         self._fd, self._offset, self._filled = -1, 0, 0  # the buffer's bytes go to byte _offset of the file _fd
         self._bytes, self._seconds = 0, 0.0
@@ -65,23 +65,23 @@ class DirectWriter:
 
     def _write_cached(self, data: memoryview) -> None:
         while data:
-            count = platform.write_at(self._fd, data, self._offset)
+            count = files.write_at(self._fd, data, self._offset)
             self._offset, data = self._offset + count, data[count:]
 
     def _write_direct(self, blocks: memoryview) -> int:
         """Writes complete blocks with O_DIRECT; returns the bytes written, fewer than given if the file system refuses."""
         started, first_offset = perf_counter(), self._offset
         try:
-            platform.set_direct_io(self._fd, True)
+            files.set_direct_io(self._fd, True)
             while blocks and self._offset % BLOCK == 0:
-                count = platform.write_at(self._fd, blocks, self._offset)
+                count = files.write_at(self._fd, blocks, self._offset)
                 self._offset, blocks = self._offset + count, blocks[count:]
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             self.usable = False
         finally:
-            platform.set_direct_io(self._fd, False)
+            files.set_direct_io(self._fd, False)
         self._bytes += self._offset - first_offset
         self._seconds += perf_counter() - started
         if self._bytes >= TRIAL_BYTES and self._bytes < SLOW * self._seconds:

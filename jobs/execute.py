@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import FormatError, MillError, PlanError
-from ..formats import platform
 from ..formats.file_range import range_checksum
 from ..formats.types import dims
+from ..operating_system.files import BINARY, NO_FOLLOW, reserve_space, sync_file, sync_folder, write_at
+from ..operating_system.memory import retain_free_memory, trim_free_memory
+from ..operating_system.processors import available_cpus
 from .journal import Journal, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .plan import Location, Output, Plan
@@ -59,7 +61,7 @@ class _OpenFiles:
     def sync(self) -> None:
         """Brings what was written so far to disk, and after that what the journal says of it."""
         for fd in self.fds.values():
-            os.fsync(fd)
+            sync_file(fd)
         self.journal.sync()
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ def execute(
     Raises what a tensor's `produce` raises; .part files and journal then stay, and resume=True goes on from them. Raises
     PlanError when the journal belongs to another plan or another process holds it.
     """
-    threads = threads or platform.available_cpus()
+    threads = threads or available_cpus()
     journal_path(plan).resolve().parent.mkdir(parents=True, exist_ok=True)
     files = _OpenFiles(plan, Journal(plan))
     try:
@@ -103,7 +105,7 @@ def execute(
             progress(plan.total_bytes - sum(o.nbytes for o, _ in pending), "")
         if on_finished is not None:
             on_finished(done, files.sync)
-        platform.retain_free_memory()
+        retain_free_memory()
         try:
             _write_tensors(files, pending, done, threads, progress, on_finished)
             files.sync()
@@ -119,12 +121,12 @@ def execute(
         files.close()
         for index in written:
             os.replace(plan.files[index].part, plan.files[index].path)
-        platform.sync_folder(plan.files[0].path.resolve().parent)
+        sync_folder(plan.files[0].path.resolve().parent)
         files.journal.delete()
     finally:
         files.close()
         files.journal.close()
-        platform.trim_free_memory()
+        trim_free_memory()
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
@@ -139,12 +141,12 @@ def _open_parts(files: _OpenFiles, existing: Collection[int], *, resume: bool, a
             continue
         if records is not None and not file.part.exists() and file.path.exists():
             os.replace(file.path, file.part)  # the job was killed between the renames
-        flags = os.O_RDWR | os.O_CREAT | platform.NO_FOLLOW | platform.BINARY | (os.O_TRUNC if records is None else 0)
+        flags = os.O_RDWR | os.O_CREAT | NO_FOLLOW | BINARY | (os.O_TRUNC if records is None else 0)
         fd = os.open(file.part, flags, 0o644)
         files.fds[index] = fd
         try:
             if allocate:
-                platform.allocate(fd, file.nbytes)
+                reserve_space(fd, file.nbytes)
             os.ftruncate(fd, file.nbytes)
         except OSError as error:
             if records is None:
@@ -154,7 +156,7 @@ def _open_parts(files: _OpenFiles, existing: Collection[int], *, resume: bool, a
                     plan.files[i].part.unlink()
                 files.journal.delete()
             raise PlanError(f"{file.part}: {file.nbytes / 1e9:.2f} GB cannot be allocated ({error.strerror})") from None
-        platform.write_at(fd, memoryview(file.header), 0)
+        write_at(fd, memoryview(file.header), 0)
     return {} if records is None else _verified(plan, existing, records)
 
 

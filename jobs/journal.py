@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import PlanError
-from ..formats.platform import BINARY, NO_FOLLOW, lock_file
+from ..operating_system.files import BINARY, NO_FOLLOW, lock_file, sync_file
 from .plan import Plan
 
 
@@ -79,7 +79,7 @@ class Journal:
 
     def sync(self) -> None:
         """Brings what was recorded to disk."""
-        os.fsync(self._file.fileno())
+        sync_file(self._file.fileno())
 
     def delete(self) -> None:
         """Removes the file; the lock stays until `close` where the system permits that."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ..formats import platform
+from ..operating_system import files
 from .direct_io import MIN_TENSOR_BYTES, DirectWriter
 
 WRITEBACK_BYTES = 32 << 20  # written to a file between two requests to start bringing it to disk
@@ -103,7 +103,7 @@ class OrderedWriter:
         sink.digest.update(view)
         if not self._write_direct(sink, view):
             while view:
-                count = platform.write_at(sink.fd, view, sink.offset)
+                count = files.write_at(sink.fd, view, sink.offset)
                 sink.offset, view = sink.offset + count, view[count:]
             self._request_writeback(sink)
         sink.remaining -= data.size
@@ -133,5 +133,5 @@ class OrderedWriter:
         if sink.offset < start:
             self._writeback_from[sink.fd] = sink.offset
         elif sink.offset - start >= WRITEBACK_BYTES:
-            platform.start_writeback(sink.fd, start, sink.offset - start)
+            files.start_writeback(sink.fd, start, sink.offset - start)
             self._writeback_from[sink.fd] = sink.offset

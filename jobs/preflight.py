@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import PlanError
-from ..formats.platform import allocated_bytes
+from ..operating_system.files import allocated_bytes
 from .journal import is_locked, journal_path
 from .plan import Plan, PlannedFile
 

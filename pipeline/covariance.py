@@ -14,8 +14,8 @@ from ..imatrix.covariance.files import Origin, open_covariance
 from ..imatrix.covariance.job import BITS, CovarianceJob, CovarianceOptions, state_path
 from ..imatrix.covariance.merge import merge_files
 from ..imatrix.covariance.statistics import InputStatistics, statistics
+from ..operating_system.memory import free_bytes
 from ..runtime import Model
-from ..runtime.available_memory import free_bytes
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
 from .common.messages import gib, note
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ..errors import CheckFailed, PlanError
@@ -140,4 +140,4 @@ def _algorithms_of(
 def _without_folder(name: str) -> str:
     """FILE or FILE:TENSOR without the folder of FILE."""
     file, separator, tensor = name.partition(".gguf:")
-    return Path(file).name + separator + tensor
+    return PureWindowsPath(file).name + separator + tensor  # a manifest may come from any system

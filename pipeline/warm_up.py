@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..formats import TYPES, TensorType
-from ..formats.platform import low_priority
+from ..operating_system.process import low_priority
 from ..quantize import can_encode, codecs, decode, encode
 from ..simd.compile import compiled_kernels
 from ..simd.kernel_cache import has_kernels

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -15,6 +13,7 @@ import numpy as np
 from numba import types
 
 from ..formats import MillError
+from ..operating_system.process import set_signal_handler
 from ..simd.compile import native_entry
 
 _MESSAGE = np.frombuffer(
@@ -68,15 +67,8 @@ def _write_message_and_exit(number):
 def install_sigbus_handler() -> Any:
     """Lets SIGBUS, which by itself would end the process silently, end it with exit code 1 and one line.
 
-    A handler that somebody else has set stays. Returns the compiled handler, which lives as long as the process; None where
-    there is no such signal.
+    A handler that somebody else has set stays. Returns the compiled handler, which lives as long as the process.
     """
-    if not hasattr(signal, "SIGBUS"):
-        return None
     handler = native_entry(types.void(types.int32), _write_message_and_exit)
-    libc = ctypes.CDLL(None)
-    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-    before = libc.signal(signal.SIGBUS, handler.address)
-    if before:
-        libc.signal(signal.SIGBUS, before)
+    set_signal_handler("SIGBUS", handler.address)
     return handler

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import MillError, PlanError, TensorSource
+from ..operating_system.memory import free_bytes
+from ..operating_system.processors import available_cpus
 from ..quantize import gguf_source
-from ..simd.workers import Workers, available_cores
-from .available_memory import decoded_bytes
+from ..simd.workers import Workers
 from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
@@ -30,6 +31,8 @@ from .text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .generation.generate import Generation
 
+_DECODED_BYTES = 4 << 30
+
 
 def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Model:
     """Opens a model for inference: a GGUF file (any shard of a split one), or a source that convert opened.
@@ -43,11 +46,17 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     check_latent(settings, hparams)
     stored, packed_bytes = source, 0
     if chosen.repack:
-        source, packed_bytes = repack_source(stored, Workers(chosen.threads or available_cores()))
-    cache_bytes = decoded_bytes() if chosen.cache_bytes is None else chosen.cache_bytes
-    store = WeightStore(source, cache_bytes, chosen.threads or available_cores(), chosen.exact)
+        source, packed_bytes = repack_source(stored, Workers(chosen.threads or available_cpus()))
+    cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
+    store = WeightStore(source, cache_bytes, chosen.threads or available_cpus(), chosen.exact)
     graph = build_graph(source, chosen.n_ctx)
     return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes)
+
+
+def decoded_bytes(free: int | None) -> int:
+    """What decoded weights may take by default: 4 GiB, but no more than a quarter of the memory that is free. The rest is for
+    activations, and for the model's file, which the system keeps in memory as far as it can."""
+    return _DECODED_BYTES if free is None else min(_DECODED_BYTES, free // 4)
 
 
 class Model:

@@ -7,9 +7,7 @@ two; after half a millisecond without work they block in the operating system, a
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
+from ..operating_system.process import after_fork, c_address
 from . import team
 
 Item = TypeVar("Item")
@@ -24,11 +23,6 @@ Result = TypeVar("Result")
 
 PARALLEL_THRESHOLD = 4 << 20  # multiplications: some 50 microseconds of one core, which is what waking another one costs
 _SPIN_SECONDS = 5e-4  # that a helper waits in compiled code before it blocks
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Call:
@@ -64,7 +58,7 @@ class _Helpers:
         _alive.add(self)
 
     def _clear(self) -> None:
-        self._state = team.new_state(_sched_yield())
+        self._state = team.new_state(c_address("sched_yield"))  # waiting threads let others run on a busy machine
         self.address = team.state_address(self._state)
         # Reentrant, because garbage collection may call `stop` anywhere, also where this thread holds the lock.
         self._lock, self._wake_up = threading.RLock(), threading.Semaphore(0)
@@ -162,15 +156,7 @@ def _after_fork() -> None:
         helpers.after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-@cache
-def _sched_yield() -> int:
-    """The address of sched_yield, with which waiting threads let others run on a busy machine; 0 where there is none."""
-    function = getattr(ctypes.CDLL(None), "sched_yield", None) if os.name == "posix" else None
-    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
+after_fork(_after_fork)
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import re
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from ... import __version__
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.plan import Output, Plan
+from ...operating_system.process import system_text
 
 if TYPE_CHECKING:
     from ...imatrix import Imatrix
@@ -51,7 +52,7 @@ def report_json(
         "recipe": run.recipe.name,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{system_text()}, Python {'.'.join(map(str, sys.version_info[:3]))}",
         "source": run.source_line,
         "source_name": Path(run.source.path).resolve().name,
         "architecture": plan.metadata.get("general.architecture", ""),

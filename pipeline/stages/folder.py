@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...formats import PlanError
+from ...operating_system.files import locked_folder
 
 
 @dataclass(frozen=True)
@@ -23,27 +22,20 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keeps other runs out of the folder, which is made if need be, and removed again if nothing came into it.
 
-        The lock is the kernel's: a killed run leaves none. Raises PlanError when another run holds it.
+        The lock is the system's: a killed run leaves none. Raises PlanError when another run holds it. On network file systems
+        that lock no folders, the journal's lock still protects the model.
         """
         made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                other = f"another run is at work in {self.path}; wait for its end, or give another folder (-o)"
-                raise PlanError(other) from None
-            except OSError:  # some network file systems lock no folders: there the journal's lock protects the model
-                pass
+        with locked_folder(self.path) as is_ours:
+            if not is_ours:
+                raise PlanError(f"another run is at work in {self.path}; wait for its end, or give another folder (-o)")
             try:
                 yield
             finally:
                 for path in made:
                     with suppress(OSError):
                         path.rmdir()
-        finally:
-            os.close(handle)
 
     @property
     def gguf(self) -> Path:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from typing import Any
 
 from ...jobs.plan import Plan
+from ...operating_system.processors import available_cpus
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False
     if timing:
         from ...quantize.timing import predict_seconds
 
-        seconds = predict_seconds(plan, threads or len(os.sched_getaffinity(0)))
+        seconds = predict_seconds(plan, threads or available_cpus())
     folder = plan.files[0].path.absolute().parent
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     free = shutil.disk_usage(existing).free if existing is not None else None

@@ -67,8 +67,8 @@ def load_recipe(path: str | Path) -> Recipe:
     )
 
 
-# A local path in a TOML recipe, up to the file name at its end.
-_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*/(?=(?!\2)[^/\n])""")
+# A local path in a TOML recipe, up to the file name at its end. Windows separates folders by backslashes too.
+_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])""")
 
 
 def strip_folders(text: str) -> str:

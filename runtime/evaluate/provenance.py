@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -18,6 +18,7 @@ import xxhash
 from ... import __version__
 from ...formats import SourceTensor
 from ...formats.file_range import HASH_BLOCK_BYTES, read_range
+from ...operating_system.processors import processor_name
 from ..hparams import HParams
 from ..model import Model
 from .score_statistics import paired_ratio
@@ -114,17 +115,7 @@ def describe_text(data: bytes, name: str = "") -> dict[str, Any]:
 def describe_program() -> dict[str, Any]:
     """Versions of ggufmill, Python, numpy and numba, and the processor."""
     packages = {name: version(name) for name in ("numpy", "numba")}
-    return {"ggufmill": __version__, "python": platform.python_version(), **packages, "cpu": processor()}
-
-
-def processor() -> str:
-    """The name of the processor, as the operating system reports it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return {"ggufmill": __version__, "python": ".".join(map(str, sys.version_info[:3])), **packages, "cpu": processor_name()}
 
 
 def compare_results(ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -12,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from ...formats import MillError
+from ...operating_system.process import reuse_address
 from ..model import Model
 from .app import make_app
 from .engine import EndEvent, Engine
@@ -94,8 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = addresses[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if sys.platform != "win32":  # on Windows this option would let two servers share the port
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reuse_address(listener)
             listener.bind(address)
             listener.listen(128)
         except OSError:

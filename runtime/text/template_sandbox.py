@@ -3,13 +3,12 @@
 jinja2's sandbox keeps a template away from Python's internals, but neither from `{{ 'x' * 10**10 }}` nor from nested loops. A
 template comes with a file from somewhere, so both are refused here. What these checks cannot see, such as one comparison of
 deeply shared lists, is stopped by the limits of the process: this file is also the program that `template_process.py` starts.
-For that reason it imports nothing of this package.
+For that reason it imports nothing of this package but, as a program, the functions that set these limits.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 import sys
@@ -21,11 +20,6 @@ from datetime import datetime
 from functools import lru_cache
 from types import FrameType
 from typing import Any, BinaryIO
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -277,48 +271,23 @@ _WARM_UP = (
 )
 
 
-def _limit_process() -> None:
-    """From here on this process can allocate MEMORY bytes at most, and neither open nor write files.
+def serve(requests: BinaryIO, results: BinaryIO, limit_time: Callable[[float], None]) -> None:
+    """Runs each request, a line of JSON, and writes its result as a line of JSON, until the input ends.
 
-    Windows has no such limits and macOS not all of them: there the checks of `TemplateEnvironment` are what remains.
+    limit_time: lets the system end this process after so many seconds of processor time.
     """
-    for text in _WARM_UP:
-        run_template({"text": text, "variables": {}, "seconds": SECONDS})
-    _set_limit("RLIMIT_AS", MEMORY)
-    for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NOFILE"):
-        _set_limit(name, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent process
-
-
-def _set_limit(name: str, value: int) -> None:
-    """Raises OSError or ValueError on Linux if the limit cannot be set; elsewhere that is ignored."""
-    if resource is None:
-        return
-    try:
-        resource.setrlimit(getattr(resource, name), (value, value))
-    except (AttributeError, OSError, ValueError):
-        if sys.platform == "linux":
-            raise
-
-
-def _limit_cpu_time(seconds: float) -> None:
-    """Lets the system kill this process if it runs more than a second longer: code outside Python has no other limit."""
-    if resource is None:
-        return
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds) + 1, hard_limit))
-
-
-def serve(requests: BinaryIO, results: BinaryIO) -> None:
-    """Runs each request, a line of JSON, and writes its result as a line of JSON, until the input ends."""
     for line in requests:
         request = json.loads(line)
-        _limit_cpu_time(request["seconds"])
+        limit_time(request["seconds"])  # code outside of Python has no other limit
         results.write(json.dumps(run_template(request)).encode("ascii") + b"\n")
         results.flush()
 
 
 if __name__ == "__main__":
-    _limit_process()
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    from ggufmill.operating_system.process import limit_cpu_time, limit_process
+
+    for text in _WARM_UP:
+        run_template({"text": text, "variables": {}, "seconds": SECONDS})
+    limit_process(MEMORY)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent process
+    serve(sys.stdin.buffer, sys.stdout.buffer, limit_cpu_time)

@@ -172,7 +172,7 @@ def test_read_errors_and_a_full_disk(job, mill, tmp_path, monkeypatch, call, cod
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"ggufmill.formats.platform.os.{call}", fails)
+        patch.setattr(f"os.{call}", fails)
         line = error_line(mill(*command), tmp_path / "out.gguf")
     assert said in line
     assert "--resume goes on" in line
@@ -185,7 +185,7 @@ def test_a_disk_that_is_too_small(job, mill, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("ggufmill.formats.platform.os.posix_fallocate", full)
+        patch.setattr("os.posix_fallocate", full)
         assert "cannot be allocated (No space left on device)" in error_line(mill(*job[0]), tmp_path / "out.gguf")
     assert os.listdir(tmp_path) == []
 

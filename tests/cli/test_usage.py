@@ -93,7 +93,7 @@ def test_closed_streams_and_a_full_disk(tmp_path):
     job = f"{shlex.quote(sys.executable)} -m ggufmill convert {shlex.quote(str(DEMO))} a.gguf --force"
     assert subprocess.run(["bash", "-c", f"{job} >&- 2>&-"], cwd=tmp_path, check=False).returncode == 0
     assert (tmp_path / "a.gguf").exists()
-    with open("/dev/full", "w") as full:
+    with open("/dev/full", "w", encoding="utf-8") as full:
         process = program("recipes", "list", stdout=full)
     assert process.communicate()[1] == "ggufmill: input/output: No space left on device\n"
     assert process.returncode == 1

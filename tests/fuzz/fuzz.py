@@ -46,7 +46,7 @@ elif "--coverage" not in sys.argv:
 
 
 def limit_memory() -> None:
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 

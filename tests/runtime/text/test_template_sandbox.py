@@ -6,6 +6,7 @@ import time
 import pytest
 
 from ggufmill.formats import PlanError
+from ggufmill.runtime.text import template_sandbox
 from ggufmill.runtime.text.chat import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -152,16 +153,14 @@ def test_several_threads_get_the_results_of_their_own_templates():
 def test_without_the_resource_module_the_checks_remain():
     """As on Windows, where processes have no such limits."""
     program = """
-import io, json, sys
+import runpy, sys
 sys.modules["resource"] = None
-from ggufmill.runtime.text import template_sandbox
-template_sandbox._limit_process()
-results = io.BytesIO()
-requests = [{"text": text, "variables": {}, "seconds": 5} for text in ("{{ 1 + 1 }}", "{{ 'x' * 10**10 }}")]
-template_sandbox.serve([json.dumps(request).encode() for request in requests], results)
-print(results.getvalue().decode())
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    requests = [{"text": text, "variables": {}, "seconds": 5} for text in ("{{ 1 + 1 }}", "{{ 'x' * 10**10 }}")]
+    command = [sys.executable, "-c", program, template_sandbox.__file__]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    run = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
     first, second = (json.loads(line) for line in run.stdout.split("\n") if line)
     assert first == {"text": "2"}, run.stderr
     assert second["error"] == "refused"

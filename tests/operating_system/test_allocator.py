@@ -8,7 +8,7 @@ import pytest
 SCRIPT = textwrap.dedent("""
     import os, resource, sys
     import numpy as np
-    from ggufmill.formats.platform import retain_free_memory, trim_free_memory
+    from ggufmill.operating_system.memory import retain_free_memory, trim_free_memory
 
     def faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

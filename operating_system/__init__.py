@@ -1,0 +1,1 @@
+"""What differs between operating systems: files, memory, processes and processors. No other module names a system."""

@@ -1,0 +1,75 @@
+"""Memory: what this process may still take, and what the C library's allocator does with what is freed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+from .process import c_function
+
+# malloc.h of glibc: parameter -> value in bytes. Larger blocks still come from the system and go back to it at once.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_PARAMETERS = {_M_TRIM_THRESHOLD: 256 << 20, _M_MMAP_THRESHOLD: 32 << 20}
+
+
+def retain_free_memory() -> None:
+    """From now on memory that is freed stays with the process for the next allocation. Only with glibc; else nothing.
+
+    By default glibc returns blocks of a few MiB to the system and asks for them again, and the kernel clears them each time
+    (on a virtual machine it also has to map them), which takes as long as a job's work on them.
+    """
+    mallopt = c_function("mallopt")
+    if mallopt is not None:
+        for parameter, value in _PARAMETERS.items():
+            mallopt(parameter, value)
+
+
+def trim_free_memory() -> None:
+    """Returns the memory that is free now to the system. Only with glibc; else nothing."""
+    malloc_trim = c_function("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(ctypes.c_size_t(0))
+
+
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that this process may still take: of the machine, and of the control groups (containers, batch jobs) it runs in.
+
+    None where the system does not say in Linux's way. root: of the file system, for tests.
+    """
+    return min(_free_by_limit(root), default=None)
+
+
+def _free_by_limit(root: Path) -> Iterator[int]:
+    available = _fields(root / "proc/meminfo").get("MemAvailable:")
+    if available is not None:
+        yield available << 10
+    groups = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines() if line.count(":") >= 2]
+    for _, controllers, path in groups:
+        if controllers == "":
+            yield from _free_in_group(root / "sys/fs/cgroup", path, "memory.max", "anon")
+        elif "memory" in controllers.split(","):
+            yield from _free_in_group(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "total_rss")
+
+
+def _free_in_group(top: Path, path: str, limit: str, used: str) -> Iterator[int]:
+    """What a group and those around it leave beside memory that is no file's. Within a container only the top is to be seen."""
+    group = top / path.strip("/")
+    while group != top.parent:
+        words = _text(group / limit).split()
+        if words and words[0].isdecimal():
+            yield max(int(words[0]) - _fields(group / "memory.stat").get(used, 0), 0)
+        group = group.parent
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number per line."""
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,93 @@
+"""The program without what only Linux or POSIX has: every module is imported, jobs are interrupted and resumed, models run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ggufmill
+from ggufmill.recipes import FOLDER
+
+ROOT = Path(ggufmill.__file__).parent
+HELPERS = Path(__file__).parents[1] / "helpers"
+OUTSIDE = {"tests", "benchmarks", "docs", "build", "out", "recipes"}
+
+
+def run(code, *arguments, cwd):
+    """Runs code in a process of its own, after the calls are taken away."""
+    program = "import other_system\nother_system.take_away()\n" + code
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+def test_every_module_is_imported(tmp_path):
+    names = []
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] not in OUTSIDE and not parts[0].startswith(".") and parts[-1] != "__main__":
+            names.append(".".join(("ggufmill", *parts)).removesuffix(".__init__"))
+    assert len(names) > 250
+    done = run("import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *names, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code = "import os, sys\nassert not hasattr(os, 'pread') and 'fcntl' not in [n for n, m in sys.modules.items() if m]"
+    assert run(code, cwd=tmp_path).returncode == 0
+
+
+INTERRUPTED = """
+import sys
+from ggufmill.operating_system import files
+from ggufmill.errors import MillError
+from ggufmill import quantize_model
+real, left = files.write_at, [40]
+def fails(*arguments):
+    left[0] -= 1
+    if left[0] < 0:
+        raise OSError(28, "No space left on device")
+    return real(*arguments)
+files.write_at = fails
+try:
+    quantize_model(sys.argv[1], "out.gguf", "q8_0", custom_q="exps=q4_0", threads=2)
+except MillError as error:
+    print(error)
+files.write_at = real
+result = quantize_model(sys.argv[1], "out.gguf", "q8_0", custom_q="exps=q4_0", threads=2, resume=True, verify=True)
+print("resumed", result.resumed)
+"""
+MEASURED = """
+import sys
+import ggufmill
+result = ggufmill.perplexity("out.gguf", sys.argv[1], n_ctx=64, chunks=2, threads=2)
+print(result.perplexity)
+"""
+
+
+def test_jobs_and_models(tmp_path):
+    """Killed by a full disk, resumed, and measured: the same bytes and the same figure as with all calls."""
+    for folder in ("other", "here"):
+        (tmp_path / folder).mkdir()
+    done = run(INTERRUPTED, FOLDER / "demo", cwd=tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    assert "--resume goes on" in done.stdout
+    assert int(done.stdout.rpartition("resumed ")[2]) > 0
+    ggufmill.quantize_model(FOLDER / "demo", tmp_path / "here/out.gguf", "q8_0", custom_q="exps=q4_0", threads=2)
+    assert (tmp_path / "other/out.gguf").read_bytes() == (tmp_path / "here/out.gguf").read_bytes()
+    assert sorted(os.listdir(tmp_path / "other")) == ["out.gguf"]
+    text = FOLDER / "demo/heldout.txt"
+    done = run(MEASURED, text, cwd=tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    expected = ggufmill.perplexity(tmp_path / "here/out.gguf", text, n_ctx=64, chunks=2, threads=2).perplexity
+    assert float(done.stdout) == expected
+
+
+@pytest.mark.parametrize(
+    "verb", ["inspect --cpu", "recipes list", "run demo --dry-run -o out", "generate MODEL -p The -n 3 --temp 0"]
+)
+def test_verbs(tmp_path, verb):
+    words = verb.replace("MODEL", str(FOLDER / "demo")).split()
+    done = run("import sys\nfrom ggufmill.cli import main\nmain(sys.argv[1:])", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert os.listdir(tmp_path) == []
