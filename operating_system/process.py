@@ -42,13 +42,16 @@ def system_text() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
+def has_signal(name: str) -> bool:
+    """Whether the system has this signal, and a C library to set a compiled handler of it."""
+    return hasattr(signal, name) and c_function("signal") is not None
+
+
 def set_signal_handler(name: str, address: int) -> None:
-    """Sets a compiled function void(int) as the handler of a signal, unless there is one already. Nothing where the system has
-    no such signal."""
-    number, c_signal = getattr(signal, name, None), c_function("signal")
-    if number is None or c_signal is None:
-        return
-    c_signal.restype, c_signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)  # type: ignore[attr-defined]
+    """Sets a compiled function void(int) as the handler of a signal that there is, unless there is a handler already."""
+    c_signal: Any = c_function("signal")
+    c_signal.restype, c_signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    number = getattr(signal, name)
     before = c_signal(number, address)
     if before:
         c_signal(number, before)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from ..formats import MillError
-from ..operating_system.process import set_signal_handler
+from ..operating_system.process import has_signal, set_signal_handler
 from ..simd.compile import native_entry
 
 _MESSAGE = np.frombuffer(
@@ -67,8 +67,11 @@ def _write_message_and_exit(number):
 def install_sigbus_handler() -> Any:
     """Lets SIGBUS, which by itself would end the process silently, end it with exit code 1 and one line.
 
-    A handler that somebody else has set stays. Returns the compiled handler, which lives as long as the process.
+    A handler that somebody else has set stays. Returns the compiled handler, which lives as long as the process; None where
+    there is no such signal.
     """
+    if not has_signal("SIGBUS"):
+        return None
     handler = native_entry(types.void(types.int32), _write_message_and_exit)
     set_signal_handler("SIGBUS", handler.address)
     return handler

@@ -4,10 +4,8 @@ Each time: one line, exit code 1, nothing under the final name; and --resume end
 """
 
 import errno
-import fcntl
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -25,6 +23,9 @@ from ggufmill.jobs.execute import execute
 from ggufmill.pipeline.writing import write_model as writing
 from ggufmill.quantize import verify as verifying
 from ggufmill.recipes import FOLDER
+
+fcntl = pytest.importorskip("fcntl")  # not on Windows
+resource = pytest.importorskip("resource")  # not on Windows
 
 MILL = [sys.executable, "-m", "ggufmill"]
 

@@ -1,10 +1,11 @@
 import os
-import resource
 
 import pytest
 
 from ggufmill.formats import MillError
 from ggufmill.jobs.atomic_write import atomic_file, write_bytes
+
+resource = pytest.importorskip("resource")  # not on Windows
 
 
 def test_an_interrupted_write_leaves_the_old_content(tmp_path):

@@ -1,4 +1,3 @@
-import resource
 import time
 
 import gguf
@@ -7,6 +6,8 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError, PlanError
+
+resource = pytest.importorskip("resource")  # not on Windows
 
 HEADS, NOPE, VALUE, RANK = 4, 16, 12, 48  # of the tiny model
 
