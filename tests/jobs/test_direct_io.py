@@ -4,13 +4,14 @@ import os
 import numpy as np
 import pytest
 
-from ggufmill.formats import open_gguf, platform
+from ggufmill.formats import open_gguf
 from ggufmill.formats.types import TYPES
 from ggufmill.jobs import direct_io, execute
 from ggufmill.jobs.direct_io import BLOCK, DirectWriter
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
 from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.operating_system import files
 
 SIZE = 40 * BLOCK
 
@@ -50,8 +51,8 @@ def runs(seed, count=60):
 
 
 def is_direct(fd):
-    flags = platform.fcntl.fcntl(fd, platform.fcntl.F_GETFL)
-    return bool(flags & platform._O_DIRECT)
+    flags = files.fcntl.fcntl(fd, files.fcntl.F_GETFL)
+    return bool(flags & files._O_DIRECT)
 
 
 def check_runs(writer, file, seed):
@@ -80,7 +81,7 @@ def test_complete_blocks_are_written_with_o_direct(file, monkeypatch):
     writer = DirectWriter()
     if not writer.usable:
         pytest.skip("there is no O_DIRECT on this system")
-    monkeypatch.setattr(platform.os, "pwrite", pwrite)
+    monkeypatch.setattr(files.os, "pwrite", pwrite)
     data = np.arange(10 * BLOCK, dtype=np.uint32).astype(np.uint8)
     write(writer, file[0], 100, data, [5, 3000, 9 * BLOCK])
     if not writer.usable:
@@ -95,15 +96,15 @@ def test_complete_blocks_are_written_with_o_direct(file, monkeypatch):
 
 @pytest.mark.parametrize("call", ["fcntl", "pwrite"])
 def test_a_file_system_without_direct_io(file, monkeypatch, call):
-    fcntl = platform.fcntl
-    module = fcntl if call == "fcntl" else platform.os
+    fcntl = files.fcntl
+    module = fcntl if call == "fcntl" else files.os
     real, real_fcntl = getattr(module, call), fcntl.fcntl
 
     def refuse(fd, *arguments):
         if call == "fcntl":
-            refused = arguments[0] == fcntl.F_SETFL and arguments[1] & platform._O_DIRECT
+            refused = arguments[0] == fcntl.F_SETFL and arguments[1] & files._O_DIRECT
         else:
-            refused = real_fcntl(fd, fcntl.F_GETFL) & platform._O_DIRECT
+            refused = real_fcntl(fd, fcntl.F_GETFL) & files._O_DIRECT
         if refused:
             raise OSError(errno.EINVAL, "Invalid argument")
         return real(fd, *arguments)
@@ -117,7 +118,7 @@ def test_a_file_system_without_direct_io(file, monkeypatch, call):
 def test_short_writes(file, monkeypatch):
     real = os.pwrite
     draw = np.random.default_rng(3)
-    monkeypatch.setattr(platform.os, "pwrite", lambda fd, data, at: real(fd, data[: draw.integers(1, len(data) + 1)], at))
+    monkeypatch.setattr(files.os, "pwrite", lambda fd, data, at: real(fd, data[: draw.integers(1, len(data) + 1)], at))
     check_runs(DirectWriter(), file, 4)
 
 
@@ -127,7 +128,7 @@ def test_a_full_disk_raises(file, monkeypatch):
 
     writer = DirectWriter()
     writer.start(file[0], 0)
-    monkeypatch.setattr(platform.os, "pwrite", full)
+    monkeypatch.setattr(files.os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):
         writer.write(memoryview(bytes(4 * BLOCK)))
     monkeypatch.undo()
