@@ -76,7 +76,7 @@ class Bench:
             ggufmill.convert_model(folder, self.bf16, outtype="bf16", threads=threads)
         self.base = load_model(self.bf16, threads=threads)
         remember(self.base)
-        self.results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"files": {}}
+        self.results: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.exists() else {"files": {}}
         tensors = open_gguf(self.bf16).tensors
         self.layer_weights = sum(int(np.prod(t.shape)) for name, t in tensors.items() if _is_layer(name, t))
         self.results |= {"model": folder.name, "layer_weights": self.layer_weights}

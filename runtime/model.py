@@ -12,7 +12,6 @@ import numpy as np
 
 from ..formats import MillError, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
-from ..operating_system.processors import available_cpus
 from ..quantize import gguf_source
 from ..simd.workers import Workers
 from .backends import Cache, Executable
@@ -27,6 +26,7 @@ from .mapped_files import MappedFiles
 from .models import build_graph
 from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer
+from .thread_placement import place_threads
 
 if TYPE_CHECKING:
     from .generation.generate import Generation
@@ -45,12 +45,15 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
     stored, packed_bytes = source, 0
+    placement = place_threads(chosen.threads, chosen.cpus, chosen.numa)
+    workers = Workers(placement.threads, placement.places)
     if chosen.repack:
-        source, packed_bytes = repack_source(stored, Workers(chosen.threads or available_cpus()))
+        with workers.placed():
+            source, packed_bytes = repack_source(stored, workers)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
-    store = WeightStore(source, cache_bytes, chosen.threads or available_cpus(), chosen.exact)
+    store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers)
     graph = build_graph(source, chosen.n_ctx)
-    return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes)
+    return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes, placement.notes)
 
 
 def decoded_bytes(free: int | None) -> int:
@@ -69,6 +72,7 @@ class Model:
     settings      those it was loaded with
     packed_bytes  memory taken by weights that were interleaved when it was loaded
     files         those that its weights are read from
+    notes         what the user should know of how it runs, one line each
     """
 
     def __init__(
@@ -78,10 +82,11 @@ class Model:
         settings: Settings,
         stored: TensorSource,
         packed_bytes: int,
+        notes: Sequence[str] = (),
     ):
         self.source, self.executable, self.settings = source, executable, settings
         self.graph: Graph = executable.graph
-        self.stored, self.packed_bytes = stored, packed_bytes
+        self.stored, self.packed_bytes, self.notes = stored, packed_bytes, notes
         self.files = MappedFiles(source.files)
 
     @property
@@ -205,7 +210,8 @@ class Model:
             cache.check_capacity(len(tokens))
         before = [cache.length for cache, _ in batch]
         try:
-            return self._hidden(batch, arrays)
+            with self.workers.placed():
+                return self._hidden(batch, arrays)
         except BaseException:  # an interruption, too
             for (cache, _), length in zip(batch, before, strict=True):
                 cache.truncate(length)
@@ -233,7 +239,8 @@ class Model:
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
-        return self.executable.logits(hidden)
+        with self.workers.placed():
+            return self.executable.logits(hidden)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
         """The error of `first_nonfinite`, or one that says that nothing was found."""

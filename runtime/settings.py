@@ -8,12 +8,14 @@ from typing import Any
 
 from ..formats import PlanError
 from .hparams import HParams
+from .thread_placement import NUMA_MODES
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")
 _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
 _FLAGS = ("flash", "repack", "exact")
 _TYPES = ("cache_k", "cache_v")
+_MOST_CPUS = 1 << 16
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 
 
@@ -23,7 +25,9 @@ class Settings:
 
     n_ctx             tokens a session may hold; None: the context length that the model was trained for
     cache_bytes       decoded float32 weights kept in memory; None: 4 GiB, or a quarter of what is free if that is less
-    threads           cores used; None: all that the process may use
+    threads           threads; None: one per processor that they may use
+    cpus              numbers of the processors that the threads may use; None: all that the process may use
+    numa              placement by NUMA node, 'distribute', 'isolate' or 'numactl' (see `thread_placement`); None: by the system
     batch             tokens of several sequences taken on together
     ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
     parallel          sequences that a server works on at once, each with n_ctx tokens of its own
@@ -43,6 +47,8 @@ class Settings:
     n_ctx: int | None = None
     cache_bytes: int | None = None
     threads: int | None = None
+    cpus: tuple[int, ...] | None = None
+    numa: str | None = None
     batch: int = 2048
     ubatch: int = 2048
     parallel: int = 1
@@ -79,6 +85,10 @@ def settings_from(values: dict[str, Any]) -> Settings:
             raise PlanError(f"setting {name} has to be {'0 or more' if name == 'cache_bytes' else 'positive'}, not {value}")
     if chosen.threads is not None and chosen.threads > _MOST_THREADS:
         raise PlanError(f"setting threads is at most {_MOST_THREADS}, not {chosen.threads}")
+    if chosen.cpus is not None and not (chosen.cpus and all(type(cpu) is int and 0 <= cpu < _MOST_CPUS for cpu in chosen.cpus)):
+        raise PlanError(f"setting cpus has to be numbers of processors, not {chosen.cpus!r:.60}")
+    if chosen.numa not in (None, *NUMA_MODES):
+        raise PlanError(f"setting numa is one of {', '.join(NUMA_MODES)}, not {chosen.numa!r:.60}")
     for name in _FLAGS:
         if not isinstance(getattr(chosen, name), bool):
             raise PlanError(f"setting {name} has to be True or False, not {getattr(chosen, name)!r:.60}")

@@ -11,10 +11,12 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeVar
 
+from ..operating_system.numa import ThreadPlace
 from ..operating_system.process import after_fork, c_address
 from . import team
 
@@ -52,8 +54,8 @@ class _Helpers:
     """The helper threads and the state they share with the threads that give them work. They hold no reference to `Workers`,
     so that this can be collected while they wait."""
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, count: int, places: Sequence[ThreadPlace]):
+        self.count, self._places = count, places
         self._clear()
         _alive.add(self)
 
@@ -76,7 +78,7 @@ class _Helpers:
                 return
             patience = max(1, int(_SPIN_SECONDS / _pause_seconds()))
             for i in range(self.count):
-                thread = threading.Thread(target=self._serve, args=(patience,), name=f"ggufmill_{i}", daemon=True)
+                thread = threading.Thread(target=self._serve, args=(patience, i), name=f"ggufmill_{i}", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # the system allows no more threads: it works with fewer
@@ -130,7 +132,10 @@ class _Helpers:
         """Whether the team has a program that has not ended."""
         return bool(self._state[self._word(team.RUNNING)])
 
-    def _serve(self, patience: int) -> None:
+    def _serve(self, patience: int, number: int) -> None:
+        if self._places:
+            with suppress(OSError):  # whether it is permitted was tried before
+                self._places[number].enter()
         while True:
             command = team.help_out(self.address, patience)
             with self._lock:
@@ -173,13 +178,20 @@ def _pause_seconds() -> float:
 
 
 class Workers:
-    """A team of `count` threads, the calling one included. The others end when it is collected, or with the interpreter."""
+    """A team of `count` threads, the calling one included. The others end when it is collected, or with the interpreter.
 
-    def __init__(self, count: int):
-        self.count = count
-        self._helpers = _Helpers(count - 1) if count > 1 else None
+    places: where each thread runs, the calling one first (within `placed`); empty if the system may run them anywhere.
+    """
+
+    def __init__(self, count: int, places: Sequence[ThreadPlace] = ()):
+        self.count, self.places = count, places
+        self._helpers = _Helpers(count - 1, places[1:]) if count > 1 else None
         if self._helpers is not None:
             weakref.finalize(self, self._helpers.stop)  # also called when the interpreter ends
+
+    def placed(self) -> AbstractContextManager[None]:
+        """Within this the calling thread is at its place."""
+        return self.places[0].entered() if self.places else nullcontext()
 
     def ready(self) -> int:
         """The `team` argument of kernels that run programs: starts or wakes the threads. 0 where there is only one."""

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from . import flags
-from .types import ExpertReduction
+from .types import CpuMask, CpuRange, ExpertReduction
 
+NUMA_MODES = ("distribute", "isolate", "numactl")  # of runtime.thread_placement, which takes long to import
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 CACHE_TYPE = click.Choice(CACHE_TYPES, case_sensitive=False)
 N_CTX = click.IntRange(4, 2**31 - 1)
@@ -30,6 +31,9 @@ def _one_sequence(ctx: click.Context, param: click.Parameter, value: int | None)
 _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "n_ctx": ("n_ctx", int),
     "threads": ("threads", int),
+    "cpu_mask": ("cpus", tuple),
+    "cpu_range": ("cpus", tuple),
+    "numa": ("numa", str),
     "batch_size": ("batch", int),
     "ubatch_size": ("ubatch", int),
     "parallel": ("parallel", int),
@@ -48,6 +52,13 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
     return [
         click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help=f"Context in tokens. [default: {window}]"),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
+        click.option("-C", "--cpu-mask", type=CpuMask(), help="Run on these processors: bits of a hexadecimal number."),
+        click.option("-Cr", "--cpu-range", type=CpuRange(), help="Run on these processors, beside those of --cpu-mask."),
+        click.option(
+            "--numa",
+            type=click.Choice(NUMA_MODES, case_sensitive=False),
+            help="distribute: threads and memory over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
+        ),
         click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens taken on together. [default: 2048]"),
         click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
         click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys. [default: f16]"),
@@ -98,6 +109,8 @@ def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.De
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
         values["run_time_repack"] = values["run_time_repack"] or None
+        if values["cpu_mask"] is not None and values["cpu_range"] is not None:
+            values["cpu_range"] = sorted({*values["cpu_mask"], *values["cpu_range"]})
         return {_FIELDS[key][0]: _FIELDS[key][1](value) for key, value in values.items() if value is not None}
 
     return flags.gathered(_options(n_ctx, parallel), list(_FIELDS), "settings", given)

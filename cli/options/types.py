@@ -181,3 +181,28 @@ class ExpertReduction(click.ParamType):
             return int(count), float(share)
         except ValueError:
             self.fail(f"{value!r} is not N,T: a number of experts and a share of the strongest, like 6,0.4", param, ctx)
+
+
+class CpuMask(click.ParamType):
+    """A hexadecimal number whose set bits are numbers of processors: 'ff', '0xF0'."""
+
+    name = "hex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        digits = str(value).lower().removeprefix("0x")
+        if not re.fullmatch(r"[0-9a-f]{1,4096}", digits) or not int(digits, 16):
+            self.fail(f"{value!r} is no hexadecimal number above 0, such as ff", param, ctx)
+        bits = int(digits, 16)
+        return [i for i in range(bits.bit_length()) if bits >> i & 1]
+
+
+class CpuRange(click.ParamType):
+    """Numbers of processors from LO to HI, both included: '0-7'."""
+
+    name = "lo-hi"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", str(value))
+        if match is None or int(match[1]) > int(match[2]):
+            self.fail(f"{value!r} is no range of processors, such as 0-7", param, ctx)
+        return list(range(int(match[1]), int(match[2]) + 1))

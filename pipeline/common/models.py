@@ -29,6 +29,7 @@ def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
         return model
     source = model if isinstance(model, TensorSource) else open_source(model)
     loaded = load_model(source, **settings)
+    warn(loaded.notes, detail=True)
     if loaded.packed_bytes:
         note(f"{source.path}: {loaded.packed_bytes / 2**20:.1f} MiB of weights interleaved in memory")
     return loaded

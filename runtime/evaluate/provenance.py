@@ -99,11 +99,15 @@ def stored_nbytes(tensor: SourceTensor) -> int:
 
 
 def describe_settings(model: Model) -> dict[str, Any]:
-    """The settings of a model, with the number of threads and cache types in use; mla only for models with latent attention."""
+    """The settings of a model, with the number of threads and cache types in use; mla only for models with latent attention,
+    processors only if they were chosen."""
     cache_k, cache_v = model.settings.cache_types
     settings = asdict(model.settings) | {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
     if not HParams(model.metadata, model.source.path).is_latent:
         del settings["mla"]
+    for name in ("cpus", "numa"):
+        if settings[name] is None:
+            del settings[name]
     return settings
 
 

@@ -2,14 +2,16 @@
 
 import dataclasses
 import json
+import os
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from ggufmill.cli.options.settings import CACHE_TYPES, run_options
+from ggufmill.cli.options.settings import CACHE_TYPES, NUMA_MODES, run_options
+from ggufmill.operating_system.processors import allowed_cpus
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings, cache_layout
+from ggufmill.runtime import Settings, cache_layout, thread_placement
 
 
 @pytest.fixture
@@ -38,14 +40,20 @@ def test_options_not_given_are_left_to_the_library(run):
 
 
 def test_every_option_becomes_a_setting(run):
-    short = "-c 99 -t 3 -b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4"
+    short = (
+        "-c 99 -t 3 -C 0x5 -Cr 2-3 --numa isolate "
+        "-b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4"
+    )
     long = (
-        "--ctx-size 99 --threads 3 --batch-size 64 --ubatch-size 32 --parallel 4 --cache-type-k q8_kv --cache-type-v iq4_nl "
+        "--ctx-size 99 --threads 3 --cpu-mask 5 --cpu-range 2-3 --numa ISOLATE "
+        "--batch-size 64 --ubatch-size 32 --parallel 4 --cache-type-k q8_kv --cache-type-v iq4_nl "
         "--flash-attn 0 --mla-use 1 --attn-max-batch 256 --run-time-repack --smart-expert-reduction 6,0.4"
     )
     expected = {
         "n_ctx": 99,
         "threads": 3,
+        "cpus": [0, 2, 3],
+        "numa": "isolate",
         "batch": 64,
         "ubatch": 32,
         "parallel": 4,
@@ -65,6 +73,10 @@ def test_every_option_becomes_a_setting(run):
 def test_wrong_values_are_explained(run):
     assert "'q9' is not one of 'f32'" in run("-ctk", "q9")
     assert "is not N,T" in run("-ser", "6")
+    for mask in ("0", "xyz", "-1", ""):
+        assert "is no hexadecimal number above 0" in run("-C", mask)
+    for cpus in ("3", "3-2", "a-b", "-1-2"):
+        assert "is no range of processors" in run("-Cr", cpus)
     assert "4 is not in the range 0<=x<=3" in run("-mla", "4")
     for tokens in ("3", "2147483648", "99999999999999999999"):
         assert f"{tokens} is not in the range 4<=x<=2147483647" in run("-c", tokens)
@@ -72,6 +84,7 @@ def test_wrong_values_are_explained(run):
 
 def test_the_types_offered_are_those_that_caches_have():
     assert CACHE_TYPES == cache_layout.CACHE_TYPES
+    assert NUMA_MODES == thread_placement.NUMA_MODES
 
 
 @pytest.mark.parametrize(("n_ctx", "warnings"), [((), 0), (("-c", 2048), 0), (("-c", 2049), 1)])
@@ -80,3 +93,21 @@ def test_generating_beyond_the_trained_context_is_warned_of(mill, n_ctx, warning
     assert code == 0
     assert json.loads(out)["prompt"] == "The list"
     assert err.count("warning: n_ctx is 2049, but the model was trained with a context of 2048 tokens\n") == warnings
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+def test_threads_on_chosen_processors(mill):
+    words = ("generate", FOLDER / "demo", "-p", "The list", "-n", 2, "--temp", 0)
+    allowed = allowed_cpus()
+    free = mill(*words, "-t", 1)
+    assert free[0] == 0
+    for options in (("--cpu-mask", f"{1 << allowed[-1]:x}"), ("--numa", "isolate", "-t", 1), ("--numa", "distribute", "-t", 1)):
+        code, out, _ = mill(*words, *options)
+        assert (code, out) == free[:2]
+    assert allowed_cpus() == allowed
+    code, _, err = mill(*words, "--cpu-range", f"{allowed[-1] + 1}-{allowed[-1] + 1}")
+    assert code == 1
+    assert err.startswith(f"ggufmill: this process may not use processor {allowed[-1] + 1}; it may use ")
+    code, _, err = mill(*words, "--cpu-mask", f"{1 << allowed[0]:x}", "-t", 2)
+    assert code == 0
+    assert "2 threads on 1 processors wait for each other" in err

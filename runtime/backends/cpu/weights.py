@@ -34,13 +34,15 @@ GROUP = 16  # tiles begin at multiples of this many rows: the widest row interle
 class WeightStore:
     """The tensors of one source, and what all uses of them share.
 
-    workers  the threads that products are shared out to
+    workers  the threads that products are shared out to, by default `threads` of them
     exact    weights multiply as float32, and activations are not rounded to fewer bits first
     free     bytes that decoded rows, and stored bytes that had to be read, may still take
     """
 
-    def __init__(self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False):
-        self.source, self.workers, self.exact = source, Workers(threads), exact
+    def __init__(
+        self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False, workers: Workers | None = None
+    ):
+        self.source, self.workers, self.exact = source, workers or Workers(threads), exact
         self.free = cache_bytes
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._bytes: dict[str, np.ndarray] = {}
