@@ -6,8 +6,10 @@ import numpy as np
 
 from ...formats import TensorType
 from ...simd.memory import scratch
-from .descent import MAX_SWEEPS, descend, feed_back, row_errors
+from .descent import MAX_SWEEPS, feed_back, row_errors
+from .descent import descend as descend_codes
 from .panels import multiply_rows
+from .parity import descend_fours
 from .prepared import DampedCovariance, PreparedCovariance
 from .scales import MAX_GROUP, refit, search_scales
 from .values import ScalarRows, is_scalar
@@ -54,14 +56,16 @@ def _refine_scalar(x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedC
     multiply_rows(x - before, damped.panels, size, gradient)
     row_errors(x, before, gradient, size, errors_before)
     values = before.copy()
-    if effort > 0:
+    in_fours = state.fields.layout.gray_words
+    descend = descend_fours if in_fours else descend_codes
+    if effort > 0 and not in_fours:
         feed_back(x, *parameters, damped.triangle, size, values, state.codes)
         multiply_rows(before - values, damped.panels, size, gradient)
     sweeps = MAX_SWEEPS if effort > 0 else 2
     least = int(n * _LEAST_CHANGES)
     descend(least, sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
     for _ in range(_ROUNDS.get(effort, 0)):
-        if table.group <= MAX_GROUP:
+        if table.group <= MAX_GROUP and not in_fours:
             search_scales(state, effort, arrays, damped, gradient, values)
         refit(state, damped, gradient, values)
         parameters = (*state.parameters(), table.group, arrays)

@@ -57,6 +57,9 @@ class BlockFields:
         addresses = getattr(self.layout, name)[0]
         blocks = (q.shape[1] - self.type.row_meta) // self.type.block_bytes
         out = np.empty((len(q), blocks, len(addresses)), np.uint8 if addresses.shape[1] <= 8 else np.uint32)
+        if self.layout.gray_words and name == "codes":
+            words = self._words(q) & 0xFFFE
+            q = self._with_words(q, words ^ words >> 1)
         _read_numbers(q, self.type.row_meta, self.type.block_bytes, addresses, out)
         return out.reshape(len(q), -1)
 
@@ -64,7 +67,22 @@ class BlockFields:
         """Puts numbers as `read` gives them into q; the other bits stay."""
         addresses = getattr(self.layout, name)[0]
         numbers = numbers.reshape(len(q), -1, len(addresses))
+        if self.layout.gray_words and name == "codes":
+            gray = np.zeros_like(q)
+            _write_numbers(numbers, self.type.row_meta, self.type.block_bytes, addresses, gray)
+            words = self._words(gray)
+            for shift in (1, 2, 4, 8):  # every bit becomes the sum of those from it on
+                words = words ^ words >> shift
+            q[:] = self._with_words(q, self._words(q) & 1 | words & 0xFFFE)
+            return
         _write_numbers(numbers, self.type.row_meta, self.type.block_bytes, addresses, q)
+
+    def _words(self, q: np.ndarray) -> np.ndarray:
+        """The blocks of rows as uint16 [rows, words]."""
+        return np.ascontiguousarray(q[:, self.type.row_meta :]).view("<u2")
+
+    def _with_words(self, q: np.ndarray, words: np.ndarray) -> np.ndarray:
+        return np.concatenate([q[:, : self.type.row_meta], words.astype("<u2").view(np.uint8)], axis=1)
 
     def read_scale(self, q: np.ndarray) -> np.ndarray:
         """d of every block, or of every row: float32 [rows, blocks or 1]."""

@@ -44,13 +44,13 @@ class ValueTable:
 
 @cache
 def is_scalar(type_name: str) -> bool:
-    """Whether a plain type's codes are those of single weights, each with values that do not depend on other codes."""
+    """Whether a plain type's codes are those of single weights, each with values that do not depend on other codes. (Those of
+    iq4_kss are, but the parity of every four has to be even.)"""
     t = TYPES[type_name]
     if t.base is not None or t.codec is None or t.rows > 1 or t.name in _EXCLUDED:
         return False
     layout = BlockFields.of(type_name).layout
-    plain = layout.number is None and layout.digits is None and not layout.gray_words
-    return plain and layout.size == 1 and layout.sign_codes is None
+    return layout.number is None and layout.digits is None and layout.size == 1 and layout.sign_codes is None
 
 
 @cache
