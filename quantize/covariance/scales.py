@@ -18,6 +18,7 @@ from ...simd.memory import scratch
 from .descent import nearest_entry
 from .panels import add_products
 from .values import ScalarRows
+from .vectors import VectorRows
 
 PASSES = 2  # over a group's codes for each candidate
 MAX_GROUP = 64
@@ -174,7 +175,7 @@ def _add_columns(step, first, panels, size, panel_from, panel_to, out):
         add_products(columns, factors, counts, panels, size, start, panel_from, panel_to, rows, size, out)
 
 
-def refit(rows: ScalarRows, damped, gradient: np.ndarray, values: np.ndarray) -> None:
+def refit(rows: ScalarRows | VectorRows, damped, gradient: np.ndarray, values: np.ndarray) -> None:
     """d, and dmin if there is one, by least squares under H with the codes as they are, block after block.
 
     Where the rounded optimum lowers the error it is taken; rows' fields, values and gradient are updated.

@@ -16,7 +16,7 @@ from ...formats import TYPES
 from ...simd.lanes import LANES
 from ...simd.memory import aligned_empty
 from .fields import BlockFields
-from .values import group_parameters
+from .values import GroupFields
 
 SIGNS_IN_ENTRIES, SIGNS_FREE, SIGNS_EVEN = 0, 1, 2
 
@@ -41,6 +41,11 @@ class VectorTable:
     lanes: np.ndarray
     codes: np.ndarray
     numbers: np.ndarray
+
+    @property
+    def group(self) -> int:
+        """Weights that share a factor."""
+        return self.size
 
     @property
     def entries(self) -> int:
@@ -96,49 +101,50 @@ def trellis_search(type_name: str) -> tuple[Any, ...]:
 
 
 @dataclass
-class VectorRows:
-    """Encoded rows of a type of vectors, taken apart.
+class VectorRows(GroupFields):
+    """Encoded rows of a type of vectors, taken apart; a group is a vector.
 
-    entries  int32 [rows, vectors]: numbers in the table
-    factor   float32 [rows, vectors]
-    signs    float32 [rows, n], 1 or -1; of no columns if signs are part of the entries
+    entries       int32 [rows, vectors]: numbers in the table
+    weight_signs  float32 [rows, n], 1 or -1; of no columns if signs are part of the entries
     """
 
-    fields: BlockFields
     table: VectorTable
     entries: np.ndarray
-    factor: np.ndarray
-    signs: np.ndarray
+    weight_signs: np.ndarray
 
     @classmethod
-    def of(cls, q: np.ndarray, type_name: str, n: int) -> VectorRows:
+    def of(cls, q: np.ndarray, type_name: str) -> VectorRows:
         fields, table = BlockFields.of(type_name), vector_table(type_name)
-        unsigned = replace(fields, layout=replace(fields.layout, signs=None))
-        factor, _, flag = group_parameters(unsigned, q, n, table.size)
-        codes = fields.read(q, "codes").astype(np.int32) + flag * np.int32(table.entries)
-        return cls(fields, table, table.numbers[codes], factor, _read_signs(fields, table.signs, q))
+        codes = fields.read(q, "codes").astype(np.int32)
+        weight_signs = _read_signs(fields, table.signs, q)
+        fields = replace(fields, layout=replace(fields.layout, signs=None))  # those of groups
+        rows = cls(fields, codes.shape[1], **cls.read(fields, q), table=table, entries=codes, weight_signs=weight_signs)
+        rows.entries = table.numbers[codes + rows.parameters()[2] * np.int32(table.entries)]
+        return rows
 
-    def values(self) -> np.ndarray:
-        """float32 [rows, n]: the weights that decoders compute."""
-        run, lane = self.entries // LANES, self.entries % LANES
-        places = (run[..., None] * self.table.size + np.arange(self.table.size)) * LANES + lane[..., None]
+    def values(self, groups: slice = slice(None)) -> np.ndarray:
+        """float32 [rows, n]: the weights that decoders compute; groups: only those of these vectors."""
+        size, entries = self.table.size, self.entries[:, groups]
+        places = ((entries // LANES)[..., None] * size + np.arange(size)) * LANES + (entries % LANES)[..., None]
         with np.errstate(over="ignore", invalid="ignore"):
-            values = (self.table.lanes[places] * self.factor[..., None]).reshape(len(places), -1)
-        return values * self.signs if self.signs.size else values
+            values = (self.table.lanes[places] * self.parameters()[0][:, groups, None]).reshape(len(entries), -1)
+        if self.weight_signs.size:
+            values *= self.weight_signs.reshape(len(entries), self.groups, size)[:, groups].reshape(len(entries), -1)
+        return values
 
-    def put_codes(self, q: np.ndarray) -> None:
-        """Writes entries and signs into the rows' bytes."""
-        codes = self.table.codes[self.entries]
-        if self.fields.layout.flags is not None:
+    def write(self, q: np.ndarray) -> None:
+        super().write(q)
+        codes, fields = self.table.codes[self.entries], BlockFields.of(self.fields.type.name)
+        if fields.layout.flags is not None:
             flags, codes = np.divmod(codes, self.table.entries)
             if self.table.flagged:
-                self.fields.write(q, "flags", flags)
-        self.fields.write(q, "codes", codes)
+                fields.write(q, "flags", flags)
+        fields.write(q, "codes", codes)
         if self.table.signs == SIGNS_FREE:
-            self.fields.write(q, "signs", self.signs < 0)
+            fields.write(q, "signs", self.weight_signs < 0)
         elif self.table.signs == SIGNS_EVEN:
-            negative = np.packbits(self.signs < 0, axis=1, bitorder="little")
-            self.fields.write(q, "sign_codes", negative & 127)
+            negative = np.packbits(self.weight_signs < 0, axis=1, bitorder="little")
+            fields.write(q, "sign_codes", negative & 127)
 
 
 def _read_signs(fields: BlockFields, signs: int, q: np.ndarray) -> np.ndarray:
