@@ -226,7 +226,7 @@ def collect(
     on_save      called with the importance matrix so far after every save_frequency windows
     on_state     called with the state after every state_frequency windows
     resume       a state of the same job
-    covariance   another observer of the same pass, which is told how many times tokens count
+    covariance   another observer of the same passes, which is given the weights of tokens
     has_final_state  whether on_state is called after the last window too
 
     on_save and on_state are called between passes only, and a pass has several windows. Raises PlanError for a state of another

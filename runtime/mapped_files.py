@@ -29,27 +29,29 @@ class MappedFiles:
     """Notices files that have become shorter: reading what is gone from a mapped one ends the whole process, with one line.
 
     A file that has another one in its place, or no longer a name, is no problem: what is mapped stays readable.
-    wait: seconds between two looks (a model may have hundreds of files, and a look costs some microseconds for each).
+    wait: seconds between two checks (a model may have hundreds of files, and each takes a few microseconds).
     """
 
     def __init__(self, paths: Iterable[Path], wait: float = 0.2):
-        self.wait, self._looked = wait, time.monotonic()
-        self._known = [(path, *found) for path in paths if (found := _found(path)) is not None]
+        self.wait, self._checked_at = wait, time.monotonic()
+        self._known = [(path, *status) for path in paths if (status := _identity_and_size(path)) is not None]
 
     def check(self) -> None:
         """Raises MillError, naming the first file that is shorter than it was. To be called before the weights are read."""
         install_sigbus_handler()
         now = time.monotonic()
-        if now - self._looked < self.wait:
+        if now - self._checked_at < self.wait:
             return
-        self._looked = now
+        self._checked_at = now
         for path, identity, size in self._known:
-            found = _found(path)
-            if found is not None and found[0] == identity and found[1] < size:
-                raise MillError(f"{path}: the file is shorter than it was ({found[1]} bytes, not {size}): load the model again")
+            status = _identity_and_size(path)
+            if status is not None and status[0] == identity and status[1] < size:
+                raise MillError(
+                    f"{path}: the file is shorter than it was ({status[1]} bytes, not {size}): load the model again"
+                )
 
 
-def _found(path: Path) -> tuple[tuple[int, int], int] | None:
+def _identity_and_size(path: Path) -> tuple[tuple[int, int], int] | None:
     try:
         status = os.stat(path)
     except OSError:

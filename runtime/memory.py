@@ -71,18 +71,18 @@ _PAIR = re.compile(r"=\s*(CPU|CUDA\d+)\s*(?:,|$)", re.IGNORECASE)
 
 def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
     """'exps=CPU,attn_kv_b=CUDA0' as llama.cpp's -ot takes it; a comma within a regex is no end. Raises PlanError."""
-    found, at = [], 0
+    overrides, at = [], 0
     while text[at:].strip():
         end = _PAIR.search(text, at)
         pattern = text[at : end.start()].strip() if end is not None else ""
         if end is None or not pattern:
             raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
         try:
-            found.append(Override(re.compile(pattern), end[1].upper(), origin))
+            overrides.append(Override(re.compile(pattern), end[1].upper(), origin))
         except re.error as error:
             raise PlanError(f"{origin}: {pattern!r} is not a regular expression ({error})") from None
         at = end.end()
-    return found
+    return overrides
 
 
 def experts_to_cpu(layers: int | None = None) -> list[Override]:
@@ -210,18 +210,18 @@ def place(
             raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
     n_layer = HParams(dict(metadata), "the model").int("block_count")
     layers = _layer_devices(n_layer, use.gpu_layers, [(name, capacities[name]) for name in gpus])
-    found = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides})
+    placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides})
     matched = dict.fromkeys(map(str, overrides), "")
     for weight in weights:
         rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
         for rule in rules:
             matched[str(rule)] = matched[str(rule)] or weight.name
-        device, why = _usual(weight.name, layers, n_layer), "-ngl" if gpus else ""
+        device, why = _default_device(weight.name, layers, n_layer), "-ngl" if gpus else ""
         if rules:
             device, why = rules[0].device, str(rules[0])
-            count, size = found.hits[why]
-            found.hits[why] = (count + 1, size + weight.nbytes)
-        found.places[weight.name] = (device, why)
+            count, size = placement.hits[why]
+            placement.hits[why] = (count + 1, size + weight.nbytes)
+        placement.places[weight.name] = (device, why)
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
     for layer in range(n_layer):
@@ -229,8 +229,8 @@ def place(
     buffer = compute_bytes(metadata, use)
     for name in gpus or [CPU]:
         devices[name].compute = buffer if not gpus or name in layers.values() else 0
-    _warn(found, weights, matched, overrides)
-    return found
+    _warn(placement, weights, matched, overrides)
+    return placement
 
 
 def _layer_devices(n_layer: int, wanted: int | None, gpus: Sequence[tuple[str, int | None]]) -> dict[int, str]:
@@ -238,38 +238,38 @@ def _layer_devices(n_layer: int, wanted: int | None, gpus: Sequence[tuple[str, i
     count = min(n_layer + 1, n_layer + 1 if wanted is None else wanted) if gpus else 0
     first = n_layer + 1 - count if count > n_layer else n_layer - count
     sizes = [size or 1 for _, size in gpus]
-    found = dict.fromkeys(range(n_layer + 1), CPU)
+    devices = dict.fromkeys(range(n_layer + 1), CPU)
     on_gpu = range(first, n_layer + 1 if count > n_layer else n_layer)
     for i, layer in enumerate(on_gpu):
         share, at = (i + 0.5) / len(on_gpu) * sum(sizes), 0
         while share > sum(sizes[: at + 1]):
             at += 1
-        found[layer] = gpus[at][0]
-    return found
+        devices[layer] = gpus[at][0]
+    return devices
 
 
-def _usual(name: str, layers: Mapping[int, str], n_layer: int) -> str:
-    """Without a rule: embeddings stay in RAM, whatever is looked up."""
+def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
+    """The device of a weight that no rule takes: its layer's; embeddings stay in RAM, since they are only looked up."""
     match = re.match(r"blk\.(\d+)\.", name)
     if match:
         return layers.get(int(match[1]), CPU)
     return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
 
 
-def _warn(found: Placement, weights: Sequence[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
+def _warn(placement: Placement, weights: Sequence[Weight], matched: Mapping[str, str], overrides: Sequence[Override]) -> None:
     for rule in dict.fromkeys(map(str, overrides)):
-        if not found.hits[rule][0]:
-            taker = found.places[matched[rule]][1] if matched[rule] else ""
+        if not placement.hits[rule][0]:
+            taker = placement.places[matched[rule]][1] if matched[rule] else ""
             why = f"{taker} comes first and takes {matched[rule]}" if taker else "it matches no tensor"
-            found.warnings.append(f"-ot {rule} does nothing: {why}")
-    packed = [w for w in weights if w.type.rows > 1 and found.places[w.name][0] != CPU]
+            placement.warnings.append(f"-ot {rule} does nothing: {why}")
+    packed = [w for w in weights if w.type.rows > 1 and placement.places[w.name][0] != CPU]
     if packed:
         more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
-        where = found.places[packed[0].name][0]
-        found.warnings.append(
+        where = placement.places[packed[0].name][0]
+        placement.warnings.append(
             f"{packed[0].name} ({packed[0].type.name}){more} would lie on {where}: interleaved rows are for CPUs; give it the "
             "plain type, or keep it in RAM"
         )
-    for device in found.devices:
+    for device in placement.devices:
         if device.free is not None and device.free < 0:
-            found.warnings.append(f"{device.name} lacks {-device.free / MIB:,.0f} MiB")
+            placement.warnings.append(f"{device.name} lacks {-device.free / MIB:,.0f} MiB")

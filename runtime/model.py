@@ -115,7 +115,7 @@ class Model:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that a session holds unless told otherwise."""
+        """Default limit of a session's tokens."""
         return self.settings.n_ctx or self.n_ctx_train
 
     @property
@@ -135,7 +135,7 @@ class Model:
 
     @property
     def observer(self) -> Observer | None:
-        """Who is told of inputs and outputs of ops (see `graph.observer`), in the passes that begin from now on."""
+        """What is given the inputs and outputs of ops (see `graph.observer`) in the passes from now on; None: nothing."""
         return self.executable.observer
 
     @observer.setter
@@ -144,7 +144,7 @@ class Model:
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
-        """Within this, the observer is told, besides one that is there already."""
+        """Within this, the observer is given what ops compute, besides one that is there already."""
         before = self.observer
         self.observer = observer if before is None else ObserverGroup([before, observer])
         try:
@@ -183,17 +183,17 @@ class Model:
 
         return generate(self, prompt, n_predict, **options)
 
-    def feed(self, turns: Sequence[tuple[Session, Sequence[int] | np.ndarray]]) -> np.ndarray:
+    def feed(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray]]) -> np.ndarray:
         """Appends tokens to several sessions (none twice) in one pass, which reads each weight once for all of them.
 
         Returns the logits after the last token of each, float32 [sessions, n_vocab]. Raises as `hidden` does; no session has
         then changed.
         """
-        for session, _ in turns:
+        for session, _ in batch:
             session.drop_unknown()
-        hidden = self.hidden([(session.cache, tokens) for session, tokens in turns])
+        hidden = self.hidden([(session.cache, tokens) for session, tokens in batch])
         logits = self.head(np.concatenate([rows[-1:] for rows in hidden]))
-        for session, tokens in turns:
+        for session, tokens in batch:
             session.tokens += [int(token) for token in tokens]
         return logits
 
@@ -202,7 +202,7 @@ class Model:
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
-        or a file of the model has been cut. Whatever is raised, the caches then hold what they held before.
+        or a file of the model has been cut. Whatever is raised, the caches are then as they were before.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
@@ -243,7 +243,7 @@ class Model:
             return self.executable.logits(hidden)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:
-        """The error of `first_nonfinite`, or one that says that nothing was found."""
+        """The error of `first_nonfinite`, or one that says that a second run was finite."""
         missing = f"{self.source.path}: logits were not finite, but a second run of the same tokens was"
         return self.first_nonfinite(tokens) or MillError(missing)
 

@@ -94,12 +94,12 @@ class CovarianceFile:
 
     def input_of(self, tensor: str) -> StoredInput | None:
         """The input that a weight is multiplied with; None if it was not collected."""
-        found = self._by_tensor.get(tensor)
-        if found is None:
+        stored = self._by_tensor.get(tensor)
+        if stored is None:
             suffix = next((s for s in _SUBSTITUTES if tensor.endswith("." + s)), None)
             if suffix is not None:
-                found = self._by_tensor.get(tensor.removesuffix(suffix) + _SUBSTITUTES[suffix])
-        return found
+                stored = self._by_tensor.get(tensor.removesuffix(suffix) + _SUBSTITUTES[suffix])
+        return stored
 
     def covariance_of(self, tensor: str, matrix: int = 0) -> Covariance | None:
         """The covariance of the inputs of a weight, or of one matrix of a stack; None if it was not collected.
@@ -218,8 +218,8 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
 
 def _stored(path: Path, tensors: dict[str, TensorInfo], names: tuple[str, ...]) -> StoredInput:
     name = names[0]
-    found = [tensors.get(name + suffix) for suffix in (TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS)]
-    triangle, mean_squares, tokens, checksums = found
+    suffixes = (TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS)
+    triangle, mean_squares, tokens, checksums = (tensors.get(name + suffix) for suffix in suffixes)
     if triangle is None or mean_squares is None or tokens is None or checksums is None:
         raise FormatError(f"{path}: {name} lacks one of its four tensors")
     columns, matrices = mean_squares.shape[0], mean_squares.n_rows

@@ -73,10 +73,10 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
             own += _latent_inputs(op)
     inputs = []
     for ops in shared.values():
-        told = next((op for op in ops if isinstance(op, Linear)), None)
-        if told is not None:  # experts alone are told of rows by expert
+        linear = next((op for op in ops if isinstance(op, Linear)), None)
+        if linear is not None:  # inputs of experts alone are observed by expert
             names = tuple(dict.fromkeys(op.weights[0].name for op in ops))
-            inputs.append(Input(names, prod(told.x.shape), 1, told.out.index, _layer(names[0])))
+            inputs.append(Input(names, prod(linear.x.shape), 1, linear.out.index, _layer(names[0])))
     return sorted([*inputs, *own], key=lambda one: -1 if one.layer is None else one.layer)
 
 

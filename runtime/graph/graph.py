@@ -74,11 +74,11 @@ class GraphBuilder:
 
     def weight(self, name: str, *shapes: tuple[int, ...]) -> Weight:
         """A tensor that has one of these shapes (any, if none is given)."""
-        found = self.shape(name)
-        if shapes and found not in shapes:
+        shape = self.shape(name)
+        if shapes and shape not in shapes:
             expected = " or ".join(map(str, dict.fromkeys(shapes)))
-            raise FormatError(f"{self.source.path}: tensor {name} has shape {found}, expected is {expected}")
-        return Weight(name, found)
+            raise FormatError(f"{self.source.path}: tensor {name} has shape {shape}, expected is {expected}")
+        return Weight(name, shape)
 
     def optional(self, name: str, *shapes: tuple[int, ...]) -> Weight | None:
         """As `weight`; None where the model has no such tensor."""

@@ -191,7 +191,7 @@ class LatentAttention(Op):
 
     @property
     def observed(self) -> tuple[Weight, Weight, Weight]:
-        """kv_b, k_b and v_b as an observer is told of them, those too that the file does not have (k_b and v_b then with a
+        """kv_b, k_b and v_b as observers are given them, those too that the file does not have (k_b and v_b then with a
         matrix per head): an importance matrix may be for a file of the other layout."""
         heads, rank, prefix = self.q.shape[0], self.latent.shape[0], self.prefix
         kv_b = self.kv_b or Weight(f"{prefix}kv_b.weight", (rank, heads * (self.nope + self.v_width)))
