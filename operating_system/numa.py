@@ -84,6 +84,15 @@ def parse_cpus(text: str) -> list[int]:
     return sorted(cpus)
 
 
+def thread_notes(threads: int, processors: int) -> list[str]:
+    """A line for the user if there are more threads than processors that they may use."""
+    if threads <= processors:
+        return []
+    return [
+        f"{threads} threads on {processors} processor{'s' * (processors > 1)} wait for each other: -t {processors} is faster"
+    ]
+
+
 def current_cpu() -> int | None:
     """The processor that the calling thread runs on; None where the system does not say."""
     sched_getcpu = c_function("sched_getcpu")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..formats import PlanError
-from ..operating_system.numa import Node, ThreadPlace, current_cpu, numa_nodes
+from ..operating_system.numa import Node, ThreadPlace, current_cpu, numa_nodes, thread_notes
 from ..operating_system.processors import allowed_cpus
 
 NUMA_MODES = ("distribute", "isolate", "numactl")  # of llama.cpp, for settings.numa
@@ -48,9 +48,8 @@ def place_threads(
         usable, places = _by_node(usable, numa, numa_nodes(root))
     elif cpus is not None:
         places = [ThreadPlace(frozenset(usable))]
-    count, notes = threads or len(usable), []
-    if count > len(usable):
-        notes.append(f"{count} threads on {len(usable)} processors wait for each other: -t {len(usable)} is faster")
+    count = threads or len(usable)
+    notes = thread_notes(count, len(usable))
     if places:
         problem = _problem(places[0])
         if problem and cpus is not None:

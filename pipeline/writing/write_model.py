@@ -15,6 +15,8 @@ from ...jobs.execute import execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
+from ...operating_system.numa import thread_notes
+from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
@@ -188,6 +190,7 @@ def _write(
     disk = deleter.needed_bytes() if deleter is not None else None
     preflight(plan, force=options.force, resume=options.resume, inputs=inputs, existing=existing, needed=disk)
     warn(plan.warnings, detail=True)
+    warn(thread_notes(options.threads or 1, available_cpus()), detail=True)
     try:
         result = execute(
             plan,

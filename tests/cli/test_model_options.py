@@ -110,4 +110,4 @@ def test_threads_on_chosen_processors(mill):
     assert err.startswith(f"ggufmill: this process may not use processor {allowed[-1] + 1}; it may use ")
     code, _, err = mill(*words, "--cpu-mask", f"{1 << allowed[0]:x}", "-t", 2)
     assert code == 0
-    assert "2 threads on 1 processors wait for each other" in err
+    assert "2 threads on 1 processor wait for each other" in err

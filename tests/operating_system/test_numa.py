@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
+from ggufmill import convert_model
 from ggufmill.errors import PlanError
 from ggufmill.operating_system import numa
 from ggufmill.operating_system.numa import Node, ThreadPlace, numa_nodes, parse_cpus
+from ggufmill.recipes import FOLDER
 from ggufmill.runtime import thread_placement
 from ggufmill.runtime.thread_placement import place_threads
 from ggufmill.simd.workers import Workers
@@ -112,6 +114,15 @@ def test_too_many_threads_are_said(machine):
     for options, n in (((9, None, None), 8), ((3, [1, 2], None), 2), ((5, None, "isolate"), 4)):
         (note,) = place_threads(*options, root).notes
         assert note == f"{options[0]} threads on {n} processors wait for each other: -t {n} is faster"
+
+
+def test_too_many_threads_of_a_job_are_said(tmp_path, caplog):
+    count = len(numa.allowed_cpus())
+    for threads, expected in ((count, []), (count + 1, [f"{count + 1} threads on {count} processor"])):
+        caplog.clear()
+        with caplog.at_level("WARNING", "ggufmill"):
+            convert_model(FOLDER / "demo", tmp_path / "a.gguf", threads=threads, force=True)
+        assert [message.partition("s wait")[0].partition(" wait")[0] for message in caplog.messages] == expected
 
 
 def test_what_is_not_permitted(machine, monkeypatch):
