@@ -56,7 +56,7 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
         return run(tokens, caches)
 
     parts = {"new_cache": model.executable.new_cache, "logits": model.executable.logits}
-    model.executable = SimpleNamespace(hidden=compiling, **parts)
+    model.executable = SimpleNamespace(hidden=compiling, workers=model.workers, **parts)
     generation = generate(model, "b", n_predict=2, temp=0)
     generation.text()
     assert len(compile_seconds) == 2
