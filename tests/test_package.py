@@ -28,6 +28,10 @@ def test_every_package_is_listed():
     assert {name for _, name in _folders()} == set(_setuptools()["packages"])
 
 
+def test_every_package_has_a_readme():
+    assert [name for folder, name in _folders() if not (folder / "README.md").is_file()] == []
+
+
 def test_data_files_beside_modules_are_listed():
     listed = _setuptools()["package-data"]
     for folder, name in _folders():
