@@ -8,6 +8,7 @@ from ...formats import TensorType
 from ...simd.memory import scratch
 from .descent import MAX_SWEEPS, feed_back, row_errors
 from .descent import descend as descend_codes
+from .pairs import sweep_pairs
 from .panels import multiply_rows
 from .parity import descend_fours
 from .prepared import DampedCovariance, PreparedCovariance
@@ -18,6 +19,7 @@ from .vectors import is_vector
 
 EFFORTS = (0, 1, 2, 3)
 _ROUNDS = {2: 1, 3: 3}  # of searching scales
+_PAIR_SWEEPS = {2: 1, 3: 2}  # after each
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
 
 
@@ -70,6 +72,9 @@ def _refine_scalar(x: np.ndarray, q: np.ndarray, type_name: str, damped: DampedC
         refit(state, damped, gradient, values)
         parameters = (*state.parameters(), table.group, arrays)
         descend(least, sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
+        for _ in range(0 if in_fours else _PAIR_SWEEPS[effort]):
+            sweep_pairs(table.entries, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
+            descend(least, sweeps, *parameters, damped.panels, damped.diagonal, size, gradient, values, state.codes)
     row_errors(x, values, gradient, size, errors)
     out = q.copy()
     state.write(out)

@@ -30,6 +30,7 @@ class ValueTable:
     nearest    int16 [flags, cells]: the number of the entry that is nearest to the middle of each half-unit cell
     lowest     where the first cell begins
     by_code    float32 [flags, codes]: the value of each code, also of those that are not used
+    entries    int16 [256]: the entry of each code (of those not used, the nearest)
     group      weights that share factor, offset and flag
     """
 
@@ -39,6 +40,7 @@ class ValueTable:
     nearest: np.ndarray
     lowest: float
     by_code: np.ndarray
+    entries: np.ndarray
     group: int
 
 
@@ -68,11 +70,13 @@ def value_table(type_name: str) -> ValueTable:
     lowest = float(np.floor(values.min()))
     middles = lowest + (np.arange(int(values.max() - lowest + 1) * _CELLS) + 0.5) / _CELLS
     nearest = np.stack([np.searchsorted(row, middles) for row in midpoints]).astype(np.int16)
+    numbers = np.zeros(256, np.int16)
+    numbers[: len(entries)] = np.abs(entries[:, None] - entries[order]).argmin(axis=1)
     counts = [bits.shape[-2] for name, bits in layout.bit_arrays().items() if name not in ("codes", "sums")]
     group = layout.block
     for count in counts:
         group = gcd(group, layout.block // count)
-    return ValueTable(values, midpoints, order.astype(np.uint8), nearest, lowest, by_code, group)
+    return ValueTable(values, midpoints, order.astype(np.uint8), nearest, lowest, by_code, numbers, group)
 
 
 @dataclass
