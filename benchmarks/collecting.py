@@ -1,10 +1,12 @@
-"""What collecting an importance matrix costs: processor time of the perplexity run against the same with collection.
+"""What collecting an importance matrix costs, and covariances beside it: processor time of the perplexity run against the same
+with collection.
 
 \b
     python benchmarks/collecting.py MODEL.gguf [MODEL.gguf ...] --threads 2 --rounds 7
 
-Both read the same windows of 512 tokens (random ids), alternately and in one process, each first in every second round; the
-figure is the median of the rounds' ratios, with their range. Windows run four at a time in both, one of them alone.
+All read the same windows of 512 tokens (random ids), alternately and in one process, in reverse order in every second round; the
+figure is the median of the rounds' ratios, with their range. Windows run four at a time, one of them alone. The file of
+covariances is not written.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import click
 import numpy as np
 
 from ggufmill.imatrix.collect import collect
+from ggufmill.imatrix.covariance.collector import CovarianceCollector
+from ggufmill.imatrix.covariance.inputs import covariance_inputs
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity
 
@@ -36,17 +40,24 @@ def rounds_of(path: Path, threads: int, rounds: int, chunks: int) -> list[dict[s
     model = load_model(path, threads=threads)
     low = min(300, model.n_vocab // 2)  # past the special tokens
     tokens = np.random.default_rng(1).integers(low, model.n_vocab, chunks * _N_CTX)
+
+    def collect_covariance() -> None:
+        sums = CovarianceCollector(covariance_inputs(model.graph), model.workers)
+        collect(model, tokens, n_ctx=_N_CTX, chunks=len(tokens) // _N_CTX, covariance=sums)
+
     work = {
-        "perplexity": lambda: perplexity(model, tokens, n_ctx=_N_CTX, chunks=chunks),
-        "collect": lambda: collect(model, tokens, n_ctx=_N_CTX, chunks=chunks),
+        "perplexity": lambda: perplexity(model, tokens, n_ctx=_N_CTX, chunks=len(tokens) // _N_CTX),
+        "collect": lambda: collect(model, tokens, n_ctx=_N_CTX, chunks=len(tokens) // _N_CTX),
+        "covariance": collect_covariance,
     }
+    all_tokens, tokens = tokens, tokens[: 2 * _N_CTX]
     for run in work.values():  # kernels compile
         run()
-    times = []
+    tokens, results = all_tokens, []
     for number in range(rounds):
         order = list(work) if number % 2 == 0 else list(work)[::-1]
-        times.append({name: seconds(work[name]) for name in order})
-    return times
+        results.append({name: seconds(work[name]) for name in order})
+    return results
 
 
 @click.command(help=__doc__)
@@ -57,12 +68,13 @@ def rounds_of(path: Path, threads: int, rounds: int, chunks: int) -> list[dict[s
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
 def main(models: tuple[Path, ...], threads: int, rounds: int, chunks: int, json_file: Path | None) -> None:
     results = {path.stem: rounds_of(path, threads, rounds, chunks) for path in models}
-    click.echo("| model | threads | perplexity | with collection | costs | range |\n|---|--:|--:|--:|--:|--:|")
-    for name, times in results.items():
-        ratios = [r["collect"][0] / r["perplexity"][0] - 1 for r in times]
-        alone, both = (median(r[work][1] for r in times) for work in ("perplexity", "collect"))
-        costs = f"{median(ratios):.1%} | {min(ratios):.1%} to {max(ratios):.1%}"
-        click.echo(f"| {name} | {threads} | {alone:.2f} s | {both:.2f} s | {costs} |")
+    click.echo("| model | threads | perplexity | collected | with | costs | range |\n|---|--:|--:|---|--:|--:|--:|")
+    for name, measured in results.items():
+        for what in ("collect", "covariance"):
+            ratios = [r[what][0] / r["perplexity"][0] - 1 for r in measured]
+            alone, both = (median(r[kind][1] for r in measured) for kind in ("perplexity", what))
+            costs = f"{median(ratios):.1%} | {min(ratios):.1%} to {max(ratios):.1%}"
+            click.echo(f"| {name} | {threads} | {alone:.2f} s | {what} | {both:.2f} s | {costs} |")
     if json_file:
         json_file.write_text(json.dumps({"threads": threads, "chunks": chunks, "seconds": results}, indent=1) + "\n")
 

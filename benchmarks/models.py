@@ -4,9 +4,9 @@
     python benchmarks/models.py out/models --type q4_K --type iq4_k_r4
     llama-bench -m out/models/dense-q4_K.gguf -p 512 -n 64
 
-`dense` is a Llama of 0.4 billion weights, `moe` a Mixtral-like one of 0.6 billion of which a token uses 0.1. Every layer and
-every expert has the same weights, made once per shape: what matters is that they have different addresses. The embedding is f16
-(a look-up), the router and the norms are f32.
+`dense` is a Llama of 0.4 billion weights, `wide` one of as many in six layers of the size of those of Llama 3.2 1B, `moe` a
+Mixtral-like one of 0.6 billion of which a token uses 0.1. Every layer and every expert has the same weights, made once per
+shape: what matters is that they have different addresses. The embedding is f16 (a look-up), the router and the norms are f32.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Size:
 
 SIZES = {
     "dense": Size(layers=24, n_embd=1024, n_ff=4096, heads=16, kv_heads=8),
+    "wide": Size(layers=6, n_embd=2048, n_ff=8192, heads=32, kv_heads=8),
     "moe": Size(layers=12, n_embd=1024, n_ff=512, heads=16, kv_heads=8, experts=32, used=4),
 }
 

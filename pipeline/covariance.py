@@ -17,7 +17,7 @@ from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..operating_system.memory import free_bytes
 from ..runtime import Model
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
-from .common.messages import gib, note
+from .common.messages import duration, gib, note
 
 _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
@@ -50,10 +50,10 @@ def begin_covariance(
     model: Model,
     windows: Calibration,
     path: Path,
-    experts: bool,
-    bits: int | None,
-    memory: int | None,
-    state: CollectState | None,
+    experts: bool = False,
+    bits: int | None = None,
+    memory: int | None = None,
+    state: CollectState | None = None,
 ) -> CovarianceJob:
     """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes.
 
@@ -70,9 +70,11 @@ def begin_covariance(
     job.writer.check_space(2 * job.sums_bytes)
     columns = [one.columns for one in job.inputs]
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
+    running, summing = job.expected_seconds()
     note(
         f"covariance of {len(columns)} inputs of {min(columns)} to {max(columns)} columns: the file takes "
-        f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}"
+        f"{gib(job.writer.nbytes)}, the sums {gib(job.sums_bytes)} of memory, in {passes}; "
+        f"about {duration(running)} for running the text, {duration(summing)} for the sums"
     )
     if state is not None:
         job.resume(state.done)

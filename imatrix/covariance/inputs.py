@@ -51,9 +51,9 @@ class Input:
         return 4 * self.matrices * self.columns * self.block
 
     @property
-    def pairs(self) -> int:
-        """Pairs of columns, for which products are summed: of all matrices."""
-        return self.matrices * self.columns * (self.columns + 1) // 2
+    def is_stack_of_experts(self) -> bool:
+        """Whether a token goes to some of the matrices only."""
+        return self.block != BLOCK
 
 
 def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:

@@ -12,6 +12,7 @@ from ...runtime import Model
 from ..calibration import Calibration
 from ..windows import is_due, run
 from .collector import CovarianceCollector
+from .estimate import expected_seconds
 from .files import Origin
 from .inputs import Input, covariance_inputs
 from .products import BLOCK
@@ -78,6 +79,10 @@ class CovarianceJob:
     def sums_bytes(self) -> int:
         """What the largest pass takes in memory."""
         return max(sum(one.sums_bytes for one in group) for group in self.passes)
+
+    def expected_seconds(self) -> tuple[float, float]:
+        """(seconds of running the text through the model in all passes, seconds of the sums), roughly."""
+        return expected_seconds(self._model, self.inputs, self._calibration.windows.size, len(self.passes))
 
     def resume(self, windows: int) -> None:
         """Goes on after an interruption. windows: those that the importance matrix has already.
@@ -165,7 +170,7 @@ def split_into_passes(inputs: Sequence[Input], memory: int, n_ctx: int) -> list[
     passes: list[list[Input]] = []
     used = 0
     for one in inputs:
-        waits = one.block != BLOCK or n_ctx % BLOCK != 0 or one.layer is None
+        waits = one.is_stack_of_experts or n_ctx % BLOCK != 0 or one.layer is None
         needed = one.sums_bytes + (one.waiting_bytes if waits else 0)
         if needed > memory:
             raise PlanError(

@@ -29,7 +29,8 @@ class Sums:
 
     def __init__(self, name: str, columns: int, block: int = BLOCK):
         self.name, self.columns, self.block = name, columns, block
-        self.totals = np.zeros((tile_count(columns), TILE, TILE), np.float32)
+        self.totals = np.empty((tile_count(columns), TILE, TILE), np.float32)
+        self.totals.fill(0)  # not np.zeros, which asks for no huge pages: small ones take longer to make than a block to sum
         self.tokens = 0
         self.waiting = np.empty((0, columns), np.float32)  # rows, with room for a block once there are any
         self.n_waiting, self.weight = 0, 1

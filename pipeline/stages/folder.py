@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / f"{self.stem}.imatrix"
 
     @property
+    def covariance(self) -> Path:
+        """The covariances, if they are collected."""
+        return self.path / f"{self.stem}.cov"
+
+    @property
     def state(self) -> Path:
         """The `StageCache`."""
         return self.path / "state.json"

@@ -14,7 +14,6 @@ from ... import __version__
 from ...convert import open_source
 from ...convert.outtype import recipe_types
 from ...formats import MillError, PlanError, TensorType, open_gguf
-from ...imatrix.collect import collect
 from ...imatrix.entries import Imatrix, load
 from ...jobs.atomic_write import write_text
 from ...jobs.execute import JobResult, execute
@@ -28,17 +27,16 @@ from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
 from ...runtime import Model, load_model
-from ...runtime.evaluate.perplexity import Perplexity
 from ..common.arguments import refuse_inputs
 from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from ..common.messages import gib
-from ..common.progress import WINDOWS, OnProgress, Stage
+from ..common.progress import OnProgress, Stage
 from ..recipe_search.options import search_options_of, target_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
-from ..warm_up import codecs_in_background
 from ..writing.checks import problem_line, verify_written, watch_inputs
 from ..writing.write_model import count_replaced
+from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
 from .folder import RunFolder
 from .text import StageText, read_stage_text
@@ -74,7 +72,8 @@ class Run:
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
         self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
-        self.target, self.covariance = target_of(recipe), covariance_of_recipe(recipe, self.path.parent)
+        self.target, self.collects_covariance = target_of(recipe), bool(stages.get("imatrix", {}).get("covariance"))
+        self.covariance = folder.covariance if self.collects_covariance else covariance_of_recipe(recipe, self.path.parent)
         self.search_options = search_options_of(recipe, self.path.parent, threads=threads)
         self.cache = StageCache(folder.state, fresh, report)
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
@@ -108,7 +107,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
-        given += [self.covariance] if self.covariance is not None else []
+        given += [self.covariance] if self.covariance is not None and not self.collects_covariance else []
         return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
 
     @property
@@ -134,34 +133,30 @@ class Run:
             return None
         text = self.texts.get("imatrix")
         if text is not None:
-            self.cache.stage("imatrix", self._imatrix_key, [self.folder.imatrix], lambda: self._compute_imatrix(text))
+            self.cache.stage("imatrix", self._imatrix_key, self._collected_files, lambda: self._compute_imatrix(text))
         return load(self.imatrix_path).fit(self.source, str(self.imatrix_path))
+
+    @property
+    def _collected_files(self) -> list[Path]:
+        """What the imatrix stage writes."""
+        return [self.folder.imatrix, *([self.folder.covariance] if self.collects_covariance else [])] * (
+            "imatrix" in self.texts
+        )
 
     @cached_property
     def _imatrix_key(self) -> str:
         """A digest of all that decides what is in the imatrix."""
         text = self.texts.get("imatrix")
         if text is not None:
-            return key_of(__version__, self.source.identity, self.mla_layout, text.digest, text.n_ctx, text.chunks)
+            options = ["covariance"] * self.collects_covariance
+            return key_of(__version__, self.source.identity, self.mla_layout, text.digest, text.n_ctx, text.chunks, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
-        stage = Stage(self._report, "imatrix", unit=WINDOWS)
-
-        def on_chunk(so_far: Perplexity, total: int) -> None:
-            stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}")
-
-        with codecs_in_background(self._planned_types):
-            imatrix, figures = collect(
-                self._source_model,
-                text.tokens.tolist(),
-                dataset=text.path.name,
-                n_ctx=text.n_ctx,
-                chunks=text.chunks,
-                on_chunk=on_chunk,
-            )
-        imatrix.save(self.folder.imatrix)
-        return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
+        covariance = self.covariance if self.collects_covariance else None
+        return imatrix_stage.compute(
+            self._source_model, text, self.folder.imatrix, covariance, self._planned_types, self._report
+        )
 
     def _importance(self) -> Importance | None:
         imatrix, path = self.imatrix, self.imatrix_path
@@ -233,9 +228,13 @@ class Run:
 
     # -- quantize
 
-    @cached_property
-    def _covariances(self) -> Covariances | None:
-        return load_covariances(self.covariance, self.source, effort_of_recipe(self.recipe)) if self.covariance else None
+    def _covariances(self, importance: Importance | None) -> Covariances | None:
+        path, effort = self.covariance, effort_of_recipe(self.recipe)
+        if path is None:
+            return None
+        if self.collects_covariance and isinstance(importance, PendingImportance):
+            return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], path, effort)
+        return load_covariances(path, self.source, effort)
 
     def _plan(self, importance: Importance | None, replaced: list[tuple[str, int]] | None) -> Plan:
         recipe = self.final_recipe
@@ -248,7 +247,7 @@ class Run:
             recipe_text=recipe.text,
             allow_requantize="outtype" in recipe.stages.get("convert", {}),
             importance=importance,
-            covariances=self._covariances,
+            covariances=self._covariances(importance),
             split_max_size=self.recipe.split_max_size,
             nonfinite_counts=replaced,
             version=__version__,
@@ -261,7 +260,7 @@ class Run:
         """Everything that can be checked before any work. Returns the plan, exact but for the importance data; of a recipe with
         a target whose search is not finished, the plan with the smallest types allowed."""
         importance, disk = self._expected_importance(), None
-        written = [self.folder.imatrix] * ("imatrix" in self.texts)
+        written = self._collected_files
         written += [self.folder.recipe, self.folder.measurements] if self.target is not None else []
         refuse_inputs([*self.folder.reports, self.folder.state, *written], self.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.

@@ -114,6 +114,7 @@ _TEXT = KeySpec("text", lambda v: isinstance(v, str))
 _NAME = KeySpec("text that is not empty", lambda v: isinstance(v, str) and v != "")
 _N_CTX = _integer(4)
 _COUNT = _integer(1)
+_SWITCH = KeySpec("true or false", lambda v: isinstance(v, bool))
 _SIZE = KeySpec("a size such as '180G', or a number of bytes", _is_size)
 _POSITIVE = KeySpec("a number above 0", lambda v: _is_number(v) and v > 0)
 # The stages of a TOML recipe and the keys that each may have.
@@ -123,7 +124,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
     },
-    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME},
+    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH},
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
@@ -139,7 +140,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "ctx": _N_CTX,
         "chunks": _COUNT,
         "types": _NAME,
-        "repacked": KeySpec("true or false", lambda v: isinstance(v, bool)),
+        "repacked": _SWITCH,
         "gpu": KeySpec("a regular expression", _is_regex),
         "gpu_size": _SIZE,
         "rows": _integer(8),
@@ -181,7 +182,10 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         unused = [key for key in values if key not in ("text", "file")]
         if unused and "text" not in values:
             raise RecipeError(f"{path}: [{stage}] {unused[0]} needs text = ... beside it, a file to read")
-    if "effort" in stages.get("quantize", {}) and "covariance" not in stages["quantize"]:
+    is_collected, is_given = bool(imatrix.get("covariance")), "covariance" in stages.get("quantize", {})
+    if is_collected and is_given:
+        raise RecipeError(f"{path}: [imatrix] covariance collects what [quantize] covariance reads; give one of both")
+    if "effort" in stages.get("quantize", {}) and not is_collected and not is_given:
         raise RecipeError(f"{path}: [quantize] effort needs covariance = ... beside it, a file to read")
     if "outtype" in stages.get("convert", {}):
         conflicting = next((key for key in ("type", *TARGETS) if key in stages.get("quantize", {})), None)

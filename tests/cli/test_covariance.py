@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from ggufmill.formats import open_gguf
 from ggufmill.imatrix.covariance import open_covariance
 from ggufmill.recipes import FOLDER
 
@@ -113,3 +114,41 @@ def test_one_line_for_a_damaged_file(mill, made, tmp_path):
         assert "is damaged (its checksum differs)" in err
         assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "b.cov").exists()
+
+
+RUN = """
+[source]
+model = "{demo}"
+[imatrix]
+text = "{demo}/calibration.txt"
+ctx = 128
+chunks = 6
+covariance = true
+[quantize]
+type = "q3_K"
+effort = 0
+"""
+
+
+def test_a_run_collects_and_uses_them(mill, tmp_path):
+    """Planned before they are there; not collected again when nothing changes; what cannot be asked for is refused."""
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RUN.format(demo=DEMO))
+    code, _, err = mill("run", recipe, "-o", tmp_path / "out", "-t", 1)
+    assert code == 0, err
+    assert open_covariance(tmp_path / "out/small.cov").model.chunk_count == 6
+    metadata = open_gguf(tmp_path / "out/small.gguf").metadata
+    assert metadata["quantize.covariance.file"] == "small.cov"
+    assert metadata["quantize.covariance.chunks_count"] == 6
+    before = (tmp_path / "out/small.cov").stat().st_mtime_ns
+    assert mill("run", recipe, "-o", tmp_path / "out", "-t", 1)[0] == 0
+    assert (tmp_path / "out/small.cov").stat().st_mtime_ns == before
+    for old, new, message in (
+        ("effort = 0", 'covariance = "a.cov"', "[imatrix] covariance collects what [quantize] covariance reads"),
+        ("covariance = true", "", "[quantize] effort needs covariance"),
+        ("covariance = true", "covariance = 1", "covariance = 1 has to be true or false"),
+    ):
+        recipe.write_text(RUN.format(demo=DEMO).replace(old, new))
+        code, _, err = mill("run", recipe, "-o", tmp_path / "other")
+        assert code != 0
+        assert message in err

@@ -1,0 +1,57 @@
+"""How long a collection is expected to take, said before it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...runtime import Model
+from ...runtime.graph.ops import ExpertLinear, LatentAttention, Linear
+from ...simd.workers import Workers
+from .inputs import Input
+from .products import BLOCK
+from .sums import Sums
+
+_COLUMNS = 1024  # of the block that is measured
+# Multiplications of a model's run per second, as a share of those of sums (measured with AVX-512 VNNI, docs/covariance.md).
+_QUANTISED, _FLOATS = 0.7, 0.3
+_FLOAT_TYPES = (None, "f32", "f16", "bf16", "bf16_r16")  # None: decoded from what no ggml type is
+
+
+def expected_seconds(model: Model, inputs: Sequence[Input], tokens: int, passes: int) -> tuple[float, float]:
+    """(seconds of running the text through the model in all passes, seconds of the sums): a rough estimate, from the number of
+    multiplications and a block that is summed now. Attention is not counted."""
+    rate = _products_per_second() * model.workers.count
+    per_token = sum(count / (_FLOATS if is_float else _QUANTISED) for count, is_float in _multiplications(model))
+    return passes * tokens * per_token / rate, tokens * sum(_pairs(one) for one in inputs) / rate
+
+
+def _products_per_second() -> float:
+    """Of one thread."""
+    block = np.ones((BLOCK, _COLUMNS), np.float32)
+    sums, alone = Sums("", _COLUMNS), Workers(1)
+    sums.add(block, 1, alone)
+    begun = time.perf_counter()
+    sums.add(block, 1, alone)
+    return BLOCK * _COLUMNS * _COLUMNS / 2 / (time.perf_counter() - begun)
+
+
+def _multiplications(model: Model) -> Iterator[tuple[int, bool]]:
+    """Of each matrix with a token, and whether it is one of floats."""
+    for op in model.graph.ops:
+        weights = op.weights if isinstance(op, LatentAttention) else op.weights[:1]
+        if not isinstance(op, Linear | ExpertLinear | LatentAttention):
+            continue
+        for weight in weights:
+            columns, rows, *rest = weight.shape
+            matrices = op.routing.shape[0] if isinstance(op, ExpertLinear) else rest[0] if rest else 1
+            tensor = model.source.tensors.get(weight.name)
+            stored = tensor.stored.name if tensor is not None and tensor.stored is not None else None
+            yield columns * rows * matrices, stored in _FLOAT_TYPES
+
+
+def _pairs(one: Input) -> float:
+    """Products that a token adds; of a stack of experts only those that it is sent to, counted as one."""
+    return one.columns**2 / 2 * (1 if one.is_stack_of_experts else one.matrices)

@@ -1,0 +1,67 @@
+"""The imatrix stage of a run: an importance matrix, and covariances beside it if the recipe asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...formats import TensorType
+from ...imatrix.calibration import Calibration, TextSegment, cut_windows
+from ...imatrix.collect import collect
+from ...imatrix.covariance.inputs import covariance_inputs
+from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ...runtime import Model
+from ...runtime.evaluate.perplexity import Perplexity
+from ..common.progress import WINDOWS, OnProgress, Stage
+from ..covariance import begin_covariance, finish_passes
+from ..warm_up import codecs_in_background
+from .text import StageText
+
+
+def _windows(model: Model, text: StageText) -> Calibration:
+    return cut_windows(model, [TextSegment(text.tokens.tolist(), 1, [(text.path.name, 0)])], text.n_ctx, chunks=text.chunks)
+
+
+def compute(
+    model: Model, text: StageText, path: Path, covariance: Path | None, types: Iterable[TensorType], report: OnProgress
+) -> dict[str, Any]:
+    """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
+
+    types: those that are encoded afterwards, whose codecs are compiled in the meantime.
+    """
+    windows, stage = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS)
+    job = begin_covariance(model, windows, covariance) if covariance is not None else None
+    passes = len(job.passes) if job is not None else 1
+
+    def on_chunk(so_far: Perplexity, total: int) -> None:
+        stage.reach(so_far.chunks, total * passes, f"perplexity {so_far.perplexity:.4f}")
+
+    with codecs_in_background(types):
+        imatrix, figures = collect(model, windows, on_chunk=on_chunk, covariance=job.collector if job is not None else None)
+        if job is not None:
+            finish_passes(job, 0, stage.reach)
+            job.finish()
+    imatrix.save(path)
+    return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
+
+
+def expected_covariances(model: Model, text: StageText, path: Path, effort: int) -> Covariances:
+    """What is known of covariances before they are collected: for a plan that is made before any work."""
+    windows = _windows(model, text)
+    tokens = windows.windows.size
+    inputs = {name: one for one in covariance_inputs(model.graph) for name in one.tensors}
+
+    def input_of(name: str) -> CollectedInput | None:
+        one = inputs.get(name)
+        return CollectedInput(one.columns, np.full(one.matrices, tokens)) if one is not None else None
+
+    metadata = {
+        "quantize.covariance.file": path.name,
+        "quantize.covariance.dataset": ", ".join(windows.datasets),
+        "quantize.covariance.entries_count": np.int32(len(inputs)),
+        "quantize.covariance.chunks_count": np.int32(len(windows.windows)),
+    }
+    return Covariances(input_of, PreparedCache(lambda name, matrix: None), "", metadata, effort)
