@@ -4,8 +4,8 @@ with collection.
 \b
     python benchmarks/collecting.py MODEL.gguf [MODEL.gguf ...] --threads 2 --rounds 7
 
-All read the same windows of 512 tokens (random ids), alternately and in one process, in reverse order in every second round; the
-figure is the median of the rounds' ratios, with their range. Windows run four at a time, one of them alone. The file of
+All read the same windows of 512 tokens (random ids), alternately and in one process, in reverse order in every second round;
+the figure is the median of the rounds' ratios, with their range. Windows run four at a time, one of them alone. The file of
 covariances is not written.
 """
 
