@@ -114,7 +114,7 @@ def quantize_model(
     allow_requantize      what is quantised already may be quantised again
     ignore_imatrix_rules  types that should not be made without an imatrix are allowed
     strict                every warning is an error
-    no_timing             with dry_run: this machine's encoders are not timed
+    no_timing             with dry_run: this machine's encoders are not timed; with a covariance they never are
     keep_split            as many files as the source has, with the same tensors
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, split_max_size, split_max_tensors,
     tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
@@ -244,7 +244,7 @@ def quantize_model(
             replaced=replaced,
             delete_source_shards=delete_source_shards,
             partial_requant=partial_requant,
-            timing=not no_timing,
+            timing=not no_timing and covariances is None,
         )
 
 
