@@ -13,6 +13,8 @@ import pytest
 
 from ggufmill.convert import open_source
 from ggufmill.imatrix.collect import CollectOptions, collect
+from ggufmill.imatrix.covariance.collector import CovarianceCollector
+from ggufmill.imatrix.covariance.inputs import covariance_inputs
 from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import make_windows
@@ -20,6 +22,7 @@ from ggufmill.runtime.graph import ops
 
 TOLERANCE = 1e-3
 N_CTX, WINDOWS = checkpoints.LENGTH, 2
+COVARIANCE_CASES = ("llama", "mixtral", "v3", "v3-mainline", "phi3")  # dense, experts, latent attention in two layouts, fused
 
 # suffix of a parameter's name in transformers -> tensors in GGUF; a stack of gate and up becomes two
 NAMES = {
@@ -94,7 +97,7 @@ class InputRecorder:
 
 
 def reference(case, folder):
-    """((GGUF name, matrix) -> sums float64 and counts for the windows that `collect` reads, source, token ids)."""
+    """((GGUF name, matrix) -> inputs float64 [n, columns] for the windows that `collect` reads, source, token ids)."""
     torch, transformers = checkpoints.oracle()
     family, options, *layout = checkpoints.CASES[case]
     architecture = getattr(transformers, f"{family}ForCausalLM")
@@ -122,13 +125,12 @@ def reference(case, folder):
     with torch.no_grad(), recorder.mode():
         for window in windows:
             model(torch.tensor(window[None]), output_attentions=True)
-    squares = {}
+    inputs = {}
     for (name, matrix), pieces in recorder.inputs.items():
         if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
-        x = np.concatenate(pieces)
         for tensor in gguf_names(name):
-            squares[tensor, matrix] = (x**2).sum(0), len(x)
+            inputs[tensor, matrix] = np.concatenate(pieces)
     for layer, pieces in queries.items():
         latents = recorder.inputs[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
         nope, heads = config.qk_nope_head_dim, config.num_attention_heads
@@ -137,15 +139,15 @@ def reference(case, folder):
         v = np.concatenate([np.einsum("hnm,mr->nhr", p, c) for p, c in pairs])
         for part, x in (("k_b", k), ("v_b", v)):
             for head in range(heads):
-                squares[f"blk.{layer}.attn_{part}.weight", head] = (x[:, head] ** 2).sum(0), len(x)
-    return squares, source, tokens
+                inputs[f"blk.{layer}.attn_{part}.weight", head] = x[:, head]
+    return inputs, source, tokens
 
 
-def entries_of(squares):
+def entries_of(inputs):
     """Tensor name -> sums [matrices, columns], counts [matrices]."""
     matrices = {}
-    for (name, matrix), value in squares.items():
-        matrices.setdefault(name, {})[matrix] = value
+    for (name, matrix), x in inputs.items():
+        matrices.setdefault(name, {})[matrix] = (x**2).sum(0), len(x)
     entries = {}
     for name, rows in matrices.items():
         width = len(next(iter(rows.values()))[0])
@@ -163,12 +165,12 @@ def _logit_scale(model):
 
 @pytest.mark.parametrize("case", checkpoints.CASES)
 def test_sums_are_those_of_transformers(tmp_path, case):
-    squares, source, tokens = reference(case, tmp_path)
+    inputs, source, tokens = reference(case, tmp_path)
     latent = any(".attn_kv_a_mqa." in name for name in source.tensors)
     model = load_model(source, exact=True, **({"mla": sum(map(ord, case)) % 4} if latent else {}))
     imatrix, _ = collect(model, tokens, n_ctx=N_CTX, options=CollectOptions(output=True))
     tied = "output.weight" not in source.tensors
-    expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(squares).items()}
+    expected = {"token_embd.weight" if tied and n == "output.weight" else n: e for n, e in entries_of(inputs).items()}
     wanted = {t.name for t in source.tensors.values() if is_quantizable(t)} - ({"token_embd.weight"} - set(expected))
     assert wanted <= set(imatrix.entries)
     assert set(imatrix.entries) == set(expected)
@@ -186,3 +188,28 @@ def test_sums_are_those_of_transformers(tmp_path, case):
                 apart[name] = max(apart.get(name, 0.0), float(np.linalg.norm(mine - other) / np.linalg.norm(other)))
     print(f"{case}: {len(imatrix.entries)} tensors, largest relative error {max(apart.values()):.1e}")
     assert {name: error for name, error in apart.items() if error >= TOLERANCE} == {}
+
+
+@pytest.mark.parametrize("case", COVARIANCE_CASES)
+def test_covariances_are_those_of_transformers(tmp_path, case):
+    """Up to what rounding to 8 bits changes. Experts' gate and up have the layer's, which every token has once."""
+    inputs, source, tokens = reference(case, tmp_path)
+    model = load_model(source, exact=True)
+    collector = CovarianceCollector(covariance_inputs(model.graph, experts=True), model.workers)
+    collect(model, tokens, n_ctx=N_CTX, covariance=collector)
+    parts, compared = {}, 0
+    collector.each_part(lambda name, matrix, covariance: parts.update({(name, matrix): covariance}))
+    for one in collector.inputs:
+        for name in one.tensors:
+            if (name, 0) not in inputs or name.endswith(("ffn_gate_exps.weight", "ffn_up_exps.weight")):
+                continue
+            for matrix in range(one.matrices):
+                x = inputs.get((name, matrix), np.zeros((0, one.columns)))
+                if one.matrices == 1:  # one matrix for all heads
+                    x = np.concatenate([x for (other, _), x in inputs.items() if other == name])
+                covariance = parts[one.name, matrix]
+                assert covariance.tokens == len(x), name
+                expected = x.T @ x / max(1, len(x))
+                assert np.linalg.norm(covariance.matrix - expected) <= 0.01 * np.linalg.norm(expected), name
+                compared += 1
+    assert compared >= len(collector.inputs)
