@@ -110,6 +110,8 @@ def markdown(results: dict[str, Any]) -> list[str]:
                 ["", "", ""] if new is None else [f"{new['bits']:.3f}", f"{new['kld']:.4f}", f"{new['kld'] / old['kld']:.3f}"]
             )
             lines.append(f"| {' | '.join(cells)} |")
+    for row in results.get("others", []):
+        lines += ["", row]
     return [*lines, ""]
 
 
