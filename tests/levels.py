@@ -1,7 +1,8 @@
 """Runs the tests of codecs and kernels at every lesser level of this processor, or on aarch64 in emulation.
 
-    python tests/levels.py [LEVEL ...]           all levels below the processor's own, which plain pytest tests
-    python tests/levels.py --arm [--quick]       aarch64 (tests/arm/environment.py sets it up): all levels, or a quick set
+    python tests/levels.py [LEVEL ...]     all levels below the processor's own, which plain pytest tests
+    python tests/levels.py --arm           the levels of aarch64 (tests/arm/environment.py sets it up)
+    python tests/levels.py --quick ...     golden files and products of all types; on aarch64 a part, at one level
 
 One process per level, as many at a time as there are cores. Logs lie in build/levels. The last line counts all tests.
 """
@@ -23,23 +24,30 @@ from ggufmill.simd.target import LEVELS, VARIABLE, levels_here
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "build" / "levels"
 ARM_PYTHON = ROOT / "build" / "arm" / "python"
-OPERATIONS = [
+TESTS = [
     "tests/simd/test_lanes.py",
     "tests/simd/test_byte_lanes.py",
     "tests/simd/test_dot_products.py",
     "tests/simd/test_permute.py",
-]
-ALL = [
-    *OPERATIONS,
     "tests/simd/test_half_precision.py",
     "tests/quantize/codecs",
+    "tests/quantize/covariance",
     "tests/repack/test_interleave.py",
     "tests/formats/test_layouts.py",
+    "tests/imatrix/covariance/test_sums.py",
     "tests/runtime/backends/cpu/kernels",
     "tests/runtime/backends/cpu/test_ops.py",
     "tests/runtime/backends/cpu/test_flash.py",
 ]
-QUICK = [*OPERATIONS[2:], "tests/quantize/codecs/test_legacy.py", "tests/quantize/codecs/test_kquants.py"]
+# What CI runs: the golden files of all codecs, products of every type. Operations on lanes: tests/simd/test_levels.py, always.
+QUICK = ["tests/quantize/codecs/test_golden.py", "tests/runtime/backends/cpu/kernels/test_gemv.py"]
+QUICK_ARM = [
+    "tests/simd/test_dot_products.py",
+    "tests/simd/test_permute.py",
+    "tests/quantize/codecs/test_golden.py",
+    "-k",
+    "arm or K]",
+]
 
 
 def run(level: str, python: str, tests: list[str]) -> tuple[Counter[str], str]:
@@ -70,10 +78,11 @@ def main() -> int:
     options = parser.parse_args()
     python = str(ARM_PYTHON) if options.arm else sys.executable
     there = [name for name in LEVELS if LEVELS[name].architecture in ("", "aarch64")] if options.arm else levels_here()[:-1]
-    levels = options.levels or (there[-1:] if options.quick else there)
+    levels = options.levels or (there[-1:] if options.arm and options.quick else there)
+    tests = (QUICK_ARM if options.arm else QUICK) if options.quick else TESTS
     LOGS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda level: run(level, python, QUICK if options.quick else ALL), levels))
+        results = list(pool.map(lambda level: run(level, python, tests), levels))
     for _, end in results:
         if end:
             print(end, file=sys.stderr)
