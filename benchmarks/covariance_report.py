@@ -201,7 +201,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
         "# Encoding with the covariance of the inputs",
         "",
         "KL divergence from the bf16 model in nats per token, on text that neither training nor calibration saw, with 80",
-        "windows of 512 tokens of calibration (experts too) unless it says otherwise. Ordinary files, the runtime's kernels with 8-bit",
+        "windows of 512 tokens of calibration (experts too) unless stated otherwise. Ordinary files, kernels with 8-bit",
         "activations. Made by `python benchmarks/covariance.py` and `covariance_report.py`; errors of ratios are upper limits:",
         "both figures are of the same windows.",
         "",
