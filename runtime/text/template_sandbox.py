@@ -284,7 +284,8 @@ def serve(requests: BinaryIO, results: BinaryIO, limit_time: Callable[[float], N
 
 
 if __name__ == "__main__":
-    from ggufmill.operating_system.process import limit_cpu_time, limit_process
+    # pyright does not follow editable installations.
+    from ggufmill.operating_system.process import limit_cpu_time, limit_process  # pyright: ignore[reportMissingImports]
 
     for text in _WARM_UP:
         run_template({"text": text, "variables": {}, "seconds": SECONDS})
