@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lesser_levels import output_at_each_level
 
 from ggufmill.errors import PlanError
 from ggufmill.formats import TYPES
@@ -121,14 +120,7 @@ print(hashlib.sha256(refined.tobytes() + h.damped.triangle.tobytes()).hexdigest(
 
 
 def test_same_bytes_on_lesser_processors():
-    digests = set()
-    for level in ("x86-64-v2", None) if os.uname().machine == "x86_64" else ("portable", None):
-        environment = {k: v for k, v in os.environ.items() if k != "GGUFMILL_CPU"} | {"PYTHONPATH": os.path.dirname(__file__)}
-        environment |= {"GGUFMILL_CPU": level} if level else {}
-        run = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        digests.add(run.stdout)
-    assert len(digests) == 1
+    assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 
 
 def test_interleaved_types_are_the_plain_ones_repacked():

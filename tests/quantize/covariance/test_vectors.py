@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
 import pytest
+from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
@@ -169,14 +168,7 @@ for name in ("iq3_xxs", "iq4_kt"):
 
 
 def test_same_bytes_on_lesser_processors():
-    digests = set()
-    for level in ("x86-64-v2", None) if os.uname().machine == "x86_64" else ("portable", None):
-        environment = {k: v for k, v in os.environ.items() if k != "GGUFMILL_CPU"} | {"PYTHONPATH": os.path.dirname(__file__)}
-        environment |= {"GGUFMILL_CPU": level} if level else {}
-        run = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        digests.add(run.stdout)
-    assert len(digests) == 1
+    assert len(output_at_each_level(_SCRIPT, os.path.dirname(__file__))) == 1
 
 
 def test_tables_hold_all_entries():
