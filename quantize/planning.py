@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..jobs.plan import Output, Plan, make_plan
-from .covariance.source import Covariances
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
@@ -31,6 +30,9 @@ from .recipes.type_selection import (
     TypeSelector,
 )
 from .transform import row_producer
+
+if TYPE_CHECKING:
+    from .covariance.source import Covariances
 
 # Whose imatrix entry a tensor without one may use (docs/formats/mixes.md): (end of its name, end of the other's name).
 IMPORTANCE_SUBSTITUTES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
 from .codecs.registry import NonFiniteError, encode
-from .covariance.prepared import PreparedCovariance
+
+if TYPE_CHECKING:
+    from .covariance.prepared import PreparedCovariance
 
 
 def row_producer(

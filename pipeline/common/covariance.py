@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import PlanError, UsageError
 from ...formats import TensorSource
-from ...imatrix.covariance import CovarianceFile, open_covariance
-from ...quantize.covariance.encode import EFFORTS
-from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ...quantize.covariance.covariance import EFFORTS
 from ...quantize.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ...imatrix.covariance import CovarianceFile
+    from ...quantize.covariance.source import Covariances
 
 
 def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covariances:
@@ -19,6 +22,9 @@ def load_covariances(path: Path, source: TensorSource, effort: int = 1) -> Covar
     Raises FormatError for a file that holds none, MillError if they are of another model than the source, UsageError for an
     effort that does not exist.
     """
+    from ...imatrix.covariance import open_covariance
+    from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+
     if effort not in EFFORTS:
         raise UsageError(f"--effort {effort}: it is one of {', '.join(map(str, EFFORTS))}")
     file = open_covariance(path)

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...repack import pack, unpack
-from ..covariance.covariance import Covariance
-from ..covariance.encode import EFFORTS, refine
-from ..covariance.prepared import PreparedCovariance, prepare
+from ..covariance.covariance import EFFORTS, Covariance
 from .importance import guard_importance
+
+if TYPE_CHECKING:
+    from ..covariance.prepared import PreparedCovariance
 
 _CACHE_LINE = 64  # bytes
 
@@ -137,7 +138,9 @@ def encode(
         if not (all_finite(importance, "f32") and importance.min(initial=0) >= 0):
             raise PlanError("importance has entries that are negative, infinite or NaN: collect the imatrix again")
     prepared = None
-    if covariance is not None:
+    if covariance is not None:  # the kernels of the covariance are imported by those alone who use them
+        from ..covariance.prepared import prepare
+
         if effort not in EFFORTS:
             raise PlanError(f"an effort of {effort}; it is one of {', '.join(map(str, EFFORTS))}")
         if covariance.columns != n:
@@ -154,6 +157,8 @@ def encode(
         importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
     q = codec.encode(x, importance)
     if prepared is not None:
+        from ..covariance.encode import refine
+
         q = refine(x, q, codec_type.name, prepared, effort)
     return q if codec_type is tensor_type else pack(q, tensor_type.name, n)[0]
 

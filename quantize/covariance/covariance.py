@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import PlanError
 
+EFFORTS = (0, 1, 2, 3)  # of the search for codes and scales, see README.md
 _DAMPING = 0.01  # of the mean of the diagonal, however many tokens were seen
 _DAMPING_OF_FEW_TOKENS = 0.3  # times columns / tokens
 _TOKENS_PER_COLUMN = 0.5  # with fewer, only the diagonal is used

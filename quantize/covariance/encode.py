@@ -17,7 +17,6 @@ from .values import ScalarRows, is_scalar
 from .vector_encode import refine_vectors
 from .vectors import is_vector
 
-EFFORTS = (0, 1, 2, 3)
 _ROUNDS = {2: 1, 3: 3}  # of searching scales
 _PAIR_SWEEPS = {2: 1, 3: 2}  # after each
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
