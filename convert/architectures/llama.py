@@ -1,4 +1,4 @@
-"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Mixtral with experts."""
+"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Ministral 3, Mixtral with experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from .decoder_spec import DecoderSpec, LayerTensor
 
 MIXTRAL_EXPERTS = {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
 MIXTRAL_EXPERTS |= {"down": "block_sparse_moe.experts.{}.w2"}
+
+MINISTRAL3_ROPE = {"type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+MINISTRAL3_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MINISTRAL3_DEFAULTS = {"head_dim": 128, "rope_parameters": MINISTRAL3_ROPE}
 
 
 def llama(config: Config, mla_layout: str) -> ModelSpec:
@@ -21,6 +25,24 @@ def llama(config: Config, mla_layout: str) -> ModelSpec:
 def mistral(config: Config, mla_layout: str) -> ModelSpec:
     """As `llama`; the attention of every layer is limited to `sliding_window` tokens, if that is set."""
     spec = _spec(config)
+    _add_window(spec)
+    return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))
+
+
+def ministral3(config: Config, mla_layout: str) -> ModelSpec:
+    """Ministral 3: as `mistral`; the scores of queries grow with their position (llama_4_scaling_beta)."""
+    config.require("hidden_act", "silu", "this activation")
+    config = config.with_defaults(MINISTRAL3_DEFAULTS)
+    spec = DecoderSpec("mistral3", config)
+    settings = spec.rope.settings
+    beta = settings.number("llama_4_scaling_beta", 0.0)
+    if beta:
+        spec.add_float32({"attention.temperature_scale": beta})
+        spec.add_uint32({"rope.scaling.original_context_length": settings.integer("original_max_position_embeddings")})
+    if spec.rope.scaling == "yarn" and settings.number("mscale_all_dim", 0.0):
+        # Other than DeepSeek's, this architecture's multiplier is mscale_all_dim itself.
+        settings.require("mscale", 1.0, "this magnitude of yarn")
+        spec.add_float32({"rope.scaling.yarn_log_multiplier": settings.number("mscale_all_dim")})
     _add_window(spec)
     return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))
 

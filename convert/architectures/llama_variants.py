@@ -1,4 +1,4 @@
-"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2, Phi 3 to 4.
+"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2, Phi 3 to 4, GLM-4-0414.
 
 All raise FormatError for settings that cannot be converted.
 """
@@ -100,5 +100,25 @@ def phi3(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("ffn_norm", "post_attention_layernorm"),
         LayerTensor("ffn_up.weight", "mlp.gate_up_proj.weight", (2 * rows, hidden_size)),
         LayerTensor("ffn_down.weight", "mlp.down_proj.weight", (hidden_size, rows)),
+    ]
+    return spec.build(layer)
+
+
+def glm4(config: Config, mla_layout: str) -> ModelSpec:
+    """GLM-4-0414: norms before and after both blocks, neighbouring elements of a part of each head are rotated."""
+    config.require("hidden_act", "silu", "this activation")
+    config = config.with_defaults({"head_dim": 128})
+    spec = DecoderSpec("glm4", config, rope=config.with_defaults({"partial_rotary_factor": 0.5}))
+    if spec.rope.settings.get("mrope_section") is not None:
+        raise config.error("mrope_section is set: rotation by positions in images cannot be converted for this architecture")
+    rows, hidden_size = spec.intermediate_size, spec.hidden_size
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=config.flag("attention_bias", True)),
+        spec.norm("post_attention_norm", "post_self_attn_layernorm"),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        LayerTensor("ffn_up.weight", "mlp.gate_up_proj.weight", (2 * rows, hidden_size)),
+        LayerTensor("ffn_down.weight", "mlp.down_proj.weight", (hidden_size, rows)),
+        spec.norm("post_ffw_norm", "post_mlp_layernorm"),
     ]
     return spec.build(layer)

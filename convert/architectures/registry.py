@@ -15,6 +15,7 @@ from ..model_spec import ModelSpec
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama.llama",
     "MistralForCausalLM": "llama.mistral",
+    "Ministral3ForCausalLM": "llama.ministral3",
     "MixtralForCausalLM": "llama.mixtral",
     "Qwen2ForCausalLM": "qwen.qwen2",
     "Qwen2MoeForCausalLM": "qwen.qwen2moe",
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": "gemma.gemma3",
     "DeepseekV2ForCausalLM": "deepseek.deepseek2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek2",
+    "Glm4ForCausalLM": "llama_variants.glm4",
     "Glm4MoeForCausalLM": "mixtures.glm4moe",
     "GptOssForCausalLM": "gpt_oss.gpt_oss",
     "Ernie4_5ForCausalLM": "ernie.ernie",
@@ -58,6 +60,7 @@ ARCHITECTURES = {
 TEXT_MODELS = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",

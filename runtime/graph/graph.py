@@ -191,6 +191,9 @@ class GraphBuilder:
     def scale(self, x: Value, factor: float) -> Value:
         return x if factor == 1 else self.append(ops.Scale(self.value(*x.shape), x, factor))
 
+    def scale_by_position(self, x: Value, temperature: ops.Temperature | None) -> Value:
+        return x if temperature is None else self.append(ops.ScaleByPosition(self.value(*x.shape), x, temperature))
+
     def softcap(self, x: Value, cap: float) -> Value:
         return self.append(ops.SoftCap(self.value(*x.shape), x, cap)) if cap else x
 

@@ -53,6 +53,20 @@ class RotaryEmbedding:
 
 
 @dataclass(frozen=True)
+class Temperature:
+    """A factor that grows with the position, 1 + scale * ln(1 + floor((position + offset) / length)): attention temperature
+    tuning of Llama 4 and Ministral 3 (Scalable-Softmax, arXiv:2501.19399)."""
+
+    scale: float
+    length: int
+    offset: int = 0
+
+    def factors(self, positions: np.ndarray) -> np.ndarray:
+        """int [n] -> float32 [n]."""
+        return (1 + self.scale * np.log1p((positions + self.offset) // self.length)).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Op:
     """Base of all ops. out: what it computes."""
 
@@ -288,6 +302,14 @@ class Scale(Op):
 
 
 @dataclass(frozen=True)
+class ScaleByPosition(Op):
+    """x times the factor of each token's position."""
+
+    x: Value
+    temperature: Temperature
+
+
+@dataclass(frozen=True)
 class SoftCap(Op):
     """cap * tanh(x / cap)."""
 
@@ -307,5 +329,5 @@ class CacheSpec:
 
 OPS: tuple[type[Op], ...] = (
     *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, Activation, GatedActivation),
-    *(Route, ExpertLinear, CombineExperts, SigmoidGate, Add, Scale, SoftCap),
+    *(Route, ExpertLinear, CombineExperts, SigmoidGate, Add, Scale, ScaleByPosition, SoftCap),
 )

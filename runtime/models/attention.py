@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
-from ..graph.ops import RotaryEmbedding
+from ..graph.ops import RotaryEmbedding, Temperature
 from ..hparams import HParams
 from .rotary import rotated_dims
 
@@ -43,6 +43,7 @@ def grouped_attention(
     norm_after_rope: bool = False,
     window: int = 0,
     softcap: float = 0.0,
+    temperature: Temperature | None = None,
 ) -> Value:
     """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm and attn_sinks where the
     model has them.
@@ -50,6 +51,7 @@ def grouped_attention(
     rope             None: no rotation in this layer
     norm_after_rope  queries and keys are normalised after their rotation instead of before
     window, softcap  as in `ops.Attention`
+    temperature      of the queries
     """
     prefix = f"blk.{layer}.attn_"
     shapes = {"q": (heads.n, heads.k_width), "k": (heads.n_kv, heads.k_width), "v": (heads.n_kv, heads.v_width)}
@@ -69,7 +71,7 @@ def grouped_attention(
         return _head_norm(graph, heads, f"{prefix}{part}_norm", epsilon) if norm_after_rope else heads
 
     sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
-    q, k = positioned("q", q), positioned("k", k)
+    q, k = graph.scale_by_position(positioned("q", q), temperature), positioned("k", k)
     out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks)
     return graph.linear(out, f"{prefix}output", x.shape[0])
 
@@ -81,6 +83,18 @@ def _head_norm(graph: GraphBuilder, x: Value, name: str, epsilon: float) -> Valu
         return x
     has_own_weights = len(graph.shape(f"{name}.weight")) > 1
     return graph.norm(x, name, epsilon, kind="layer" if has_own_weights else "rms")
+
+
+def temperature_of(hparams: HParams) -> Temperature | None:
+    """By which queries are scaled; None where the metadata has no attention.temperature_scale.
+
+    Raises FormatError without a length: that of the key attention.temperature_length, or else the original context's."""
+    scale = hparams.float("attention.temperature_scale", 0.0)
+    if not scale:
+        return None
+    has_length = hparams.int("attention.temperature_length", 0) > 0
+    key = "attention.temperature_length" if has_length else "rope.scaling.original_context_length"
+    return Temperature(scale, hparams.size(key))
 
 
 @dataclass(frozen=True)

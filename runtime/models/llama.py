@@ -11,7 +11,7 @@ from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder, Value
 from ..graph.ops import RotaryEmbedding
 from ..hparams import HParams, n_layers
-from .attention import Heads, grouped_attention
+from .attention import Heads, grouped_attention, temperature_of
 from .feed_forward import feed_forward
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding, rotated_dims
 from .variants import VARIANTS, Variant
@@ -27,6 +27,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     scale = hparams.float("attention.scale", 0.0) or variant.attention_scale(hparams, heads.k_width)
     softcap = hparams.float("attn_logit_softcapping", 0.0)
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
+    temperature = temperature_of(hparams)
     windows = _windows(hparams)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
@@ -51,6 +52,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             norm_after_rope=variant.norm_after_rope,
             window=window,
             softcap=softcap,
+            temperature=temperature,
         )
         if variant.ffn_norm != "post_attention_norm":
             attended = optional_norm(attended, f"{prefix}post_attention_norm")

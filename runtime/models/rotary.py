@@ -89,6 +89,10 @@ def _yarn(hparams: HParams, frequencies: np.ndarray, base: float, interleaved: b
     low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0, 1)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
-    # With a log multiplier the temperature acts on the scores instead (DeepSeek: mscale = mscale_all_dim, which cancel here).
-    magnitude = 1.0 if "rope.scaling.yarn_log_multiplier" in hparams else yarn_mscale(factor, 0.1)
+    magnitude = yarn_mscale(factor, 0.1)
+    if "rope.scaling.yarn_log_multiplier" in hparams:
+        # Models with latent attention scale the scores instead (mscale and mscale_all_dim cancel here); Mistral 3 has
+        # mscale_all_dim itself in this key, which magnitudes are divided by.
+        multiplier = 0.1 if hparams.is_latent else 0.1 * hparams.float("rope.scaling.yarn_log_multiplier")
+        magnitude /= yarn_mscale(factor, multiplier)
     return RotaryEmbedding(blended, magnitude * hparams.float("rope.scaling.attn_factor", 1.0), interleaved)

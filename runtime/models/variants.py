@@ -83,6 +83,7 @@ GPT_OSS = NORMALISED | {"attention.sliding_window_pattern": 2, "rope.scaling.yar
 # general.architecture -> how it differs
 VARIANTS = {
     "llama": Variant(interleaved=True, defaults=NORMALISED),
+    "mistral3": Variant(interleaved=True),
     "qwen2": Variant(),
     "qwen2moe": Variant(),
     "qwen3": Variant(),
@@ -91,6 +92,7 @@ VARIANTS = {
     "gemma3": Variant(
         defaults=GEMMA3, activation="gelu", embedding_scale=math.sqrt, attention_scale=_scale_of_largest(62), local_rope=True
     ),
+    "glm4": Variant(interleaved=True),
     "glm4moe": Variant(defaults=SIGMOID_ROUTER, ffn_norm="post_attention_norm"),
     "gpt-oss": Variant(defaults=GPT_OSS, activation="clamped_swish", ffn_norm="post_attention_norm"),
     "ernie4_5": Variant(interleaved=True),

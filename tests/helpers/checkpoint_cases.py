@@ -67,6 +67,10 @@ ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 LONG |= {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.7 * i for i in range(8)]}
 HALF = {"partial_rotary_factor": 0.5}
+WHOLE_HEAD = {"partial_rotary_factor": 1.0}
+MINISTRAL = {"head_dim": 24}
+MINISTRAL_ROPE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+MINISTRAL_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 WHOLE = {"sliding_window": None}
 GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.6, "attention_multiplier": 0.3}
 DOTS = {"moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1} | WHOLE
@@ -88,6 +92,8 @@ CASES = {
     "llama-dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": ("Mistral", WINDOW),
+    "ministral3": ("Ministral3", MINISTRAL | {"rope_parameters": MINISTRAL_ROPE}),
+    "ministral3-window": ("Ministral3", TIED | WINDOW | {"rope_parameters": MINISTRAL_ROPE | {"mscale_all_dim": 0.7}}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "mixtral-window": ("Mixtral", WINDOW | {"num_local_experts": 5, "num_experts_per_tok": 3}),
     "qwen2": ("Qwen2", {"rope_parameters": PLAIN}),
@@ -108,6 +114,8 @@ CASES = {
     "v3-mainline": ("DeepseekV3", DEEPSEEK | V3, "mainline"),
     "v3-legacy": ("DeepseekV3", DEEPSEEK | V3, "legacy"),
     "kimi-k2": ("DeepseekV3", DEEPSEEK | KIMI | {"rope_parameters": KIMI_ROPE}),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "rope_parameters": PLAIN | HALF}),
+    "glm4-whole": ("Glm4", TIED | {"head_dim": 24, "attention_bias": False, "rope_parameters": PLAIN | WHOLE_HEAD}),
     "glm4moe": ("Glm4Moe", GLM),
     "glm4moe-groups": ("Glm4Moe", GLM | GLM_GROUPS),
     "gpt-oss": ("GptOss", GPT_OSS | {"rope_parameters": GPT_OSS_ROPE | {"truncate": False}}),
@@ -145,6 +153,7 @@ CASES = {
 BEYOND_LLAMA_CPP = {
     "mistral-window": "no windows in this architecture",
     "mixtral-window": "no windows in this architecture",
+    "ministral3-window": "no windows in this architecture",
     "qwen2-window": "no windows in this architecture",
     "phi3-window": "no windows in this architecture",
     "command-r-plus": "heads are normalised in models of 64 layers only",

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from ...graph import Observer, Op, Value, ops
-from ...graph.ops import RotaryEmbedding
+from ...graph.ops import RotaryEmbedding, Temperature
 
 
 class Cache:
@@ -288,6 +288,10 @@ def scale(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
     return x * np.float32(factor)
 
 
+def scale_by_position(step: Step, x: np.ndarray, temperature: Temperature) -> np.ndarray:
+    return x * temperature.factors(step.positions).reshape(-1, *[1] * (x.ndim - 1))
+
+
 def softcap(step: Step, x: np.ndarray, cap: float) -> np.ndarray:
     return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
@@ -309,6 +313,7 @@ _BY_CLASS = {
     ops.SigmoidGate: sigmoid_gate,
     ops.Add: add,
     ops.Scale: scale,
+    ops.ScaleByPosition: scale_by_position,
     ops.SoftCap: softcap,
 }
 FUNCTIONS = {op: (function, [*inspect.signature(function).parameters][1:]) for op, function in _BY_CLASS.items()}

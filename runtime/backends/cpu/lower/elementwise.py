@@ -16,6 +16,7 @@ from ....graph.ops import (
     Reshape,
     Rope,
     Scale,
+    ScaleByPosition,
     SigmoidGate,
     SoftCap,
     Split,
@@ -195,6 +196,22 @@ class ScaleStep(Step):
         to = out.result(op.out, op.x, partition, rows=True)
         words = (x.address, x.row_bytes, to.address, to.row_bytes, real(op.factor))
         out.schedule.task(row_parts.scale.address, (*partition.words(), *words), partition, (x,), (to,))
+
+
+class ScaleByPositionStep(Step):
+    def __init__(self, executable, op: ScaleByPosition):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        x, state = out.view(self.op.x), out.run_state
+        to = out.result(self.op.out, self.op.x, None)
+        source, target, temperature = x.array, to.array, self.op.temperature
+
+        def scale_tokens() -> None:
+            np.multiply(source, temperature.factors(state.positions)[:, None, None], out=target)
+
+        out.call(scale_tokens)
 
 
 class SoftCapStep(Step):
