@@ -108,10 +108,12 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
     assembled: list[tuple[TensorSpec, list[Weight], list[StoredTensor]]] = []
     for spec in model.tensors:
         sources = [_find(find_weight, spec, name, stored) for name in spec.sources]
-        if spec.alternative and not any(sources):
-            alternatives = [_find(find_weight, spec.alternative, name, stored) for name in spec.alternative.sources]
-            if any(alternatives):
-                spec, sources = spec.alternative, alternatives
+        alternative = spec.alternative
+        while alternative and not (any(sources) and _has_shape(spec, sources)):
+            others = [_find(find_weight, alternative, name, stored) for name in alternative.sources]
+            if any(others) and (_has_shape(alternative, others) or not any(sources)):
+                spec, sources = alternative, others
+            alternative = alternative.alternative
         weights, tensors = [], []
         for name, source in zip(spec.sources, sources, strict=True):
             if source is None:
@@ -140,6 +142,10 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
 
 def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTensor]) -> SourceTensor:
     return replace(spec.transform(spec.name, weights), files=tuple(dict.fromkeys(tensor.path for tensor in tensors)))
+
+
+def _has_shape(spec: TensorSpec, sources: list[WeightTensors | None]) -> bool:
+    return all(source is None or source[0].shape == spec.shape for source in sources)
 
 
 def _find(find_weight: WeightFinder, spec: TensorSpec, name: str, stored: Mapping[str, StoredTensor]) -> WeightTensors | None:

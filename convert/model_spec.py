@@ -17,7 +17,8 @@ class TensorSpec:
     shape            that each source must have, outermost dimension first
     transform        makes the tensor from the sources' weights
     fallback_source  taken if the only source is missing: tied embeddings may be stored under either name
-    alternative      the same tensor from other sources, used if none of these exists: experts one by one, or in a stack
+    alternative      the same tensor from other sources, used if none of these exists or they have another shape: experts one by
+                     one, in a stack, or in a stack of transposed matrices
     """
 
     name: str

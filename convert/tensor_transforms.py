@@ -204,16 +204,27 @@ def select_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray
 
 def transposed_expert_rows(first: int = 0, step: int = 1) -> Transform:
     """As `expert_rows`, from a stack whose matrices are stored transposed: [experts, columns, rows]."""
+    return _transposed_experts(lambda rows: slice(first, rows, step))
+
+
+def transposed_expert_half(half: int) -> Transform:
+    """As `expert_half`, from a stack whose matrices are stored transposed."""
+    return _transposed_experts(lambda rows: slice(half * rows // 2, (half + 1) * rows // 2))
+
+
+def _transposed_experts(select: Callable[[int], slice]) -> Transform:
+    """select: number of rows of a matrix -> those that are taken."""
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
         experts = weight.shape[0]
-        columns, n_selected = weight.rows // experts, weight.columns // step
+        columns, selected = weight.rows // experts, select(weight.columns)
+        n_selected = len(range(weight.columns)[selected])
 
         def transposed(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
             expert, row = divmod(start, n_selected)
             matrix = read_rows(slice(expert * columns, (expert + 1) * columns))
-            return np.ascontiguousarray(matrix[:, first::step][:, row : row + stop - start].T)
+            return np.ascontiguousarray(matrix[:, selected][:, row : row + stop - start].T)
 
         def read(start: int, stop: int) -> np.ndarray:
             if weight.ggml_type is None:

@@ -26,10 +26,21 @@ from ..config import Config
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
-from ..tensor_transforms import Transform, computed, expert_half, expert_rows, permute_heads, stack_experts, unchanged
+from ..tensor_transforms import (
+    Transform,
+    computed,
+    expert_half,
+    expert_rows,
+    permute_heads,
+    stack_experts,
+    transposed_expert_half,
+    transposed_expert_rows,
+    unchanged,
+)  # fmt: skip
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}
 EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}  # the usual names; {}: the expert
+MAX_EXPERTS = 1 << 14  # beyond all models; a damaged file must not cost memory
 SIGMOID_GATING = 2  # expert_gating_func in the GGUF
 
 
@@ -74,6 +85,28 @@ def linear(
     """A matrix NAME.weight [rows, columns] and, if `bias`, NAME.bias [rows]; the transform is applied to both."""
     tensors = [LayerTensor(f"{name}.weight", f"{source}.weight", shape, transform)]
     return [*tensors, LayerTensor(f"{name}.bias", f"{source}.bias", shape[:1], transform)] if bias else tensors
+
+
+def expert_stacks(
+    n: int, rows: int, hidden_size: int, sources: Mapping[str, str] = EXPERTS, *, may_be_transposed: bool = False
+) -> list[LayerTensor]:
+    """ffn_{gate,up,down}_exps of n experts with `rows` rows of gate and up each.
+
+    The checkpoint has them one by one (`sources`) or, as transformers in memory, all in one tensor, the rows of gate first."""
+    stack = sources["up"].partition(".{}")[0]
+    gate_up_shape, down_shape = (n, 2 * rows, hidden_size), (n, hidden_size, rows)
+    tensors = []
+    for p, source, shape, transform, transposed in (
+        ("gate", "gate_up_proj", gate_up_shape, expert_half(0), transposed_expert_half(0)),
+        ("up", "gate_up_proj", gate_up_shape, expert_half(1), transposed_expert_half(1)),
+        ("down", "down_proj", down_shape, expert_rows(), transposed_expert_rows()),
+    ):
+        name, fused = f"ffn_{p}_exps.weight", f"{stack}.{source}"
+        other = LayerTensor(name, fused, (n, *shape[:0:-1]), transposed) if may_be_transposed else None
+        in_stack = LayerTensor(name, fused, shape, transform, alternative=other)
+        one = (hidden_size, rows) if p == "down" else (rows, hidden_size)
+        tensors.append(LayerTensor(name, f"{sources[p]}.weight", one, stack_experts, n, in_stack))
+    return tensors
 
 
 class DecoderSpec:
@@ -208,24 +241,22 @@ class DecoderSpec:
         matrices = (linear(f"ffn_{p}{suffix}", f"{source}.{p}_proj", s, bias=bias) for p, s in shapes.items())
         return [tensor for matrix in matrices for tensor in matrix]
 
-    def experts(self, n: int, rows: int, sources: Mapping[str, str] = EXPERTS, router: str = "mlp.gate") -> list[LayerTensor]:
+    def experts(
+        self,
+        n: int,
+        rows: int,
+        sources: Mapping[str, str] = EXPERTS,
+        router: str = "mlp.gate",
+        *,
+        may_be_transposed: bool = False,
+    ) -> list[LayerTensor]:
         """The router and the stacked gate, up and down matrices of n experts.
 
-        rows: of an expert's gate and up; sources: names in the checkpoint as in EXPERTS.
+        rows: of an expert's gate and up; sources: names in the checkpoint as in EXPERTS. may_be_transposed: some checkpoints
+        have stacks of transposed matrices, which their shape tells.
         """
-        tensors = [LayerTensor("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden_size))]
-        stack = sources["up"].partition(".{}")[0]
-        gate_up_shape, down_shape = (n, 2 * rows, self.hidden_size), (n, self.hidden_size, rows)
-        # As transformers has them in memory: all experts in one tensor, the rows of gate before those of up.
-        fused = {
-            "gate": LayerTensor("ffn_gate_exps.weight", f"{stack}.gate_up_proj", gate_up_shape, expert_half(0)),
-            "up": LayerTensor("ffn_up_exps.weight", f"{stack}.gate_up_proj", gate_up_shape, expert_half(1)),
-            "down": LayerTensor("ffn_down_exps.weight", f"{stack}.down_proj", down_shape, expert_rows()),
-        }
-        for p, shape in self._mlp_shapes(rows).items():
-            source = f"{sources[p]}.weight"
-            tensors.append(LayerTensor(f"ffn_{p}_exps.weight", source, shape, stack_experts, n, fused[p]))
-        return tensors
+        stacks = expert_stacks(n, rows, self.hidden_size, sources, may_be_transposed=may_be_transposed)
+        return [LayerTensor("ffn_gate_inp.weight", f"{router}.weight", (n, self.hidden_size)), *stacks]
 
     def _mlp_shapes(self, rows: int) -> dict[str, tuple[int, int]]:
         return {"gate": (rows, self.hidden_size), "up": (rows, self.hidden_size), "down": (self.hidden_size, rows)}
@@ -241,6 +272,8 @@ class DecoderSpec:
         """
         experts = self.config.count(n_key, layers=self.n_layers if layers is None else layers)
         used = self.config.integer(used_key)
+        if experts > MAX_EXPERTS:
+            raise self.config.error(f"{n_key} is {experts}; at most {MAX_EXPERTS} can be converted")
         if used > experts:
             raise self.config.error(f"{used_key} is {used}, more than {n_key}, which is {experts}")
         self.add_uint32({"expert_count": experts, "expert_used_count": used})

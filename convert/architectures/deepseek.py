@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2: multi-head latent attention (MLA), routed and shared experts.
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2, GLM-4.7-Flash: multi-head latent attention (MLA), routed and shared experts.
 
 Latent attention is written in one of three layouts, which differ in how kv_b_proj is stored and in the metadata of head counts
 and lengths: 'ik' (attn_kv_b, and also its parts attn_k_b and attn_v_b, 2-D), 'mainline' (only these parts, 3-D, with one
@@ -17,10 +17,12 @@ from ..config import Config
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import read_rope, rope_scaling_keys
-from ..tensor_transforms import kv_b_keys, kv_b_values, stack_experts
+from ..tensor_transforms import kv_b_keys, kv_b_values
+from .decoder_spec import expert_stacks
 
 ARCHITECTURE = "deepseek2"
 GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
+V3_MODELS = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")  # with the defaults of V3's own code
 PROJECTIONS = ("gate", "up", "down")
 
 
@@ -39,6 +41,18 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
+
+
+def glm4_moe_lite(config: Config, mla_layout: str) -> ModelSpec:
+    """GLM-4.7-Flash, whose layers are those of DeepSeek-V3. Raises FormatError for settings that cannot be converted."""
+    types = config.get("mlp_layer_types")
+    dense = config.integer("first_k_dense_replace", 1, minimum=0)
+    if isinstance(types, list):
+        dense = types.count("dense")
+        n_layers = config.count("num_hidden_layers")
+        if types != ["dense"] * dense + ["sparse"] * (n_layers - dense):
+            raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
+    return deepseek2(config.with_values({"first_k_dense_replace": dense}), mla_layout)
 
 
 def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
@@ -135,7 +149,7 @@ def _expert_keys(config: Config) -> dict[str, Any]:
 def _is_v3(config: Config) -> bool:
     """Whether V3's defaults hold; `architectures` of a text_config has not been checked before."""
     names = config.get("architectures")
-    return isinstance(names, list) and "DeepseekV3ForCausalLM" in names
+    return isinstance(names, list) and any(name in V3_MODELS for name in names)
 
 
 def _topk_method(config: Config) -> str:
@@ -195,9 +209,8 @@ def _expert_tensors(config: Config, hidden_size: int, block: str, mlp: str) -> I
     yield TensorSpec(f"{block}.ffn_gate_inp.weight", (f"{mlp}.gate.weight",), (experts, hidden_size))
     if _topk_method(config) == "noaux_tc":
         yield TensorSpec(f"{block}.exp_probs_b.bias", (f"{mlp}.gate.e_score_correction_bias",), (experts,))
-    for p in PROJECTIONS:
-        sources = tuple(f"{mlp}.experts.{e}.{p}_proj.weight" for e in range(experts))
-        yield TensorSpec(f"{block}.ffn_{p}_exps.weight", sources, _projection(p, hidden_size, rows), stack_experts)
+    for stack in expert_stacks(experts, rows, hidden_size):
+        yield stack.spec(block, mlp.removesuffix(".mlp"))
     shared = rows * config.integer("n_shared_experts", 0, minimum=0)
     for p in PROJECTIONS if shared else ():
         source = f"{mlp}.shared_experts.{p}_proj.weight"

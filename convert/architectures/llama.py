@@ -1,4 +1,4 @@
-"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Ministral 3, Mixtral with experts."""
+"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Ministral 3, Mixtral."""
 
 from __future__ import annotations
 

@@ -31,9 +31,12 @@ def text_model(config: Config, mla_layout: str) -> ModelSpec:
     model_type = text.get("model_type")
     if not isinstance(model_type, str) or model_type not in TEXT_MODELS:
         raise config.error(f"text_config has model_type {model_type!r:.60}; known are {', '.join(TEXT_MODELS)}")
+    name = TEXT_MODELS[model_type]
+    values = {"architectures": [name], "vision_config": config.get("vision_config")}
     tied = config.get("tie_word_embeddings")  # some files say it only outside of text_config
-    text = text.with_defaults({} if tied is None else {"tie_word_embeddings": tied})
-    model = architecture_function(TEXT_MODELS[model_type])(text, mla_layout)
+    if tied is not None:
+        values["tie_word_embeddings"] = text.get("tie_word_embeddings", tied) and tied
+    model = architecture_function(name)(text.with_values(values), mla_layout)
     skipped = {prefix + name: what for name, what in SKIPPED_PREFIXES.items() for prefix in ("", "model.")}
     return replace(
         model,

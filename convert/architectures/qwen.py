@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5, Qwen 3, and their mixtures of experts.
+"""Qwen 2 and 2.5, Qwen 3, their mixtures of experts, and the text models of Qwen 3 VL.
 
 All functions raise FormatError for settings that cannot be converted.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..tensor_transforms import flatten, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
 
 NO_LAYERS: list[int] = []
+MROPE_SECTIONS = [24, 20, 20]  # the default of Qwen 3 VL's own code
 
 
 def qwen2(config: Config, mla_layout: str) -> ModelSpec:
@@ -26,9 +29,41 @@ def qwen3(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen 3: queries and keys of every head are normalised."""
     spec = _spec("qwen3", config)
     _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
-    bias = config.flag("attention_bias", False)
-    attention = spec.attention(bias=bias, output_bias=bias, head_norms=unchanged)
-    return spec.build(_layer(spec, attention, spec.gated_mlp()))
+    return _qwen3_layers(spec, spec.gated_mlp())
+
+
+def qwen3vl(config: Config, mla_layout: str) -> ModelSpec:
+    """The text model of Qwen 3 VL: as `qwen3`, with rotation by positions in images."""
+    spec = _spec("qwen3vl", config)
+    _add_vision(spec)
+    return _qwen3_layers(spec, spec.gated_mlp())
+
+
+def qwen3vlmoe(config: Config, mla_layout: str) -> ModelSpec:
+    """As `qwen3vl`, with experts, whose weights always sum to one."""
+    config = config.with_defaults({"num_experts": config.get("num_local_experts"), "tie_word_embeddings": True})
+    _require_experts_everywhere(config)
+    spec = _spec("qwen3vlmoe", config)
+    _add_vision(spec)
+    rows = config.integer("moe_intermediate_size")
+    n = spec.add_expert_counts("num_experts", rows, layers=0)
+    return _qwen3_layers(spec, spec.experts(n, rows, may_be_transposed=True))
+
+
+def _qwen3_layers(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> ModelSpec:
+    bias = spec.config.flag("attention_bias", False)
+    return spec.build(_layer(spec, spec.attention(bias=bias, output_bias=bias, head_norms=unchanged), feed_forward))
+
+
+def _add_vision(spec: DecoderSpec) -> None:
+    """How many pairs rotate by time, height and width, and how many layers get images' features of their own."""
+    sections = spec.rope.settings.get("mrope_section") or MROPE_SECTIONS
+    if not isinstance(sections, list) or len(sections) != 3 or sum(map(int, sections)) != spec.rotary_dim // 2:
+        raise spec.config.error(f"mrope_section is {sections!r:.60}; 3 numbers are needed with sum {spec.rotary_dim // 2}")
+    spec.metadata[f"{spec.architecture}.rope.dimension_sections"] = np.array([*sections, 0], np.int32)
+    vision = spec.config.section("vision_config") if spec.config.get("vision_config") else spec.config
+    indexes = vision.get("deepstack_visual_indexes") or ()
+    spec.add_uint32({"n_deepstack_layers": len(indexes)})
 
 
 def qwen2moe(config: Config, mla_layout: str) -> ModelSpec:
@@ -58,9 +93,7 @@ def qwen3moe(config: Config, mla_layout: str) -> ModelSpec:
     rows = config.integer("moe_intermediate_size")
     n = spec.add_expert_counts("num_experts", rows)
     spec.metadata["qwen3moe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
-    bias = config.flag("attention_bias", False)
-    attention = spec.attention(bias=bias, output_bias=bias, head_norms=unchanged)
-    return spec.build(_layer(spec, attention, spec.experts(n, rows)))
+    return _qwen3_layers(spec, spec.experts(n, rows))
 
 
 def _spec(architecture: str, config: Config) -> DecoderSpec:

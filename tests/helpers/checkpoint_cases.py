@@ -61,6 +61,8 @@ GLM = {"head_dim": 32, "moe_intermediate_size": 40, "n_routed_experts": 8, "num_
 GLM |= {"use_qk_norm": True, "attention_bias": True, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
 GLM_GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "n_shared_experts": 2, "norm_topk_prob": False}
 GLM_GROUPS |= {"use_qk_norm": False, "attention_bias": False, "routed_scaling_factor": 2.5}
+FLASH = {key: value for key, value in DEEPSEEK.items() if key not in ("first_k_dense_replace", "topk_group")}
+FLASH |= {"q_lora_rank": 48, "v_head_dim": 40, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "rope_parameters": PLAIN}
 GPT_OSS = WINDOW | {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
 ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
@@ -118,6 +120,8 @@ CASES = {
     "glm4-whole": ("Glm4", TIED | {"head_dim": 24, "attention_bias": False, "rope_parameters": PLAIN | WHOLE_HEAD}),
     "glm4moe": ("Glm4Moe", GLM),
     "glm4moe-groups": ("Glm4Moe", GLM | GLM_GROUPS),
+    "glm4-moe-lite": ("Glm4MoeLite", FLASH, "mainline"),
+    "glm4-moe-lite-ik": ("Glm4MoeLite", FLASH | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense"] * 2 + ["sparse"]}),
     "gpt-oss": ("GptOss", GPT_OSS | {"rope_parameters": GPT_OSS_ROPE | {"truncate": False}}),
     "gpt-oss-rounded": ("GptOss", GPT_OSS | {"rope_parameters": GPT_OSS_ROPE | {"truncate": True}}),
     "gpt-oss-pattern": ("GptOss", GPT_OSS | {"layer_types": OTHER_PATTERN[:3], "rope_parameters": PLAIN}),
@@ -168,6 +172,7 @@ BEYOND_LLAMA_CPP = {
     "v2-lite": "not in this layout",
     "v3": "not in this layout",
     "kimi-k2": "not in this layout",
+    "glm4-moe-lite-ik": "not in this layout",
     "gpt-oss": "yarn's ramp begins and ends at whole pairs",
     "ernie4_5-moe-interval": "experts in every layer behind the first ones",
 }

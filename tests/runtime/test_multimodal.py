@@ -1,0 +1,84 @@
+"""Text models inside of checkpoints with vision towers: transformers' logits for text come out of the converted GGUF."""
+
+import numpy as np
+import pytest
+from checkpoint_cases import COMMON, EXACT, LENGTH, PLAIN, TOLERANCE, oracle, randomise
+
+from ggufmill.convert import open_source
+from ggufmill.runtime import load_model
+
+MROPE = PLAIN | {"rope_theta": 1e6, "mrope_section": [6, 3, 3], "mrope_interleaved": True}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+QWEN_VISION |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16, "patch_size": 8}
+QWEN_TEXT = COMMON | {"head_dim": 24, "rope_parameters": MROPE, "num_experts": 6, "num_experts_per_tok": 2}
+QWEN_TEXT |= {"moe_intermediate_size": 40}
+KIMI_TEXT = COMMON | {"model_type": "deepseek_v3", "num_key_value_heads": 4, "moe_intermediate_size": 32, "kv_lora_rank": 32}
+KIMI_TEXT |= {"q_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8}
+KIMI_TEXT |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
+KIMI_TEXT |= {"rms_norm_eps": 1e-6, "rope_parameters": PLAIN}
+KIMI_VISION = {"patch_size": 8, "pos_emb_height": 4, "pos_emb_width": 4, "num_attention_heads": 2, "num_hidden_layers": 1}
+KIMI_VISION |= {"hidden_size": 16, "intermediate_size": 16}
+
+# class of transformers -> its text and vision config
+MODELS = {
+    "Qwen3VL": (QWEN_TEXT, QWEN_VISION),
+    "Qwen3VLMoe": (QWEN_TEXT, QWEN_VISION),
+    "Kimi_K25": (KIMI_TEXT, KIMI_VISION),
+}
+ARCHITECTURES = {"Qwen3VL": "qwen3vl", "Qwen3VLMoe": "qwen3vlmoe", "Kimi_K25": "deepseek2"}
+
+
+@pytest.fixture(params=MODELS)
+def checkpoint(request, tmp_path, write_checkpoint):
+    """(family, folder as transformers saves it, tokens, its logits)."""
+    torch, transformers = oracle()
+    text, vision = MODELS[request.param]
+    config = getattr(transformers, f"{request.param}Config")(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    reference = randomise(getattr(transformers, f"{request.param}ForConditionalGeneration")(config))
+    tokens = np.random.default_rng(7).integers(3, COMMON["vocab_size"], LENGTH)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+    if request.param == "Kimi_K25":  # save_pretrained renames layers of the text model, which from_pretrained then lacks
+        tensors = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+        write_checkpoint(tmp_path, config.to_dict() | {"architectures": ["KimiK25ForConditionalGeneration"]}, tensors)
+    else:
+        reference.save_pretrained(tmp_path)
+    return request.param, tmp_path, tokens, expected
+
+
+def test_the_text_model_gives_the_logits_of_transformers(checkpoint):
+    family, folder, tokens, expected = checkpoint
+    source = open_source(folder)
+    assert source.metadata["general.architecture"] == ARCHITECTURES[family]
+    assert any("vision tower" in note and "left out" in note for note in source.notes)
+    if family.startswith("Qwen"):
+        assert source.metadata[f"{ARCHITECTURES[family]}.n_deepstack_layers"] == 1
+        assert source.metadata[f"{ARCHITECTURES[family]}.rope.dimension_sections"].tolist() == [6, 3, 3, 0]
+    model = load_model(source, **EXACT)
+    assert expected.std() > 0.3
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+    session = model.session()
+    session.feed(tokens[:5])
+    for i in range(5, LENGTH):
+        assert np.abs(session.feed(tokens[i : i + 1]) - expected[i]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("checkpoint", ["Qwen3VLMoe"], indirect=True)
+def test_stacks_of_transposed_experts(checkpoint):
+    """As the hub's files have them."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    _, folder, tokens, expected = checkpoint
+    file = next(folder.glob("*.safetensors"))
+    tensors = safetensors.load_file(file)
+    stacks = [name for name in tensors if "mlp.experts." in name]
+    assert len(stacks) == 2 * COMMON["num_hidden_layers"]
+    stored = {name: np.ascontiguousarray(tensors[name].transpose(0, 2, 1)) for name in stacks}
+    safetensors.save_file(tensors | stored, file)
+    source = open_source(folder)
+    up = source.tensors["blk.1.ffn_up_exps.weight"]
+    assert np.array_equal(up.read(2 * 40 + 3, 2 * 40 + 9), tensors[stacks_of(stacks, 1)][2, 40 + 3 : 40 + 9])
+    assert np.abs(load_model(source, **EXACT).logits(tokens) - expected).max() < TOLERANCE
+
+
+def stacks_of(names, layer):
+    return next(name for name in names if f"layers.{layer}." in name and name.endswith("gate_up_proj"))
