@@ -91,8 +91,9 @@ def _yarn(hparams: HParams, frequencies: np.ndarray, base: float, interleaved: b
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
     magnitude = yarn_mscale(factor, 0.1)
     if "rope.scaling.yarn_log_multiplier" in hparams:
-        # Models with latent attention scale the scores instead (mscale and mscale_all_dim cancel here); Mistral 3 has
-        # mscale_all_dim itself in this key, which magnitudes are divided by.
-        multiplier = 0.1 if hparams.is_latent else 0.1 * hparams.float("rope.scaling.yarn_log_multiplier")
+        # DeepSeek scales the scores instead (mscale and mscale_all_dim, of which this key has a tenth, cancel here); in Mistral 3
+        # it is mscale_all_dim itself, which magnitudes are divided by.
+        is_divisor = hparams.architecture == "mistral3"
+        multiplier = 0.1 * hparams.float("rope.scaling.yarn_log_multiplier") if is_divisor else 0.1
         magnitude /= yarn_mscale(factor, multiplier)
     return RotaryEmbedding(blended, magnitude * hparams.float("rope.scaling.attn_factor", 1.0), interleaved)
