@@ -91,7 +91,7 @@ def _yarn(hparams: HParams, frequencies: np.ndarray, base: float, interleaved: b
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
     magnitude = yarn_mscale(factor, 0.1)
     if "rope.scaling.yarn_log_multiplier" in hparams:
-        # DeepSeek scales the scores instead (mscale and mscale_all_dim, of which this key has a tenth, cancel here); in Mistral 3
+        # DeepSeek scales the scores instead (mscale and mscale_all_dim, a tenth of which is in this key, cancel); in Mistral 3
         # it is mscale_all_dim itself, which magnitudes are divided by.
         is_divisor = hparams.architecture == "mistral3"
         multiplier = 0.1 * hparams.float("rope.scaling.yarn_log_multiplier") if is_divisor else 0.1
