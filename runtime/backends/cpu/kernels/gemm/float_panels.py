@@ -160,7 +160,7 @@ def bf16_pair(b, low, high):
     return b.or_(high, b.lshr(b.add(b.bitcast(low, I32X16), half), constant(I32X16, 16)))
 
 
-def _transposed(b, rows):
+def transposed(b, rows):
     """Sixteen vectors of sixteen words: word i of vector j becomes word j of vector i."""
     for bit in (8, 4, 2, 1):
         upper = [j & bit for j in range(LANES)]
@@ -216,7 +216,7 @@ def _transpose_step(typingctx, type_name, bf16, source, row_bytes, rows, out):
             else:
                 even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
                 lines[0].append(bf16_pair(b, even, odd))
-        for i, line in enumerate(line for half in lines if half for line in _transposed(b, half)):
+        for i, line in enumerate(line for half in lines if half for line in transposed(b, half)):
             store(b, line, out, 4 * LANES * i)
         return context.get_dummy_value()
 

@@ -6,7 +6,7 @@ Weights are taken from their packed bytes, a few hundred rows at a time, and eve
 * On a processor with bf16 tiles (AMX) everything else is multiplied as bf16, which rounds activations far less than eight bits
   do. bf16 weights, which are exact then, get activations as sums of two bf16 numbers: their products are those of float32 up to
   about 2^-16 of the largest.
-* Elsewhere types that have a `PanelLayout` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
+* Elsewhere types that have a `panel_form` are multiplied as bytes (byte_products.py), with activations of 8 bits and a scale
   per 32. bf16 weights, and those of other quantised types once decoded, are multiplied as bf16 where there are dot products of
   those (AVX512-BF16), as float32 where there are none.
 
@@ -30,9 +30,8 @@ from ......simd.memory import aligned_empty
 from . import parts as gemm_parts
 from .byte_products import BLOCK, TILE_TOKENS
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
-from .panel_layout import panel_layout
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
-from .unpack_panels import PANEL, unpacker
+from .unpack_panels import PANEL, panel_form, unpacker
 from .vector_products import BLOCK_TOKENS, has_bf16_dots
 
 ROWS = 2 * PANEL  # rows are multiplied in multiples of it: where a matrix is divided among threads
@@ -130,13 +129,13 @@ def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1
         return None
     if stored.name in _FLOATS:
         return _float_plan(packed, stored.name, columns, matrices, 0 if exact or not stored.name.startswith("bf16") else 2)
-    layout = panel_layout(stored.name)
-    if exact or layout is None or columns % BLOCK:
+    panels = panel_form(stored.name)
+    if exact or panels is None or columns % BLOCK:
         return None
-    numbers = [unpacker(stored.name).address, layout.zero, layout.group, int(layout.m is not None)]
+    numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms)]
     if amx.permitted():
         return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, InputForm(BF16, (1, AMX_TOKENS)), numbers)
-    function, form = gemm_parts.bytes_parts[layout.group].address, InputForm(BYTES, (layout.zero, layout.group))
+    function, form = gemm_parts.bytes_parts[panels.group].address, InputForm(BYTES, (panels.zero, panels.group))
     return _plan_of(packed, columns, matrices, function, form, numbers)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,17 @@ class PanelLayout:
     row_scale: bool
     minima: np.ndarray | None
     m: np.ndarray | None
+
+
+class PanelForm(NamedTuple):
+    """What panels of bytes hold: weight = scale * (code - zero) + term.
+
+    zero a power of two or 0; group: columns that share a scale, 16 or 32; has_terms: whether terms are not all 0
+    """
+
+    zero: int
+    group: int
+    has_terms: bool
 
 
 _FORMAT_BYTES = {"f16": 2, "f32": 4, "e8m0": 1}

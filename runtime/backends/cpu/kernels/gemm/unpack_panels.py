@@ -3,6 +3,7 @@
 One program for all types that have a `PanelLayout`, from which LLVM code is written. It takes four rows at a time
 (of a group, where rows are interleaved) and 16 columns, 64 codes in all: gathers the bytes that hold them, shifts and masks
 each piece of a code into place, looks the numbers up in a table of bytes, and stores four columns of four rows at a time.
+The other types (grids, trellises, codes of several weights) are unpacked by step_panels.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ......simd.memory import scratch, view
 from ......simd.permute import lookup_bytes
 from .byte_products import PANEL, TILE_PANELS
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
-from .panel_layout import panel_layout
+from .panel_layout import PanelForm, panel_layout
+from .step_panels import part_by_steps, step_form
 
 QUAD = 4  # rows taken together
 WIDE = 64  # bytes taken together: four rows by 16 columns, or 16 groups by four rows
@@ -263,11 +265,19 @@ def _part_of(name: str, block: int, size: int, row_head: int, group: int, span: 
 
 
 @cache
+def panel_form(type_name: str) -> PanelForm | None:
+    """What panels of a type hold; None for floats, and for types that have to be decoded."""
+    layout = panel_layout(type_name)
+    return PanelForm(layout.zero, layout.group, layout.m is not None) if layout is not None else step_form(type_name)
+
+
+@cache
 def unpacker(type_name: str) -> Any:
     """The part (see `team`; its table is in float_panels, the number of no account) that unpacks rows of a type that has
-    a `PanelLayout`: its `address`. Compiled or loaded at the first call."""
+    a `panel_form`: its `address`. Compiled or loaded at the first call."""
     stored, layout = TYPES[type_name], panel_layout(type_name)
-    assert layout is not None
+    if layout is None:
+        return native_entry(types.void(types.int64, types.int64), part_by_steps(stored.name))
     sizes = stored.block, stored.block_bytes, stored.row_meta, stored.rows, layout.group
     return native_entry(types.void(types.int64, types.int64), _part_of(stored.name, *sizes))
 
@@ -287,17 +297,17 @@ class Panels(NamedTuple):
 
 
 def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
-    """uint8 [rows, row_bytes], whole groups, of a type with a `PanelLayout` -> panels of all rows, an even number of them,
+    """uint8 [rows, row_bytes], whole groups, of a type with a `panel_form` -> panels of all rows, an even number of them,
     valid until this thread calls it again."""
-    layout = panel_layout(type_name)
-    assert layout is not None
+    form = panel_form(type_name)
+    assert form is not None
     rows, row_bytes = q.shape
     panels = -(-rows // (PANEL * TILE_PANELS)) * TILE_PANELS
     q = np.ascontiguousarray(q)
     codes = scratch("codes", (panels, columns // 4, PANEL, 4), np.uint8)
-    scales = scratch("scales", (panels, columns // layout.group, PANEL), np.float32)
-    terms = None if layout.m is None else scratch("terms", scales.shape, np.float32)
+    scales = scratch("scales", (panels, columns // form.group, PANEL), np.float32)
+    terms = scratch("terms", scales.shape, np.float32) if form.has_terms else None
     to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]
     table = np.array([q.ctypes.data, row_bytes, rows, columns, panels, *to], np.int64)
     team.run(0, np.array([(0, unpacker(type_name).address, table.ctypes.data, 1)], np.int64))
-    return Panels(codes, scales, terms, layout.zero, layout.group)
+    return Panels(codes, scales, terms, form.zero, form.group)

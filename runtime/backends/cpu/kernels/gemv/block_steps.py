@@ -155,9 +155,14 @@ class BlockStep:
         value = builder.lshr(value, constant(I32, [first] * LANES)) if first else value
         return builder.and_(value, constant(I32, [(1 << bits.shape[-1]) - 1] * LANES))
 
-    def _flags(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
+    def _are_set(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         flags = self._integers(emit, base, bits, numbers)
         return emit.builder.icmp_unsigned("!=", flags, constant(I32, [0] * LANES))
+
+    def flags_set(self, emit: Emitter, base: Any, numbers: np.ndarray) -> Any:
+        """<16 x i1>: whether the flags of these groups are set, for a type that has them."""
+        assert self.layout.flags is not None
+        return self._are_set(emit, base, self.layout.flags, numbers)
 
     def _float16_or_e8m0(self, emit: Emitter, base: Any, bits: np.ndarray, numbers: np.ndarray) -> Any:
         """<16 x float>: d, dmin or offset of the block that each scale belongs to."""
@@ -192,7 +197,7 @@ class BlockStep:
             if f.level_zero:
                 level = builder.add(level, constant(I32, [f.level_zero] * LANES))
             if f.scale_signs is not None:
-                negative = self._flags(emit, base, f.scale_signs, numbers)
+                negative = self._are_set(emit, base, f.scale_signs, numbers)
                 level = builder.select(negative, builder.neg(level), level)
             level = emit.to_float(level)
             scale = level if f.d is None else builder.fmul(scale, level)
@@ -201,7 +206,7 @@ class BlockStep:
         offset: Any = None
         if f.flags is not None:
             low, high = (constant(F32, [float(v)] * LANES) for v in (self.lowest, self.lowest + f.shift))
-            offset = builder.fmul(scale, builder.select(self._flags(emit, base, f.flags, numbers), high, low))
+            offset = builder.fmul(scale, builder.select(self.flags_set(emit, base, numbers), high, low))
         elif self.lowest:
             offset = builder.fmul(scale, constant(F32, [float(self.lowest)] * LANES))
         if f.minima is not None and f.dmin is not None:

@@ -65,7 +65,7 @@ def emit_product(
             step.accumulate(emit, builder.add(at, builder.mul(loop.index, I64(step.size))), token_sums)
         done = builder.add(done, builder.mul(count, I64(step.columns)))
         at = builder.add(at, builder.mul(count, I64(step.size)))
-    factor = _row_scales(emit, layout, stored, weights)
+    factor = row_scales(emit, layout, stored, weights)
     for t, token in enumerate(token_sums):
         parts = [emit.fold(builder.load(total), order, stored.rows) for order, total in token.totals.items()]
         value = parts[0]
@@ -81,7 +81,7 @@ def _bytes_per(builder: Any, columns: Any, run: int, size: int) -> Any:
     return builder.mul(builder.udiv(columns, I64(run)), I64(size))
 
 
-def _row_scales(emit: Emitter, layout: GemvLayout, stored: TensorType, weights: Any) -> Any:
+def row_scales(emit: Emitter, layout: GemvLayout, stored: TensorType, weights: Any) -> Any:
     """<rows x float>: the row scales of a group; None if the type has none."""
     if layout.row_scale is None:
         return None

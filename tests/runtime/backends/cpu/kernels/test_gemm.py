@@ -10,8 +10,7 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
-from ggufmill.runtime.backends.cpu.kernels.gemm.panel_layout import panel_layout
-from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import unpack
+from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form, unpack
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
 from ggufmill.simd.workers import Workers
@@ -29,7 +28,7 @@ def test_products_with_every_type(name, monkeypatch):
     weights, q = sample_of(name, rows, columns)
     x = np.random.default_rng(3).standard_normal((n, columns)).astype(np.float32)
     expected = x.astype(np.float64) @ weights.T.astype(np.float64)
-    if panel_layout(name) is not None:
+    if panel_form(name) is not None:
         panels = unpack(q, name, columns)
         codes = panels.codes.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows].astype(np.float64) - panels.zero
 
