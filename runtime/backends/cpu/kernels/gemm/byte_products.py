@@ -13,8 +13,8 @@ from numba.core import types
 from numba.core.cgutils import alloca_once
 
 from ......simd.compile import intrinsic, kernel
-from ......simd.dot_products import ByteDots
-from ......simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, fma, load, loop, splat, store
+from ......simd.dot_products import ByteDots, PairDots, pairs_that_fit
+from ......simd.llvm import F32, F32X16, I32, I32X16, I64, LANES, constant, fma, load, loop, splat, store
 from ......simd.memory import address
 from ......simd.target import target
 
@@ -24,6 +24,17 @@ COLUMN_TILE = 512  # columns multiplied at a time for all tokens: the codes of t
 
 # Panels and tokens of a register tile: two sums per panel and token, one of integers and one of floats.
 TILE_PANELS, TILE_TOKENS = (2, 6) if target().lane_registers == 32 else (1, 3)
+
+
+def pair_sums(most: int, zero: int) -> tuple[bool, ...] | None:
+    """How codes of up to `most` are multiplied: by `ByteDots` (None), or by `PairDots` with a `run` of the tuple's length.
+
+    An empty tuple stands for codes less 128, where that is the zero: offsets are not added then.
+    """
+    fitting = pairs_that_fit(most)
+    if fitting or (zero == 128 and pairs_that_fit(zero)):
+        return (True,) * fitting
+    return None
 
 
 @intrinsic
@@ -63,21 +74,37 @@ def write_sums(sums, out, first, count, column, end):
 
 @intrinsic
 def _multiply_tile(
-    typingctx, half_groups, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first
+    typingctx,
+    half_groups,
+    pairs,
+    codes,
+    scales,
+    terms,
+    steps,
+    tokens,
+    token_scales,
+    offsets,
+    sums,
+    token_steps,
+    out,
+    count,
+    first,
 ):
     """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens over `count` blocks of 32 columns to `out`, float32
     [tokens, 16 * TILE_PANELS], or writes them there if `first`.
 
-    half_groups: a boolean if a group has 16 columns, None if it has 32. The others are int64 addresses (terms: None if there
-    are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one token to
-    the next of codes, of scales, and of offsets and sums.
+    half_groups: a boolean if a group has 16 columns, None if it has 32. pairs: None for `ByteDots`, a tuple of length `run` for
+    `PairDots`. The others are int64 addresses (terms: None if there are none) and distances in bytes; steps: from one panel to
+    the next of codes and of scales; token_steps: from one token to the next of codes, of scales, and of offsets and sums.
     """
     groups = 1 if isinstance(half_groups, types.NoneType) else 2
     has_terms = not isinstance(terms, types.NoneType)
 
     def generate(context, builder, signature, args):
-        _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
-        b, dots = builder, ByteDots(builder)
+        _, _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
+        b = builder
+        dots = ByteDots(b) if isinstance(pairs, types.NoneType) else PairDots(b, len(pairs))
+        is_centred = isinstance(dots, PairDots) and dots.is_centred
         code_step, scale_step = (b.extract_value(steps, i) for i in range(2))
         token_step, token_scale_step, offset_step = (b.extract_value(token_steps, i) for i in range(3))
 
@@ -92,10 +119,10 @@ def _multiply_tile(
         token_at = along(tokens, token_step, TILE_TOKENS)
         token_scale_at = along(token_scales, token_scale_step, TILE_TOKENS)
         offset_at, sum_at = (along(base, offset_step, TILE_TOKENS) for base in (offsets, sums))
-        pairs = [(p, t) for p in range(TILE_PANELS) for t in range(TILE_TOKENS)]
-        totals = {pair: alloca_once(b, F32X16) for pair in pairs}
-        for pair in pairs:
-            b.store(ir.Constant(F32X16, [0.0] * LANES), totals[pair])
+        tile = [(p, t) for p in range(TILE_PANELS) for t in range(TILE_TOKENS)]
+        totals = {place: alloca_once(b, F32X16) for place in tile}
+        for place in tile:
+            b.store(ir.Constant(F32X16, [0.0] * LANES), totals[place])
 
         def block(i):
             at_codes, at_scales = b.mul(i, I64(BLOCK * PANEL)), b.mul(i, I64(groups * 4 * PANEL))
@@ -103,15 +130,22 @@ def _multiply_tile(
             parts = {}
             for group in range(groups):
                 place = b.add(at_offset, I64(4 * group))
-                starts = [splat(b, load(b, at, I32, place)) for at in offset_at]
-                exact = {(p, t): starts[t] for p, t in pairs}
-                for k in range(group * 8 // groups, (group + 1) * 8 // groups):
+                starts = [constant(I32X16, 0) if is_centred else splat(b, load(b, at, I32, place)) for at in offset_at]
+                exact = {(p, t): starts[t] for p, t in tile}
+                words = range(group * 8 // groups, (group + 1) * 8 // groups)
+                partial: dict = {}
+                for k in words:
                     place = b.add(at_codes, I64(4 * PANEL * k))
                     weights = [dots.unsigned(load(b, code_at[p], I32X16, place)) for p in range(TILE_PANELS)]
                     for t in range(TILE_TOKENS):
                         word = dots.signed_word(load(b, token_at[t], I32, b.add(at_token, I64(4 * k))))
                         for p in range(TILE_PANELS):
-                            exact[p, t] = dots.add(exact[p, t], weights[p], word)
+                            if isinstance(dots, ByteDots):
+                                exact[p, t] = dots.add(exact[p, t], weights[p], word)
+                                continue
+                            partial[p, t] = dots.add_pairs(partial.get((p, t)), weights[p], word)
+                            if (k - words[0]) % dots.run == dots.run - 1 or k == words[-1]:
+                                exact[p, t] = dots.widen(exact[p, t], partial.pop((p, t)))
                 for p in range(TILE_PANELS):
                     scale = load(b, scale_at[p], F32X16, b.add(at_scales, I64(4 * PANEL * group)))
                     for t in range(TILE_TOKENS):
@@ -132,7 +166,7 @@ def _multiply_tile(
 
         loop(b, count, block)
         fresh = splat(b, first, LANES)
-        for p, t in pairs:
+        for p, t in tile:
             at = 4 * PANEL * (TILE_PANELS * t + p)
             old = b.select(fresh, ir.Constant(F32X16, [0.0] * LANES), load(b, out, F32X16, at))
             store(b, b.fadd(b.load(totals[p, t]), old), out, at)
@@ -141,19 +175,19 @@ def _multiply_tile(
     i = types.int64
     two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
     maybe = i if has_terms else terms
-    return types.void(half_groups, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
+    return types.void(half_groups, pairs, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
 
 
 @kernel
-def multiply_bytes(half_groups, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, column):
+def multiply_bytes(half_groups, pairs, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, column):
     """out[t, column + r] = sum over groups g of
     scale[g, r] * token scale[t, g] * (sum of code * token code + offset[t, g]) + term[g, r] * total[t, g].
 
-    half_groups: True if groups have 16 columns, None if 32. codes: uint8 [panels, columns / 4, 16, 4], panels a multiple of 2;
-    scales and terms (or None): float32 [panels, groups, 16]. tokens: int8 [n, columns], n a multiple of TILE_TOKENS,
-    token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals: float32 [n, groups]. sums: float32 [pairs,
-    tokens, 32], working memory. out: float32 [n or less, any]: rows of the panels beyond its last column are left out.
-    All C-contiguous.
+    half_groups: True if groups have 16 columns, None if 32. pairs: what pair_sums says of the codes. codes: uint8 [panels,
+    columns / 4, 16, 4], panels a multiple of 2; scales and terms (or None): float32 [panels, groups, 16]. tokens: int8 [n,
+    columns], n a multiple of TILE_TOKENS, token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals: float32
+    [n, groups]. sums: float32 [pairs, tokens, 32], working memory. out: float32 [n or less, any]: rows of the panels beyond its
+    last column are left out. All C-contiguous.
     """
     n, columns = tokens.shape
     groups = 2 if half_groups is not None else 1
@@ -180,6 +214,7 @@ def multiply_bytes(half_groups, codes, scales, terms, tokens, token_scales, offs
                         group_offset = t * token_steps[2] + start * groups * 4
                         _multiply_tile(
                             half_groups,
+                            pairs,
                             at_codes + first * code_step + start * BLOCK * PANEL,
                             at_scales + scale_offset,
                             at_terms + scale_offset if at_terms is not None else None,

@@ -28,7 +28,7 @@ from ......formats import TensorType
 from ......simd import amx, team
 from ......simd.memory import aligned_empty
 from . import parts as gemm_parts
-from .byte_products import BLOCK, TILE_TOKENS
+from .byte_products import BLOCK, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, panel_form, unpacker
@@ -135,7 +135,8 @@ def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1
     numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms)]
     if amx.permitted():
         return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, InputForm(BF16, (1, AMX_TOKENS)), numbers)
-    function, form = gemm_parts.bytes_parts[panels.group].address, InputForm(BYTES, (panels.zero, panels.group))
+    function = gemm_parts.bytes_part(panels.group, pair_sums(panels.most, panels.zero)).address
+    form = InputForm(BYTES, (panels.zero, panels.group))
     return _plan_of(packed, columns, matrices, function, form, numbers)
 
 

@@ -51,14 +51,24 @@ class PanelLayout:
     minima: np.ndarray | None
     m: np.ndarray | None
 
+    @property
+    def most(self) -> int:
+        """The largest code in a panel."""
+        if self.signed_bytes:
+            return 255
+        largest = (1 << self.codes.shape[-1]) - 1 if self.table is None else max(self.table) + self.zero
+        return largest + (max(self.shift, 0) if self.flags is not None else 0)
+
 
 class PanelForm(NamedTuple):
     """What panels of bytes hold: weight = scale * (code - zero) + term.
 
-    zero a power of two or 0; group: columns that share a scale, 16 or 32; has_terms: whether terms are not all 0
+    zero a power of two or 0; most: the largest code; group: columns that share a scale, 16 or 32; has_terms: whether terms are
+    not all 0
     """
 
     zero: int
+    most: int
     group: int
     has_terms: bool
 

@@ -7,7 +7,7 @@ Blocks hold TOKENS_PER_BLOCK rows (TILE_TOKENS for bytes). Row r of the blocks i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
 
 import numpy as np
 
@@ -264,7 +264,7 @@ def floats_part(argument, number):
     keep_alive(memory)
 
 
-def _bytes_part(half_groups: bool | None) -> Callable[[int, int], None]:
+def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Callable[[int, int], None]:
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
         inputs = view(table[INPUT], INPUTS, np.int64)
@@ -281,12 +281,15 @@ def _bytes_part(half_groups: bool | None) -> Callable[[int, int], None]:
         totals = view(inputs[TOTALS] + 4 * first * groups, n * groups, np.float32).reshape(n, groups)
         out = _out(table, job)
         if table[HAS_TERMS]:
-            multiply_bytes(half_groups, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)
+            multiply_bytes(half_groups, pairs, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)
         else:
-            multiply_bytes(half_groups, codes, scales, None, tokens, token_scales, offsets, totals, sums, out, start)
+            multiply_bytes(half_groups, pairs, codes, scales, None, tokens, token_scales, offsets, totals, sums, out, start)
         keep_alive(memory)
 
     return product
 
 
-bytes_parts: dict[int, Any] = {BLOCK: Part(_bytes_part(None)), RUN: Part(_bytes_part(True))}  # by columns of a group
+@cache
+def bytes_part(group: int, pairs: tuple[bool, ...] | None) -> Part:
+    """Panels of bytes times bytes: group: columns that share a scale, 32 or 16; pairs: see byte_products.pair_sums."""
+    return Part(_bytes_part(True if group == RUN else None, pairs))

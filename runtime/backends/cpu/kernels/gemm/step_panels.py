@@ -51,8 +51,9 @@ def step_form(type_name: str) -> PanelForm | None:
     assert layout.minima is None, "types with minima have a PanelLayout"
     assert layout.offset is None, "types with an offset have a PanelLayout"
     zero = 1 << (-step.lowest - 1).bit_length()
-    assert step.highest + step.lowest + zero <= 255, "numbers are bytes"
-    return PanelForm(zero, layout.group, layout.flags is not None)
+    most = step.highest + step.lowest + zero
+    assert most <= 255, "codes are bytes"
+    return PanelForm(zero, most, layout.group, layout.flags is not None)
 
 
 def _step(type_name: str) -> BlockStep | None:

@@ -268,7 +268,9 @@ def _part_of(name: str, block: int, size: int, row_head: int, group: int, span: 
 def panel_form(type_name: str) -> PanelForm | None:
     """What panels of a type hold; None for floats, and for types that have to be decoded."""
     layout = panel_layout(type_name)
-    return PanelForm(layout.zero, layout.group, layout.m is not None) if layout is not None else step_form(type_name)
+    if layout is None:
+        return step_form(type_name)
+    return PanelForm(layout.zero, layout.most, layout.group, layout.m is not None)
 
 
 @cache

@@ -15,7 +15,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
-from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes, pair_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
 from ggufmill.simd import amx
@@ -34,11 +34,11 @@ def buffers(tokens=512):
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def bytes_case(n, rows, columns, group, has_terms, seed):
+def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
     """Integer weights, activations and scales of 1, so that float32 results are the exact integers: (ours, numpy's)."""
     random = np.random.default_rng(seed)
     filled, panels = -(-n // TILE_TOKENS) * TILE_TOKENS, -(-rows // 32) * 2
-    codes = random.integers(0, 256, (panels * 16, columns)).astype(np.uint8)
+    codes = random.integers(max(0, most - 90), most + 1, (panels * 16, columns)).astype(np.uint8)
     tokens = random.integers(-127, 128, (filled, columns)).astype(np.int8)
     scales = random.integers(-2, 3, (panels, columns // group, 16)).astype(np.float32)
     terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
@@ -46,6 +46,7 @@ def bytes_case(n, rows, columns, group, has_terms, seed):
     out = np.full((n, rows + 5), np.nan, np.float32)
     multiply_bytes(
         None if group == 32 else True,
+        pair_sums(most, 128),
         np.ascontiguousarray(codes.reshape(panels, 16, -1, 4).transpose(0, 2, 1, 3)),
         scales,
         terms,
@@ -72,9 +73,17 @@ def bytes_case(n, rows, columns, group, has_terms, seed):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 150), st.integers(1, 3), st.sampled_from([16, 32]), st.booleans(), st.integers(0, 99))
-def test_products_of_bytes_are_exact(n, rows, blocks, group, has_terms, seed):
-    ours, expected = bytes_case(n, rows, 32 * blocks, group, has_terms, seed)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 150),
+    st.integers(1, 3),
+    st.sampled_from([16, 32]),
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from([15, 31, 63, 129, 255]),
+)
+def test_products_of_bytes_are_exact(n, rows, blocks, group, has_terms, seed, most):
+    ours, expected = bytes_case(n, rows, 32 * blocks, group, has_terms, seed, most)
     assert np.array_equal(ours, expected)
 
 
