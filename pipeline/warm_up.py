@@ -18,7 +18,7 @@ from ..formats import TYPES, TensorType
 from ..operating_system.process import low_priority
 from ..quantize import can_encode, codecs, decode, encode
 from ..simd.compile import compiled_kernels
-from ..simd.kernel_cache import has_kernels
+from ..simd.kernel_cache import is_marked_compiled, mark_compiled
 from .common.arguments import TypeName, as_type
 from .common.models import ModelLike, model_name, open_model
 from .common.progress import OnProgress, Stage, reporting
@@ -95,6 +95,7 @@ def _compile_codec(tensor_type: TensorType) -> None:
     x = np.random.default_rng(0).standard_normal((tensor_type.rows, columns), np.float32)
     for importance in (np.ones(columns, np.float32), None):
         decode(encode(x, tensor_type.name, importance), tensor_type.name, columns)
+    mark_compiled(_codec_source(tensor_type), tensor_type.name)
 
 
 def _compile_model(model: ModelLike, threads: int | None, report: OnProgress) -> None:
@@ -132,6 +133,11 @@ def codecs_in_background(types: Iterable[TensorType]) -> Iterator[subprocess.Pop
 
 
 def _is_missing(tensor_type: TensorType) -> bool:
-    """Whether the kernels of a type's codec were never compiled."""
+    """Whether the kernels of a type's codec were never compiled by `warm_up`."""
+    return can_encode(tensor_type) and not is_marked_compiled(_codec_source(tensor_type), tensor_type.name)
+
+
+def _codec_source(tensor_type: TensorType) -> Path:
+    """The module of a type's codec; of an interleaved type, its plain twin's."""
     codec = tensor_type.codec or TYPES.plain(tensor_type).codec
-    return codec is not None and not has_kernels(Path(codecs.__path__[0], *codec.split(".")).with_suffix(".py"))
+    return Path(codecs.__path__[0], *codec.split(".")).with_suffix(".py")

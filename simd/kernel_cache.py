@@ -56,30 +56,55 @@ def module_folder(source: Path) -> Path:
     used = target()
     digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, used.cpu, sorted(used.features))).encode())
     for path in sorted(_closure(source)):
-        digest.update(path.read_bytes())
+        digest.update(_content_digest(path))
     name = ".".join(source.relative_to(ROOT).with_suffix("").parts) if source.is_relative_to(ROOT) else source.stem
     folder = cache_home() / "kernels" / f"{name}-{digest.hexdigest()[:16]}"
     _mark_used(folder)
     return folder
 
 
-def has_kernels(source: Path) -> bool:
-    """Whether kernels of a module have been kept, for this version of its sources and for this target."""
-    return module_folder(source).is_dir()
+def mark_compiled(source: Path, name: str) -> None:
+    """Writes a marker: all kernels that a module needs for `name` are compiled, for its present sources and this target.
+
+    Without write permission there is no marker, and no error.
+    """
+    marker = _marker(source, name)
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError:
+        pass
+
+
+def is_marked_compiled(source: Path, name: str) -> bool:
+    """Whether `mark_compiled` was called for these sources and this target, by any process."""
+    return _marker(source, name).is_file()
+
+
+def _marker(source: Path, name: str) -> Path:
+    return module_folder(source) / f"{name}.compiled"
 
 
 def _closure(source: Path) -> set[Path]:
     """The file, all modules of ours that it imports directly or not, and the data files in their folders."""
-    files: set[Path] = set()
+    modules: set[Path] = set()
     todo = [source]
     while todo:
         path = todo.pop()
-        if path in files:
-            continue
-        files.add(path)
-        files.update(p for p in path.parent.glob("*") if p.suffix in (".npz", ".json"))
-        todo += _imports(path)
-    return files
+        if path not in modules:
+            modules.add(path)
+            todo += _imports(path)
+    return modules.union(*(_data_files(folder) for folder in {path.parent for path in modules}))
+
+
+@cache
+def _content_digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+@cache
+def _data_files(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in os.scandir(folder) if entry.name.endswith((".npz", ".json"))]
 
 
 @cache

@@ -12,7 +12,7 @@ from ggufmill.formats import TYPES
 from ggufmill.pipeline.common.messages import json_text
 from ggufmill.pipeline.warm_up import codecs_in_background
 from ggufmill.quantize.codecs import legacy
-from ggufmill.simd.kernel_cache import has_kernels, module_folder
+from ggufmill.simd.kernel_cache import is_marked_compiled, module_folder
 
 # What differs from one call to the next.
 _VOLATILE = {"seconds", "seconds_by_type", "tokens_per_second", "stddev", "samples", "made", "free", "predicted"}
@@ -231,11 +231,12 @@ def test_codecs_are_compiled_by_another_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GGUFMILL_CACHE", str(tmp_path))
     module_folder.cache_clear()
     try:
-        with codecs_in_background([TYPES["q4_0_r8"], TYPES["f32"]]):
-            pass
-        assert has_kernels(Path(legacy.__path__[0], "symmetric.py"))
-        with codecs_in_background([TYPES["q4_0"]]) as process:
+        types = [TYPES["q4_0_r8"], TYPES["f32"]]
+        with codecs_in_background(types) as process:
+            assert process is not None
+        with codecs_in_background(types) as process:
             assert process is None  # they are there
+        assert is_marked_compiled(Path(legacy.__path__[0], "symmetric.py"), "q4_0_r8")
         with pytest.raises(MillError, match="stops"), codecs_in_background([TYPES["q8_KV"]]) as process:
             raise MillError("stops")
         assert process.returncode != 0
