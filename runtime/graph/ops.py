@@ -8,6 +8,7 @@ A backend that does not know an op, or an option's value, refuses the graph when
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -72,17 +73,17 @@ class Op:
 
     out: Value
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values it reads, in the order of its fields."""
         given = (getattr(self, f.name) for f in fields(self) if f.name not in ("out", "more"))
         return tuple(value for value in given if isinstance(value, Value))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Value, ...]:
         return (self.out,)
 
-    @property
+    @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """The tensors it reads."""
         given = (getattr(self, f.name) for f in fields(self))
@@ -114,7 +115,7 @@ class Split(Op):
     sizes: tuple[int, ...] = ()
     more: tuple[Value, ...] = ()
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Value, ...]:
         return (self.out, *self.more)
 

@@ -173,14 +173,16 @@ class WeightMatrix:
         """Whether decoded rows may be rounded to bf16: those of quantised types, not in `exact` mode (which has no _packed)."""
         return self._packed is not None and self.tensor.stored is not None and not self.tensor.stored.is_float
 
-    def multiply(self, x: np.ndarray, matrix: int = 0, use_gemv: bool | None = None) -> np.ndarray:
-        """x float32 [n, columns] times one matrix -> float32 [n, rows].
+    def multiply(
+        self, x: np.ndarray, matrix: int = 0, use_gemv: bool | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """x float32 [n, columns] times one matrix -> float32 [n, rows], C-contiguous; written to `out` if that is given.
 
         use_gemv: by GEMV, else by GEMM, whose sums have another order; None: by GEMV for GEMV_TOKENS tokens at most.
         """
         activations, workers, n = Activations(x), self.store.workers, len(x)
         use_gemv = n <= GEMV_TOKENS if use_gemv is None else use_gemv
-        out = np.empty((n, self.rows), np.float32)
+        out = np.empty((n, self.rows), np.float32) if out is None else out
         if not out.size:
             return out
         if use_gemv and self.gemv_plan is not None:

@@ -143,6 +143,9 @@ class LatentBatch:
         concurrent = max_heads >= workers.count  # each thread expands heads of its own
         max_heads = min(max_heads // workers.count, _CHUNK_BYTES // per_head) if concurrent else max_heads
         heads = max(1, min(max_heads, -(-s.heads // workers.count)))
+        activations = gemm.Activations(past[:, : s.rank])
+        if concurrent:  # the threads share the blocks
+            gemm.fill_blocks(gemm.FLOAT32_FORM, activations, workers.ready(), workers.count)
         latents = None
         if observed is not None:
             latents = SharedValues(past[:, : s.rank], self._matrices.exact or observed.dtype == np.float32)
@@ -150,9 +153,12 @@ class LatentBatch:
         def expand(first: int) -> None:
             stop, team = min(first + heads, s.heads), _ONE_THREAD if concurrent else workers
             k, v = np.zeros((stop - first, m, k_width), np.float32), np.zeros((stop - first, m, v_width), np.float32)
-            gemm.matmul(past[:, : s.rank], keys[first:stop].transpose(0, 2, 1), k[..., : s.nope], team.ready(), team.count)
+            program = gemm.Program(team.count)
+            inputs = program.blocks_of(0, gemm.FLOAT32_FORM, activations)
+            program.matmul(1, inputs, keys[first:stop].transpose(0, 2, 1), k[..., : s.nope])
+            program.matmul(1, inputs, values[first:stop].transpose(0, 2, 1), v[..., : s.v])
+            program.run(team.ready())
             k[..., s.nope : s.nope + s.rope] = past[:, s.rank :]
-            gemm.matmul(past[:, : s.rank], values[first:stop].transpose(0, 2, 1), v[..., : s.v], team.ready(), team.count)
             result = np.empty((len(q), stop - first, s.v), np.float32)
             queries = np.ascontiguousarray(q[:, first:stop])
             if latents is None or observed is None:

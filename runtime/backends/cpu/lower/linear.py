@@ -51,6 +51,9 @@ def multiply(out: Pass, x: Value, matrix: WeightMatrix, to: View) -> None:
         source, target = out.dense(x).matrix, to.matrix
 
         def product() -> None:
-            target[:] = matrix.multiply(source, use_gemv=out.gemv)
+            if target.flags.c_contiguous:
+                matrix.multiply(source, use_gemv=out.gemv, out=target)
+            else:
+                target[:] = matrix.multiply(source, use_gemv=out.gemv)
 
         out.call(product)

@@ -117,7 +117,7 @@ class Plan:
 
 
 _FLOATS = ("f32", "f16", "bf16", "bf16_r16")
-_FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
+FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 
 def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False) -> Plan | None:
@@ -148,7 +148,7 @@ def _float_plan(packed: np.ndarray, name: str, columns: int, matrices: int, part
         part, tokens = (gemm_parts.tiles_part, AMX_TOKENS) if amx.permitted() else (gemm_parts.dots_part, BLOCK_TOKENS)
         return _plan_of(packed, columns, matrices, part.address, InputForm(BF16, (parts, tokens)), [fill, parts, 0, 0])
     fill = panel_part(name, False).address
-    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, _FLOAT32_FORM, [fill, 0, 0, 0], 2)
+    return _plan_of(packed, columns, matrices, gemm_parts.floats_part.address, FLOAT32_FORM, [fill, 0, 0, 0], 2)
 
 
 def _plan_of(
@@ -205,6 +205,29 @@ class Program:
             plan, inputs.table.ctypes.data, out.ctypes.data + 4 * column, stride or out.shape[1], jobs, self.threads
         )
         self.task(stage, plan.function, words, parts, out, jobs, inputs)
+
+    def matmul(self, stage: int, inputs: InputBlocks, matrices: np.ndarray, out: np.ndarray, step: int = 0) -> None:
+        """Enters products of float32 inputs with matrices [matrices, inner, outer], of which one stride is 4 bytes.
+
+        out [matrices, n, outer], in contiguous rows; step: rows of the inputs from one matrix's to the next's, 0: all alike.
+        """
+        (count, columns, rows), stride = matrices.shape, _row_stride(out)
+        fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
+        known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
+        plan = Plan(
+            gemm_parts.floats_part.address,
+            np.array(known + [0] * (FIELDS - len(known)), np.int64),
+            FLOAT32_FORM,
+            rows,
+            columns,
+            2,
+        )
+        jobs = np.zeros((count, 4), np.int64)
+        jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.N_ROWS] = np.arange(count), out.shape[1]
+        jobs[:, gemm_parts.FIRST] = np.arange(count) * step
+        jobs[:, gemm_parts.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
+        self._arrays.append(matrices)
+        self.product(stage, plan, inputs, out, jobs, 0, stride)
 
     def run(self, address: int) -> None:
         """address: of the team (see Workers.ready)."""
@@ -279,28 +302,32 @@ def matmul(
     out = np.empty((count, n, rows), np.float32) if out is None else out
     if not out.size:
         return out
-    stride = (out.strides[1] if n > 1 else out.strides[0] if count > 1 else 4 * rows) // 4
-    if out.strides[2] != 4 or stride < rows or (count > 1 and out.strides[0] % (4 * stride)):
+    if not _has_rows(out):
         out[...] = matmul(x, matrices, None, address, threads)
         return out
     if 4 not in matrices.strides[1:]:
         matrices = np.ascontiguousarray(matrices)
-    fill = panel_part("f32", False).address if matrices.strides[1] == 4 else columns_part.address
-    known = [matrices.ctypes.data, matrices.strides[0], matrices.strides[2], rows, columns, fill, 0, matrices.strides[1]]
-    words = np.array(known + [0] * (FIELDS - len(known)), np.int64)
-    made = Plan(gemm_parts.floats_part.address, words, _FLOAT32_FORM, rows, columns, 2)
     padded = -(-n // BLOCK_TOKENS) * BLOCK_TOKENS
     places = np.full((count if x.ndim == 3 else 1, padded), -1, np.int64)
     places[:, :n] = np.arange(len(places) * n).reshape(len(places), n)
-    jobs = np.zeros((count, 4), np.int64)
-    jobs[:, gemm_parts.MATRIX], jobs[:, gemm_parts.N_ROWS] = np.arange(count), n
-    jobs[:, gemm_parts.FIRST] = np.arange(count) * (padded if x.ndim == 3 else 0)
-    jobs[:, gemm_parts.TARGET] = np.arange(count) * (out.strides[0] // (4 * stride))
-    program = Program(threads)
-    inputs = program.fill(0, made.form, np.ascontiguousarray(x.reshape(-1, columns), np.float32), places.size, places)
-    program.product(1, made, inputs, out, jobs, 0, stride)
+    program, flat = Program(threads), np.ascontiguousarray(x.reshape(-1, columns), np.float32)
+    inputs = program.fill(0, FLOAT32_FORM, flat, places.size, places)
+    program.matmul(1, inputs, matrices, out, padded if x.ndim == 3 else 0)
     program.run(address)
     return out
+
+
+def _row_stride(out: np.ndarray) -> int:
+    """Numbers from one row to the next of float32 [matrices, n, rows]."""
+    count, n, rows = out.shape
+    return (out.strides[1] if n > 1 else out.strides[0] if count > 1 else 4 * rows) // 4
+
+
+def _has_rows(out: np.ndarray) -> bool:
+    """Whether a product can be written to float32 [matrices, n, rows]: contiguous rows that do not overlap, and all matrices'
+    rows on one grid."""
+    stride = _row_stride(out)
+    return out.strides[2] == 4 and stride >= out.shape[2] and (len(out) == 1 or not out.strides[0] % (4 * stride))
 
 
 def fill_blocks(form: InputForm, activations: Activations, address: int = 0, threads: int = 1) -> None:
