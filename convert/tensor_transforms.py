@@ -138,6 +138,20 @@ def add_one(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)) + 1)
 
 
+def negated_exponential(order: np.ndarray) -> Transform:
+    """A vector x as -e^x, with its elements in an order: GGUF's ssm_a of a checkpoint's A_log."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return -np.exp(weight.read(slice(0, 1))[:, order])
+
+        return SourceTensor(name, (weight.columns,), weight.source_type, read)
+
+    return transform
+
+
 def flatten(name: str, weights: list[Weight]) -> SourceTensor:
     """A matrix of one row as a vector."""
     weight = weights[0]
@@ -250,6 +264,20 @@ def select_columns(first: int, step: int) -> Transform:
             return np.ascontiguousarray(weight.read(slice(start, stop))[:, first::step])
 
         return SourceTensor(name, (weight.columns // step, weight.rows), weight.source_type, read)
+
+    return transform
+
+
+def reorder_columns(order: np.ndarray) -> Transform:
+    """A matrix [rows, columns] whose columns are those of the checkpoint's in another order."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return np.ascontiguousarray(weight.read(slice(start, stop))[:, order])
+
+        return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
 
     return transform
 

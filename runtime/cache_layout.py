@@ -1,12 +1,15 @@
-"""What the layers of a model keep per token in the KV cache: rows of keys and values, or of latents, and their types."""
+"""What each layer of a model keeps of a sequence: rows of keys and values, or of latents, per token, in a type of choice; or a
+recurrent state, of the same size whatever the sequence's length."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 from ..formats import TYPES, PlanError
 from .graph import Graph
-from .graph.ops import CacheSpec, LatentAttention
+from .graph.ops import CacheSpec, LatentAttention, StateSpec
 from .settings import Settings
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
@@ -36,6 +39,51 @@ class CachePart:
         return self.heads * self.row_bytes
 
 
+@dataclass(frozen=True)
+class StatePart:
+    """What a layer keeps per sequence under one name: float32 of this shape, zeros at the beginning of a sequence.
+
+    The last axis is filled up in memory to a multiple of _LANES numbers, as in `CachePart`.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        return (*self.shape[:-1], -(-self.shape[-1] // _LANES) * _LANES)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * prod(self.padded_shape)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps, by name: rows of every token, and states of the sequence."""
+
+    rows: Mapping[str, CachePart] = field(default_factory=dict)
+    states: Mapping[str, StatePart] = field(default_factory=dict)
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(part.token_bytes for part in self.rows.values())
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(part.nbytes for part in self.states.values())
+
+
+def state_offsets(layers: Sequence[LayerCache]) -> tuple[dict[tuple[int, str], int], int]:
+    """Where the states of all layers lie in one block of memory: (layer, name) -> bytes from its start, and its size."""
+    offsets, end = {}, 0
+    for number, layer in enumerate(layers):
+        for name, part in layer.states.items():
+            offsets[number, name] = end
+            end += part.nbytes
+    return offsets, end
+
+
 def grouped_parts(heads: int, k_width: int, v_width: int, settings: Settings) -> dict[str, CachePart]:
     """Keys and values of `heads` key heads, in the types of the settings. Raises PlanError for a type that does not fit."""
     k, v = settings.cache_types
@@ -61,26 +109,30 @@ def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, s
     return parts
 
 
-def graph_parts(graph: Graph, settings: Settings) -> tuple[dict[str, CachePart], dict[str, CachePart]]:
-    """The parts that every layer of a graph keeps, by name: without an observer, and with one, for which -mla 0 keeps the
-    latents too.
+def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], list[LayerCache]]:
+    """What every layer of a graph keeps: without an observer, and with one, for which -mla 0 keeps the latents too.
 
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
-    layers: dict[int, dict[str, CacheSpec]] = {}
-    for spec in graph.cache:
-        layers.setdefault(spec.layer, {})[spec.name] = spec
-    shapes = {tuple((name, s.heads, s.width) for name, s in specs.items()) for specs in layers.values()}
-    if len(shapes) > 1:
-        raise PlanError("layers that keep rows of different shapes per token are not supported")
-    latent = next((op for op in graph.ops if isinstance(op, LatentAttention)), None)
-    if latent is None:
-        specs = {spec.name: spec for spec in graph.cache}
-        parts = grouped_parts(specs["k"].heads, specs["k"].width, specs["v"].width, settings) if specs else {}
-        return parts, parts
-    (heads, width), (rank,), (rope,) = latent.q.shape, latent.latent.shape, latent.k_pe.shape
-    parts = latent_parts(heads, width, latent.v_width, rank, rope, settings)
-    return parts, parts if settings.mla else {"kv": CachePart(1, rank + rope), **parts}
+    count = 1 + max((spec.layer for spec in graph.cache), default=-1)
+    latent = {op.layer: op for op in graph.ops if isinstance(op, LatentAttention)}
+    plain, observed = [], []
+    for layer in range(count):
+        specs = [spec for spec in graph.cache if spec.layer == layer]
+        states = {spec.name: StatePart(spec.shape) for spec in specs if isinstance(spec, StateSpec)}
+        kept = {spec.name: spec for spec in specs if isinstance(spec, CacheSpec)}
+        rows: dict[str, CachePart] = {}
+        extra: dict[str, CachePart] = {}
+        if layer in latent:
+            op = latent[layer]
+            (heads, width), (rank,), (rope,) = op.q.shape, op.latent.shape, op.k_pe.shape
+            rows = latent_parts(heads, width, op.v_width, rank, rope, settings)
+            extra = {} if settings.mla else {"kv": CachePart(1, rank + rope)}
+        elif kept:
+            rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, settings)
+        plain.append(LayerCache(rows, states))
+        observed.append(LayerCache({**extra, **rows}, states))
+    return plain, observed
 
 
 def _part(content: str, option: str, heads: int, width: int, type_name: str) -> CachePart:

@@ -21,6 +21,7 @@ from .backends.cpu.weights import WeightStore
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
+from .graph.ops import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
 from .models import build_graph
@@ -109,6 +110,11 @@ class Model:
         return len(self.graph.layers)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a recurrent state: then a sequence can only go back to where its cache has a checkpoint."""
+        return any(isinstance(spec, StateSpec) for spec in self.graph.cache)
+
+    @property
     def n_ctx_train(self) -> int:
         """The context length that it was trained for."""
         return self.graph.n_ctx_train
@@ -191,7 +197,7 @@ class Model:
         """
         for session, _ in batch:
             session.drop_unknown()
-        hidden = self.hidden([(session.cache, tokens) for session, tokens in batch])
+        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens in batch])
         logits = self.head(np.concatenate([rows[-1:] for rows in hidden]))
         for session, tokens in batch:
             session.tokens += [int(token) for token in tokens]
@@ -202,12 +208,15 @@ class Model:
 
         batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
-        or a file of the model has been cut. Whatever is raised, the caches are then as they were before.
+        or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
+        token, recurrent states become checkpoints.
         """
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
         for (cache, _), tokens in zip(batch, arrays, strict=True):
             cache.check_capacity(len(tokens))
+            if len(tokens) > 1:
+                cache.checkpoint()
         before = [cache.length for cache, _ in batch]
         try:
             with self.workers.placed():
@@ -286,6 +295,16 @@ class Session:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
         return self.model.feed([(self, tokens)])[0]
 
+    def missing(self, tokens: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+        """New tokens, after those of this sequence that its cache does not hold: it went back to an earlier checkpoint."""
+        held = self.cache.length
+        return tokens if held == len(self.tokens) else [*self.tokens[held:], *tokens]
+
+    def resumable(self, length: int) -> int:
+        """How many of the first `length` tokens need not be computed again after `rewind(length)`: all, unless layers keep a
+        recurrent state and have none for that many tokens."""
+        return self.cache.resumable(length)
+
     def drop_unknown(self) -> None:
         """Where a `feed` was interrupted at its end, the cache has rows of tokens that never were appended."""
         self.cache.truncate(len(self.tokens))
@@ -296,11 +315,12 @@ class Session:
         self.drop_unknown()
         other = Session(self.model, self.n_ctx)
         other.cache = self.cache.fork(length)
-        other.tokens = self.tokens[: other.cache.length]
+        other.tokens = self.tokens[:length]
         return other
 
     def rewind(self, length: int) -> None:
-        """Forgets everything from position `length` on, to go on differently from there."""
+        """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the
+        tokens (see `resumable`) is computed again with the next ones."""
         _check_length(length)
         del self.tokens[length:]  # first: an interruption may come in between
         self.cache.truncate(length)

@@ -11,7 +11,7 @@ from .hparams import HParams
 from .thread_placement import NUMA_MODES
 
 _MOST_THREADS = 1024
-_COUNTS = ("batch", "ubatch", "parallel", "attention_bytes")
+_COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
 _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
 _FLAGS = ("flash", "repack", "exact")
 _TYPES = ("cache_k", "cache_v")
@@ -42,6 +42,7 @@ class Settings:
     expert_reduction  (n, share): a token uses its n strongest experts, and of the others it would use those that weigh at least
                       share times the strongest
     exact             weights multiply as float32, without rounding the activations to eight bits first
+    checkpoints       recurrent states of a sequence that are kept to go back to, of models with such layers (at prompts' ends)
     """
 
     n_ctx: int | None = None
@@ -60,6 +61,7 @@ class Settings:
     repack: bool = False
     expert_reduction: tuple[int, float] | None = None
     exact: bool = False
+    checkpoints: int = 8
 
     @property
     def cache_types(self) -> tuple[str, str]:

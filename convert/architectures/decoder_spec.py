@@ -208,12 +208,13 @@ class DecoderSpec:
         output_bias: bool = False,
         permute: bool = False,
         head_norms: Transform | None = None,
+        gated: bool = False,
     ) -> list[LayerTensor]:
         """attn_q, attn_k, attn_v and attn_output, each from its own matrix.
 
         names: of q, k, v and output in the checkpoint. bias: q, k and v have biases. permute: the GGUF's architecture rotates
         neighbouring rows (see `permute_heads`). head_norms: the transform of q_norm and k_norm, in a model that normalises
-        heads.
+        heads. gated: each head's queries are followed by as many rows of a gate.
         """
         names = names or ATTENTION
         q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
@@ -221,7 +222,7 @@ class DecoderSpec:
             raise self.config.error("rotating a part of each head cannot be converted for this architecture")
         transforms = (permute_heads(self.n_heads), permute_heads(self.n_kv_heads)) if permute else (unchanged, unchanged)
         tensors = [
-            *linear("attn_q", names["q"], (q_rows, self.hidden_size), bias=bias, transform=transforms[0]),
+            *linear("attn_q", names["q"], ((1 + gated) * q_rows, self.hidden_size), bias=bias, transform=transforms[0]),
             *linear("attn_k", names["k"], (kv_rows, self.hidden_size), bias=bias, transform=transforms[1]),
             *linear("attn_v", names["v"], (kv_rows, self.hidden_size), bias=bias),
             *linear("attn_output", names["output"], (self.hidden_size, q_rows), bias=output_bias),

@@ -25,11 +25,18 @@ class Cache(Protocol):
     def check_capacity(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
 
+    def checkpoint(self) -> None:
+        """Has `truncate` and `fork` go back to the present length at no cost."""
+
+    def resumable(self, length: int) -> int:
+        """What `length` is after `truncate(length)`: less where a layer's recurrent state is only there for fewer tokens."""
+        ...
+
     def truncate(self, length: int) -> None:
-        """Drops all tokens from position `length` on."""
+        """Drops all tokens from position `resumable(length)` on."""
 
     def fork(self, length: int | None = None) -> Cache:
-        """A copy with the first `length` tokens (all if None)."""
+        """A copy with the first `resumable(length)` tokens (all if None)."""
         ...
 
 

@@ -158,6 +158,7 @@ def sweep(model: Model, n_ctx: int, pp: int = 512, tg: int | None = None, warm_u
         runner.warm_up(Case(pp, tg))
     cache = model.new_cache(n_ctx)
     for depth in range(0, n_ctx - max(pp, tg) + 1, pp):
+        cache.checkpoint()
         start = time.perf_counter()
         runner.generate(cache, tg)
         t_tg = time.perf_counter() - start

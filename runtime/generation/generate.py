@@ -15,6 +15,9 @@ from ..model import Model, Session
 from .sampling import SampledToken, Sampler, Sampling
 
 _PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can be cancelled between passes
+# Where layers keep a recurrent state, a prompt's last tokens have a pass of their own, so that there is a checkpoint before
+# them: the next prompt of a conversation often repeats this one up to the template's opening of the answer.
+_LAST_TOKENS = 8
 _WARM_UP_TOKENS = 4  # of the prompt of `warm_up`
 _WARM_UP_MAX_BYTES = 256 << 20  # weights of a model that takes some hundredths of a second per token
 
@@ -133,7 +136,7 @@ class Generation:
         self._stream, self._unsent = model.tokenizer.stream(), ""
         self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
         # The last token of the prompt is always computed again: its logits are needed.
-        n_cached = common_prefix(session.tokens, prompt[:-1])
+        n_cached = session.resumable(common_prefix(session.tokens, prompt[:-1]))  # less only of recurrent states
         session.rewind(n_cached)
         self.timings = Timings(cached_tokens=n_cached)
         self.pending_tokens = self._next_prompt_tokens()
@@ -198,7 +201,9 @@ class Generation:
     def _next_prompt_tokens(self) -> list[int]:
         """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
         start = len(self.session.tokens)
-        return self.prompt[start : start + min(_PROMPT_STEP, self.model.settings.ubatch)]
+        end = start + min(_PROMPT_STEP, self.model.settings.ubatch)
+        last = len(self.prompt) - _LAST_TOKENS
+        return self.prompt[start : last if self.model.is_recurrent and start < last < end else end]
 
     def _new_text(self, token: int) -> str:
         """The text that is certain after a new token: what may be the beginning of a stop text waits in `_unsent`."""

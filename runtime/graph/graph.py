@@ -11,7 +11,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError, TensorSource
 from . import ops
-from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, Value, Weight
+from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, StateSpec, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Graph:
     ops         from token ids to `hidden`, in an order in which they can be run
     head        from `hidden` to `logits`
     layers      the residual stream after each layer
-    cache       what each layer keeps per token
+    cache       what each layer keeps, per token or per sequence
     n_ctx_train the context length that the model was trained for
     """
 
@@ -31,7 +31,7 @@ class Graph:
     hidden: Value
     logits: Value
     layers: tuple[Value, ...]
-    cache: tuple[CacheSpec, ...]
+    cache: tuple[CacheSpec | StateSpec, ...]
     embedding: Weight
     output: Weight
     n_ctx_train: int
@@ -56,7 +56,7 @@ class GraphBuilder:
         self.source = source
         self.ops: list[Op] = []
         self.layers: list[Value] = []
-        self.cache: list[CacheSpec] = []
+        self.cache: list[CacheSpec | StateSpec] = []
         self._values = 0
 
     # --- tensors ------------------------------------------------------------------------------------------------------
@@ -158,6 +158,24 @@ class GraphBuilder:
         self.cache.append(CacheSpec(layer, "latent", 1, rank + rope))
         out = self.value(heads, v_width)
         return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b))
+
+    def short_convolution(self, x: Value, name: str, layer: int) -> Value:
+        (channels,), kernel = x.shape, self.shape(f"{name}.weight")[0]
+        weight = self.weight(f"{name}.weight", (kernel, channels))
+        self.cache.append(StateSpec(layer, "convolution", (kernel - 1, channels)))
+        return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer))
+
+    def gated_delta_rule(
+        self, q: Value, k: Value, v: Value, alpha: Value, beta: Value, layer: int, prefix: str, *, tiled: bool
+    ) -> Value:
+        """prefix: of the tensors a and dt.bias."""
+        heads = v.shape[0]
+        fits = q.shape == k.shape and alpha.shape == beta.shape == (heads,) and heads % k.shape[0] == 0
+        self._fit(fits, f"the delta rule of queries {q.shape}, keys {k.shape}, values {v.shape} and factors {alpha.shape}")
+        decay, bias = self.weight(f"{prefix}a", (heads,)), self.weight(f"{prefix}dt.bias", (heads,))
+        self.cache.append(StateSpec(layer, "delta", (heads, k.shape[1], v.shape[1])))
+        out = self.value(*v.shape)
+        return self.append(ops.GatedDeltaRule(out, q, k, v, alpha, beta, decay, bias, layer, tiled))
 
     def activation(self, x: Value, function: str) -> Value:
         return self.append(ops.Activation(self.value(*x.shape), x, function))

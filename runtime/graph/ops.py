@@ -216,6 +216,50 @@ class LatentAttention(Op):
 
 
 @dataclass(frozen=True)
+class ShortConvolution(Op):
+    """silu of a causal convolution over the tokens of a sequence, each channel by itself: x (channels,) -> (channels,).
+
+    Its last inputs are the state 'convolution' of `layer`.
+
+    weight  (kernel, channels): a channel's last number multiplies the token itself, the one before it the token before
+    """
+
+    x: Value
+    weight: Weight
+    layer: int
+
+
+@dataclass(frozen=True)
+class GatedDeltaRule(Op):
+    """The gated delta rule (Gated Delta Networks, arXiv:2412.06464, section 3.1).
+
+    q, k (key heads, k_width); v (value heads, v_width); alpha, beta (value heads,) -> (value heads, v_width)
+
+    Each value head has a matrix S (k_width, v_width), the state 'delta' of `layer`. For every token, with q and k divided by
+    sqrt(sum(x^2) + epsilon):
+
+        S = exp(decay * softplus(alpha + alpha_bias)) S
+        S = S + sigmoid(beta) k (v - k S)
+        out = q S / sqrt(k_width)
+
+    decay, alpha_bias  (value heads,)
+    tiled              value head h has the queries and keys of head h modulo the number of key heads; else of head
+                       h // (value heads / key heads)
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    alpha: Value
+    beta: Value
+    decay: Weight
+    alpha_bias: Weight
+    layer: int
+    tiled: bool = False
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True)
 class Activation(Op):
     """function(x), element by element: 'silu', 'gelu' (its tanh form, arXiv:1606.08415), 'squared_relu' (arXiv:2109.08668)."""
 
@@ -225,7 +269,8 @@ class Activation(Op):
 
 @dataclass(frozen=True)
 class GatedActivation(Op):
-    """function(gate) * up: 'silu', 'gelu', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) * swish(gate))."""
+    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) *
+    swish(gate))."""
 
     gate: Value
     up: Value
@@ -328,7 +373,17 @@ class CacheSpec:
     width: int
 
 
+@dataclass(frozen=True)
+class StateSpec:
+    """What a layer keeps per sequence, whatever its length: numbers of this shape. name: 'convolution' or 'delta'."""
+
+    layer: int
+    name: str
+    shape: tuple[int, ...]
+
+
 OPS: tuple[type[Op], ...] = (
-    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, Activation, GatedActivation),
-    *(Route, ExpertLinear, CombineExperts, SigmoidGate, Add, Scale, ScaleByPosition, SoftCap),
+    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, ShortConvolution, GatedDeltaRule),
+    *(Activation, GatedActivation, Route, ExpertLinear, CombineExperts, SigmoidGate),
+    *(Add, Scale, ScaleByPosition, SoftCap),
 )

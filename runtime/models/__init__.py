@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...formats import PlanError, TensorSource
 from ..graph import Graph
 from ..hparams import HParams
-from . import deepseek2, llama
+from . import deepseek2, llama, qwen3next
 from .variants import VARIANTS
 
 Build = Callable[[TensorSource, HParams, int | None], Graph]
@@ -16,6 +16,7 @@ Build = Callable[[TensorSource, HParams, int | None], Graph]
 ARCHITECTURES: dict[str, Build] = {
     **dict.fromkeys(VARIANTS, llama.build),
     **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), qwen3next.build),
 }
 
 

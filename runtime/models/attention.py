@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
@@ -46,7 +47,8 @@ def grouped_attention(
     temperature: Temperature | None = None,
 ) -> Value:
     """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm and attn_sinks where the
-    model has them.
+    model has them. Where attn_q has twice the rows, each head's queries are followed by as many numbers whose sigmoid its
+    result is multiplied with (Qwen3-Next).
 
     rope             None: no rotation in this layer
     norm_after_rope  queries and keys are normalised after their rotation instead of before
@@ -56,11 +58,16 @@ def grouped_attention(
     prefix = f"blk.{layer}.attn_"
     shapes = {"q": (heads.n, heads.k_width), "k": (heads.n_kv, heads.k_width), "v": (heads.n_kv, heads.v_width)}
     sizes = [n * width for n, width in shapes.values()]
+    gate = None
     if f"{prefix}qkv.weight" in graph:
         projected = graph.split(graph.linear(x, f"{prefix}qkv", sum(sizes)), *sizes)
+        q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
     else:
-        projected = [graph.linear(x, prefix + part, size) for part, size in zip(shapes, sizes, strict=True)]
-    q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
+        is_gated = graph.shape(f"{prefix}q.weight")[-1] == 2 * sizes[0]
+        rows = {**shapes, "q": (heads.n, (1 + is_gated) * heads.k_width)}
+        q, k, v = (graph.reshape(graph.linear(x, prefix + part, prod(shape)), *shape) for part, shape in rows.items())
+        if is_gated:
+            q, gate = graph.split(q, heads.k_width, heads.k_width)
 
     def positioned(part: str, heads: Value) -> Value:
         """The norm of each head, if there is one, and the rotation."""
@@ -73,6 +80,8 @@ def grouped_attention(
     sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
     q, k = graph.scale_by_position(positioned("q", q), temperature), positioned("k", k)
     out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks)
+    if gate is not None:
+        out = graph.gated(gate, out, "sigmoid")
     return graph.linear(out, f"{prefix}output", x.shape[0])
 
 

@@ -165,12 +165,16 @@ class Engine:
         self._running.append(_RunningTask(task, slot, generation, start))
 
     def _slot_for(self, prompt: list[int]) -> _Slot:
-        """The free slot whose session shares most with the prompt, of equals the one least recently used; a new slot if no
-        session shares more than one token and there are less than n_slots."""
+        """The free slot whose session has most of the prompt, of equals the one least recently used; a new slot if no session
+        has more than one of its tokens and there are less than n_slots."""
         in_use = [running.slot for running in self._running]
         free = [slot for slot in self._slots if slot not in in_use]
-        best = max(free, key=lambda s: (common_prefix(s.session.tokens, prompt), -s.last_used), default=None)
-        if best is None or (len(self._slots) < self.n_slots and common_prefix(best.session.tokens, prompt) < 2):
+
+        def n_cached(session: Session) -> int:
+            return session.resumable(common_prefix(session.tokens, prompt))
+
+        best = max(free, key=lambda s: (n_cached(s.session), -s.last_used), default=None)
+        if best is None or (len(self._slots) < self.n_slots and n_cached(best.session) < 2):
             best = _Slot(self.model.session())
             self._slots.append(best)
         self._n_started += 1

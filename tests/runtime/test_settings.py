@@ -10,7 +10,7 @@ from ggufmill.quantize import decode, encode
 from ggufmill.runtime import Settings, load_model
 from ggufmill.runtime.backends.cpu.kernels.experts import reduce_experts
 from ggufmill.runtime.backends.cpu.kv_cache import KVCache
-from ggufmill.runtime.cache_layout import CACHE_TYPES, latent_parts
+from ggufmill.runtime.cache_layout import CACHE_TYPES, LayerCache, latent_parts
 
 ROUNDING = 1e-4
 EXACT = {"exact": True, "cache_k": "f32", "cache_v": "f32"}
@@ -243,7 +243,7 @@ def test_memory_of_a_session_is_what_the_settings_say(dense, deep, tokens):
 )
 def test_bytes_per_token_are_those_on_record(mla, heads, k, v, nbytes):
     parts = latent_parts(heads, 192, 128, 512, 64, Settings(mla=mla, cache_k=k, cache_v=v))
-    cache = KVCache(61, parts, 163_840)
+    cache = KVCache([LayerCache(parts)] * 61, 163_840)
     assert cache.token_bytes == nbytes
     if (mla, k) == (3, "q8_0"):  # the log: "KV self size = 5833.12 MiB" for 163840 tokens
         assert round(cache.token_bytes * 163_840 / 2**20, 2) == 5833.12

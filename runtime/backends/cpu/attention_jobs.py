@@ -72,7 +72,7 @@ class AttentionJobs:
         self._used += 1
         names = attention.keys, attention.values
         self._read[number] = attention.layer, *(owner.names.index(name) for name in names)
-        k_type, v_type = (TYPE_IDS[owner.executable.part(name).type] for name in names)
+        k_type, v_type = (TYPE_IDS[owner.executable.part(attention.layer, name).type] for name in names)
         group, kv_heads, window, k_width, v_width = attention.shape
         cached = [owner.cache_view(attention.layer, name) for name in dict.fromkeys(names)]
         row = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....formats import PlanError
 from ....simd.workers import Workers
-from ...cache_layout import CachePart, graph_parts
+from ...cache_layout import CachePart, graph_layers, state_offsets
 from ...graph import Graph, Observer, Weight, check_support
 from ...graph.graph import users
 from ...graph.ops import Attention, LatentAttention, Op, Route
@@ -48,8 +48,8 @@ class Executable:
         if settings.expert_reduction is not None and not any(isinstance(op, Route) for op in graph.ops):
             keep, share = settings.expert_reduction
             raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
-        self.parts, self.observed_parts = graph_parts(graph, settings)
-        self.n_layers = 1 + max((spec.layer for spec in graph.cache), default=-1)
+        self.layers, self.observed_layers = graph_layers(graph, settings)
+        self.state_offsets, _ = state_offsets(self.layers)
         self.attention_layers = sum(isinstance(op, Attention | LatentAttention) for op in graph.ops)
         self.steps = steps_of(self, graph.ops)
         self.head_steps = steps_of(self, graph.head)
@@ -84,9 +84,9 @@ class Executable:
         tensor = self.store.tensor(weight.name, weight.shape)
         return np.array(tensor.read(0, tensor.n_rows), np.float32).reshape(weight.shape[::-1])
 
-    def part(self, name: str) -> CachePart:
-        """The part of the caches of this name."""
-        return self.parts[name] if name in self.parts else self.observed_parts[name]
+    def part(self, layer: int, name: str) -> CachePart:
+        """What a layer keeps per token under this name."""
+        return self.observed_layers[layer].rows[name]
 
     def _last_uses(self) -> dict[int, int]:
         """Value index -> number of the last step that reads it (or of the one that writes it)."""
@@ -103,7 +103,8 @@ class Executable:
 
     def new_cache(self, limit: int) -> KVCache:
         """An empty cache for a sequence of at most `limit` tokens."""
-        return KVCache(self.n_layers, self.parts if self.observer is None else self.observed_parts, limit)
+        layers = self.layers if self.observer is None else self.observed_layers
+        return KVCache(layers, limit, self.settings.checkpoints)
 
     def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[KVCache, int]]) -> np.ndarray:
         """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones.
@@ -112,7 +113,7 @@ class Executable:
         """
         for cache, count in caches:
             cache.check_capacity(count)
-        key = (tuple(count for _, count in caches), tuple(caches[0][0].parts))
+        key = (tuple(count for _, count in caches), caches[0][0].names)
         observer = self.observer
         current = self._take(key) if observer is None else None
         if current is None:

@@ -1,8 +1,9 @@
-"""The KV cache of a sequence: rows of keys and values (or of latents) of past tokens, per layer, in a type of choice."""
+"""The cache of a sequence: rows of keys and values (or of latents) of past tokens, per layer, in a type of choice; and the
+recurrent state of layers that have one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,9 @@ from ....formats import MillError
 from ....quantize import decode, encode
 from ....quantize.codecs.registry import NonFiniteError
 from ....simd.memory import aligned_empty
-from ...cache_layout import CACHE_TYPES, CachePart
+from ...cache_layout import CACHE_TYPES, CachePart, LayerCache, state_offsets
 from .kernels.attention.cache_rows import TYPE_IDS
+from .recurrent_state import RecurrentState
 
 _MIN_TOKENS = 64  # of a cache that holds any
 assert set(CACHE_TYPES) == set(TYPE_IDS)
@@ -39,22 +41,31 @@ class CacheRows:
 
 
 class KVCache:
-    """Past rows of one sequence, whose memory grows as needed up to `limit` tokens.
+    """What the layers keep of one sequence; the memory of rows grows as needed up to `limit` tokens.
 
-    parts: name -> what each layer keeps per token. Within a pass every layer writes its rows; `commit` then adds them to the
-    past. A pass that fails leaves the cache as it was.
+    layers       what each layer keeps
+    names        of rows, in any layer
+    state        the recurrent state; None where no layer has one
+    checkpoints  see `RecurrentState`
+
+    Within a pass every layer writes its rows and states; `commit` then adds them to the past. A pass that fails leaves the
+    cache as it was.
     """
 
-    def __init__(self, n_layers: int, parts: Mapping[str, CachePart], limit: int):
-        self.n_layers, self.parts, self.limit, self.length = n_layers, dict(parts), limit, 0
-        self._stored = [{name: _new(part, 0) for name, part in parts.items()} for _ in range(n_layers)]  # see `_new`
-        self._rows: list[dict[str, CacheRows]] = [{} for _ in range(n_layers)]  # what `rows` returned last
+    def __init__(self, layers: Sequence[LayerCache], limit: int, checkpoints: int = 1):
+        self.layers, self.limit, self.length = tuple(layers), limit, 0
+        self.names = tuple(dict.fromkeys(name for layer in layers for name in layer.rows))
+        nbytes = state_offsets(layers)[1]
+        self.state = RecurrentState(nbytes, checkpoints) if nbytes else None
+        self._stored = [{name: _new(part, 0) for name, part in layer.rows.items()} for layer in layers]  # see `_new`
+        self._rows: list[dict[str, CacheRows]] = [{} for _ in layers]  # what `rows` returned last
         self._table, self._table_end = np.zeros((0, 0, 3), np.int64), 0
 
     @property
     def types(self) -> str:
-        """The types of the parts, in words."""
-        return " and ".join(part.type for part in self.parts.values())
+        """The types of the rows, in words."""
+        types = {name: part.type for layer in self.layers for name, part in layer.rows.items()}
+        return " and ".join(types.values())
 
     def check_capacity(self, n: int) -> None:
         """Raises MillError if n more tokens do not fit."""
@@ -69,23 +80,26 @@ class KVCache:
         stored, end = self._stored[layer][name], self.length + new
         if stored.shape[1] < end:
             size = min(max(end, 2 * stored.shape[1], _MIN_TOKENS), max(self.limit, end))
-            grown = _new(self.parts[name], size)
+            grown = _new(self.layers[layer].rows[name], size)
             grown[:, : self.length] = stored[:, : self.length]
             self._stored[layer][name] = stored = grown
             self._rows[layer].pop(name, None)
             self._table_end = 0
         rows = self._rows[layer].get(name)
         if rows is None:
-            rows = self._rows[layer][name] = CacheRows.of(stored, TYPE_IDS[self.parts[name].type])
+            rows = self._rows[layer][name] = CacheRows.of(stored, TYPE_IDS[self.layers[layer].rows[name].type])
         return rows
 
     def table(self, new: int) -> np.ndarray:
-        """`rows` of all layers and names as int64 [layers, names, 3]: address, bytes of a row and of a head's rows. The same
-        array until one of them changes."""
+        """`rows` of all layers and names as int64 [layers, names, 3]: address, bytes of a row and of a head's rows; zeros where
+        a layer has no rows of a name. The same array until one of them changes."""
         if self.length + new > self._table_end:
-            rows = [self.rows(layer, name, new) for layer in range(self.n_layers) for name in self.parts]
-            fields = np.array([(each.address, each.row_bytes, each.head_bytes) for each in rows], np.int64)
-            self._table, self._table_end = fields.reshape(self.n_layers, -1, 3), min(each.memory.shape[1] for each in rows)
+            self._table, self._table_end = np.zeros((len(self.layers), len(self.names), 3), np.int64), self.limit
+            for number, layer in enumerate(self.layers):
+                for name in layer.rows:
+                    rows = self.rows(number, name, new)
+                    self._table[number, self.names.index(name)] = rows.address, rows.row_bytes, rows.head_bytes
+                    self._table_end = min(self._table_end, rows.memory.shape[1])
         return self._table
 
     def put(self, layer: int, name: str, rows: np.ndarray) -> None:
@@ -93,7 +107,7 @@ class KVCache:
 
         Where a type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN.
         """
-        n, part = len(rows), self.parts[name]
+        n, part = len(rows), self.layers[layer].rows[name]
         target = self.rows(layer, name, n).memory
         values = np.zeros((n * part.heads, part.padded_width), np.float32)
         values[:, : part.width] = rows.reshape(n * part.heads, part.width)
@@ -102,7 +116,7 @@ class KVCache:
 
     def read(self, layer: int, name: str, new: int = 0) -> np.ndarray:
         """Rows of the past and of `new` tokens of this pass, float32 [heads, tokens, width]; a view where they are float32."""
-        part, end = self.parts[name], self.length + new
+        part, end = self.layers[layer].rows[name], self.length + new
         stored = self._stored[layer][name][:, :end]
         if part.type == "f32":
             return stored.view(np.float32)[..., : part.width]
@@ -112,30 +126,48 @@ class KVCache:
 
     def commit(self, n: int) -> None:
         self.length += n
+        if self.state is not None:
+            self.state.commit(n)
+
+    def checkpoint(self) -> None:
+        """Has `truncate` and `fork` go back to the present length at no cost."""
+        if self.state is not None:
+            self.state.checkpoint()
+
+    def resumable(self, length: int) -> int:
+        """What `length` is after `truncate(length)`: less where a layer's recurrent state is only there for fewer tokens."""
+        length = min(length, self.length)
+        return length if self.state is None else self.state.resumable(length)
 
     def truncate(self, length: int) -> None:
-        """Drops all tokens from position `length` on."""
+        """Drops all tokens from position `resumable(length)` on."""
         self.length = min(self.length, length)
+        if self.state is not None:
+            self.length = self.state.truncate(self.length)
 
     def fork(self, length: int | None = None) -> KVCache:
-        """A copy that holds the first `length` tokens (all if None): for sequences that begin with the same tokens."""
-        copy = KVCache(self.n_layers, self.parts, self.limit)
-        copy.length = n = self.length if length is None else min(length, self.length)
-        for source, target in zip(self._stored, copy._stored, strict=True):
-            for name, stored in source.items():
-                target[name] = _new(self.parts[name], n)
-                target[name][:] = stored[:, :n]
+        """A copy of the first `resumable(length)` tokens (all if None): for sequences that begin with the same tokens."""
+        copy = KVCache((), self.limit)
+        copy.layers, copy.names = self.layers, self.names
+        copy.length = n = self.length if length is None else self.resumable(length)
+        copy.state = None if self.state is None else self.state.fork(n)
+        copy._rows = [{} for _ in self.layers]
+        for layer, source in zip(self.layers, self._stored, strict=True):
+            copy._stored.append({name: _new(part, n) for name, part in layer.rows.items()})
+            for name, target in copy._stored[-1].items():
+                target[:] = source[name][:, :n]
         return copy
 
     @property
     def token_bytes(self) -> int:
         """Bytes that a token takes in all layers."""
-        return self.n_layers * sum(part.token_bytes for part in self.parts.values())
+        return sum(layer.token_bytes for layer in self.layers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken at present; token_bytes * limit at most."""
-        return sum(stored.nbytes for layer in self._stored for stored in layer.values())
+        """Bytes taken at present: of rows token_bytes * limit at most."""
+        rows = sum(stored.nbytes for layer in self._stored for stored in layer.values())
+        return rows + (0 if self.state is None else self.state.nbytes)
 
 
 def _new(part: CachePart, tokens: int) -> np.ndarray:

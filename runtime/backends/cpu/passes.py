@@ -77,9 +77,10 @@ class Pass:
         self.row_step = max(1, _ROW_NUMBERS // executable.graph.n_embd)
         self.schedule, self.pool, self.run_state = Schedule(), Pool(), Run()
         self.values: dict[int, PassValue] = {}
-        self.names = names  # of the parts of the caches
+        self.names = names  # of the rows of the caches
         self.attention = AttentionJobs(self, executable.attention_layers)
-        self.cache_addresses = np.zeros((executable.n_layers, len(names), self.n, 2), np.int64)
+        self.cache_addresses = np.zeros((len(executable.layers), len(names), self.n, 2), np.int64)
+        self.state_addresses = np.zeros((len(counts), 2), np.int64)  # of the states that are read, and written
         self._ropes: dict[tuple, tuple[RotaryEmbedding, np.ndarray]] = {}
         self._users: dict[int, int] = {}  # values by block
         self._temporary: list[View] = []
@@ -239,7 +240,7 @@ class Pass:
 
     def write_cache(self, layer: int, name: str, x: View) -> None:
         """Appends x to the caches of a layer."""
-        part = self.executable.part(name)
+        part = self.executable.part(layer, name)
         if not TYPES[part.type].is_float:
 
             def put() -> None:
@@ -305,8 +306,12 @@ class Pass:
             schedule.run(self._steps, self.workers)
 
     def _set_cache_addresses(self) -> None:
-        """Writes the addresses of the tokens' rows in the caches, of every layer and name."""
-        for cache, at in self.run_state.batch if self.names else ():
+        """Writes the addresses of the tokens' rows in the caches, of every layer and name, and of the sequences' states."""
+        for sequence, (cache, at) in enumerate(self.run_state.batch):
+            if cache.state is not None:
+                self.state_addresses[sequence] = cache.state.addresses()
+            if not self.names:
+                continue
             rows = cache.table(at.stop - at.start)
             positions = np.arange(cache.length, cache.length + at.stop - at.start)
             self.cache_addresses[:, :, at, 0] = rows[:, :, None, 0] + positions * rows[:, :, None, 1]

@@ -12,7 +12,7 @@ from .....simd.exponential import exp, exp_lanes
 from .....simd.lanes import LANES, load, min_lanes, select, splat, store
 
 _HUGE = 1e30
-SILU, GELU, CLAMPED_SWISH, SQUARED_RELU = range(4)
+SILU, GELU, CLAMPED_SWISH, SQUARED_RELU, SIGMOID = range(5)
 
 _FAST = {"reassoc", "nsz", "contract"}  # the compiler chooses the order of a row's sum, which is then the same at every call
 
@@ -59,11 +59,19 @@ def _gate(x, y, slope, cubic, limit, shift):
 
 
 @kernel
+def _activated(activation, x, y, slope, cubic, limit, shift):
+    """`_gate`, or y times the sigmoid of x."""
+    if activation == SIGMOID:
+        return y / (exp_lanes(x * slope) + 1)
+    return _gate(x, y, slope, cubic, limit, shift)
+
+
+@kernel
 def gate_run(activation, gate, up, out, limit):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
-    activation: SILU, GELU (the tanh form), CLAMPED_SWISH: gate * sigmoid(1.702 gate) * (up + 1) of gate clamped to at most the
-    limit and up to +-limit (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
+    activation: SILU, GELU (the tanh form), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate) * (up + 1) of gate clamped to at
+    most the limit and up to +-limit (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
     """
     if activation == SQUARED_RELU:
         for i in range(out.size):
@@ -79,12 +87,12 @@ def gate_run(activation, gate, up, out, limit):
     x, y = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for i in range(0, out.size, LANES):
         if i + LANES <= out.size:
-            store(out, i, _gate(load(gate, i), load(up, i), slope, cubic, bound, shift))
+            store(out, i, _activated(activation, load(gate, i), load(up, i), slope, cubic, bound, shift))
         else:
             for j in range(LANES):
                 at = min(i + j, out.size - 1)
                 x[j], y[j] = gate[at], up[at]
-            store(x, 0, _gate(load(x, 0), load(y, 0), slope, cubic, bound, shift))
+            store(x, 0, _activated(activation, load(x, 0), load(y, 0), slope, cubic, bound, shift))
             for j in range(out.size - i):
                 out[i + j] = x[j]
 

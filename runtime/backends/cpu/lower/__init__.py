@@ -28,6 +28,7 @@ from .elementwise import (
 from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
+from .recurrent import GatedDeltaRuleStep, ShortConvolutionStep
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -38,6 +39,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Attention: AttentionStep,
     o.Embedding: EmbeddingStep,
     o.GatedActivation: GateStep,
+    o.GatedDeltaRule: GatedDeltaRuleStep,
     o.LatentAttention: LatentAttentionStep,
     o.Linear: LinearStep,
     o.Norm: NormStep,
@@ -45,6 +47,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Rope: RopeStep,
     o.Scale: ScaleStep,
     o.ScaleByPosition: ScaleByPositionStep,
+    o.ShortConvolution: ShortConvolutionStep,
     o.SigmoidGate: SigmoidGateStep,
     o.SoftCap: SoftCapStep,
     o.Split: SplitStep,
@@ -59,6 +62,7 @@ SUPPORT: Support = {
     o.Embedding: dict.fromkeys(("table", "scale")),
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},
+    o.GatedDeltaRule: dict.fromkeys(("q", "k", "v", "alpha", "beta", "decay", "alpha_bias", "layer", "tiled", "epsilon")),
     o.LatentAttention: dict.fromkeys(("q", "latent", "k_pe", "layer", "scale", "v_width", "prefix", "kv_b", "k_b", "v_b")),
     o.Linear: dict.fromkeys(("x", "weight", "bias")),
     o.Norm: {"x": None, "weight": None, "epsilon": None, "bias": None, "kind": ("rms", "layer"), "over": ("last", "all")},
@@ -70,6 +74,7 @@ SUPPORT: Support = {
     },
     o.Scale: dict.fromkeys(("x", "factor")),
     o.ScaleByPosition: dict.fromkeys(("x", "temperature")),
+    o.ShortConvolution: dict.fromkeys(("x", "weight", "layer")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),

@@ -18,7 +18,7 @@ from ggufmill.runtime.backends.cpu.attention import AttentionParams, causal_atte
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS
 from ggufmill.runtime.backends.cpu.kv_cache import KVCache
-from ggufmill.runtime.cache_layout import CACHE_TYPES, CachePart
+from ggufmill.runtime.cache_layout import CACHE_TYPES, CachePart, LayerCache
 from ggufmill.simd.target import levels_here
 from ggufmill.simd.workers import Workers
 
@@ -49,7 +49,8 @@ def plain(q, k, v, past, params):
 def cached(k, v, past, k_type="f32", v_type="f32"):
     """A cache of one layer that holds all rows, the last of them as those of a pass that is under way."""
     heads, m, k_width = k.shape
-    cache = KVCache(1, {"k": CachePart(heads, k_width, k_type), "v": CachePart(heads, v.shape[2], v_type)}, m)
+    rows = {"k": CachePart(heads, k_width, k_type), "v": CachePart(heads, v.shape[2], v_type)}
+    cache = KVCache([LayerCache(rows)], m)
     for rows in (slice(0, past), slice(past, m)):
         if rows.stop > rows.start:
             for name, x in (("k", k), ("v", v)):
@@ -60,10 +61,10 @@ def cached(k, v, past, k_type="f32", v_type="f32"):
 
 
 def result(q, cache, past, params, workers=ALONE):
-    new, width = len(q), cache.parts["v"].width
+    new, width = len(q), cache.layers[0].rows["v"].width
     out = np.full((new, q.shape[1], width), np.nan, np.float32)
     part = Segment(np.ascontiguousarray(q), cache.rows(0, "k", new), cache.rows(0, "v", new), past, out)
-    attend([part], cache.parts["k"].heads, params, workers)
+    attend([part], cache.layers[0].rows["k"].heads, params, workers)
     return out
 
 
@@ -276,7 +277,7 @@ def test_rows_that_are_not_finite_stay_so(type_name):
 
 def test_a_cache_takes_what_its_types_take_and_no_more_than_its_limit():
     parts = {"k": CachePart(2, 64, "q8_0"), "v": CachePart(2, 48, "f16")}
-    cache = KVCache(3, parts, 100)
+    cache = KVCache([LayerCache(parts)] * 3, 100)
     assert cache.nbytes == 0
     assert cache.token_bytes == 3 * 2 * (68 + 96)
     for _ in range(3):

@@ -2,71 +2,26 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from op_graphs import (
+    COUNTS,
+    N_EMBD,
+    VOCABULARY,
+    Tensors,
+    close,
+    compiled,
+    few_examples,
+    graph_of,
+    run_both,
+    seeds,
+    threads,
+)
 
-from ggufmill.formats import PlanError, SourceTensor, TensorSource
+from ggufmill.formats import PlanError, TensorSource
 from ggufmill.runtime.backends import reference
-from ggufmill.runtime.backends.cpu.executable import compile_graph
-from ggufmill.runtime.backends.cpu.weights import WeightStore
-from ggufmill.runtime.graph import GraphBuilder, Observer, ops
+from ggufmill.runtime.graph import Observer, ops
 from ggufmill.runtime.graph.ops import RotaryEmbedding
-from ggufmill.runtime.settings import Settings
-
-N_EMBD, VOCABULARY = 32, 50
-ROUNDING = 1e-5  # between two orders of the same float32 sums, as a share of the largest number
-COUNTS = (1, 2, 5, 40)
-few_examples = settings(max_examples=8, deadline=None)
-
-
-class Tensors(dict):
-    """Random weights that are made when a builder asks for them: name -> shape in ne order is given beforehand."""
-
-    def __init__(self, seed, **shapes):
-        super().__init__()
-        draw = np.random.default_rng(seed)
-        for name, shape in {"token_embd.weight": (N_EMBD, VOCABULARY), **shapes}.items():
-            values = draw.standard_normal(shape[::-1]).astype(np.float32)
-            values = values / np.sqrt(shape[0]) if len(shape) > 1 and "embd" not in name else values
-            flat = np.ascontiguousarray(values, np.float32).reshape(-1, shape[0])
-            key = name.replace("__", ".")
-            self[key] = SourceTensor(key, shape, "f32", lambda start, stop, flat=flat: flat[start:stop])
-
-
-def run_both(build, seed=0, threads=1, counts=COUNTS, **shapes):
-    """Compares both backends on one growing sequence, pass by pass. build(builder, x) -> value of N_EMBD numbers."""
-    source = TensorSource("test", {}, Tensors(seed, **shapes), "test")
-    graph = graph_of(source, build)
-    oracle, ours = reference.compile_graph(graph, source), compiled(graph, source, threads=threads, exact=True)
-    tokens = np.random.default_rng(seed + 1).integers(0, VOCABULARY, sum(counts))
-    caches, start = (oracle.new_cache(len(tokens)), ours.new_cache(len(tokens))), 0
-    for count in counts:
-        part = tokens[start : start + count]
-        expected, found = oracle.hidden(part, [(caches[0], count)]), ours.hidden(part, [(caches[1], count)])
-        start += count
-        close(found, expected)
-        close(ours.logits(found), oracle.logits(expected))
-
-
-def close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= ROUNDING * max(1.0, np.abs(expected).max())
-
-
-def graph_of(source, build):
-    builder = GraphBuilder(source)
-    x = build(builder, builder.embedding("token_embd", N_EMBD, 0.5))
-    builder.end_layer(x)
-    return builder.finish("test", x, 512)
-
-
-def compiled(graph, source, **chosen):
-    options = Settings(**chosen)
-    return compile_graph(graph, WeightStore(source, 1 << 26, options.threads or 1, options.exact), options)
-
-
-threads = st.sampled_from([1, 2])
-seeds = st.integers(0, 1000)
 
 
 @few_examples
@@ -103,7 +58,7 @@ def test_rope(seed, count, interleaved, part, used_again):
 
 
 @few_examples
-@given(seeds, threads, st.sampled_from(["silu", "gelu", "squared_relu", "clamped_swish"]), st.booleans())
+@given(seeds, threads, st.sampled_from(["silu", "gelu", "sigmoid", "squared_relu", "clamped_swish"]), st.booleans())
 def test_activations(seed, count, function, gated):
     rows = 1100  # more than one part has
 
@@ -112,7 +67,7 @@ def test_activations(seed, count, function, gated):
         if gated and function != "squared_relu":
             y = b.gated(gate, b.linear(x, "up", rows), function, 0.5 if function == "clamped_swish" else 0.0)
         else:
-            y = b.activation(gate, function if function != "clamped_swish" else "gelu")
+            y = b.activation(gate, function if function not in ("sigmoid", "clamped_swish") else "gelu")
         return b.linear(y, "down", N_EMBD)
 
     shapes = {"gate__weight": (N_EMBD, rows), "up__weight": (N_EMBD, rows), "down__weight": (rows, N_EMBD)}
@@ -165,6 +120,27 @@ def test_attention(seed, count, heads, window, softcap, sinks):
     shapes = {"q__weight": (N_EMBD, n * k_width), "k__weight": (N_EMBD, n_kv * k_width), "v__weight": (N_EMBD, n_kv * v_width)}
     shapes |= {"o__weight": (n * v_width, N_EMBD)} | ({"sinks__weight": (n,)} if sinks else {})
     run_both(build, seed, count, **shapes)
+
+
+@few_examples
+@given(seeds, threads, st.booleans())
+def test_layers_whose_caches_differ(seed, count, flash):
+    layers = [(4, 2, 8, 8), (2, 1, 24, 12), (4, 4, 8, 20)]  # heads, key heads, widths of keys and values
+    shapes = {}
+    for layer, (n, n_kv, k_width, v_width) in enumerate(layers):
+        rows = {"q": n * k_width, "k": n_kv * k_width, "v": n_kv * v_width}
+        shapes |= {f"{part}{layer}__weight": (N_EMBD, size) for part, size in rows.items()}
+        shapes[f"o{layer}__weight"] = (n * v_width, N_EMBD)
+
+    def build(b, x):
+        for layer, (n, n_kv, k_width, v_width) in enumerate(layers):
+            q = b.reshape(b.linear(x, f"q{layer}", n * k_width), n, k_width)
+            k = b.reshape(b.linear(x, f"k{layer}", n_kv * k_width), n_kv, k_width)
+            v = b.reshape(b.linear(x, f"v{layer}", n_kv * v_width), n_kv, v_width)
+            x = b.add(x, b.linear(b.attention(q, k, v, layer, 0.7), f"o{layer}", N_EMBD))
+        return x
+
+    run_both(build, seed, count, flash=flash, **shapes)
 
 
 def latent_shapes(layout, heads=4, nope=12, rope=8, rank=20, v=10):

@@ -1,0 +1,177 @@
+"""Ops with a recurrent state as parts for programs (see simd.team): the short convolution and the gated delta rule.
+
+Every part takes the tokens of one sequence one after the other, and some channels or columns of the state that do not depend on
+the others. So results do not depend on how tokens come in passes, nor on threads.
+
+Each sequence has two int64 as its states: the addresses of the state that is read, and of the one that is written; the op's
+state lies at `offset` in both. Another two say which rows are the sequence's: the first one, and how many.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .....simd.compile import kernel
+from .....simd.exponential import exp
+from .....simd.lanes import LANES, fma_lanes, load, splat, store
+from .....simd.memory import view
+from .....simd.team import part
+from .elementwise import SILU, gate_run, product
+
+CHANNELS = 256  # of a part of the convolution
+COLUMNS = 4 * LANES  # of a part of the delta rule: as many sums as fill the processor's pipelines
+
+
+@part
+def short_convolution(argument, number):
+    """silu of the causal convolution of each channel. The state: the last kernel - 1 inputs, float32 [kernel - 1, stride].
+
+    Table: x, out (each with its row bytes), weights float32 [kernel, channels], channels, kernel, stride, rows of the
+    sequences, their states, offset.
+    """
+    table = view(argument, 11, np.int64)
+    channels, kernel_size, stride = table[5], table[6], table[7]
+    parts = (channels + CHANNELS - 1) // CHANNELS
+    sequence, column = number // parts, number % parts * CHANNELS
+    width = min(CHANNELS, channels - column)
+    rows, states = view(table[8] + 16 * sequence, 2, np.int64), view(table[9] + 16 * sequence, 2, np.int64)
+    first, n, past = rows[0], rows[1], kernel_size - 1
+    before, after = states[0] + table[10] + 4 * column, states[1] + table[10] + 4 * column
+    ones = np.ones(width, np.float32)
+    for t in range(n):
+        out = view(table[2] + (first + t) * table[3] + 4 * column, width, np.float32)
+        for j in range(width):
+            out[j] = 0
+        for i in range(kernel_size):
+            at = t + i - past  # of the token, counted from the first new one
+            source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
+            x = view(source, width, np.float32)
+            weight = view(table[4] + 4 * (channels * i + column), width, np.float32)
+            for j in range(width):
+                out[j] += weight[j] * x[j]
+        gate_run(SILU, out, ones, out, np.float32(0))
+    for i in range(past):
+        at = n + i - past
+        source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
+        x, kept = view(source, width, np.float32), view(after + 4 * stride * i, width, np.float32)
+        for j in range(width):
+            kept[j] = x[j]
+
+
+@kernel
+def _unit(x, scale, epsilon, out):
+    """out = scale * x / sqrt(sum(x^2) + epsilon)."""
+    factor = scale / np.sqrt(product(x, x) + epsilon)
+    for i in range(x.size):
+        out[i] = x[i] * factor
+
+
+@kernel
+def _softplus(x):
+    """log(1 + e^x), computed in float64: the C library's last bit does not show."""
+    return x if x > np.float32(20) else np.float32(math.log1p(math.exp(np.float64(x))))
+
+
+@kernel
+def _step_4(before, after, stride, column, q, k, v, shrink, strength, out):
+    """One token for 64 columns of the matrix: before, after float32 [k.size * stride] (they may be the same)."""
+    sum_0, sum_1, sum_2, sum_3 = splat(0), splat(0), splat(0), splat(0)
+    at = column
+    for i in range(k.size):
+        factor = splat(k[i])
+        sum_0 = fma_lanes(load(before, at), factor, sum_0)
+        sum_1 = fma_lanes(load(before, at + LANES), factor, sum_1)
+        sum_2 = fma_lanes(load(before, at + 2 * LANES), factor, sum_2)
+        sum_3 = fma_lanes(load(before, at + 3 * LANES), factor, sum_3)
+        at += stride
+    change_0 = (load(v, 0) - sum_0 * shrink) * strength
+    change_1 = (load(v, LANES) - sum_1 * shrink) * strength
+    change_2 = (load(v, 2 * LANES) - sum_2 * shrink) * strength
+    change_3 = (load(v, 3 * LANES) - sum_3 * shrink) * strength
+    sum_0, sum_1, sum_2, sum_3 = splat(0), splat(0), splat(0), splat(0)
+    at = column
+    for i in range(k.size):
+        factor, query = splat(k[i]), splat(q[i])
+        state_0 = fma_lanes(change_0, factor, load(before, at) * shrink)
+        state_1 = fma_lanes(change_1, factor, load(before, at + LANES) * shrink)
+        state_2 = fma_lanes(change_2, factor, load(before, at + 2 * LANES) * shrink)
+        state_3 = fma_lanes(change_3, factor, load(before, at + 3 * LANES) * shrink)
+        store(after, at, state_0)
+        store(after, at + LANES, state_1)
+        store(after, at + 2 * LANES, state_2)
+        store(after, at + 3 * LANES, state_3)
+        sum_0, sum_1 = fma_lanes(state_0, query, sum_0), fma_lanes(state_1, query, sum_1)
+        sum_2, sum_3 = fma_lanes(state_2, query, sum_2), fma_lanes(state_3, query, sum_3)
+        at += stride
+    store(out, 0, sum_0)
+    store(out, LANES, sum_1)
+    store(out, 2 * LANES, sum_2)
+    store(out, 3 * LANES, sum_3)
+
+
+@kernel
+def _step_1(before, after, stride, column, q, k, v, shrink, strength, out):
+    """As `_step_4` for 16 columns; v and out have only these."""
+    total = splat(0)
+    at = column
+    for i in range(k.size):
+        total = fma_lanes(load(before, at), splat(k[i]), total)
+        at += stride
+    change = (load(v, 0) - total * shrink) * strength
+    total = splat(0)
+    at = column
+    for i in range(k.size):
+        state = fma_lanes(change, splat(k[i]), load(before, at) * shrink)
+        store(after, at, state)
+        total = fma_lanes(state, splat(q[i]), total)
+        at += stride
+    store(out, 0, total)
+
+
+@part
+def delta_rule(argument, number):
+    """The gated delta rule for one sequence, one value head and up to COLUMNS columns of its matrix.
+
+    The state: a matrix float32 [k_width, stride] per head, stride the columns filled up to a multiple of LANES.
+
+    Table: q, k, v, out (each with bytes from row to row and from head to head), alpha, beta (each with its row bytes), decay
+    and bias of alpha float32 [heads], heads, key heads, k_width, v_width, whether heads are tiled, rows of the sequences, their
+    states, offset, epsilon and the queries' scale (float64).
+    """
+    table, reals = view(argument, 28, np.int64), view(argument, 28, np.float64)
+    heads, key_heads, k_width, v_width = table[18], table[19], table[20], table[21]
+    epsilon, scale = np.float32(reals[26]), np.float32(reals[27])
+    stride = (v_width + LANES - 1) // LANES * LANES
+    across = (stride + COLUMNS - 1) // COLUMNS
+    sequence, head, column = number // (heads * across), number // across % heads, number % across * COLUMNS
+    key_head = head % key_heads if table[22] else head // (heads // key_heads)
+    rows, states = view(table[23] + 16 * sequence, 2, np.int64), view(table[24] + 16 * sequence, 2, np.int64)
+    place = table[25] + 4 * head * k_width * stride
+    before = view(states[0] + place, k_width * stride, np.float32)
+    after = view(states[1] + place, k_width * stride, np.float32)
+    decay, bias = view(table[16], heads, np.float32)[head], view(table[17], heads, np.float32)[head]
+    columns = min(COLUMNS, stride - column)
+    used = min(COLUMNS, v_width - column)
+    q, k = np.empty(k_width, np.float32), np.empty(k_width, np.float32)
+    v, out = np.zeros(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+    for t in range(rows[0], rows[0] + rows[1]):
+        _unit(view(table[0] + t * table[1] + key_head * table[2], k_width, np.float32), scale, epsilon, q)
+        _unit(view(table[3] + t * table[4] + key_head * table[5], k_width, np.float32), np.float32(1), epsilon, k)
+        values = view(table[6] + t * table[7] + head * table[8] + 4 * column, used, np.float32)
+        for j in range(used):
+            v[j] = values[j]
+        alpha = view(table[12] + t * table[13], heads, np.float32)[head]
+        beta = view(table[14] + t * table[15], heads, np.float32)[head]
+        shrink = exp(decay * _softplus(alpha + bias))
+        strength = np.float32(1) / (np.float32(1) + exp(-beta))
+        if columns == COLUMNS:
+            _step_4(before, after, stride, column, q, k, v, shrink, strength, out)
+        else:
+            for first in range(0, columns, LANES):
+                _step_1(before, after, stride, column + first, q, k, v[first:], shrink, strength, out[first:])
+        before = after
+        result = view(table[9] + t * table[10] + head * table[11] + 4 * column, used, np.float32)
+        for j in range(used):
+            result[j] = out[j]

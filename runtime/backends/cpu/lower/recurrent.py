@@ -1,0 +1,63 @@
+"""Ops with a recurrent state: the short convolution and the gated delta rule (see ../kernels/recurrent.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....graph.ops import GatedDeltaRule, ShortConvolution, Value
+from ..kernels import recurrent
+from ..memory import View
+from ..passes import Pass, Step
+from ..schedule import real
+from .attention import with_heads
+
+
+def _sequences(out: Pass, layer: int, name: str) -> tuple[int, int, int]:
+    """The words of tables that say which rows each sequence has, and where its state of a name lies."""
+    counts = np.array(out.counts, np.int64)
+    rows = np.stack([np.cumsum(counts) - counts, counts], axis=1)
+    return out.constant(rows), out.state_addresses.ctypes.data, out.executable.state_offsets[layer, name]
+
+
+class ShortConvolutionStep(Step):
+    def __init__(self, executable, op: ShortConvolution):
+        super().__init__(executable, op)
+        weight = self.vector(op.weight)
+        assert weight is not None
+        self.op, self.weight = op, np.ascontiguousarray(weight.T)
+
+    def emit(self, out: Pass) -> None:
+        op, x = self.op, out.view(self.op.x)
+        x, to = x if x.is_row else out.copied(x), out.new(self.op.out)
+        kernel, channels = self.weight.shape
+        stride = out.executable.layers[op.layer].states["convolution"].padded_shape[-1]
+        words = (x.address, x.row_bytes, to.address, to.row_bytes, out.constant(self.weight), channels, kernel, stride)
+        parts = len(out.counts) * -(-channels // recurrent.CHANNELS)
+        table = (*words, *_sequences(out, op.layer, "convolution"))
+        out.schedule.task(recurrent.short_convolution.address, table, parts, (x,), (to,))
+
+
+class GatedDeltaRuleStep(Step):
+    def __init__(self, executable, op: GatedDeltaRule):
+        super().__init__(executable, op)
+        self.op = op
+        self.decay, self.bias = self.vector(op.decay), self.vector(op.alpha_bias)
+
+    def emit(self, out: Pass) -> None:
+        op = self.op
+        assert self.decay is not None
+        assert self.bias is not None
+        q, k, v, to = (self._heads(out, value) for value in (op.q, op.k, op.v, op.out))
+        alpha, beta = (view if view.is_row else out.copied(view) for view in (out.view(op.alpha), out.view(op.beta)))
+        words = [word for view in (q, k, v, to) for word in (view.address, view.row_bytes, view.head_bytes)]
+        words += [word for view in (alpha, beta) for word in (view.address, view.row_bytes)]
+        (heads, v_width), (key_heads, k_width) = op.v.shape, op.k.shape
+        words += [out.constant(self.decay), out.constant(self.bias), heads, key_heads, k_width, v_width, int(op.tiled)]
+        words += [*_sequences(out, op.layer, "delta"), real(op.epsilon), real(k_width**-0.5)]
+        stride = out.executable.layers[op.layer].states["delta"].padded_shape[-1]
+        parts = len(out.counts) * heads * -(-stride // recurrent.COLUMNS)
+        out.schedule.task(recurrent.delta_rule.address, words, parts, (q, k, v, alpha, beta), (to,))
+
+    def _heads(self, out: Pass, value: Value) -> View:
+        """A value's rows of heads; new memory for the result."""
+        return with_heads(out.new(value) if value is self.op.out else out.view(value), *value.shape)

@@ -1,0 +1,67 @@
+"""Small graphs for tests of ops: random weights made on request, and both backends compared on a growing sequence."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from ggufmill.formats import SourceTensor, TensorSource
+from ggufmill.runtime.backends import reference
+from ggufmill.runtime.backends.cpu.executable import compile_graph
+from ggufmill.runtime.backends.cpu.weights import WeightStore
+from ggufmill.runtime.graph import GraphBuilder
+from ggufmill.runtime.settings import Settings
+
+N_EMBD, VOCABULARY = 32, 50
+ROUNDING = 1e-5  # between two orders of the same float32 sums, as a share of the largest number
+COUNTS = (1, 2, 5, 40)
+few_examples = settings(max_examples=8, deadline=None)
+
+
+class Tensors(dict):
+    """Random weights that are made when a builder asks for them: name -> shape in ne order is given beforehand."""
+
+    def __init__(self, seed, **shapes):
+        super().__init__()
+        draw = np.random.default_rng(seed)
+        for name, shape in {"token_embd.weight": (N_EMBD, VOCABULARY), **shapes}.items():
+            values = draw.standard_normal(shape[::-1]).astype(np.float32)
+            values = values / np.sqrt(shape[0]) if len(shape) > 1 and "embd" not in name else values
+            flat = np.ascontiguousarray(values, np.float32).reshape(-1, shape[0])
+            key = name.replace("__", ".")
+            self[key] = SourceTensor(key, shape, "f32", lambda start, stop, flat=flat: flat[start:stop])
+
+
+def run_both(build, seed=0, threads=1, counts=COUNTS, flash=True, source=None, **shapes):
+    """Compares both backends on one growing sequence, pass by pass. build(builder, x) -> value of N_EMBD numbers."""
+    source = source or TensorSource("test", {}, Tensors(seed, **shapes), "test")
+    graph = graph_of(source, build)
+    oracle, ours = reference.compile_graph(graph, source), compiled(graph, source, threads=threads, flash=flash, exact=True)
+    tokens = np.random.default_rng(seed + 1).integers(0, VOCABULARY, sum(counts))
+    caches, start = (oracle.new_cache(len(tokens)), ours.new_cache(len(tokens))), 0
+    for count in counts:
+        part = tokens[start : start + count]
+        expected, found = oracle.hidden(part, [(caches[0], count)]), ours.hidden(part, [(caches[1], count)])
+        start += count
+        close(found, expected)
+        close(ours.logits(found), oracle.logits(expected))
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= ROUNDING * max(1.0, np.abs(expected).max())
+
+
+def graph_of(source, build):
+    builder = GraphBuilder(source)
+    x = build(builder, builder.embedding("token_embd", N_EMBD, 0.5))
+    builder.end_layer(x)
+    return builder.finish("test", x, 512)
+
+
+def compiled(graph, source, **chosen):
+    options = Settings(**chosen)
+    return compile_graph(graph, WeightStore(source, 1 << 26, options.threads or 1, options.exact), options)
+
+
+threads = st.sampled_from([1, 2])
+seeds = st.integers(0, 1000)
