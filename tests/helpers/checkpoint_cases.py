@@ -81,6 +81,14 @@ MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "ro
 MINICPM = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16}
 MINICPM |= TIED | {"v_head_dim": 20, "dim_model_base": 32, "rms_norm_eps": 1e-6}
 EXAONE4 = WINDOW | {"num_hidden_layers": 5, "sliding_window_pattern": 4}
+DELTA = {"head_dim": 32, "num_hidden_layers": 5, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+DELTA |= {"rms_norm_eps": 1e-3}  # less, and results near zero would be scaled up with their rounding errors
+DELTA_EXPERTS = DELTA | EXPERTS | {"shared_expert_intermediate_size": 56}
+# Odd sizes: a convolution of three tokens, three value heads for each key head, values wider than keys.
+DELTA_ODD = {"linear_conv_kernel_dim": 3, "linear_num_value_heads": 6, "linear_value_head_dim": 24, "attention_bias": True}
+DELTA_ODD |= {"layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"]}
+MROPE = PLAIN | {"rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
 # case -> (class of transformers without ForCausalLM, config besides COMMON[, MLA layout])
@@ -106,6 +114,13 @@ CASES = {
     "qwen3-yarn-tied": ("Qwen3", TIED | {"rope_parameters": YARN}),
     "qwen3moe": ("Qwen3Moe", EXPERTS | {"head_dim": 24, "norm_topk_prob": True}),
     "qwen3moe-unnormalised": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": False}),
+    "qwen3next": ("Qwen3Next", DELTA_EXPERTS),
+    "qwen3next-odd": ("Qwen3Next", DELTA_EXPERTS | DELTA_ODD | {"norm_topk_prob": False}),
+    "qwen3next-dense": ("Qwen3Next", DELTA_EXPERTS | {"mlp_only_layers": [1], "decoder_sparse_step": 2}),
+    "qwen35": ("Qwen3_5", DELTA | {"rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}),
+    "qwen35-odd": ("Qwen3_5", TIED | DELTA | DELTA_ODD | {"rope_parameters": MROPE | HALF}),
+    "qwen35-one": ("Qwen3_5", DELTA | {"linear_num_value_heads": 2, "full_attention_interval": 2}),
+    "qwen35moe": ("Qwen3_5Moe", DELTA_EXPERTS | {"rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}),
     "gemma2": ("Gemma2", TIED | GEMMA2),
     "gemma2-scale": ("Gemma2", TIED | GEMMA2 | {"query_pre_attn_scalar": 64, "final_logit_softcapping": 30.0}),
     "gemma3": ("Gemma3", TIED | GEMMA3 | {"rope_parameters": GEMMA3_ROPE}),
@@ -166,6 +181,8 @@ BEYOND_LLAMA_CPP = {
     "minicpm3-long": "the published model's factors only",
     "starcoder2-window": "no windows in this architecture",
     "qwen3moe-unnormalised": "weights of experts always sum to one",
+    "qwen3next-odd": "every fourth layer has attention, weights of experts always sum to one, no biases",
+    "qwen35-odd": "no biases, values of the size of keys only",
     "gemma2-scale": "another scale of the scores in models of the published sizes only",
     "gemma3-pattern": "one pattern, and one scale of the scores",
     "v2-groups": "experts are not limited to groups",
