@@ -61,13 +61,13 @@ def grouped_attention(
     gate = None
     if f"{prefix}qkv.weight" in graph:
         projected = graph.split(graph.linear(x, f"{prefix}qkv", sum(sizes)), *sizes)
-        q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
     else:
-        is_gated = graph.shape(f"{prefix}q.weight")[-1] == 2 * sizes[0]
-        rows = {**shapes, "q": (heads.n, (1 + is_gated) * heads.k_width)}
-        q, k, v = (graph.reshape(graph.linear(x, prefix + part, prod(shape)), *shape) for part, shape in rows.items())
-        if is_gated:
-            q, gate = graph.split(q, heads.k_width, heads.k_width)
+        if graph.shape(f"{prefix}q.weight")[-1] == 2 * sizes[0]:
+            shapes["q"] = (heads.n, 2 * heads.k_width)
+        projected = [graph.linear(x, prefix + part, prod(shape)) for part, shape in shapes.items()]
+    q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
+    if q.shape[1] == 2 * heads.k_width:
+        q, gate = graph.split(q, heads.k_width, heads.k_width)
 
     def positioned(part: str, heads: Value) -> Value:
         """The norm of each head, if there is one, and the rotation."""
