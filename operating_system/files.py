@@ -34,6 +34,12 @@ _LOCK_OFFSET = 0x7FFFFFFE  # of the byte that stands for the file where locks ar
 _seek_lock = threading.Lock()
 
 
+def cache_home() -> Path:
+    """~/.cache/ggufmill; GGUFMILL_CACHE and XDG_CACHE_HOME are honoured."""
+    home = os.environ.get("GGUFMILL_CACHE")
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggufmill"
+
+
 def read_at(fd: int, buffer: memoryview, offset: int) -> int:
     """Reads bytes from `offset` of an open file into the buffer; returns how many came, 0 at the end of the file.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
-from .bit_permutation import BlockRows, permute
+from .bit_permutation import BitPermutation, BlockRows
 from .compile_layout import block_bytes, permutations
 
 ReadRows = Callable[[int, int], np.ndarray]  # (first row, row after the last) -> uint8 [rows, row_bytes]
@@ -30,7 +30,7 @@ def pack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     q = _checked(q, base, packed, n)
     out = np.empty((q.shape[0], packed.row_bytes(n)), np.uint8)
     source, target = BlockRows(q, 1, base.row_meta), BlockRows(out, packed.rows, packed.row_meta)
-    permute(permutations(packed.name)[0], source, target, block_bytes(packed))
+    _permute(permutations(packed.name)[0], source, target, block_bytes(packed))
     # The row meta of q8_KV also holds the sum of the row's codes, which that of q8_KV_r8 leaves out.
     metas = _group_metas(out, packed)
     metas[:] = q[:, : packed.row_meta].reshape(metas.shape)
@@ -50,7 +50,7 @@ def unpack(q: np.ndarray, type: str, n: int) -> tuple[np.ndarray, str]:
     q = _checked(q, packed, packed, n)
     out = np.empty((q.shape[0], base.row_bytes(n)), np.uint8)
     source, target = BlockRows(q, packed.rows, packed.row_meta), BlockRows(out, 1, base.row_meta)
-    permute(permutations(packed.name)[1], source, target, block_bytes(packed))
+    _permute(permutations(packed.name)[1], source, target, block_bytes(packed))
     out[:, : packed.row_meta] = _group_metas(q, packed).reshape(q.shape[0], packed.row_meta)
     if base.row_meta > packed.row_meta:
         sums = out[:, base.row_meta :].view(np.int8).sum(axis=1, dtype="<i4")
@@ -104,3 +104,9 @@ def _checked(q: np.ndarray, stored: TensorType, packed: TensorType, n: int) -> n
     if obstacle:
         raise PlanError(obstacle)
     return np.ascontiguousarray(q)
+
+
+def _permute(permutation: BitPermutation, source: BlockRows, target: BlockRows, block_bytes: int) -> None:
+    from .permute import permute  # imports numba, which takes longer than to plan a small job
+
+    permute(permutation, source, target, block_bytes)

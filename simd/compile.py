@@ -1,20 +1,18 @@
-"""Compiling numba kernels: lazily, without the GIL, for the target of this process, cached on disk (see kernel_cache.py)."""
+"""Compiling numba kernels: lazily, without the GIL, for the target of this process, cached on disk (see kernel_cache.py).
+
+numba takes longer to import than most commands take: a module that defines kernels does not import it, their first call does.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from threading import RLock
 from typing import Any
 
-import numba
-from numba import extending
-from numba.core import event, sigutils
-from numba.core.ccallback import CFunc
-
-from .kernel_cache import cache_home, cache_of, delete_unused
-from .target import target
-
 _PACKAGE = __name__.rpartition(".simd")[0]
+_lock = RLock()
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
@@ -25,15 +23,45 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     """
     if function is None:
         return lambda f: kernel(f, **options)
-    target()  # sets numba's target, before anything is compiled
-    options.setdefault("error_model", "numpy")
-    dispatcher: Any = numba.njit(nogil=True, **options)(function)
-    dispatcher._cache = cache_of(function)
-    return dispatcher
+    return Kernel(function, options)
+
+
+class Kernel:
+    """A function that numba compiles when it, or a kernel that calls it, is first called; else as numba's dispatcher of it."""
+
+    def __init__(self, function: Callable, options: dict[str, Any]):
+        self._function, self._options, self._dispatcher = function, options, None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._dispatcher or self._make())(*arguments)
+
+    def __getattr__(self, name: str) -> Any:  # what this class does not have, so also what numba asks of a global in a kernel
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._dispatcher or self._make(), name)
+
+    def _make(self) -> Any:
+        with _lock:
+            if self._dispatcher is None:
+                _count_compilations()
+                import numba
+
+                from .kernel_cache import cache_of
+                from .target import target
+
+                target()  # sets numba's target, before anything is compiled
+                options: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | self._options
+                dispatcher: Any = numba.njit(**options)(self._function)
+                dispatcher._cache = cache_of(self._function)
+                self._dispatcher = dispatcher
+            return self._dispatcher
 
 
 def intrinsic(function: Callable) -> Any:
     """numba's `intrinsic`, typed so that a checker lets kernels call it without the typing context."""
+    from numba import extending
+
     return extending.intrinsic(function)
 
 
@@ -42,7 +70,14 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
 
     It may call kernels, and nothing may be raised in it.
     """
+    from numba.core import sigutils
+    from numba.core.ccallback import CFunc
+
+    from .kernel_cache import cache_of
+    from .target import target
+
     target()
+    _count_compilations()
     options.setdefault("error_model", "numpy")
     compiled: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
     compiled._cache = cache_of(function)
@@ -50,30 +85,33 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     return compiled
 
 
-class _Compilations(event.Listener):
-    """Counts the kernels of ours that are compiled, and prints one line to stderr at the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_start(self, event: event.Event) -> None:
-        dispatcher = (event.data or {}).get("dispatcher")
-        module = getattr(getattr(dispatcher, "py_func", None), "__module__", "") or ""
-        if not module.startswith(_PACKAGE + "."):
-            return
-        self.count += 1
-        if self.count == 1:
-            print(f"compiling kernels (once for this version; cached in {cache_home()})", file=sys.stderr)
-            delete_unused(cache_home())
-
-    def on_end(self, event: event.Event) -> None:
-        pass
+_compiled: list[str] = []  # names of the kernels that this process has compiled
 
 
-_compilations = _Compilations()
-event.register("numba:compile", _compilations)
+@functools.cache
+def _count_compilations() -> None:
+    """From now on, compiled kernels of ours are counted, and one line to stderr says so at the first."""
+    from numba.core import event
+
+    from ..operating_system.files import cache_home
+    from .kernel_cache import delete_unused
+
+    class Compilations(event.Listener):
+        def on_start(self, event: event.Event) -> None:
+            function: Any = getattr((event.data or {}).get("dispatcher"), "py_func", None)
+            if not (getattr(function, "__module__", "") or "").startswith(_PACKAGE + "."):
+                return
+            _compiled.append(function.__qualname__)
+            if len(_compiled) == 1:
+                print(f"compiling kernels (once for this version; cached in {cache_home()})", file=sys.stderr)
+                delete_unused(cache_home())
+
+        def on_end(self, event: event.Event) -> None:
+            pass
+
+    event.register("numba:compile", Compilations())
 
 
 def compiled_kernels() -> int:
     """How many kernels this process has compiled; those that were on disk do not count."""
-    return _compilations.count
+    return len(_compiled)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..operating_system.files import cache_home
 from . import host_cpu
 from .dot_products import byte_dots_instruction
-from .kernel_cache import cache_home
 from .permute import byte_lookup_instruction
 from .target import VARIABLE, Forms, Target, levels_here, target
 

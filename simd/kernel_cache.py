@@ -30,6 +30,7 @@ import numba
 from numba.core import caching
 from numba.core.serialize import dumps
 
+from ..operating_system.files import cache_home
 from .target import target
 
 ROOT = Path(__file__).parent.parent
@@ -39,12 +40,6 @@ _MODULE_FOLDER = re.compile(r"[\w.]+-[0-9a-f]{16}")
 _CHECKSUM_BYTES = 32
 # `from ..a.b import c, d`, over several lines in brackets. To parse every file would be a tenth of a short command's time.
 _RELATIVE = re.compile(r"^[ \t]*from[ ]+(\.+)([\w.]*)[ ]+import[ ]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
-
-
-def cache_home() -> Path:
-    """~/.cache/ggufmill; GGUFMILL_CACHE and XDG_CACHE_HOME are honoured."""
-    home = os.environ.get("GGUFMILL_CACHE")
-    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggufmill"
 
 
 # --- folders --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any
 from ...formats import FormatError, PlanError
 from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
-from ...simd.kernel_cache import cache_home
+from ...operating_system.files import cache_home
 from ..checkpoint import TOKENIZER_FILES
 from .http_ranges import Transport
 from .remote_shards import CONNECTIONS, Prefetcher, RemoteShard

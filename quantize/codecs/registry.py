@@ -1,5 +1,7 @@
 """Encoding and decoding rows of any tensor type: the registry of codecs, one module per family of types."""
 
+# What imports numba is imported where it is needed: most commands only ask for types here, and take less time than that import.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,9 +14,7 @@ import numpy as np
 
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
-from ...repack import pack, unpack
 from ..covariance.covariance import EFFORTS, Covariance
-from .importance import guard_importance
 
 if TYPE_CHECKING:
     from ..covariance.prepared import PreparedCovariance
@@ -154,13 +154,19 @@ def encode(
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
     if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
+        from .importance import guard_importance
+
         importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
     q = codec.encode(x, importance)
     if prepared is not None:
         from ..covariance.encode import refine
 
         q = refine(x, q, codec_type.name, prepared, effort)
-    return q if codec_type is tensor_type else pack(q, tensor_type.name, n)[0]
+    if codec_type is tensor_type:
+        return q
+    from ...repack import pack
+
+    return pack(q, tensor_type.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
@@ -179,6 +185,8 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     q = np.ascontiguousarray(q)
     codec_type = _codec_type(tensor_type)
     if codec_type is not tensor_type:
+        from ...repack import unpack
+
         q, _ = unpack(q, tensor_type.name, n)
     return _codec(codec_type.name).decode(q, n)
 

@@ -31,8 +31,13 @@ def test_an_edit_in_an_imported_file_is_not_served_stale(tmp_path, monkeypatch, 
     monkeypatch.setattr(kernel_cache, "ROOT", package)
 
     def folder():
-        kernel_cache.module_folder.cache_clear()
-        kernel_cache._imports.cache_clear()
+        for cached in (
+            kernel_cache.module_folder,
+            kernel_cache._imports,
+            kernel_cache._data_files,
+            kernel_cache._content_digest,
+        ):
+            cached.cache_clear()
         return kernel_cache.module_folder(package / "caller.py")
 
     before = folder()
