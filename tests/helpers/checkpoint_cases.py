@@ -181,6 +181,7 @@ BEYOND_LLAMA_CPP = {
     "minicpm3-long": "the published model's factors only",
     "starcoder2-window": "no windows in this architecture",
     "qwen3moe-unnormalised": "weights of experts always sum to one",
+    "qwen3next-dense": "experts in every layer",
     "qwen3next-odd": "every fourth layer has attention, weights of experts always sum to one, no biases",
     "qwen35-odd": "no biases, values of the size of keys only",
     "gemma2-scale": "another scale of the scores in models of the published sizes only",
@@ -194,6 +195,10 @@ BEYOND_LLAMA_CPP = {
     "ernie4_5-moe-interval": "experts in every layer behind the first ones",
 }
 COARSE_IN_LLAMA_CPP = ("gemma2", "gemma3", "starcoder2")  # gelu comes from a table of f16
+# It divides queries and keys by at least the norms' epsilon, which is 1e-6 in all published models; rounding errors of results
+# near zero are then scaled up.
+IN_LLAMA_CPP = {case: {"rms_norm_eps": 1e-6} for case in ("qwen3next", "qwen35", "qwen35-one", "qwen35moe")}
+COARSE_IN_LLAMA_CPP += tuple(IN_LLAMA_CPP)
 
 
 def oracle():
@@ -246,12 +251,14 @@ def save_tokenizer(path):
     tokenizer.save(str(path))
 
 
-def convert_case(case, folder):
-    """(tokens, logits of transformers for them, path of the GGUF) of a case's random model."""
+def convert_case(case, folder, changes=None):
+    """(tokens, logits of transformers for them, path of the GGUF) of a case's random model; changes: of its config."""
     torch, transformers = oracle()
     family, options, *layout = CASES[case]
     architecture = getattr(transformers, f"{family}ForCausalLM")
-    reference = randomise(architecture(architecture.config_class(**(COMMON | options), attn_implementation="eager")))
+    reference = randomise(
+        architecture(architecture.config_class(**(COMMON | options | (changes or {})), attn_implementation="eager"))
+    )
     tokens = np.random.default_rng(3).integers(3, COMMON["vocab_size"], LENGTH)
     with torch.no_grad():
         expected = reference(torch.tensor(tokens[None])).logits[0].numpy()

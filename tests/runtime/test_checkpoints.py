@@ -10,6 +10,7 @@ from checkpoint_cases import (
     COARSE_IN_LLAMA_CPP,
     COMMON,
     EXACT,
+    IN_LLAMA_CPP,
     LENGTH,
     TOLERANCE,
     convert_case,
@@ -51,7 +52,7 @@ def test_llama_cpp_computes_the_same(tmp_path, monkeypatch, case):
         return parameters
 
     monkeypatch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", plain)
-    tokens, expected, path = convert_case(case, tmp_path)
+    tokens, expected, path = convert_case(case, tmp_path, IN_LLAMA_CPP.get(case))
     f32 = llama_cpp.GGML_TYPE_F32
     options = {"n_ctx": 128, "n_threads": 1, "logits_all": True, "type_k": f32, "type_v": f32, "flash_attn": False}
     peer = llama_cpp.Llama(str(path), verbose=False, **options)
