@@ -140,4 +140,5 @@ def _is_missing(tensor_type: TensorType) -> bool:
 def _codec_source(tensor_type: TensorType) -> Path:
     """The module of a type's codec; of an interleaved type, its plain twin's."""
     codec = tensor_type.codec or TYPES.plain(tensor_type).codec
+    assert codec is not None
     return Path(codecs.__path__[0], *codec.split(".")).with_suffix(".py")

@@ -63,6 +63,21 @@ def test_importing_the_package_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_verbs_that_compute_nothing_do_not_import_numba(models, tmp_path):
+    """It takes longer to import than these take."""
+    code = f"""
+import sys, ggufmill
+model, folder = {str(models.q4)!r}, {str(tmp_path)!r}
+ggufmill.inspect_model(model)
+ggufmill.hash_model(model)
+ggufmill.plan_memory(model)
+ggufmill.list_recipes()
+ggufmill.split_model(model, folder + "/parts", split_max_size="1M")
+print([name for name in ("numba", "llvmlite") if name in sys.modules])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_without_optional_extras():
     """Every module of the library is importable where only the required packages are installed."""
     code = f"""
