@@ -15,7 +15,8 @@ from typing import Any
 from ..formats import PlanError, TensorType
 from .cache_layout import grouped_parts, latent_parts
 from .hparams import HParams
-from .models.attention import Heads, LatentHeads
+from .models.attention import Heads
+from .models.latent_attention import LatentHeads
 from .settings import Settings, check_latent, settings_from
 
 CPU = "CPU"

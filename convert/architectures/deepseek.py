@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2, GLM-4.7-Flash: multi-head latent attention (MLA), routed and shared experts.
+"""DeepSeek-V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5, Mistral Small 4: multi-head latent attention (MLA) and experts.
 
 Latent attention is written in one of three layouts, which differ in how kv_b_proj is stored and in the metadata of head counts
 and lengths: 'ik' (attn_kv_b, and also its parts attn_k_b and attn_v_b, 2-D), 'mainline' (only these parts, 3-D, with one
@@ -7,7 +7,7 @@ key-value head of the latent's width), 'legacy' (only attn_kv_b).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,12 @@ from ..rope import read_rope, rope_scaling_keys
 from ..tensor_transforms import kv_b_keys, kv_b_values
 from .decoder_spec import expert_stacks
 
-ARCHITECTURE = "deepseek2"
 GATING_FUNCTIONS = {"softmax": 1, "sigmoid": 2}
-V3_MODELS = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")  # with the defaults of V3's own code
+# with the defaults of V3's own code
+V3_MODELS = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+MISTRAL4_ROPE = {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
+MISTRAL4_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+MISTRAL4_DEFAULTS = {"norm_topk_prob": True, "rope_parameters": MISTRAL4_ROPE}
 PROJECTIONS = ("gate", "up", "down")
 
 
@@ -43,36 +46,107 @@ class LatentAttention:
     value_dim: int
 
 
+def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
+    """DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2. Raises FormatError for settings that cannot be converted."""
+    config.require("moe_layer_freq", 1, "experts in only some of the layers")
+    return _spec("deepseek2", config, mla_layout)
+
+
 def glm4_moe_lite(config: Config, mla_layout: str) -> ModelSpec:
     """GLM-4.7-Flash, whose layers are those of DeepSeek-V3. Raises FormatError for settings that cannot be converted."""
+    return _spec("deepseek2", _with_dense_layers(config, 1), mla_layout)
+
+
+def mistral4(config: Config, mla_layout: str) -> ModelSpec:
+    """Mistral Small 4: as DeepSeek-V2; the scores of queries grow with their position (llama_4_scaling_beta).
+
+    Raises FormatError for settings that cannot be converted.
+    """
+    config = config.with_defaults(MISTRAL4_DEFAULTS)
+    config.require("n_group", 1, "experts in groups")
+    spec = _spec("mistral4", config, mla_layout)
+    settings = read_rope(config).settings
+    if settings.number("llama_4_scaling_beta", 0.0):
+        length = settings.integer("original_max_position_embeddings")
+        spec.metadata.update(uint32_keys("mistral4", {"attention.temperature_length": length}))
+        spec.metadata["mistral4.attention.temperature_scale"] = np.float32(settings.number("llama_4_scaling_beta"))
+    return spec
+
+
+def deepseek32(config: Config, mla_layout: str) -> ModelSpec:
+    """DeepSeek-V3.2: as V3, with an indexer that selects the keys of long texts (DSA, arXiv:2512.02556)."""
+    return _with_indexer("deepseek32", _with_dense_layers(config, 3), mla_layout, lambda i: True)
+
+
+def glm_dsa(config: Config, mla_layout: str) -> ModelSpec:
+    """GLM-5: as DeepSeek-V3.2; layers may share the selection of an earlier one (indexer_types)."""
+    n_layers = config.count("num_hidden_layers")
+    types, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
+    if types is None and isinstance(pattern, str):
+        types = [{"F": "full", "S": "shared"}.get(letter) for letter in pattern]
+    elif types is None:
+        period, offset = max(config.integer("index_topk_freq", 1, minimum=0), 1), config.integer("index_skip_topk_offset", 2)
+        types = ["full" if max(i - offset + 1, 0) % period == 0 else "shared" for i in range(n_layers)]
+    if not isinstance(types, list) or len(types) != n_layers or set(types) - {"full", "shared"} or types[0] != "full":
+        raise config.error(f"indexer_types is {types!r:.80}; 'full' or 'shared' is needed for each layer, the first one full")
+    spec = _with_indexer("glm-dsa", _with_dense_layers(config, 3), mla_layout, lambda i: types[i] == "full")
+    if "shared" in types:
+        spec.metadata["glm-dsa.attention.indexer.types"] = np.array([t == "full" for t in types], bool)
+    return spec
+
+
+def _with_dense_layers(config: Config, default: int) -> Config:
+    """The config with first_k_dense_replace, which newer files say as mlp_layer_types."""
     types = config.get("mlp_layer_types")
-    dense = config.integer("first_k_dense_replace", 1, minimum=0)
+    dense = min(config.integer("first_k_dense_replace", default, minimum=0), config.integer("num_hidden_layers"))
     if isinstance(types, list):
-        dense = types.count("dense")
-        n_layers = config.count("num_hidden_layers")
+        dense, n_layers = types.count("dense"), config.count("num_hidden_layers")
         if types != ["dense"] * dense + ["sparse"] * (n_layers - dense):
             raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
-    return deepseek2(config.with_values({"first_k_dense_replace": dense}), mla_layout)
+    return config.with_values({"first_k_dense_replace": dense})
 
 
-def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
-    """All models with architecture deepseek2. Raises FormatError for settings that cannot be converted."""
+def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexer: Callable[[int], bool]) -> ModelSpec:
+    """has_indexer: layer number -> whether it has an indexer of its own."""
+    heads, width = config.integer("index_n_heads"), config.integer("index_head_dim")
+    config.integer("q_lora_rank")
+    keys = {"head_count": heads, "key_length": width, "top_k": config.integer("index_topk")}
+    spec = _spec(architecture, config, mla_layout)
+    spec.metadata.update(uint32_keys(architecture, {f"attention.indexer.{key}": value for key, value in keys.items()}))
+    hidden_size, q_rank = config.integer("hidden_size"), config.integer("q_lora_rank")
+    for i in range(config.count("num_hidden_layers")):
+        block, source = f"blk.{i}.indexer", f"model.layers.{i}.self_attn.indexer"
+        spec.tensors.extend(
+            TensorSpec(f"{block}.{name}", (f"{source}.{stored}",), shape)
+            for name, stored, shape in (
+                ("attn_q_b.weight", "wq_b.weight", (heads * width, q_rank)),
+                ("attn_k.weight", "wk.weight", (width, hidden_size)),
+                ("k_norm.weight", "k_norm.weight", (width,)),
+                ("k_norm.bias", "k_norm.bias", (width,)),
+                ("proj.weight", "weights_proj.weight", (heads, hidden_size)),
+            )
+            if has_indexer(i)
+        )
+    return spec
+
+
+def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
+    """What all models with this attention and these experts have."""
     notes: list[str] = []
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
         ("attention_bias", False, "biases in the attention"),
-        ("moe_layer_freq", 1, "experts in only some of the layers"),
         ("rope_interleave", True, "this order of rotary dimensions"),
         ("tie_word_embeddings", False, "an output tied to the embeddings"),
     ):
         config.require(key, supported, what)
     attention = latent_attention(config)
     rope = read_rope(config)
-    metadata = hparam_keys(ARCHITECTURE, config, rope)
-    metadata |= _attention_keys(attention, mla_layout)
-    metadata |= _expert_keys(config)
-    metadata |= uint32_keys(ARCHITECTURE, {"rope.dimension_count": attention.rope_dim})
-    metadata |= rope_scaling_keys(ARCHITECTURE, rope, notes)
+    metadata = hparam_keys(architecture, config, rope)
+    metadata |= _attention_keys(architecture, attention, mla_layout)
+    metadata |= _expert_keys(architecture, config)
+    metadata |= uint32_keys(architecture, {"rope.dimension_count": attention.rope_dim})
+    metadata |= rope_scaling_keys(architecture, rope, notes)
 
     n_layers = config.count("num_hidden_layers")
     skipped_prefixes = {
@@ -80,7 +154,7 @@ def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
         for i in range(config.count("num_nextn_predict_layers", 0, minimum=0))
     }
     tensors = list(_tensors(config, attention, mla_layout, n_layers))
-    return ModelSpec(ARCHITECTURE, metadata, tensors, config.integer("vocab_size"), skipped_prefixes, notes)
+    return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), skipped_prefixes, notes)
 
 
 def latent_attention(config: Config) -> LatentAttention:
@@ -92,7 +166,7 @@ def latent_attention(config: Config) -> LatentAttention:
     return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes)
 
 
-def _attention_keys(a: LatentAttention, mla_layout: str) -> dict[str, Any]:
+def _attention_keys(architecture: str, a: LatentAttention, mla_layout: str) -> dict[str, Any]:
     values = {"attention.q_lora_rank": a.q_rank} if a.q_rank else {}
     values["attention.kv_lora_rank"] = a.kv_rank
     if mla_layout == "mainline":
@@ -109,10 +183,10 @@ def _attention_keys(a: LatentAttention, mla_layout: str) -> dict[str, Any]:
             "attention.key_length": a.nope_dim + a.rope_dim,
             "attention.value_length": a.value_dim,
         }
-    return uint32_keys(ARCHITECTURE, values)
+    return uint32_keys(architecture, values)
 
 
-def _expert_keys(config: Config) -> dict[str, Any]:
+def _expert_keys(architecture: str, config: Config) -> dict[str, Any]:
     is_v3 = _is_v3(config)
     scoring = config.get("scoring_func", "sigmoid" if is_v3 else "softmax")
     if not isinstance(scoring, str) or scoring not in GATING_FUNCTIONS:
@@ -140,9 +214,9 @@ def _expert_keys(config: Config) -> dict[str, Any]:
         if used_groups > groups:
             raise config.error(f"topk_group is {used_groups}, more than n_group, which is {groups}")
         values |= {"expert_group_count": groups, "expert_group_used_count": used_groups}
-    return uint32_keys(ARCHITECTURE, values) | {
-        f"{ARCHITECTURE}.expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0, positive=True)),
-        f"{ARCHITECTURE}.expert_weights_norm": config.flag("norm_topk_prob", is_v3),
+    return uint32_keys(architecture, values) | {
+        f"{architecture}.expert_weights_scale": np.float32(config.number("routed_scaling_factor", 1.0, positive=True)),
+        f"{architecture}.expert_weights_norm": config.flag("norm_topk_prob", is_v3),
     }
 
 

@@ -144,7 +144,15 @@ class GraphBuilder:
         return self.append(ops.Attention(self.value(q.shape[0], v.shape[1]), q, k, v, layer, scale, **options))
 
     def latent_attention(
-        self, q: Value, latent: Value, k_pe: Value, layer: int, scale: float, v_width: int, prefix: str
+        self,
+        q: Value,
+        latent: Value,
+        k_pe: Value,
+        layer: int,
+        scale: float,
+        v_width: int,
+        prefix: str,
+        selection: Value | None = None,
     ) -> Value:
         """prefix: of the tensors kv_b, k_b and v_b, of which kv_b has to be there, or the other two."""
         (heads, width), (rank,), (rope,) = q.shape, latent.shape, k_pe.shape
@@ -157,7 +165,12 @@ class GraphBuilder:
             raise FormatError(f"{self.source.path}: {prefix}kv_b.weight is missing, and so is {prefix}k_b or {prefix}v_b")
         self.cache.append(CacheSpec(layer, "latent", 1, rank + rope))
         out = self.value(heads, v_width)
-        return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b))
+        return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b, selection))
+
+    def select_keys(self, q: Value, k: Value, factors: Value, layer: int, top_k: int) -> Value:
+        self._fit(q.shape == (*factors.shape, *k.shape), f"an indexer of queries {q.shape}, key {k.shape}, {factors.shape}")
+        self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
+        return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k))
 
     def short_convolution(self, x: Value, name: str, layer: int) -> Value:
         (channels,), kernel = x.shape, self.shape(f"{name}.weight")[0]

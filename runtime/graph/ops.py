@@ -186,6 +186,7 @@ class LatentAttention(Op):
     k_b, v_b  K_h transposed and V_h, as one 2D tensor each (ik_llama.cpp) or 3D with a matrix per head (llama.cpp); or None.
               kv_b, or both of these, are there
     prefix    of these tensors' names ("blk.0.attn_")
+    selection  the keys that each query sees, of `SelectKeys`; None: all
     """
 
     q: Value
@@ -198,6 +199,7 @@ class LatentAttention(Op):
     kv_b: Weight | None = None
     k_b: Weight | None = None
     v_b: Weight | None = None
+    selection: Value | None = None
 
     @property
     def nope(self) -> int:
@@ -213,6 +215,23 @@ class LatentAttention(Op):
         k_b = self.k_b or Weight(f"{prefix}k_b.weight", (self.nope, rank, heads))
         v_b = self.v_b or Weight(f"{prefix}v_b.weight", (rank, self.v_width, heads))
         return kv_b, k_b, v_b
+
+
+@dataclass(frozen=True)
+class SelectKeys(Op):
+    """The positions of the top_k keys that a token's queries should see (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+
+    Appends k to the cache of `layer`. The score of a key is the sum over heads of factor * max(0, q . k).
+
+    q (heads, width), k (width,), both rotated; factors (heads,) -> (top_k,): positions in any order, as float32; where there
+    are at most top_k keys, so that all are seen, -1 comes first
+    """
+
+    q: Value
+    k: Value
+    factors: Value
+    layer: int
+    top_k: int
 
 
 @dataclass(frozen=True)
@@ -365,7 +384,7 @@ class SoftCap(Op):
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v' or 'latent'."""
+    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v', 'latent' or 'index_k'."""
 
     layer: int
     name: str
@@ -383,7 +402,7 @@ class StateSpec:
 
 
 OPS: tuple[type[Op], ...] = (
-    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, ShortConvolution, GatedDeltaRule),
-    *(Activation, GatedActivation, Route, ExpertLinear, CombineExperts, SigmoidGate),
+    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, SelectKeys),
+    *(ShortConvolution, GatedDeltaRule, Activation, GatedActivation, Route, ExpertLinear, CombineExperts, SigmoidGate),
     *(Add, Scale, ScaleByPosition, SoftCap),
 )

@@ -15,8 +15,8 @@ Build = Callable[[TensorSource, HParams, int | None], Graph]
 # general.architecture -> what builds its graph
 ARCHITECTURES: dict[str, Build] = {
     **dict.fromkeys(VARIANTS, llama.build),
-    **dict.fromkeys(("deepseek2", "minicpm3"), deepseek2.build),
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), qwen3next.build),
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3"), deepseek2.build),
 }
 
 

@@ -9,7 +9,6 @@ from ...formats import FormatError
 from ..graph import GraphBuilder, Value
 from ..graph.ops import RotaryEmbedding, Temperature
 from ..hparams import HParams
-from .rotary import rotated_dims
 
 
 @dataclass(frozen=True)
@@ -104,52 +103,3 @@ def temperature_of(hparams: HParams) -> Temperature | None:
     has_length = hparams.int("attention.temperature_length", 0) > 0
     key = "attention.temperature_length" if has_length else "rope.scaling.original_context_length"
     return Temperature(scale, hparams.size(key))
-
-
-@dataclass(frozen=True)
-class LatentHeads:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.2): n heads whose keys and values come from one
-    latent of `rank` numbers per token.
-
-    nope, rope  elements of a query or key that are not rotated, and that are
-    v_width     elements of a value
-    q_rank      size of the latent that queries come from; 0: they come from the input
-    """
-
-    n: int
-    nope: int
-    rope: int
-    v_width: int
-    rank: int
-    q_rank: int
-
-    @classmethod
-    def of(cls, hparams: HParams) -> LatentHeads:
-        """In the layout of llama.cpp key_length and value_length are those of the latents, and those of heads have keys with
-        _mla. Raises FormatError for heads without elements that are not rotated."""
-        k_key, v_key = (f"attention.{part}_length" for part in ("key", "value"))
-        width = hparams.size(f"{k_key}_mla" if f"{k_key}_mla" in hparams else k_key)
-        rope = rotated_dims(hparams, width)
-        if rope == width:
-            raise FormatError(f"{hparams.path}: heads of {width} elements cannot have {rope} rotated ones and others")
-        v_width = hparams.size(f"{v_key}_mla" if f"{v_key}_mla" in hparams else v_key)
-        n, q_rank = hparams.size("attention.head_count"), hparams.size("attention.q_lora_rank", 0, 0)
-        return cls(n, width - rope, rope, v_width, hparams.size("attention.kv_lora_rank"), q_rank)
-
-
-def latent_attention(
-    graph: GraphBuilder, x: Value, layer: int, heads: LatentHeads, *, scale: float, epsilon: float, rope: RotaryEmbedding
-) -> Value:
-    """From the tensors blk.N.attn_{q_a,q_a_norm,q_b}, or attn_q; attn_{kv_a_mqa,kv_a_norm,output}; attn_kv_b, or
-    attn_{k_b,v_b}."""
-    prefix, q_rows = f"blk.{layer}.attn_", heads.n * (heads.nope + heads.rope)
-    if heads.q_rank:
-        q_latent = graph.norm(graph.linear(x, f"{prefix}q_a", heads.q_rank), f"{prefix}q_a_norm", epsilon)
-        q = graph.linear(q_latent, f"{prefix}q_b", q_rows)
-    else:
-        q = graph.linear(x, f"{prefix}q", q_rows)
-    q = graph.rope(graph.reshape(q, heads.n, heads.nope + heads.rope), rope, start=heads.nope)
-    latent, k_pe = graph.split(graph.linear(x, f"{prefix}kv_a_mqa", heads.rank + heads.rope), heads.rank, heads.rope)
-    latent = graph.norm(latent, f"{prefix}kv_a_norm", epsilon)
-    out = graph.latent_attention(q, latent, graph.rope(k_pe, rope), layer, scale, heads.v_width, prefix)
-    return graph.linear(out, f"{prefix}output", x.shape[0])

@@ -1,32 +1,50 @@
-"""Models with latent attention: deepseek2 (DeepSeek V2, V3, R1, Kimi K2), with a mixture of experts, and minicpm3."""
+"""Models with latent attention: deepseek2 (DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash), mistral4, and with sparse attention
+deepseek32 and glm-dsa, all with a mixture of experts; and minicpm3."""
 
 from __future__ import annotations
 
 from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder
 from ..hparams import HParams, n_layers
-from .attention import LatentHeads, latent_attention
-from .feed_forward import feed_forward
+from .attention import temperature_of
+from .feed_forward import SIGMOID, feed_forward
+from .latent_attention import Indexer, LatentHeads, latent_attention
 from .rotary import frequency_factors, rotary_embedding, yarn_mscale
+
+NORMALISED = {"expert_weights_norm": True}
+DEFAULTS = {"mistral4": NORMALISED, "glm-dsa": NORMALISED | {"expert_gating_func": SIGMOID}}
 
 
 def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
-    is_deepseek = hparams.architecture == "deepseek2"
-    hparams = hparams if is_deepseek else hparams.with_defaults(_minicpm3(hparams))
-    graph, heads = GraphBuilder(source), LatentHeads.of(hparams)
+    is_minicpm = hparams.architecture == "minicpm3"
+    hparams = hparams.with_defaults(_minicpm3(hparams) if is_minicpm else DEFAULTS.get(hparams.architecture, {}))
+    graph, heads, indexer = GraphBuilder(source), LatentHeads.of(hparams), Indexer.of(hparams)
     n_embd, epsilon = hparams.size("embedding_length"), hparams.float("attention.layer_norm_rms_epsilon")
     factors = frequency_factors(graph, hparams, heads.rope, n_ctx)
-    rope = rotary_embedding(hparams, heads.rope, interleaved=is_deepseek, factors=factors)
+    rope = rotary_embedding(hparams, heads.rope, interleaved=not is_minicpm, factors=factors)
     scale = (heads.nope + heads.rope) ** -0.5
     if "rope.scaling.yarn_log_multiplier" in hparams:
         scale *= yarn_mscale(hparams.float("rope.scaling.factor"), hparams.float("rope.scaling.yarn_log_multiplier")) ** 2
+    temperature, selection = temperature_of(hparams), None
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
 
     x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
     for layer in range(n_layers(hparams)):
         h = graph.norm(x, f"blk.{layer}.attn_norm", epsilon)
-        x = graph.add(x, latent_attention(graph, h, layer, heads, scale=scale, epsilon=epsilon, rope=rope), residual_scale)
+        attended, selection = latent_attention(
+            graph,
+            h,
+            layer,
+            heads,
+            scale=scale,
+            epsilon=epsilon,
+            rope=rope,
+            temperature=temperature,
+            indexer=indexer,
+            selection=selection,
+        )
+        x = graph.add(x, attended, residual_scale)
         h = graph.norm(x, f"blk.{layer}.ffn_norm", epsilon)
         x = graph.add(x, feed_forward(graph, hparams, layer, h), residual_scale)
         graph.end_layer(x)

@@ -63,6 +63,10 @@ GLM_GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "n_shar
 GLM_GROUPS |= {"use_qk_norm": False, "attention_bias": False, "routed_scaling_factor": 2.5}
 FLASH = {key: value for key, value in DEEPSEEK.items() if key not in ("first_k_dense_replace", "topk_group")}
 FLASH |= {"q_lora_rank": 48, "v_head_dim": 40, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "rope_parameters": PLAIN}
+MISTRAL4 = {key: value for key, value in DEEPSEEK.items() if key != "topk_group"} | {"q_lora_rank": 48, "n_shared_experts": 1}
+MISTRAL4_ROPE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+MISTRAL4_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+V32 = DEEPSEEK | V3 | {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 32, "n_shared_experts": 1}
 GPT_OSS = WINDOW | {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
 ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
@@ -131,6 +135,12 @@ CASES = {
     "v3-mainline": ("DeepseekV3", DEEPSEEK | V3, "mainline"),
     "v3-legacy": ("DeepseekV3", DEEPSEEK | V3, "legacy"),
     "kimi-k2": ("DeepseekV3", DEEPSEEK | KIMI | {"rope_parameters": KIMI_ROPE}),
+    "mistral4": ("Mistral4", MISTRAL4 | {"rope_parameters": MISTRAL4_ROPE}, "mainline"),
+    "mistral4-dense": ("Mistral4", MISTRAL4 | {"first_k_dense_replace": 2, "rope_parameters": MISTRAL4_ROPE}),
+    "deepseek32": ("DeepseekV32", V32, "mainline"),
+    "deepseek32-ik": ("DeepseekV32", V32 | {"index_topk": 512}),
+    "glm-dsa": ("GlmMoeDsa", V32 | {"n_group": 1, "topk_group": 1, "rope_parameters": PLAIN}, "mainline"),
+    "glm-dsa-shared": ("GlmMoeDsa", V32 | {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "rope_parameters": PLAIN | HALF}),
     "glm4-whole": ("Glm4", TIED | {"head_dim": 24, "attention_bias": False, "rope_parameters": PLAIN | WHOLE_HEAD}),
     "glm4moe": ("Glm4Moe", GLM),
@@ -190,6 +200,9 @@ BEYOND_LLAMA_CPP = {
     "v2-lite": "not in this layout",
     "v3": "not in this layout",
     "kimi-k2": "not in this layout",
+    "mistral4-dense": "not in this layout",
+    "deepseek32-ik": "not in this layout",
+    "glm-dsa-shared": "not in this layout",
     "glm4-moe-lite-ik": "not in this layout",
     "gpt-oss": "yarn's ramp begins and ends at whole pairs",
     "ernie4_5-moe-interval": "experts in every layer behind the first ones",

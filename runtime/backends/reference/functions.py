@@ -133,17 +133,23 @@ def _for_each_head(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _attention_weights(
-    q: np.ndarray, keys: np.ndarray, scale: float, window: int = 0, softcap: float = 0.0, sinks: np.ndarray | None = None
+    q: np.ndarray,
+    keys: np.ndarray,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
+    hidden: np.ndarray | None = None,
 ) -> np.ndarray:
     """Causal softmax of the scores of the last n tokens' queries [n, heads, width] over keys [m, kv heads, width]:
-    [heads, n, m]."""
+    [heads, n, m]. hidden: bool [n, m], keys that are not seen besides."""
     n, heads, m = q.shape[0], q.shape[1], len(keys)
     scores = np.einsum("nhw,mhw->hnm", q, _for_each_head(keys, heads)) * np.float32(scale)
     if softcap:
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     distance = np.arange(m - n, m)[:, None] - np.arange(m)
-    hidden = (distance < 0) | (distance >= window) if window else distance < 0
-    scores[:, hidden] = -np.inf
+    unseen = (distance < 0) | (distance >= window) if window else distance < 0
+    scores[:, unseen if hidden is None else unseen | hidden] = -np.inf
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
     scores = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -162,6 +168,7 @@ def latent_attention(
     kv_b: np.ndarray | None,
     k_b: np.ndarray | None,
     v_b: np.ndarray | None,
+    selection: np.ndarray | None,
 ) -> np.ndarray:
     (n, heads, width), rank = q.shape, latent.shape[1]
     nope = width - k_pe.shape[1]
@@ -182,7 +189,8 @@ def latent_attention(
             ],
             axis=2,
         )
-        weighted[rows] = np.einsum("hnm,mr->nhr", _attention_weights(q[rows], keys, scale), latents)
+        hidden = None if selection is None else _not_selected(selection[rows], len(keys))
+        weighted[rows] = np.einsum("hnm,mr->nhr", _attention_weights(q[rows], keys, scale, hidden=hidden), latents)
     if observing := step.observing():
         observer, op = observing
         assert isinstance(op, ops.LatentAttention)
@@ -233,6 +241,27 @@ def gated_delta_rule(
             states.append(state)
         cache.append(layer, "delta", np.array(states))
     return out * np.float32(k.shape[2] ** -0.5)
+
+
+def _not_selected(selection: np.ndarray, m: int) -> np.ndarray:
+    """Positions [n, top_k] -> bool [n, m]; none where the first is -1."""
+    hidden = selection[:, :1] >= 0 if m else np.zeros((len(selection), 0), bool)
+    hidden = np.repeat(hidden, m, axis=1)
+    for row, chosen in zip(hidden, selection, strict=True):
+        row[chosen[chosen >= 0].astype(np.int64)] = False
+    return hidden
+
+
+def select_keys(step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, layer: int, top_k: int) -> np.ndarray:
+    out = np.full((len(q), top_k), -1, np.float32)
+    for cache, rows in step.segments:
+        keys = cache.append(layer, "index_k", k[rows])
+        for at in range(rows.start, rows.stop):
+            position = step.positions[at]
+            if position >= top_k:
+                scores = factors[at] @ np.maximum(q[at] @ keys[: position + 1].T, 0)
+                out[at] = np.argpartition(-scores, top_k)[:top_k]
+    return out
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -352,6 +381,7 @@ _BY_CLASS = {
     ops.LatentAttention: latent_attention,
     ops.ShortConvolution: short_convolution,
     ops.GatedDeltaRule: gated_delta_rule,
+    ops.SelectKeys: select_keys,
     ops.Activation: activation,
     ops.GatedActivation: gated_activation,
     ops.Route: route,

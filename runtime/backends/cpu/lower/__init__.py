@@ -29,6 +29,7 @@ from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
 from .recurrent import GatedDeltaRuleStep, ShortConvolutionStep
+from .sparse_attention import SelectKeysStep
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -47,6 +48,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Rope: RopeStep,
     o.Scale: ScaleStep,
     o.ScaleByPosition: ScaleByPositionStep,
+    o.SelectKeys: SelectKeysStep,
     o.ShortConvolution: ShortConvolutionStep,
     o.SigmoidGate: SigmoidGateStep,
     o.SoftCap: SoftCapStep,
@@ -63,7 +65,9 @@ SUPPORT: Support = {
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},
     o.GatedDeltaRule: dict.fromkeys(("q", "k", "v", "alpha", "beta", "decay", "alpha_bias", "layer", "tiled", "epsilon")),
-    o.LatentAttention: dict.fromkeys(("q", "latent", "k_pe", "layer", "scale", "v_width", "prefix", "kv_b", "k_b", "v_b")),
+    o.LatentAttention: dict.fromkeys(
+        ("q", "latent", "k_pe", "layer", "scale", "v_width", "prefix", "kv_b", "k_b", "v_b", "selection")
+    ),
     o.Linear: dict.fromkeys(("x", "weight", "bias")),
     o.Norm: {"x": None, "weight": None, "epsilon": None, "bias": None, "kind": ("rms", "layer"), "over": ("last", "all")},
     o.Reshape: dict.fromkeys(("x",)),
@@ -75,6 +79,7 @@ SUPPORT: Support = {
     o.Scale: dict.fromkeys(("x", "factor")),
     o.ScaleByPosition: dict.fromkeys(("x", "temperature")),
     o.ShortConvolution: dict.fromkeys(("x", "weight", "layer")),
+    o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),

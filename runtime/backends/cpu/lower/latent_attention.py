@@ -26,6 +26,7 @@ from .elementwise import heads_partition
 from .latent_batch import LatentBatch
 from .linear import multiply
 from .products import gemv_inputs, gemv_task
+from .sparse_attention import attend_selected
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -55,10 +56,15 @@ class LatentAttentionStep(Step):
                     )
                 out.write_cache(op.layer, "kv", row)
                 out.call(batch.observe)
-            return
-        out.write_cache(op.layer, "kv", row)
+        else:
+            self._over_latents(out, q, row, result, batch, is_observed)
+        if op.selection is not None:
+            attend_selected(self, out, q, result, out.view(op.selection))
+
+    def _over_latents(self, out: Pass, q: View, row: View, result: View, batch: LatentBatch, is_observed: bool) -> None:
+        out.write_cache(self.op.layer, "kv", row)
         if self.mode == 1:
-            out.write_cache(op.layer, "v", row.columns(0, s.rank))
+            out.write_cache(self.op.layer, "v", row.columns(0, self.shape.rank))
         if self._is_static(out, is_observed):
             self._absorb(out, q, result)
         else:

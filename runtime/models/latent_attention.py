@@ -1,0 +1,113 @@
+"""Multi-head latent attention and the indexer of sparse attention, from the normalised input of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...formats import FormatError
+from ..graph import GraphBuilder, Value
+from ..graph.ops import RotaryEmbedding, Temperature
+from ..hparams import HParams
+from .rotary import rotated_dims
+
+INDEXER_EPSILON = 1e-6  # of the norm of its keys; the metadata does not say it
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.2): n heads whose keys and values come from one
+    latent of `rank` numbers per token.
+
+    nope, rope  elements of a query or key that are not rotated, and that are
+    v_width     elements of a value
+    q_rank      size of the latent that queries come from; 0: they come from the input
+    """
+
+    n: int
+    nope: int
+    rope: int
+    v_width: int
+    rank: int
+    q_rank: int
+
+    @classmethod
+    def of(cls, hparams: HParams) -> LatentHeads:
+        """In the layout of llama.cpp key_length and value_length are those of the latents, and those of heads have keys with
+        _mla. Raises FormatError for heads without elements that are not rotated."""
+        k_key, v_key = (f"attention.{part}_length" for part in ("key", "value"))
+        width = hparams.size(f"{k_key}_mla" if f"{k_key}_mla" in hparams else k_key)
+        rope = rotated_dims(hparams, width)
+        if rope == width:
+            raise FormatError(f"{hparams.path}: heads of {width} elements cannot have {rope} rotated ones and others")
+        v_width = hparams.size(f"{v_key}_mla" if f"{v_key}_mla" in hparams else v_key)
+        n, q_rank = hparams.size("attention.head_count"), hparams.size("attention.q_lora_rank", 0, 0)
+        return cls(n, width - rope, rope, v_width, hparams.size("attention.kv_lora_rank"), q_rank)
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """DeepSeek Sparse Attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1): which top_k keys each query sees.
+
+    heads, width  of its queries; one key of that width per token
+    interleaved   whether it rotates neighbouring elements, as GLM-5 does
+    """
+
+    heads: int
+    width: int
+    top_k: int
+    interleaved: bool
+
+    @classmethod
+    def of(cls, hparams: HParams) -> Indexer | None:
+        """None where the metadata has no attention.indexer.* keys."""
+        prefix = "attention.indexer."
+        if f"{prefix}top_k" not in hparams:
+            return None
+        sizes = (hparams.size(prefix + key) for key in ("head_count", "key_length", "top_k"))
+        return cls(*sizes, hparams.architecture == "glm-dsa")
+
+
+def latent_attention(
+    graph: GraphBuilder,
+    x: Value,
+    layer: int,
+    heads: LatentHeads,
+    *,
+    scale: float,
+    epsilon: float,
+    rope: RotaryEmbedding,
+    temperature: Temperature | None = None,
+    indexer: Indexer | None = None,
+    selection: Value | None = None,
+) -> tuple[Value, Value | None]:
+    """From the tensors blk.N.attn_{q_a,q_a_norm,q_b}, or attn_q; attn_{kv_a_mqa,kv_a_norm,output}; attn_kv_b, or
+    attn_{k_b,v_b}. Returns the result, and which keys were seen (None: all).
+
+    temperature  of the queries
+    selection    of the layer before, for a layer without an indexer of its own
+    """
+    prefix, q_rows = f"blk.{layer}.attn_", heads.n * (heads.nope + heads.rope)
+    q_latent = x
+    if heads.q_rank:
+        q_latent = graph.norm(graph.linear(x, f"{prefix}q_a", heads.q_rank), f"{prefix}q_a_norm", epsilon)
+        q = graph.linear(q_latent, f"{prefix}q_b", q_rows)
+    else:
+        q = graph.linear(x, f"{prefix}q", q_rows)
+    if indexer is not None and f"blk.{layer}.indexer.attn_k.weight" in graph:
+        selection = _select(graph, x, q_latent, layer, indexer, rope)
+    q = graph.rope(graph.reshape(q, heads.n, heads.nope + heads.rope), rope, start=heads.nope)
+    q = graph.scale_by_position(q, temperature)
+    latent, k_pe = graph.split(graph.linear(x, f"{prefix}kv_a_mqa", heads.rank + heads.rope), heads.rank, heads.rope)
+    latent = graph.norm(latent, f"{prefix}kv_a_norm", epsilon)
+    out = graph.latent_attention(q, latent, graph.rope(k_pe, rope), layer, scale, heads.v_width, prefix, selection)
+    return graph.linear(out, f"{prefix}output", x.shape[0]), selection
+
+
+def _select(graph: GraphBuilder, x: Value, q_latent: Value, layer: int, indexer: Indexer, rope: RotaryEmbedding) -> Value:
+    """From the tensors blk.N.indexer.{attn_q_b,attn_k,k_norm,proj}."""
+    prefix = f"blk.{layer}.indexer."
+    rope = replace(rope, interleaved=indexer.interleaved)
+    q = graph.reshape(graph.linear(q_latent, f"{prefix}attn_q_b", indexer.heads * indexer.width), indexer.heads, indexer.width)
+    k = graph.norm(graph.linear(x, f"{prefix}attn_k", indexer.width), f"{prefix}k_norm", INDEXER_EPSILON, kind="layer")
+    factors = graph.linear(x, f"{prefix}proj", indexer.heads)
+    return graph.select_keys(graph.rope(q, rope), graph.rope(k, rope), factors, layer, indexer.top_k)
