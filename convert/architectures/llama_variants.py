@@ -1,4 +1,4 @@
-"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2, Phi 3 to 4, GLM-4-0414.
+"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2 and 3, Phi 3 to 4, GLM-4-0414, Arcee.
 
 All raise FormatError for settings that cannot be converted.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..rope import LONGROPE
-from .decoder_spec import DecoderSpec, LayerTensor
+from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 # metadata key -> key of config.json
 GRANITE_FACTORS = {
@@ -68,10 +68,14 @@ def seed_oss(config: Config, mla_layout: str) -> ModelSpec:
 
 def olmo2(config: Config, mla_layout: str) -> ModelSpec:
     """OLMo 2: norms after the blocks instead of before, queries and keys normalised over all heads together."""
-    config.require("hidden_act", "silu", "this activation")
-    config.require("attention_bias", False, "biases in the attention")
     spec = DecoderSpec("olmo2", config)
-    layer = [
+    return spec.build(_olmo2_layer(spec))
+
+
+def _olmo2_layer(spec: DecoderSpec) -> list[LayerTensor]:
+    spec.config.require("hidden_act", "silu", "this activation")
+    spec.config.require("attention_bias", False, "biases in the attention")
+    return [
         *spec.attention(),
         spec.norm("attn_q_norm", "self_attn.q_norm", spec.n_heads * spec.head_dim),
         spec.norm("attn_k_norm", "self_attn.k_norm", spec.n_kv_heads * spec.head_dim),
@@ -79,7 +83,6 @@ def olmo2(config: Config, mla_layout: str) -> ModelSpec:
         *spec.gated_mlp(),
         spec.norm("post_ffw_norm", "post_feedforward_layernorm"),
     ]
-    return spec.build(layer)
 
 
 def phi3(config: Config, mla_layout: str) -> ModelSpec:
@@ -122,3 +125,33 @@ def glm4(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("post_ffw_norm", "post_mlp_layernorm"),
     ]
     return spec.build(layer)
+
+
+def arcee(config: Config, mla_layout: str) -> ModelSpec:
+    """Arcee (AFM): a Llama whose feed-forward block has no gate, and squared ReLU."""
+    config.require("hidden_act", "relu2", "this activation")
+    spec = DecoderSpec("arcee", config)
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    shape = (spec.intermediate_size, spec.hidden_size)
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(permute=True, bias=bias, output_bias=bias),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *linear("ffn_up", "mlp.up_proj", shape, bias=mlp_bias),
+        *linear("ffn_down", "mlp.down_proj", shape[::-1], bias=mlp_bias),
+    ]
+    return spec.build(layer)
+
+
+def olmo3(config: Config, mla_layout: str) -> ModelSpec:
+    """OLMo 3: as OLMo 2, with local layers, whose rotation is not scaled."""
+    parameters = config.get("rope_parameters")
+    rope = config
+    if isinstance(parameters, dict) and isinstance(parameters.get("full_attention"), dict):
+        local = Config(config.path, parameters.get("sliding_attention") or {})
+        local.require("rope_type", "default", "rotary scaling of local layers")
+        rope = config.with_values({"rope_parameters": parameters["full_attention"]})
+        local.require("rope_theta", parameters["full_attention"].get("rope_theta"), "another base for local layers")
+    spec = DecoderSpec("olmo2", config, rope=rope.with_defaults({"rope_theta": 500000.0}))
+    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % 4 != 0))
+    return spec.build(_olmo2_layer(spec))

@@ -88,5 +88,5 @@ def _rotary_embeddings(
     rope = rotary_embedding(hparams, dims, variant.interleaved, frequency_factors(graph, hparams, dims, n_ctx))
     if not variant.local_rope:
         return rope, rope
-    frequencies = plain_frequencies(hparams.positive("rope.freq_base_swa"), dims)
+    frequencies = plain_frequencies(hparams.positive("rope.freq_base_swa", hparams.float("rope.freq_base", 10000.0)), dims)
     return rope, RotaryEmbedding(frequencies, interleaved=variant.interleaved)

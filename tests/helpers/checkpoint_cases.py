@@ -66,7 +66,7 @@ FLASH |= {"q_lora_rank": 48, "v_head_dim": 40, "n_shared_experts": 1, "routed_sc
 MISTRAL4 = {key: value for key, value in DEEPSEEK.items() if key != "topk_group"} | {"q_lora_rank": 48, "n_shared_experts": 1}
 MISTRAL4_ROPE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
 MISTRAL4_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0}
-V32 = DEEPSEEK | V3 | {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 32, "n_shared_experts": 1}
+V32 = DEEPSEEK | V3 | {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 128, "n_shared_experts": 1}
 GPT_OSS = WINDOW | {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 3}
 GPT_OSS_ROPE = YARN | {"rope_theta": 150000.0, "factor": 32.0}
 ERNIE_MOE = {"moe_intermediate_size": 40, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
@@ -93,6 +93,10 @@ DELTA_EXPERTS = DELTA | EXPERTS | {"shared_expert_intermediate_size": 56}
 DELTA_ODD = {"linear_conv_kernel_dim": 3, "linear_num_value_heads": 6, "linear_value_head_dim": 24, "attention_bias": True}
 DELTA_ODD |= {"layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"]}
 MROPE = PLAIN | {"rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+OLMO3 = WINDOW | {"num_hidden_layers": 5}
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 2}
+EXAONE_MOE = WINDOW | {"num_hidden_layers": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+EXAONE_MOE |= {"num_shared_experts": 2, "rope_parameters": PLAIN}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
 # case -> (class of transformers without ForCausalLM, config besides COMMON[, MLA layout])
@@ -164,6 +168,14 @@ CASES = {
     "command-r-plus": ("Cohere", TIED | {"use_qk_norm": True, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", TIED | WINDOW | {"num_hidden_layers": 5, "logit_scale": 0.5, "rope_parameters": PLAIN}),
     "olmo2": ("Olmo2", {"rope_parameters": PLAIN}),
+    "olmo3": ("Olmo3", OLMO3 | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}}),
+    "olmoe": ("Olmoe", OLMOE | {"num_key_value_heads": 4, "rope_parameters": PLAIN}),
+    "olmoe-normalised": ("Olmoe", TIED | OLMOE | {"norm_topk_prob": True}),
+    "arcee": ("Arcee", {"rope_parameters": YARN}),
+    "arcee-biases": ("Arcee", TIED | {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "granitemoe": ("GraniteMoe", TIED | GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "exaone-moe": ("ExaoneMoe", EXAONE_MOE),
+    "exaone-moe-groups": ("ExaoneMoe", EXAONE_MOE | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["sparse"] * 5}),
     "granite": ("Granite", TIED | GRANITE | {"rope_parameters": PLAIN}),
     "minicpm3": ("MiniCPM3", MINICPM | {"rope_parameters": PLAIN}),
     "minicpm3-long": ("MiniCPM3", MINICPM | {"scale_emb": 3.0, "scale_depth": 0.9, "rope_parameters": LONG}),
@@ -196,6 +208,8 @@ BEYOND_LLAMA_CPP = {
     "qwen35-odd": "no biases, values of the size of keys only",
     "gemma2-scale": "another scale of the scores in models of the published sizes only",
     "gemma3-pattern": "one pattern, and one scale of the scores",
+    "olmoe-normalised": "as many key heads as query heads",
+    "arcee-biases": "no biases in this architecture",
     "v2-groups": "experts are not limited to groups",
     "v2-lite": "not in this layout",
     "v3": "not in this layout",

@@ -7,6 +7,7 @@ from checkpoint_cases import (
     COMMON,
     ERNIE_MOE,
     EXACT,
+    GLM,
     LENGTH,
     LLAMA3,
     LONG,
@@ -89,6 +90,36 @@ def test_bailing_is_an_ernie_in_another_order(tmp_path, write_checkpoint):
     config = COMMON | {"architectures": ["BailingMoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3}
     config |= {"num_shared_experts": 2, "moe_intermediate_size": 40, "norm_topk_prob": True, "rope_theta": 10000.0}
     model = load_model(open_source(write_checkpoint(tmp_path / "bailing", config, found)), **EXACT)
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+
+
+def test_ling_2_is_a_glm_under_other_names(tmp_path, write_checkpoint):
+    """transformers has no Bailing of the second kind: its code is beside the models."""
+    options = GLM | {
+        "attention_bias": False,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+    }
+    tokens, expected, tensors = other_model("Glm4Moe", options)
+    names = {"model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense"}
+    names |= {"self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm"}
+    names |= {"mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias"}
+    stored = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        if "self_attn" not in name:
+            stored[name] = tensor
+    for i in range(3):
+        parts = [tensors[f"model.layers.{i}.self_attn.{p}_proj.weight"] for p in "qkv"]
+        stored[f"model.layers.{i}.attention.query_key_value.weight"] = np.concatenate(parts)
+    config = COMMON | {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 8, "num_experts_per_tok": 3, "head_dim": 32}
+    config |= {"num_shared_experts": 1, "moe_intermediate_size": 40, "norm_topk_prob": True, "rope_theta": 10000.0}
+    config |= {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    config |= {"score_function": "sigmoid", "use_qk_norm": True, "partial_rotary_factor": 0.5}
+    model = load_model(open_source(write_checkpoint(tmp_path / "ling", config, stored)), **EXACT)
     assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
 
 

@@ -1,0 +1,135 @@
+"""Mixtures of experts that differ from a dense family in little: Ling 2, OLMoE, EXAONE MoE, Granite MoE.
+
+All raise FormatError for settings that cannot be converted. Layers for multi-token prediction after the last one are left out.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..model_spec import ModelSpec
+from ..tensor_transforms import expert_half, expert_rows, unchanged
+from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
+from .llama_variants import GRANITE_FACTORS
+from .mixtures import BAILING_NAMES
+
+SOFTMAX_GATING = 1
+GATINGS = {"softmax": SOFTMAX_GATING, "sigmoid": SIGMOID_GATING}
+
+
+def bailing2(config: Config, mla_layout: str) -> ModelSpec:
+    """Ling and Ring 2.0: normalised heads, part of which is rotated; experts by sigmoid plus bias, in groups."""
+    for key, supported, what in (
+        ("hidden_act", "silu", "this activation"),
+        ("use_bias", False, "a model with biases"),
+        ("use_qkv_bias", False, "a model with biases"),
+        ("use_qk_norm", True, "attention without normalised queries and keys"),
+        ("norm_head", False, "logits with normalised rows of the output"),
+    ):
+        config.require(key, supported, what)
+    spec = DecoderSpec("bailingmoe2", config, rope=config.with_defaults({"partial_rotary_factor": 0.5}))
+    dense = config.integer("first_k_dense_replace", 0, minimum=0)
+    rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 0, minimum=0)
+    shared_rows = config.integer("moe_shared_expert_intermediate_size", rows)
+    if shared > 1 and shared_rows != rows:
+        raise config.error(f"{shared} shared experts of moe_shared_expert_intermediate_size {shared_rows} cannot be converted")
+    n = _routed(spec, "num_experts", rows, dense, default_score="sigmoid")
+    spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared_rows})
+    spec.skip_prediction_layers(config.count("num_nextn_predict_layers", 0, minimum=0))
+    q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    attention = [
+        spec.norm("attn_norm", "input_layernorm"),
+        LayerTensor("attn_qkv.weight", "attention.query_key_value.weight", (q_rows + 2 * kv_rows, spec.hidden_size)),
+        LayerTensor("attn_output.weight", "attention.dense.weight", (spec.hidden_size, q_rows)),
+        spec.norm("attn_q_norm", "attention.query_layernorm", spec.head_dim),
+        spec.norm("attn_k_norm", "attention.key_layernorm", spec.head_dim),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+    ]
+    routed = spec.experts(n, rows)
+    if config.flag("moe_router_enable_expert_bias", True):
+        routed.append(LayerTensor("exp_probs_b.bias", "mlp.gate.expert_bias", (n,)))
+    if shared:
+        routed += spec.gated_mlp("mlp.shared_experts", shared * shared_rows, "_shexp")
+    return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)], BAILING_NAMES)
+
+
+def olmoe(config: Config, mla_layout: str) -> ModelSpec:
+    """OLMoE: queries and keys normalised over all heads together, experts by softmax in every layer."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("attention_bias", False, "biases in the attention")
+    config.require("clip_qkv", None, "clamped queries, keys and values")
+    spec = DecoderSpec("olmoe", config)
+    n = spec.add_expert_counts("num_experts", spec.intermediate_size)
+    spec.metadata["olmoe.expert_weights_norm"] = config.flag("norm_topk_prob", False)
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(),
+        spec.norm("attn_q_norm", "self_attn.q_norm", spec.n_heads * spec.head_dim),
+        spec.norm("attn_k_norm", "self_attn.k_norm", spec.n_kv_heads * spec.head_dim),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        *spec.experts(n, spec.intermediate_size),
+    ]
+    return spec.build(layer)
+
+
+def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:
+    """K-EXAONE: normalised heads, local layers, of which alone queries and keys are rotated; experts by sigmoid plus bias."""
+    config.require("hidden_act", "silu", "this activation")
+    spec = DecoderSpec("exaone-moe", config)
+    types = config.get("mlp_layer_types")
+    dense = types.count("dense") if isinstance(types, list) else config.integer("first_k_dense_replace", 1, minimum=0)
+    if isinstance(types, list) and types != ["dense"] * dense + ["sparse"] * (spec.n_layers - dense):
+        raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
+    period = config.integer("sliding_window_pattern", 4, minimum=0) if config.get("layer_types") is None else 0
+    spec.add_sliding_window(spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0), default_period=4)
+    rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 1)
+    n = _routed(spec, "num_experts", rows, dense, default_score="sigmoid")
+    spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * rows})
+    spec.skipped_prefixes["mtp."] = "multi-token prediction layers"
+    attention = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(head_norms=unchanged),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+    ]
+    bias = LayerTensor("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", (n,))
+    other_bias = LayerTensor("exp_probs_b.bias", "mlp.e_score_correction_bias", (n,), alternative=bias)
+    routed = [*spec.experts(n, rows), other_bias, *spec.gated_mlp("mlp.shared_experts", shared * rows, "_shexp")]
+    return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
+
+
+def granitemoe(config: Config, mla_layout: str) -> ModelSpec:
+    """Granite 3 MoE: as Granite 3, with experts, the rows of whose gate and up are in one stack."""
+    config.require("hidden_act", "silu", "this activation")
+    spec = DecoderSpec("granitemoe", config)
+    spec.add_float32({name: config.number(key, 1.0, positive=True) for name, key in GRANITE_FACTORS.items()})
+    n, rows, hidden_size = spec.add_expert_counts("num_local_experts", layers=0), spec.intermediate_size, spec.hidden_size
+    bias, experts = config.flag("attention_bias", False), "block_sparse_moe"
+    layer = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(permute=True, bias=bias, output_bias=bias),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+        LayerTensor("ffn_gate_inp.weight", f"{experts}.router.layer.weight", (n, hidden_size)),
+        LayerTensor("ffn_gate_exps.weight", f"{experts}.input_linear.weight", (n, 2 * rows, hidden_size), expert_half(0)),
+        LayerTensor("ffn_up_exps.weight", f"{experts}.input_linear.weight", (n, 2 * rows, hidden_size), expert_half(1)),
+        LayerTensor("ffn_down_exps.weight", f"{experts}.output_linear.weight", (n, hidden_size, rows), expert_rows()),
+    ]
+    return spec.build(layer, CheckpointNames())
+
+
+def _routed(spec: DecoderSpec, n_key: str, rows: int, dense: int, default_score: str) -> int:
+    """Adds the metadata of experts after `dense` dense layers: counts, groups, how scores become weights. Returns their
+    number."""
+    config, name = spec.config, spec.architecture
+    if dense > spec.n_layers:
+        raise config.error(f"first_k_dense_replace is {dense}, of {spec.n_layers} layers")
+    score = config.get("score_function", default_score)
+    if score not in GATINGS:
+        raise config.error(f"score_function is {score!r:.60}; known are {', '.join(GATINGS)}")
+    n = spec.add_expert_counts(n_key, rows, layers=spec.n_layers - dense)
+    groups, used_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
+    if n % groups or used_groups > groups:
+        raise config.error(f"{used_groups} of {groups} groups (topk_group, n_group) cannot be taken of {n} experts")
+    spec.add_uint32({"leading_dense_block_count": dense, "expert_gating_func": GATINGS[score]})
+    spec.add_uint32({"expert_group_count": groups, "expert_group_used_count": used_groups})
+    spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 1.0, positive=True)})
+    spec.metadata[f"{name}.expert_weights_norm"] = config.flag("norm_topk_prob", True)
+    return n
