@@ -132,13 +132,13 @@ def arcee(config: Config, mla_layout: str) -> ModelSpec:
     config.require("hidden_act", "relu2", "this activation")
     spec = DecoderSpec("arcee", config)
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
-    shape = (spec.intermediate_size, spec.hidden_size)
+    rows, hidden_size = spec.intermediate_size, spec.hidden_size
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(permute=True, bias=bias, output_bias=bias),
         spec.norm("ffn_norm", "post_attention_layernorm"),
-        *linear("ffn_up", "mlp.up_proj", shape, bias=mlp_bias),
-        *linear("ffn_down", "mlp.down_proj", shape[::-1], bias=mlp_bias),
+        *linear("ffn_up", "mlp.up_proj", (rows, hidden_size), bias=mlp_bias),
+        *linear("ffn_down", "mlp.down_proj", (hidden_size, rows), bias=mlp_bias),
     ]
     return spec.build(layer)
 

@@ -63,8 +63,8 @@ class Indexer:
         prefix = "attention.indexer."
         if f"{prefix}top_k" not in hparams:
             return None
-        sizes = (hparams.size(prefix + key) for key in ("head_count", "key_length", "top_k"))
-        return cls(*sizes, hparams.architecture == "glm-dsa")
+        heads, width, top_k = (hparams.size(prefix + key) for key in ("head_count", "key_length", "top_k"))
+        return cls(heads, width, top_k, hparams.architecture == "glm-dsa")
 
 
 def latent_attention(
