@@ -26,6 +26,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     help="auto: f16 for an f16 checkpoint, else bf16, and experts that are stored in mxfp4 stay in it; mxfp4: all experts do.",
 )
 @flags.mla_layout
+@flags.architecture
 @flags.allow_nonfinite
 @flags.remote
 @flags.delete_source_shards

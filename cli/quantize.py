@@ -63,6 +63,7 @@ _role_types = flags.together(
 @flags.delete_source_shards
 @flags.metadata
 @flags.mla_layout
+@flags.architecture
 @flags.split_max_size
 @flags.split_max_tensors
 @flags.tensor_first_split

@@ -19,30 +19,36 @@ from .tokenizers.vocabulary import read_vocabulary
 MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
 
-def open_source(path: str | Path, *, mla_layout: str | None = None, remote: bool = False) -> TensorSource:
+def open_source(
+    path: str | Path, *, mla_layout: str | None = None, remote: bool = False, architecture: str | None = None
+) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
     mla_layout  how DeepSeek's latent attention is written (see `architectures.deepseek`): 'ik' (also for None), 'mainline' or
                 'legacy'; no effect on other architectures, not allowed for a GGUF
     remote      a repository's weights are not downloaded: their headers are read now, their data when it is needed
+    architecture  as which a checkpoint is converted, a name as in config.json's architectures (None: what is there); a relative
+                of a model that is not known may do. Every tensor has to fit all the same
 
     Without `remote` a repository is downloaded into the hub's cache. No tensor data is read. Raises FormatError for malformed
-    or incomplete models and unknown architectures, PlanError for an unknown layout, or one for a GGUF.
+    or incomplete models and unknown architectures, PlanError for an unknown layout or `architecture`, or one for a GGUF.
     """
     if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout or MLA_LAYOUTS[0])
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout or MLA_LAYOUTS[0], architecture)
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FormatError(f"{path} is no checkpoint: it has no config.json")
-        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout or MLA_LAYOUTS[0])
+        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout or MLA_LAYOUTS[0], architecture)
     if path.suffix == ".gguf":
         if mla_layout is not None:
             raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
+        if architecture is not None:
+            raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
         return gguf_source(path)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
@@ -53,11 +59,11 @@ def describe(folder: Path, mla_layout: str | None = None) -> ModelSpec:
     return model_spec(read_config(folder), mla_layout or MLA_LAYOUTS[0])
 
 
-def _checkpoint_source(fetched: FetchedRepository, mla_layout: str) -> TensorSource:
+def _checkpoint_source(fetched: FetchedRepository, mla_layout: str, architecture: str | None) -> TensorSource:
     folder = fetched.folder
     checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
     config = checkpoint.config
-    model = model_spec(config, mla_layout)
+    model = model_spec(config, mla_layout, architecture)
     tensors, assembly_notes = assemble(checkpoint, model)
     vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size)
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
@@ -65,6 +71,5 @@ def _checkpoint_source(fetched: FetchedRepository, mla_layout: str) -> TensorSou
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})
     metadata |= model.metadata | vocabulary
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
-    return TensorSource(
-        fetched.name, metadata, tensors, checkpoint.identity, files=checkpoint.files, notes=notes, shards=shards
-    )
+    identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
+    return TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)

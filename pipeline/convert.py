@@ -24,6 +24,7 @@ def convert_model(
     *,
     outtype: str = "auto",
     mla_layout: str | None = None,
+    architecture: str | None = None,
     allow_nonfinite: bool = False,
     remote: bool = False,
     delete_source_shards: bool = False,
@@ -48,6 +49,7 @@ def convert_model(
     outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16, and experts stored in mxfp4 stay in
                           it), f32, f16, bf16, q8_0 or mxfp4 (all experts); norms, routers and biases are f32
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
+    architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
     allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors
     remote                weights of a repository are read as they are needed, without downloading its files
     delete_source_shards  DELETES each file of the checkpoint once all its tensors are written
@@ -78,7 +80,12 @@ def convert_model(
         earlier = finished_without_source(source, out, mla_layout, options, named, "")
         if earlier is not None:
             return earlier
-    opened = open_source(source, mla_layout=mla_layout, remote=remote or (dry_run and is_repository(source)))
+    opened = open_source(
+        source,
+        mla_layout=mla_layout,
+        remote=remote or (dry_run and is_repository(source)),
+        architecture=architecture,
+    )
     weights, rules = outtype_rules(opened, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     plan = plan_quantize(

@@ -73,6 +73,7 @@ def quantize_model(
     metadata: str | Path | None = None,
     override_kv: Mapping[str, Any] | None = None,
     mla_layout: str | None = None,
+    architecture: str | None = None,
     split_max_size: Size | None = None,
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
@@ -116,8 +117,8 @@ def quantize_model(
     strict                every warning is an error
     no_timing             with dry_run: this machine's encoders are not timed; with a covariance they never are
     keep_split            as many files as the source has, with the same tensors
-    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, split_max_size, split_max_tensors,
-    tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
+    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, architecture, split_max_size,
+    split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
                           as for `convert_model`
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
 
@@ -158,7 +159,12 @@ def quantize_model(
         earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text)
         if earlier is not None:
             return earlier
-    opened = open_source(source, mla_layout=layout, remote=remote or (dry_run and is_repository(source)))
+    opened = open_source(
+        source,
+        mla_layout=layout,
+        remote=remote or (dry_run and is_repository(source)),
+        architecture=architecture,
+    )
     importance = None
     if imatrix is not None:
         importance = load_importance(Path(imatrix), opened, include=include_weights, exclude=exclude_weights)

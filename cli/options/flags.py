@@ -91,6 +91,11 @@ mla_layout = click.option(
     type=click.Choice(["ik", "mainline", "legacy"]),
     help="Matrices of DeepSeek's latent attention, of a checkpoint. [default: the recipe's, else ik]",
 )
+architecture = click.option(
+    "--architecture",
+    metavar="NAME",
+    help="Convert a checkpoint as this architecture of config.json: a relative of one that is not known.",
+)
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
 target = together(
     click.option("--target-size", type=SIZE, metavar="SIZE", help="The file's size to stay below (180G, 20GiB)."),

@@ -5,11 +5,17 @@ Adding one: a function (config, mla_layout) -> ModelSpec in a module of this fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 
+from ...formats import PlanError
 from ..config import Config
 from ..model_spec import ModelSpec
+
+PAGE = "docs/adding/architecture.md"
 
 # name in config.json's `architectures` -> MODULE.FUNCTION of this folder
 ARCHITECTURES = {
@@ -108,14 +114,40 @@ def architecture_function(name: str) -> Callable[[Config, str], ModelSpec]:
     return getattr(import_module(f".{module}", __package__), function)
 
 
-def model_spec(config: Config, mla_layout: str) -> ModelSpec:
+def model_spec(config: Config, mla_layout: str, architecture: str | None = None) -> ModelSpec:
     """What converting a checkpoint with this config.json amounts to; mla_layout: see `deepseek`.
 
-    Raises FormatError for an unknown architecture, and for settings that cannot be converted.
+    architecture: a key of ARCHITECTURES, to convert the checkpoint as if config.json named it.
+
+    Raises FormatError for an unknown architecture, naming the nearest, and for settings that cannot be converted; PlanError for
+    an unknown `architecture`.
     """
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        problem = f"the architecture {name}" if name else "no architecture"
-        raise config.error(f"{problem} is named; known are {', '.join(ARCHITECTURES)}")
-    return architecture_function(name)(config, mla_layout)
+    own = names[0] if isinstance(names, list) and names else None
+    own = own if isinstance(own, str) else None
+    if architecture is None and own in ARCHITECTURES:
+        return architecture_function(own)(config, mla_layout)
+    if architecture is None:
+        if own is None:
+            raise config.error(f"no architecture is named; --architecture NAME sets one (see {PAGE})")
+        near = nearest_name(own, ARCHITECTURES)
+        raise config.error(
+            f"the architecture {own} is not known; the nearest known name is {near}, which --architecture {near} tries; "
+            f"{PAGE} says how to add one"
+        )
+    if architecture not in ARCHITECTURES:
+        near = nearest_name(architecture, ARCHITECTURES)
+        raise PlanError(f"--architecture {architecture} is not known; the nearest known name is {near}")
+    model = architecture_function(architecture)(config.with_values({"architectures": [architecture]}), mla_layout)
+    note = f"converted as {architecture}, as asked; config.json names {own or 'no architecture'}"
+    return replace(model, notes=[*model.notes, note]) if own != architecture else model
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like this one, endings such as ForCausalLM apart."""
+    stems = {_stem(text): text for text in reversed([*known])}  # of names with the same stem the first
+    return stems[get_close_matches(_stem(name), stems, 1, 0)[0]]
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"For(CausalLM|ConditionalGeneration)$|TextModel$|[^A-Za-z0-9]", "", name).lower()

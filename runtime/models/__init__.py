@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from ...formats import PlanError, TensorSource
 from ..graph import Graph
@@ -28,6 +29,9 @@ def build_graph(source: TensorSource, n_ctx: int | None = None) -> Graph:
     """
     build = ARCHITECTURES.get(source.architecture)
     if build is None:
-        names = ", ".join(sorted(ARCHITECTURES))
-        raise PlanError(f"{source.path}: architecture {source.architecture!r} cannot be run (supported are {names})")
+        near = get_close_matches(source.architecture.lower(), ARCHITECTURES, 1, 0)[0]
+        raise PlanError(
+            f"{source.path}: architecture {source.architecture!r} cannot be run; the nearest that can is {near!r}; "
+            "docs/adding/architecture.md says how to add one"
+        )
     return build(source, HParams(source.metadata, source.path), n_ctx)
