@@ -13,6 +13,8 @@ over the other's: the median over the rounds of each case, and its spread, the l
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import click
 
@@ -214,10 +218,13 @@ def runtime(obj: tuple[str, int, Path | None], models: Path, threads: str, promp
 
 
 @main.command(
-    help="Complete commands on the demo checkpoint, from start to end: --help, convert, imatrix, quantize, perplexity."
+    help="Complete commands on the demo checkpoint, from start to end, a server until its first answer: --help, inspect, plan, "
+    "convert, imatrix, quantize, perplexity, serve, run demo."
 )
+@click.option("--cold", is_flag=True, help="Kernels are compiled anew each time.")
+@click.option("--only", default="", help="Only these commands, joined by commas.")
 @click.pass_obj
-def commands(obj: tuple[str, int, Path | None]) -> None:
+def commands(obj: tuple[str, int, Path | None], cold: bool, only: str) -> None:
     other, rounds, out = obj
     medians: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -226,23 +233,61 @@ def commands(obj: tuple[str, int, Path | None]) -> None:
         cases = {
             "--help": ["--help"],
             "quantize --help": ["quantize", "--help"],
+            "inspect": ["inspect", source],
+            "plan": ["plan", source],
             "convert": ["convert", str(DEMO), f"{folder}/out.gguf", "--force"],
             "imatrix": ["imatrix", source, "-f", text, "-o", f"{folder}/out.imatrix", "--chunks", "40", "--force"],
             "quantize": ["quantize", source, f"{folder}/q.gguf", "IQ4_K", "--force"],
             "perplexity": ["perplexity", source, "-f", text, "--chunks", "40"],
+            "serve": ["serve", source, "--port", str(free_port())],
             "run demo": ["run", "demo", "-o", f"{folder}/run", "--force"],
         }
-        for case, arguments in cases.items():
+        for case in only.split(",") if only else cases:
+            seconds: dict[str, list[float]] = {sys.executable: [], other: []}
 
-            def run(python: str, arguments: list[str] = arguments) -> dict[str, float]:
-                began = time.perf_counter()
-                subprocess.run([python, "-m", "ggufmill", *arguments], check=True, capture_output=True)
-                return {"seconds": time.perf_counter() - began}
+            def run(
+                python: str, arguments: list[str] = cases[case], seconds: dict[str, list[float]] = seconds
+            ) -> dict[str, float]:
+                with tempfile.TemporaryDirectory() as cache:
+                    seconds[python].append(time_command(python, arguments, cache if cold else None))
+                return {"seconds": seconds[python][-1]}
 
-            run(sys.executable)
-            run(other)
+            if not cold:
+                run(sys.executable)
+                run(other)
             show(case, alternate(rounds, lambda: run(sys.executable), lambda: run(other)), medians)
+            ours, theirs = (median(values[not cold :]) for values in seconds.values())
+            click.echo(f"{'':32} {ours:.2f} s here, {theirs:.2f} s there")
     conclude(medians, out)
+
+
+def time_command(python: str, arguments: list[str], cache: str | None) -> float:
+    """Seconds until a command has ended, or a server has answered its first request; cache: the folder of kernels, else the
+    user's. Modules are kept compiled, as they are for users."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""} | ({"GGUFMILL_CACHE": cache} if cache else {})
+    command, began = [python, "-m", "ggufmill", *arguments], time.perf_counter()
+    if arguments[0] != "serve":
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        return time.perf_counter() - began
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        body = json.dumps({"prompt": "def main", "max_tokens": 8}).encode()
+        url = f"http://127.0.0.1:{arguments[-1]}/v1/completions"
+        while server.poll() is None:
+            try:
+                urlopen(Request(url, body, {"Content-Type": "application/json"})).read()
+                return time.perf_counter() - began
+            except URLError:
+                time.sleep(0.02)
+        raise SystemExit(f"{' '.join(command)} ended with {server.returncode}")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 if __name__ == "__main__":
