@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from .cache_layout import grouped_parts, latent_parts
+from .cache_layout import StatePart, grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads
+from .models.delta_net import DELTA_NET_ARCHITECTURES, DeltaHeads, recurrent_layers
 from .models.latent_attention import LatentHeads
 from .settings import Settings, check_latent, settings_from
 
@@ -141,6 +142,8 @@ class Placement:
 def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
     """Bytes that a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
     hparams = HParams(dict(metadata), "the model")
+    if cache_state_bytes(metadata, layer):
+        return 0
     settings = use.settings(hparams)
     if hparams.is_latent:
         heads = LatentHeads.of(hparams)
@@ -149,6 +152,15 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> 
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
     return sum(part.token_bytes for part in parts.values())
+
+
+def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0) -> int:
+    """Bytes of a layer's recurrent state; 0: it has none."""
+    hparams = HParams(dict(metadata), "the model")
+    layers = recurrent_layers(hparams) if hparams.architecture in DELTA_NET_ARCHITECTURES else []
+    if not any(layers[layer : layer + 1]):
+        return 0
+    return sum(StatePart(shape).nbytes for shape in DeltaHeads.of(hparams).states.values())
 
 
 def _heads(hparams: HParams, layer: int) -> Heads:
@@ -226,7 +238,9 @@ def place(
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
     for layer in range(n_layer):
-        devices[layers[layer]].cache += use.n_ctx * cache_token_bytes(metadata, use, layer)
+        state = cache_state_bytes(metadata, layer)  # one is read and another written; checkpoints stay in RAM
+        devices[layers[layer]].cache += use.n_ctx * cache_token_bytes(metadata, use, layer) + 2 * state
+        devices[CPU].cache += Settings.checkpoints * state
     buffer = compute_bytes(metadata, use)
     for name in gpus or [CPU]:
         devices[name].compute = buffer if not gpus or name in layers.values() else 0

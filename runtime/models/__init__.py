@@ -9,6 +9,7 @@ from ...formats import PlanError, TensorSource
 from ..graph import Graph
 from ..hparams import HParams
 from . import deepseek2, llama, qwen3next
+from .delta_net import DELTA_NET_ARCHITECTURES
 from .variants import VARIANTS
 
 Build = Callable[[TensorSource, HParams, int | None], Graph]
@@ -16,8 +17,8 @@ Build = Callable[[TensorSource, HParams, int | None], Graph]
 # general.architecture -> what builds its graph
 ARCHITECTURES: dict[str, Build] = {
     **dict.fromkeys(VARIANTS, llama.build),
-    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), qwen3next.build),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3"), deepseek2.build),
+    **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
 }
 
 

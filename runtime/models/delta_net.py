@@ -8,6 +8,8 @@ from ...formats import FormatError
 from ..graph import GraphBuilder, Value
 from ..hparams import HParams, n_layers
 
+DELTA_NET_ARCHITECTURES = ("qwen3next", "qwen35", "qwen35moe")
+
 
 @dataclass(frozen=True)
 class DeltaHeads:

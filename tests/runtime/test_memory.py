@@ -9,6 +9,7 @@ from ggufmill.runtime.memory import (
     Override,
     Use,
     Weight,
+    cache_state_bytes,
     cache_token_bytes,
     compute_bytes,
     experts_to_cpu,
@@ -155,6 +156,22 @@ def test_grouped_attention():
     per_layer = LLAMA | {"llama.attention.head_count_kv": [8] * 31 + [2]}
     assert cache_token_bytes(per_layer, use(cache_k="q8_0"), 31) == 2 * (128 * 2 + 136)
     assert compute_bytes(LLAMA, use(flash=False)) - compute_bytes(LLAMA, use()) > 32768 * 32 * 512 * 4 * 0.9
+
+
+def test_recurrent_states():
+    """Qwen3-Next 80B: 36 layers with a matrix of 128 x 128 for each of 32 heads, and three inputs of 8192 channels."""
+    keys = {"block_count": 48, "embedding_length": 2048, "feed_forward_length": 5120, "attention.head_count": 16}
+    keys |= {"attention.head_count_kv": 2, "attention.key_length": 256, "attention.value_length": 256, "vocab_size": 151936}
+    keys |= {"ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 32}
+    keys |= {"ssm.inner_size": 4096, "full_attention_interval": 4}
+    metadata = {"general.architecture": "qwen3next"} | {f"qwen3next.{key}": value for key, value in keys.items()}
+    state = 4 * (32 * 128 * 128 + 3 * 8192)
+    assert [cache_state_bytes(metadata, layer) for layer in range(5)] == [state, state, state, 0, state]
+    assert [cache_token_bytes(metadata, use(), layer) for layer in range(4)] == [0, 0, 0, 2 * 2 * 256 * 2]
+    cpu, gpu = place([], metadata, use(), [], {"CPU": None, "CUDA0": None}).devices
+    assert gpu.cache == 36 * 2 * state + 12 * 32768 * 2048
+    assert cpu.cache == 36 * 8 * state  # checkpoints
+    assert cache_state_bytes(LLAMA) == 0
 
 
 def weights(n_layer, kind="q4_0"):
