@@ -3,12 +3,14 @@
 \b
     python benchmarks/runtime.py --rival path/to/llama-bench --out benchmarks/results
     python benchmarks/runtime.py --types q4_K,q4_K_r4 --sizes dense --threads 2
+    python benchmarks/runtime.py --name runtime_zen4 --processor "AMD EPYC Zen 4 (AVX-512 VNNI BF16)"
 
 Models are those of models.py, made when they are not in --models. Runs of the contenders alternate: in each round the rival's
 llama-bench (a new process, its own warm-up included) runs both tests once, then ours does. Figures are medians of the rounds;
 the spread is the largest distance of a round from its median. The share of bandwidth is (bytes of weights that a token needs) x
 (tokens per second generated) / (bytes per second that as many threads read of a large array). After each model file the results
-are written; what they hold already is not measured again unless --fresh is given.
+are written; what they hold already is not measured again unless --fresh is given. Types that end in /rounded are run with the
+setting round_bf16: bf16 weights take activations rounded to bf16, as the rival's do.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.bench import Case, Runner
 from ggufmill.runtime.evaluate.provenance import describe_program
 from ggufmill.simd.compile import kernel
+from ggufmill.simd.target import target
 
 OURS, RIVAL = "ours", "rival"
-GOALS = {"pp": 0.8, "tg": 0.9}
+GOALS = {"pp": 1.2, "tg": 1.0}
+ROUNDED = "/rounded"  # ends the name of a type that is run with round_bf16
 WORDS = {"pp": "prompt", "tg": "generation"}
 
 
@@ -82,9 +86,11 @@ def run_rival(program: Path, model: Path, threads: int, prompt: int, generation:
     return {"pp" if row["n_prompt"] else "tg": row["avg_ts"] for row in rows}
 
 
-def measure(model: Path, rival: Path | None, threads: int, prompt: int, generation: int, rounds: int) -> dict[str, Any]:
+def measure(
+    model: Path, rival: Path | None, threads: int, prompt: int, generation: int, rounds: int, round_bf16: bool = False
+) -> dict[str, Any]:
     """Samples of both contenders: {'ours': {'pp': [...], 'tg': [...]}, 'rival': ...}."""
-    runner = Runner(load_model(model, threads=threads))
+    runner = Runner(load_model(model, threads=threads, round_bf16=round_bf16))
     tests = {"pp": Case(prompt, 0), "tg": Case(0, generation)}
     for test in tests.values():
         runner.warm_up(test)
@@ -118,7 +124,8 @@ def markdown(report: dict[str, Any]) -> str:
     speeds = ", ".join(f"{float(b) / 1e9:.1f} GB/s on {t}" for t, b in report["bandwidth"].items())
     lines = [
         f"pp{report['prompt']} and tg{report['generation']}, tokens per second, medians of {report['rounds']} interleaved "
-        f"rounds; {machine['cpu']}, ggufmill {machine['ggufmill']}, numba {machine['numba']}; bandwidth {speeds} threads.",
+        f"rounds; {report['processor']}, level {report['level']}, ggufmill {machine['ggufmill']}, "
+        f"numba {machine['numba']}; bandwidth {speeds} threads.",
         "",
         "| model | type | threads | pp ours | pp rival | ratio | tg ours | tg rival | ratio | of bandwidth | spread |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -192,6 +199,8 @@ def with_repacked(names: list[str]) -> list[str]:
     "--minutes", default=20.0, show_default=True, help="No new model file is begun after so long; run again to go on."
 )
 @click.option("--fresh", is_flag=True, help="Measure again what the results hold already.")
+@click.option("--name", default="runtime", show_default=True, help="Of the files of results.")
+@click.option("--processor", help="What to call it; default: as the system names it.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("benchmarks/results"), show_default=True)
 def main(
     rival: Path | None,
@@ -205,9 +214,11 @@ def main(
     rounds: int,
     minutes: float,
     fresh: bool,
+    name: str,
+    processor: str | None,
     out: Path,
 ) -> None:
-    began, file = time.monotonic(), out / "runtime.json"
+    began, file = time.monotonic(), out / f"{name}.json"
     names, counts = types.split(",") if types else with_repacked(list(TARGETS)), [int(t) for t in threads.split(",")]
     settings = {"prompt": prompt, "generation": generation, "rounds": rounds}
     old = json.loads(file.read_text()) if file.exists() and not fresh else {}
@@ -221,38 +232,42 @@ def main(
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         for row in done.values():
             row["summary"] = summary(row, speeds[row["threads"]])
-        report = {**settings, "program": describe_program(), "load": load, "bandwidth": speeds, "rows": list(done.values())}
+        program = describe_program()
+        machine = {"processor": processor or program["cpu"], "level": target().level, "program": program, "load": load}
+        report = {**settings, **machine, "bandwidth": speeds, "rows": list(done.values())}
         part = file.with_suffix(".part")
         part.write_text(json.dumps(report, indent=1) + "\n")
         part.replace(file)
-        (out / "runtime.md").write_text(markdown(report), "utf-8")
+        file.with_suffix(".md").write_text(markdown(report), "utf-8")
         return report
 
     for size in sizes.split(","):
-        for name in names:
-            missing = [t for t in counts if (size, TYPES[name].name, t) not in done]
+        for wanted in names:
+            base = wanted.removesuffix(ROUNDED)
+            label = TYPES[base].name + wanted[len(base) :]
+            missing = [t for t in counts if (size, label, t) not in done]
             if not missing:
                 continue
             if time.monotonic() - began > 60 * minutes:
-                click.echo(f"the {minutes:g} minutes are over before {size} {name}; the same command goes on there", err=True)
+                click.echo(f"the {minutes:g} minutes are over before {size} {wanted}; the same command goes on there", err=True)
                 break
-            existed = (folder / f"{size}-{TYPES[name].name}.gguf").exists()
-            path = make_model(folder, size, name)
+            existed = (folder / f"{size}-{TYPES[base].name}.gguf").exists()
+            path = make_model(folder, size, base)
             for t in missing:
-                row = {"size": size, "type": TYPES[name].name, "threads": t, "bytes_per_token": bytes_per_token(path)}
-                row["samples"] = measure(path, rival, t, prompt, generation, rounds)
+                row = {"size": size, "type": label, "threads": t, "bytes_per_token": bytes_per_token(path)}
+                row["samples"] = measure(path, rival, t, prompt, generation, rounds, label != TYPES[base].name)
                 speeds[t] = max(bandwidth(t), speeds.get(t, 0.0))  # the best ever seen: other work only takes away
                 s = summary(row, speeds[t])
-                done[size, TYPES[name].name, t] = row
+                done[size, label, t] = row
                 ratios = ", ".join(f"{k} {s[k][OURS]:.1f} ({s[k].get('ratio', float('nan')):.2f} x)" for k in WORDS)
-                click.echo(f"{size} {name} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)
+                click.echo(f"{size} {label} {t} threads: {ratios}, {s['bandwidth_share']:.0%} of bandwidth", err=True)
             save()
             if tmp and not existed:
                 path.unlink()
     report = save()
     click.echo(markdown(report))
     try:
-        plot(report, out / "runtime.png")
+        plot(report, file.with_suffix(".png"))
     except ImportError:
         click.echo("no picture without matplotlib", err=True)
 

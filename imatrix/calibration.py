@@ -71,6 +71,7 @@ class Calibration:
         """Digest of everything that the result depends on, to the last bit: model, windows, settings, options."""
         s = model.settings
         settings = (s.batch, s.ubatch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
+        settings += ("round_bf16",) if s.round_bf16 else ()
         text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
         return xxhash.xxh3_128_hexdigest(text.encode())
 

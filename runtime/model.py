@@ -52,7 +52,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         with workers.placed():
             source, packed_bytes = repack_source(stored, workers)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
-    store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers)
+    store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
     graph = build_graph(source, chosen.n_ctx)
     return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes, placement.notes)
 

@@ -8,6 +8,7 @@ import pytest
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime import load_model
+from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import has_bf16_dots
 from ggufmill.simd import amx
 
 
@@ -33,18 +34,22 @@ def as_type(source, name):
     return dataclasses.replace(source, tensors=changed)
 
 
-@pytest.mark.parametrize(("name", "bound"), [("q8_0", 0.02), ("q4_0", 0.02), ("bf16", 2e-4)])
+@pytest.mark.parametrize(
+    ("name", "rounds", "bound"), [("q8_0", False, 0.02), ("q4_0", False, 0.02), ("bf16", False, 2e-4), ("bf16", True, 0.02)]
+)
 @pytest.mark.parametrize("tiles", [True, False])
-def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, bound, tiles):
+def test_rounded_activations_change_logits_little(tiny, monkeypatch, name, rounds, bound, tiles):
     """bound: of the differences' root mean square, as a share of that of the logits."""
     if tiles and not amx.permitted():
         pytest.skip("this processor has no bf16 tiles")
     monkeypatch.setattr(amx, "permitted", lambda: tiles)
     source = as_type(tiny, name)
     tokens = np.random.default_rng(0).integers(0, 258, 40)
-    fast, exact = (load_model(source, exact=exact).logits(tokens) for exact in (False, True))
+    fast, exact = (load_model(source, exact=exact, round_bf16=rounds).logits(tokens) for exact in (False, True))
     plain = dataclasses.replace(source, tensors={k: dataclasses.replace(t, raw=None) for k, t in source.tensors.items()})
     decoded = load_model(plain).logits(tokens)
     scale = np.sqrt(np.mean(decoded**2))
     assert np.sqrt(np.mean((fast - decoded) ** 2)) < bound * scale
+    if rounds and (tiles or has_bf16_dots()):
+        assert np.sqrt(np.mean((fast - decoded) ** 2)) > 2e-4 * scale  # they were rounded
     assert np.sqrt(np.mean((exact - decoded) ** 2)) < 2e-4 * scale

@@ -34,15 +34,22 @@ GROUP = 16  # tiles begin at multiples of this many rows: the widest row interle
 class WeightStore:
     """The tensors of one source, and what all uses of them share.
 
-    workers  the threads that products are shared out to, by default `threads` of them
-    exact    weights multiply as float32, and activations are not rounded to fewer bits first
-    free     bytes that decoded rows, and stored bytes that had to be read, may still take
+    workers     the threads that products are shared out to, by default `threads` of them
+    exact       weights multiply as float32, and activations are not rounded to fewer bits first
+    round_bf16  bf16 weights multiply with activations rounded to bf16, not with sums of two bf16 numbers
+    free        bytes that decoded rows, and stored bytes that had to be read, may still take
     """
 
     def __init__(
-        self, source: TensorSource, cache_bytes: int, threads: int = 1, exact: bool = False, workers: Workers | None = None
+        self,
+        source: TensorSource,
+        cache_bytes: int,
+        threads: int = 1,
+        exact: bool = False,
+        workers: Workers | None = None,
+        round_bf16: bool = False,
     ):
-        self.source, self.workers, self.exact = source, workers or Workers(threads), exact
+        self.source, self.workers, self.exact, self.round_bf16 = source, workers or Workers(threads), exact, round_bf16
         self.free = cache_bytes
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._bytes: dict[str, np.ndarray] = {}
@@ -160,7 +167,7 @@ class WeightMatrix:
         packed, stored = self._packed, self.tensor.stored
         if packed is None or stored is None:
             return None
-        return gemm.plan(packed, stored, self.columns, self.matrices, self.store.exact)
+        return gemm.plan(packed, stored, self.columns, self.matrices, self.store.exact, self.store.round_bf16)
 
     @property
     def multiplies_float32(self) -> bool:

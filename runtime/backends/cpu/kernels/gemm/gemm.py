@@ -120,15 +120,19 @@ _FLOATS = ("f32", "f16", "bf16", "bf16_r16")
 FLOAT32_FORM = InputForm(FLOAT32, (1, BLOCK_TOKENS))
 
 
-def plan(packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False) -> Plan | None:
+def plan(
+    packed: np.ndarray, stored: TensorType, columns: int, matrices: int = 1, exact: bool = False, round_bf16: bool = False
+) -> Plan | None:
     """What products need to know of a matrix, or of a stack of them; None if the type has to be decoded (see multiply_rows).
 
     packed: uint8 [rows of all matrices, row bytes]: it has to be kept as long as the plan is used. exact: multiply as float32.
+    round_bf16: multiply bf16 weights with one bf16 number per activation instead of the sum of two.
     """
     if not packed.flags.c_contiguous or not stored.is_known:
         return None
     if stored.name in _FLOATS:
-        return _float_plan(packed, stored.name, columns, matrices, 0 if exact or not stored.name.startswith("bf16") else 2)
+        parts = 0 if exact or not stored.name.startswith("bf16") else 1 if round_bf16 else 2
+        return _float_plan(packed, stored.name, columns, matrices, parts)
     panels = panel_form(stored.name)
     if exact or panels is None or columns % BLOCK:
         return None
