@@ -245,7 +245,8 @@ def product_words(plan: Plan, inputs: int, out: int, stride: int, jobs: np.ndarr
     Program.product.
     """
     words, tokens = plan.words.copy(), jobs[:, gemm_parts.N_ROWS]
-    most = max(1, _PANEL_BYTES // (plan.columns * plan.size * ROWS)) * ROWS
+    panel_bytes = _PANEL_BYTES >> (plan.form.kind == BYTES)  # these have scales beside them
+    most = max(1, panel_bytes // (plan.columns * plan.size * ROWS)) * ROWS
     step = most
     if threads > 1:
         slices = max(1, int(_PARTS_PER_THREAD * threads * tokens.max() // tokens.sum()))

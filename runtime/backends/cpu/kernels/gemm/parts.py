@@ -51,6 +51,7 @@ MATRIX, FIRST, N_ROWS, TARGET = range(4)  # of a job
 
 SPAN = 1024  # columns of a block of activations that one part takes: a multiple of all blocks
 _SUMS = (8, 512)  # pairs of panels and tokens whose sums are in memory at a time: half a megabyte
+_BYTE_TOKENS = 264  # most tokens of byte products: their processors may have second-level caches of a megabyte
 _LINE = 64
 
 
@@ -140,6 +141,13 @@ def _sums(at, panels, tokens):
     """Sums at an address, and how many bytes they take."""
     pairs = min(_SUMS[0], (panels + 1) // 2)
     return view(at, pairs * tokens * 2 * PANEL, np.float32).reshape(pairs, tokens, 2 * PANEL)
+
+
+@kernel
+def _byte_tokens(n):
+    """The tokens whose sums are in memory at a time, of n tokens times bytes: evenly divided, so that none is a small rest."""
+    even = -(-n // -(-n // _BYTE_TOKENS))
+    return -(-even // TILE_TOKENS) * TILE_TOKENS
 
 
 @kernel
@@ -271,8 +279,9 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
         job, start, rows = _job(table, number)
         panels, columns, groups = -(-rows // (2 * PANEL)) * 2, table[WEIGHT_COLUMNS], table[WEIGHT_COLUMNS] // table[GROUP]
         n, first = -(-job[2] // TILE_TOKENS) * TILE_TOKENS, job[1]
-        memory, at = _byte_memory(table, panels, min(n, _SUMS[1]))
-        sums = _sums(at, panels, min(n, _SUMS[1]))
+        token_tile = _byte_tokens(n)
+        memory, at = _byte_memory(table, panels, token_tile)
+        sums = _sums(at, panels, token_tile)
         codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * sums.size)
         tokens = view(inputs[BLOCKS] + first * columns, n * columns, np.int8).reshape(n, columns)
         blocks = columns // BLOCK
