@@ -23,7 +23,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     type=click.Choice(OUTTYPES),
     default="auto",
     show_default=True,
-    help="auto: f16 for an f16 checkpoint, else bf16, and experts that are stored in mxfp4 stay in it; mxfp4: all experts do.",
+    help="auto: f16 for an f16 checkpoint, else bf16; experts that are stored in mxfp4 stay in it, symmetric int4 in groups of "
+    "32 (Kimi-K2-Thinking) becomes q4_0 without loss; mxfp4: all experts.",
 )
 @flags.mla_layout
 @flags.architecture

@@ -14,7 +14,8 @@ EXPERTS = r"_exps\.weight$"
 def outtype_rules(source: TensorSource, name: str) -> tuple[TensorType, list[Rule]]:
     """An outtype (quantize.recipes.recipe.OUTTYPES) -> the type of the weights, and rules for exceptions.
 
-    auto: f16 for a checkpoint in f16, else bf16; tensors stored in a quantised type (gpt-oss's experts in mxfp4) keep it.
+    auto: f16 for a checkpoint in f16, else bf16; what a quantised type holds without a loss is written in it (gpt-oss's experts
+    in mxfp4; symmetric int4 in groups of 32, as in Kimi-K2-Thinking, in q4_0).
     mxfp4: as auto, but all experts in mxfp4; those stored in it are copied bit by bit. Others: all weights in that type.
     Raises PlanError for mxfp4 and a model without experts.
     """

@@ -235,13 +235,15 @@ def _transposed_experts(select: Callable[[int], slice]) -> Transform:
         columns, selected = weight.rows // experts, select(weight.columns)
         n_selected = len(range(weight.columns)[selected])
 
+        stored_floats = weight.ggml_type is not None and weight.ggml_type.is_float
+
         def transposed(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
             expert, row = divmod(start, n_selected)
             matrix = read_rows(slice(expert * columns, (expert + 1) * columns))
             return np.ascontiguousarray(matrix[:, selected][:, row : row + stop - start].T)
 
         def read(start: int, stop: int) -> np.ndarray:
-            if weight.ggml_type is None:
+            if not stored_floats:
                 return transposed(weight.read, start, stop)
             return weight.to_float32(transposed(weight.words, start, stop))
 
@@ -249,7 +251,9 @@ def _transposed_experts(select: Callable[[int], slice]) -> Transform:
             return transposed(weight.words, start, stop).view(np.uint8)
 
         shape = (columns, n_selected, experts)
-        return SourceTensor(name, shape, weight.source_type, read, raw if weight.ggml_type else None, weight.ggml_type)
+        if not stored_floats:  # blocks lie along the other axis
+            return SourceTensor(name, shape, weight.source_type, read)
+        return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type)
 
     return transform
 

@@ -46,8 +46,9 @@ def convert_model(
 
     source                a checkpoint folder, or hf:OWNER/NAME[@REVISION], which is downloaded into the hub's cache
     out                   the file to write
-    outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16, and experts stored in mxfp4 stay in
-                          it), f32, f16, bf16, q8_0 or mxfp4 (all experts); norms, routers and biases are f32
+    outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16; experts stored in mxfp4 stay in it,
+                          symmetric int4 in groups of 32 becomes q4_0 without loss), f32, f16, bf16, q8_0 or mxfp4 (all
+                          experts); norms, routers and biases are f32
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
     allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors

@@ -258,7 +258,10 @@ def _extra_output(
 
 
 def _is_quantized(tensor: SourceTensor) -> bool:
-    return tensor.stored is not None and not tensor.stored.is_float and tensor.stored.name not in INTEGER_TYPES
+    """Whether rounding has gone into the tensor already. The weights of a checkpoint trained in int4, which `stored` can hold
+    too, are what they are meant to be: their source type is the checkpoint's."""
+    stored = tensor.stored
+    return stored is not None and not (stored.is_float or stored.name in INTEGER_TYPES) and tensor.source_type == stored.name
 
 
 def _repacks(tensor: SourceTensor, target: TensorType) -> bool:

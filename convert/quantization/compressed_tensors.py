@@ -1,5 +1,8 @@
 """compressed-tensors (vllm-project/compressed-tensors): packed integers, int8 and four-bit floats.
 
+Symmetric int4 in groups of 32 (Kimi-K2-Thinking, Kimi-K2.5) is what ggml's q4_0 is, (code - 8) * scale, in another order: `raw`
+gives such weights without a loss.
+
 config_groups assigns a scheme to modules by name or pattern, but the tensors of a module tell the same: `weight_packed` of
 int32 (integers of 1 to 8 bits, -2^(bits-1) stored as 0) or of uint8 (see fp4.py), or a `weight` of int8. So neither groups with
 different schemes nor lists of ignored modules have to be looked up.
@@ -12,8 +15,9 @@ from math import prod
 
 import numpy as np
 
-from ...formats import FormatError
+from ...formats import TYPES, FormatError
 from ...formats.safetensors import StoredTensor
+from ...simd.compile import kernel
 from .fp4 import Fp4Weight
 from .integer_weights import (
     SCALE_DTYPES,
@@ -24,7 +28,22 @@ from .integer_weights import (
     to_float32,
     unpack_codes,
 )
-from .stored_weights import WeightTensors, sibling_tensors
+from .stored_weights import Rows, WeightTensors, sibling_tensors
+
+_Q4_0 = TYPES["q4_0"]
+_HALF = 16  # bytes of a block's codes
+
+
+@kernel
+def _q4_0_blocks(codes, scales, out):
+    """codes uint8 [n, 16], two neighbours per byte, scales uint8 [n, 2] -> out uint8 [n, 18], codes i and i + 16 per byte."""
+    for b in range(len(codes)):
+        block, row = out[b], codes[b]
+        block[0], block[1] = scales[b, 0], scales[b, 1]
+        for j in range(_HALF // 2):
+            first, second = row[j], row[j + _HALF // 2]
+            block[2 + 2 * j] = (first & 15) | ((second & 15) << 4)
+            block[3 + 2 * j] = (first >> 4) | (second & 240)
 
 
 class IntegerWeight(DecodedWeight):
@@ -69,6 +88,9 @@ class IntegerWeight(DecodedWeight):
             raise FormatError(f"{index.path}: {index.name} is {index.dtype} {list(index.shape)}, not integers [{columns}]")
         super().__init__(codes, shape, f"int{self._bits}")
         self._scales, self._zeros, self._index = scales, zeros, index
+        is_symmetric = zeros is None and index is None and codes.dtype == "I32"
+        if is_symmetric and self._bits == 4 and self._group_size == _Q4_0.block and columns % _Q4_0.block == 0:
+            self.ggml_type = _Q4_0
 
     @staticmethod
     def _groups_per_row(scales: StoredTensor, shape: tuple[int, ...]) -> int:
@@ -85,6 +107,28 @@ class IntegerWeight(DecodedWeight):
         if data.size == 1:
             return np.broadcast_to(data.reshape(1, 1), (stop - start, 1))
         return data.reshape(self.rows, self._groups)[start:stop]
+
+    def raw(self, rows: Rows) -> np.ndarray:
+        """uint8 [number of rows, row_bytes of q4_0], only if that is `ggml_type`; decoded, they are what `read` gives.
+
+        Raises FormatError for a scale that is no number of half precision (those of bf16 from 2^-17 to 65280 are).
+        """
+        if not isinstance(rows, slice):
+            first = int(rows.min())
+            return self.raw(slice(first, int(rows.max()) + 1))[rows - first]
+        stored = to_float32(self._rows_of(self._scales, rows.start, rows.stop), self._scales.dtype)
+        with np.errstate(over="ignore"):
+            scales = stored.astype(np.float16)
+        if not np.array_equal(scales, stored):
+            row, group = np.argwhere(scales != stored)[0]
+            raise FormatError(
+                f"{self._scales.path}: {self._scales.name} has the scale {stored[row, group]} in row {rows.start + row}, which"
+                " q4_0 cannot hold exactly; choose another type for this tensor, for instance bf16 or q8_0"
+            )
+        codes = self._matrix.rows(rows.start, rows.stop).view(np.uint8).reshape(-1, _HALF)
+        out = np.empty((rows.stop - rows.start, _Q4_0.row_bytes(self.columns)), np.uint8)
+        _q4_0_blocks(codes, scales.reshape(-1, 1).view(np.uint8), out.reshape(-1, _Q4_0.block_bytes))
+        return out
 
     def _zero_points(self, start: int, stop: int) -> np.ndarray:
         """In units of codes, float32 [stop - start, groups]."""

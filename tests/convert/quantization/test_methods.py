@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from quantized_weights import BF16, COLUMNS, CT, DRAW, E2M1, E4M3, ROWS, gptq, packed, random_scales
 
+from ggufmill.formats import FormatError
+
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("variant", ["groups", "act_order", "symmetric", "v2", "one_group"])
@@ -71,6 +73,39 @@ def test_pack_quantized(check_weight, bits, zero_points, groups, order):
         tensors["weight_g_idx"] = index.astype(np.int32)
     expected = (values - zeros[:, index]).astype(np.float32) * scales.astype(np.float32)[:, index]
     check_weight(CT | {"format": "pack-quantized"}, tensors, expected)
+
+
+def test_symmetric_int4_in_groups_of_32_is_q4_0(check_weight):
+    """Bit for bit what gguf's own decoder reads; scales that half precision cannot hold are refused, not rounded."""
+    gguf = pytest.importorskip("gguf")
+    values, scales = DRAW.integers(-8, 8, (ROWS, COLUMNS)), random_scales(ROWS, COLUMNS // 32, BF16)
+    scales[0, :3] = 2.0**-17 * 1.9921875, 65280, -0.0
+    scales[1, 0] = 2.0**-24
+    expected = values * np.repeat(scales.astype(np.float32), 32, 1)
+    settings = CT | {"format": "pack-quantized"}
+    weight = check_weight(settings, {"weight_packed": packed(values + 8, 4), "weight_scale": scales}, expected)
+    assert (weight.source_type, weight.ggml_type.name) == ("int4", "q4_0")
+    raw = weight.raw(slice(0, ROWS))
+    decoded = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q4_0)
+    assert np.array_equal(decoded, expected)
+    assert np.array_equal(weight.raw(slice(13, 30)), raw[13:30])
+    order = np.array([51, 33, 50, 50])
+    assert np.array_equal(weight.raw(order), raw[order])
+    for impossible in (65536, 2.0**-18 * 1.9921875):
+        scales[40, 1] = impossible
+        tensors = {"weight_packed": packed(values + 8, 4), "weight_scale": scales}
+        expected = values * np.repeat(scales.astype(np.float32), 32, 1)
+        weight = check_weight(settings, tensors, expected)
+        with pytest.raises(FormatError, match="row 40, which q4_0 cannot hold"):
+            weight.raw(slice(30, 50))
+    # Other groups, zero points and column orders have no such form.
+    for other in (
+        {"weight_zero_point": packed(np.full((ROWS, COLUMNS // 32), 8).T, 4).T},
+        {"weight_g_idx": np.arange(COLUMNS) // 32},
+    ):
+        tensors = {"weight_packed": packed(values + 8, 4), "weight_scale": np.ones_like(scales)}
+        more = {name: np.ascontiguousarray(array, np.int32) for name, array in other.items()}
+        assert check_weight(settings, tensors | more, values.astype(np.float32)).ggml_type is None
 
 
 @pytest.mark.parametrize("shape", [(ROWS, 1), (ROWS,), (1,), (), (ROWS, 4)])

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from quantized_weights import BF16, CT, E4M3, F16, GPTQ4, gptq, packed, random_scales
 
+from ggufmill import convert_model, quantize_model
 from ggufmill.convert import open_source
 from ggufmill.convert.config import Config
 from ggufmill.convert.quantization.methods import WeightFinder
-from ggufmill.formats import FormatError
+from ggufmill.formats import FormatError, PlanError
 from ggufmill.formats.safetensors import open_safetensors
 
 
@@ -50,6 +51,32 @@ def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama
         assert np.array_equal(tensor.read(0, tensor.n_rows), plain.tensors[name].read(0, tensor.n_rows)), name
         source_types.add(tensor.source_type)
     assert source_types == {"f32", "int4", "int8", "f8_e4m3"}
+
+
+def test_symmetric_int4_is_converted_without_loss(tmp_path, write_checkpoint, tiny_llama):
+    """As in Kimi-K2-Thinking: --outtype auto writes q4_0 with the very weights, permuted rows included; and quantising them
+    to another type is no second quantisation."""
+    config, tensors = tiny_llama(np.float32, hidden_size=64, intermediate_size=96, num_key_value_heads=4)
+    expected = dict(tensors)
+    for name in [n for n in tensors if "_proj" in n]:
+        x, stem = tensors.pop(name), name.removesuffix("weight")
+        scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(BF16)
+        factors = np.repeat(scale.astype(np.float32), 32, 1)
+        codes = np.clip(np.round(x / factors), -8, 7)
+        tensors |= {f"{stem}weight_packed": packed(codes + 8, 4), f"{stem}weight_scale": scale}
+        expected[name] = codes.astype(np.float32) * factors
+    config["quantization_config"] = CT
+    folder = write_checkpoint(tmp_path / "int4", config, tensors)
+    plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
+    convert_model(folder, tmp_path / "out.gguf")
+    for name, tensor in open_source(tmp_path / "out.gguf").tensors.items():
+        values = plain.tensors[name].read(0, tensor.n_rows)
+        if name.startswith("blk.") and "norm" not in name:
+            assert tensor.source_type == "q4_0", name
+            assert np.array_equal(tensor.read(0, tensor.n_rows), values), name
+    quantize_model(folder, tmp_path / "q5.gguf", "q5_1")
+    with pytest.raises(PlanError, match="loses twice"):
+        quantize_model(tmp_path / "out.gguf", tmp_path / "q5-again.gguf", "q5_1")
 
 
 def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_llama):
