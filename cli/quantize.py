@@ -35,12 +35,7 @@ _role_types = flags.together(
     "--custom-q", "custom_q", multiple=True, metavar="RULES", help="Rules on the command line: regex=type,regex=type,..."
 )
 @flags.imatrix
-@click.option("--covariance", type=FILE, help="Covariances of the inputs (`ggufmill imatrix --covariance`): a smaller loss.")
-@click.option(
-    "--effort",
-    type=click.IntRange(0, 3),
-    help="How much is searched with --covariance: 0 and 1 codes, 2 and 3 scales too. [default: the recipe's, else 1]",
-)
+@flags.covariance
 @flags.target
 @flags.types
 @click.option("--calibration", type=FILE, help="Text to measure the tensors' sensitivity on, for --target-size and its like.")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help="Window in tokens. [default: 512]")
 @click.option("--chunks", type=click.IntRange(1), help="Windows of the text to read. [default: 8]")
 @flags.imatrix
+@flags.covariance
+@click.option("--strict", is_flag=True, help="Refuse a tensor whose errors --covariance cannot weight.")
 @flags.types
 @click.option("--repacked", is_flag=True, help="Interleaved types (_R4, _R8) where there are such, but for --gpu tensors.")
 @click.option("--gpu", metavar="REGEX", type=REGEX, help="Tensors for a GPU: their rows stay plain.")
@@ -48,16 +50,19 @@ if TYPE_CHECKING:
 def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Choose a type for every weight tensor of MODEL (a GGUF or a Hugging Face folder) and write them to OUT as a recipe.
 
-    The damage of a type is the importance-weighted error of a tensor's rows times the tensor's sensitivity: the KL divergence
-    from MODEL when it alone is quantised, measured on the text of -f. What is measured is kept in OUT.state.json, or in the
-    file of --state, which several OUTs may share: an interrupted search goes on, and for another target of the same model with
-    the same options only what it finds is measured (--max-kld and --refine: what is tried on the way).
+    The damage of a type is the error of a tensor's rows times the tensor's sensitivity: the KL divergence from MODEL when it
+    alone is quantised, measured on the text of -f. Errors are weighted by importance; with --covariance they are errors of
+    matrix products, of rows that are encoded as `quantize --covariance --effort` does it. What is measured is kept in
+    OUT.state.json, or in the file of --state, which several OUTs may share: an interrupted search goes on, and for another
+    target of the same model with the same options only what it finds is measured (--max-kld and --refine: what is tried on the
+    way).
 
     \b
     Examples:
       ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 -f calibration.txt --imatrix model.imatrix
       ggufmill search model-bf16.gguf large.txt --target-bpw 5 -f calibration.txt --state measured.json
       ggufmill search DeepSeek-V3/ v3.txt --target-size 180G --imatrix v3.imatrix --repacked --gpu "attn|shexp" --gpu-size 17G
+      ggufmill search model-bf16.gguf small.txt --target-bpw 3.2 -f calibration.txt --covariance model.cov --effort 1
       ggufmill search model-bf16.gguf good.txt --max-kld 0.02 -f calibration.txt
     """
     from ..pipeline.search import search_recipe
@@ -76,7 +81,7 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
         parts.append(
             f"KL divergence: predicted {result.assignment.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
         )
-    for name in ("imatrix", "mla_layout"):
+    for name in ("imatrix", "covariance", "effort", "mla_layout"):
         words += [f"--{name.replace('_', '-')}", str(options[name])] if options[name] is not None else []
     words += ["--allow-requantize"] if result.requantizes else []
     return "\n\n".join([*parts, f"{result.out}: {shlex.join(words)}"])

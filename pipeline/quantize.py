@@ -200,7 +200,6 @@ def quantize_model(
         "allow_requantize": allow_requantize,
         "ignore_imatrix_rules": ignore_imatrix_rules,
         "hide_imatrix": hide_imatrix,
-        "covariances": covariances,
         "override_kv": keys,
         "split_max_size": as_bytes(split_max_size) if split_max_size is not None or keep_split else given.recipe.split_max_size,
         "split_max_tensors": split_max_tensors,
@@ -219,7 +218,8 @@ def quantize_model(
             inputs += [search.text] if search.text is not None else []
             state, fixed_text = None if dry_run else _beside(out, ".state.json"), given.rules_text
             fixed = {"fixed": rules, "fixed_text": fixed_text, "state": state, "planning": planning}
-            job = SearchJob(opened, importance, search, **fixed, report=report)
+            weighted = {"covariances": covariances, "strict": strict}
+            job = SearchJob(opened, importance, search, **weighted, **fixed, report=report)
             text = _find_recipe(job, target, out, options, inputs)
             rules = parse_rules(text)
         replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
@@ -231,6 +231,7 @@ def quantize_model(
             recipe_text=text,
             overrides=overrides,
             importance=importance,
+            covariances=covariances,
             strict=strict,
             nonfinite_counts=replaced,
             version=__version__,

@@ -11,6 +11,7 @@ from ..jobs.atomic_write import write_text
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
 from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, check_new, refuse_inputs, refuse_unused
+from .common.covariance import load_covariances
 from .common.importance import load_importance
 from .common.progress import OnProgress, reporting
 from .recipe_search.options import SearchOptions, Target, parse_types
@@ -29,6 +30,9 @@ def search_recipe(
     n_ctx: int | None = None,
     chunks: int | None = None,
     imatrix: str | Path | None = None,
+    covariance: str | Path | None = None,
+    effort: int | None = None,
+    strict: bool = False,
     types: str | Sequence[TypeName] | None = None,
     repacked: bool = False,
     gpu: Pattern | None = None,
@@ -47,8 +51,8 @@ def search_recipe(
 ) -> SearchResult:
     """Chooses a type for every weight tensor of a model, and writes the choice as a recipe.
 
-    The damage of a type is the importance-weighted error of a tensor's rows times the tensor's sensitivity: the KL divergence
-    from the model when it alone is quantised, measured on a text.
+    The damage of a type is the error of a tensor's rows, weighted by importance or by the covariance of its inputs, times the
+    tensor's sensitivity: the KL divergence from the model when it alone is quantised, measured on a text.
 
     model         a GGUF file, a checkpoint folder or hf:OWNER/NAME
     out           the recipe to write
@@ -56,6 +60,10 @@ def search_recipe(
                   KL divergence in nats, for the smallest file with at most this one. One of the three
     text          file to measure sensitivities on; n_ctx: tokens per window (512); chunks: windows of it to read (8)
     imatrix       importance matrix, GGUF or .dat
+    covariance    file of covariances of the matrices' inputs (`ggufmill imatrix --covariance`): errors are those of products
+                  with such inputs, of rows that are encoded with it and this effort, 0 to 3 (1). Errors of a tensor that has
+                  no covariance are weighted by importance
+    strict        a tensor without a covariance is refused
     types         types to choose from, as 'iq2_k,iq4_k' or a list; 'default' is the usual set
     repacked      interleaved types (_r4, _r8) where there are such, but for gpu tensors
     gpu           tensors for a GPU, a regular expression; gpu_size: a budget of their own within the target, in bytes
@@ -85,6 +93,8 @@ def search_recipe(
         refuse_unused(given, "a text (-f)")
     if gpu_size is None and not repacked:
         refuse_unused({"--gpu": gpu}, "--gpu-size, or --repacked")
+    if covariance is None:
+        refuse_unused({"--effort": effort, "--strict": strict}, "--covariance")
     out = Path(out)
     target = Target(as_bytes(target_size), target_bpw, max_kld, as_pattern(gpu, "--gpu"), as_bytes(gpu_size))
     fixed = load_recipe(find(rules)) if rules is not None else None
@@ -92,7 +102,9 @@ def search_recipe(
     state_path = Path(state) if state is not None else out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
         raise PlanError(f"--state {state_path} is the output too; choose another file")
-    refuse_inputs([out, state_path], [*source.files, *(Path(path) for path in (imatrix, text, rules) if path is not None)])
+    refuse_inputs(
+        [out, state_path], [*source.files, *(Path(path) for path in (imatrix, covariance, text, rules) if path is not None)]
+    )
     check_new(out, force)
     given = {"n_ctx": n_ctx, "chunks": chunks, "measurements": measurements, "refine": refine}
     options = SearchOptions(
@@ -109,6 +121,8 @@ def search_recipe(
             source,
             load_importance(Path(imatrix), source) if imatrix is not None else None,
             options,
+            covariances=load_covariances(Path(covariance), source, 1 if effort is None else effort) if covariance else None,
+            strict=strict,
             fixed=fixed.rules if fixed is not None else (),
             fixed_text=fixed.rules_text if fixed is not None else "",
             state=state_path,

@@ -306,16 +306,14 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
     unused_roles = [role for role in selector.overrides.roles if not selector.hits[role]]
     warnings += [f"--{role.replace('_', '-')}-type applies to no tensor" for role in unused_roles]
     if selector.unselected:
-        warnings.append(
-            f"no rule takes {_abridged(selector.unselected)}, and no default type was given: they are not quantised"
-        )
+        warnings.append(f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised")
     if noticed.without_importance:
-        warnings.append(f"the imatrix has no data for {_abridged(noticed.without_importance)}: quantised without")
+        warnings.append(f"the imatrix has no data for {abridged(noticed.without_importance)}: quantised without")
     for reason, names in noticed.without_covariance.items():
-        warnings.append(f"the covariance is not used for {_abridged(names)}: {reason}")
+        warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
     fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
     if fallbacks:
-        warnings.append(f"another type than asked for: {_abridged(fallbacks)}")
+        warnings.append(f"another type than asked for: {abridged(fallbacks)}")
     return warnings
 
 
@@ -342,7 +340,7 @@ def _warnings_of_unused_rules(selector: TypeSelector, rules: Sequence[Rule], out
     return warnings
 
 
-def _abridged(names: Sequence[str]) -> str:
+def abridged(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 

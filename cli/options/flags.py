@@ -86,6 +86,14 @@ delete_source_shards = click.option(
     "--delete-source-shards", is_flag=True, help="DELETE each file of the checkpoint once all its tensors are written."
 )
 imatrix = click.option("--imatrix", type=FILE, help="Importance matrix, GGUF or .dat.")
+covariance = together(
+    click.option("--covariance", type=FILE, help="Covariances of inputs (`ggufmill imatrix --covariance`): a smaller loss."),
+    click.option(
+        "--effort",
+        type=click.IntRange(0, 3),
+        help="How much is searched with --covariance: 0 and 1 codes, 2 and 3 scales too. [default: the recipe's, else 1]",
+    ),
+)
 mla_layout = click.option(
     "--mla-layout",
     type=click.Choice(["ik", "mainline", "legacy"]),

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...formats import PlanError, TensorSource, TensorType
@@ -15,11 +16,15 @@ from ...quantize.planning import Importance
 from ..common.messages import note
 from .options import SearchOptions
 
+if TYPE_CHECKING:
+    from ...quantize.covariance.source import Covariances
+
 SAVE_EVERY = 5.0  # seconds
 
 
 class Measurements:
-    """Measurements of one model with one imatrix: errors[tensor][type], divergences[text][types] as [mean, standard error].
+    """Measurements of one model with one imatrix and covariance: errors[tensor][type], divergences[text][types] as [mean,
+    standard error].
 
     path: the file, which is read and written; None: nothing is saved. key: see `measurements_key`; a file with another key is
     of another model. shared: the file serves other outputs too, so that one of another model is refused, not replaced. Raises
@@ -43,10 +48,11 @@ class Measurements:
             raise PlanError(f"{path} is not what a search keeps there; remove it, or give another output") from None
         if not same and shared:
             raise PlanError(
-                f"{path} is of another model, --mla-layout, imatrix, --rows, --seed or version; give another --state"
+                f"{path} is of another model, --mla-layout, imatrix, covariance, --effort, --rows, --seed or version; "
+                "give another --state"
             )
         if not same:
-            note(f"note: {path} is of another model, imatrix, seed or version: measured anew")
+            note(f"note: {path} is of another model, imatrix, covariance, effort, seed or version: measured anew")
 
     def save(self, now: bool = False) -> None:
         """Writes the file; without `now` only if the last time was SAVE_EVERY seconds ago."""
@@ -56,13 +62,18 @@ class Measurements:
         self._saved = time.monotonic()
 
 
-def measurements_key(source: TensorSource, importance: Importance | None, options: SearchOptions) -> str:
+def measurements_key(
+    source: TensorSource, importance: Importance | None, options: SearchOptions, covariances: Covariances | None = None
+) -> str:
     """A digest of all that the errors of types depend on."""
     digest = hashlib.sha256(f"{source.identity}\0{options.rows}\0{options.seed}\0{__version__}".encode())
     for name, tensor in source.tensors.items():  # a checkpoint's differ by --mla-layout
         digest.update(f"{name}\0{tensor.shape}\n".encode("utf-8", "surrogateescape"))
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())
+    if covariances is not None:
+        former_names = sorted((covariances.former_names or {}).items())
+        digest.update(f"{covariances.identity}\0{covariances.effort}\0{former_names}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 

@@ -11,6 +11,7 @@ from ...formats import TensorSource, TensorType
 from ...jobs.plan import Plan
 from ...quantize.search.type_search import TypeAssignment
 from .options import SearchOptions, Target
+from .weighting import ErrorWeighting
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.sensitivity import Divergence
@@ -27,6 +28,7 @@ class SearchResult:
     plan         what `quantize_model` makes of the recipe
     measured     the divergence on the calibration text, which the search has seen; None without a text
     requantizes  whether `quantize_model` takes the recipe only with allow_requantize
+    weighting    what the errors of types were weighted by
     out          the file that the recipe was written to, if it was
     """
 
@@ -37,6 +39,7 @@ class SearchResult:
     plan: Plan
     measured: Divergence | None
     requantizes: bool
+    weighting: ErrorWeighting
     out: Path | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class SearchResult:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: out, target, recipe (its text), tensors and types, the figures, warnings."""
+        """What --json prints: out, target, recipe (its text), tensors and types, the figures, errors_weighted_by, warnings."""
         return {
             "out": str(self.out) if self.out is not None else None,
             "target": self.target.text,
@@ -59,6 +62,7 @@ class SearchResult:
             "tensors": {name: type.name for name, type in self.types.items()},
             "types": {name: {"tensors": n, "nbytes": size} for name, (n, size) in self.plan.histogram().items()},
             **self.figures(),
+            "errors_weighted_by": self.weighting.as_json(),
             "warnings": self.plan.warnings,
         }
 
@@ -73,8 +77,8 @@ def header_lines(
     assignment: TypeAssignment,
     target: Target,
     options: SearchOptions,
+    weighting: ErrorWeighting,
     *,
-    with_imatrix: bool,
     measured: Divergence | None = None,
     command: str = "",
 ) -> list[str]:
@@ -92,7 +96,6 @@ def header_lines(
         lines.append(f"KL divergence on {where}: predicted {assignment.predicted:.4g}{figure}")
     else:
         lines.append(f"No text was given: relative errors of tensors count alike, in all {assignment.predicted:.4g}")
-    importance = "with an imatrix" if with_imatrix else "without an imatrix"
-    lines.append(f"Errors of {options.rows} rows per tensor, seed {options.seed}, {importance}")
+    lines.append(f"Errors of {options.rows} rows per tensor, seed {options.seed}, {weighting.text}")
     texts = [" ".join(line.splitlines()).encode("utf-8", "backslashreplace").decode() for line in [*lines, command] if line]
     return [f"# {text}" for text in texts]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,15 @@ from ...quantize.search.type_search import (
     quantizable_tensors,
     use_packed_types,
 )
+from ..common.messages import note
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key
 from .options import SearchOptions, Target
 from .result import SearchResult, header_lines
+from .weighting import ErrorWeighting
 
 if TYPE_CHECKING:
+    from ...quantize.covariance.source import Covariances
     from ...runtime.evaluate.sensitivity import Divergence, Reference
 
 PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measured
@@ -45,11 +49,13 @@ INTERRUPTED = "what was measured is kept, the same command goes on with it"
 class SearchJob:
     """A search over one model, for one target or several.
 
+    covariances  of the inputs: errors are weighted by them, and what is measured is encoded with them
+    strict    a tensor whose errors could be weighted by importance only is refused
     fixed     rules that stay as they are: the tensors they take are not searched for; fixed_text: the same as written
     state     file for the measurements; None: they are not stored; shared: see `Measurements`
     planning  arguments of `plan_quantize`, so that a target is met by the very file that is wanted
 
-    Raises PlanError when no tensor is left whose type could be chosen.
+    Raises PlanError when no tensor is left whose type could be chosen, and for covariances of another model.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class SearchJob:
         importance: Importance | None,
         options: SearchOptions,
         *,
+        covariances: Covariances | None = None,
+        strict: bool = False,
         fixed: Sequence[Rule] = (),
         fixed_text: str = "",
         state: Path | None = None,
@@ -66,15 +74,19 @@ class SearchJob:
         report: OnProgress = lambda progress: None,
     ):
         self.source, self.importance, self.options, self._report = source, importance, options, report
-        self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {})}
+        self.covariances = covariances
+        self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {}), "covariances": covariances}
         self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
         matcher = RuleMatcher(self.fixed)
         self.tensors = {name: t for name, t in quantizable_tensors(source).items() if matcher.first(name) is None}
         if not self.tensors:
             raise PlanError(f"{source.path}: there is no tensor left that a type could be chosen for")
-        covered = {name: importance is not None and importance.for_tensor(t) is not None for name, t in self.tensors.items()}
+        self.weighting = ErrorWeighting.of(self.tensors, importance, covariances)
+        if strict:
+            self.weighting.refuse_diagonal()
+        covered = self.weighting.has_importance
         self.candidates = {name: usable_types(t, options.types, covered[name]) for name, t in self.tensors.items()}
-        self.measurements = Measurements(state, measurements_key(source, importance, options), shared)
+        self.measurements = Measurements(state, measurements_key(source, importance, options, covariances), shared)
 
     # -- measuring
 
@@ -90,14 +102,24 @@ class SearchJob:
     def _measured_search(self) -> TypeSearch:
         options, known = self.options, self.measurements
         known.save(now=True)  # fails here if it cannot be written to
+        for line in self.weighting.notes:
+            note(f"note: {line}")
         stage = Stage(self._report, "errors of types", len(self.tensors), "tensor")
         work = relative_errors(
-            self.tensors, self.candidates, self.importance, known.errors, rows=options.rows, seed=options.seed
+            self.tensors,
+            self.candidates,
+            self.importance,
+            known.errors,
+            rows=options.rows,
+            seed=options.seed,
+            covariances=self.covariances,
+            threads=options.threads,
         )
-        for name, measured in work:
-            known.errors[name] = known.errors.get(name, {}) | measured
-            known.save()
-            stage.advance(1, name)
+        with closing(work):  # its threads end with it
+            for name, measured in work:
+                known.errors[name] = known.errors.get(name, {}) | measured
+                known.save()
+                stage.advance(1, name)
         known.save(now=True)
         search = TypeSearch(
             self.tensors, self.candidates, known.errors, group_tensors(list(self.tensors), options.measurements)
@@ -117,7 +139,7 @@ class SearchJob:
         known = self.measurements.divergences.setdefault(self._text_key, {})
         key = types_key(types)
         if key not in known:
-            measured = self._reference.with_types(types, self.importance)
+            measured = self._reference.with_types(types, self.importance, self.covariances)
             known[key] = [measured.mean, measured.error]
             self.measurements.save()
         return known[key][0], known[key][1]
@@ -172,7 +194,8 @@ class SearchJob:
             measured = Divergence(*self.divergence(assignment.types))
             self.measurements.save(now=True)
         text = self._recipe_text(assignment, target, types, measured, command)
-        return SearchResult(target, text, assignment, types, self.plan(text), measured, self._requantizes(text))
+        requantizes = self._requantizes(text)
+        return SearchResult(target, text, assignment, types, self.plan(text), measured, requantizes, self.weighting)
 
     def _solve(self, target: Target) -> TypeAssignment:
         return self._of_size(target) if target.divergence is None else self._of_divergence(target.divergence)
@@ -341,10 +364,7 @@ class SearchJob:
         command: str = "",
     ) -> str:
         """types: as they are to be written, if they are not those of the assignment."""
-        covered = self.importance is not None
-        lines = header_lines(
-            self.source, assignment, target, self.options, with_imatrix=covered, measured=measured, command=command
-        )
+        lines = header_lines(self.source, assignment, target, self.options, self.weighting, measured=measured, command=command)
         others = [n for n in self.source.tensors if n not in assignment.types and n.startswith("blk.")]
         fixed = [self.fixed_text] if self.fixed_text else []
         return "\n".join([*lines, *fixed, rules_text(types or assignment.types, others)])

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...formats.file_range import range_checksum
 from ...jobs.atomic_write import write_text
+from ..common.arguments import check_new
 from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 
@@ -51,6 +52,13 @@ class StageCache:
     def was_begun(self, name: str) -> bool:
         """Whether the stage was ever begun in this folder."""
         return name in self._records
+
+    def check_own(self, name: str, key: str, file: Path) -> None:
+        """Raises PlanError for a file that is there although no stage of this name has begun to write it, and as
+        `check_folder` does. key: that the stage will have."""
+        record = self._records.get(name)
+        is_own = record is not None and (record.key == key or file.name in [output.name for output in record.files])
+        check_new(file, force=is_own)
 
     def forget(self, name: str) -> None:
         """Has the stage done again: what it read was written anew."""

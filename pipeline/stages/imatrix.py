@@ -13,11 +13,13 @@ from ...imatrix.calibration import Calibration, TextSegment, cut_windows
 from ...imatrix.collect import collect
 from ...imatrix.covariance.inputs import covariance_inputs
 from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
+from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import Perplexity
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..covariance import begin_covariance, finish_passes
 from ..warm_up import codecs_in_background
+from .folder import RunFolder
 from .text import StageText
 
 
@@ -46,6 +48,12 @@ def compute(
             job.finish()
     imatrix.save(path)
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}
+
+
+def covariance_to_write(recipe: Recipe, base: Path, folder: RunFolder) -> Path | None:
+    """The file that [imatrix] covariance of a recipe names, relative to `base`, or the folder's; None: none is collected."""
+    value = recipe.stages.get("imatrix", {}).get("covariance", False)
+    return base / value if isinstance(value, str) else folder.covariance if value else None
 
 
 def expected_covariances(model: Model, text: StageText, path: Path, effort: int) -> Covariances:

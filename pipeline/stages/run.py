@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +38,7 @@ from ..writing.write_model import count_replaced
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
 from .folder import RunFolder
+from .repack import check_repack
 from .text import StageText, read_stage_text
 from .validation import Validation
 
@@ -72,8 +72,8 @@ class Run:
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
         self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
-        self.target, self.collects_covariance = target_of(recipe), bool(stages.get("imatrix", {}).get("covariance"))
-        self.covariance = folder.covariance if self.collects_covariance else covariance_of_recipe(recipe, self.path.parent)
+        self.target, self.collected = target_of(recipe), imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
+        self.covariance = self.collected or covariance_of_recipe(recipe, self.path.parent)
         self.search_options = search_options_of(recipe, self.path.parent, threads=threads)
         self.cache = StageCache(folder.state, fresh, report)
         self._planned_types: set[TensorType] = set()  # of all tensors, known after `check`
@@ -107,7 +107,7 @@ class Run:
     def inputs(self) -> list[Path]:
         """All that is read, and so must not be written to."""
         given = [self.imatrix_path] if self.imatrix_path is not None and "imatrix" not in self.texts else []
-        given += [self.covariance] if self.covariance is not None and not self.collects_covariance else []
+        given += [self.covariance] if self.covariance is not None and self.collected is None else []
         return [*self.source.files, self.path, *(text.path for text in self.texts.values()), *given]
 
     @property
@@ -139,23 +139,20 @@ class Run:
     @property
     def _collected_files(self) -> list[Path]:
         """What the imatrix stage writes."""
-        return [self.folder.imatrix, *([self.folder.covariance] if self.collects_covariance else [])] * (
-            "imatrix" in self.texts
-        )
+        return [self.folder.imatrix, *([self.collected] if self.collected else [])] if "imatrix" in self.texts else []
 
     @cached_property
     def _imatrix_key(self) -> str:
         """A digest of all that decides what is in the imatrix."""
         text = self.texts.get("imatrix")
         if text is not None:
-            options = ["covariance"] * self.collects_covariance
+            options = ["covariance"] * (self.collected is not None)
             return key_of(__version__, self.source.identity, self.mla_layout, text.digest, text.n_ctx, text.chunks, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
-        covariance = self.covariance if self.collects_covariance else None
         return imatrix_stage.compute(
-            self._source_model, text, self.folder.imatrix, covariance, self._planned_types, self._report
+            self._source_model, text, self.folder.imatrix, self.collected, self._planned_types, self._report
         )
 
     def _importance(self) -> Importance | None:
@@ -177,6 +174,7 @@ class Run:
             self.source,
             importance,
             self.search_options,
+            covariances=self._covariances(importance),
             fixed=self.recipe.rules,
             fixed_text=self.recipe.rules_text,
             state=state,
@@ -190,7 +188,16 @@ class Run:
         types = ",".join(type.name for type in options.types)
         measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
         made_from = (__version__, self.source.identity, self.mla_layout, self._imatrix_key, self.recipe.split_max_size)
+        made_from += self._covariance_key
         return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
+
+    @cached_property
+    def _covariance_key(self) -> tuple[object, ...]:
+        """What of the covariances decides a search: their effort, and the data of a file that is given."""
+        if self.covariance is None or self.collected is not None:  # what is collected is part of the imatrix' key
+            return (effort_of_recipe(self.recipe),) if self.covariance is not None else ()
+        covariances = load_covariances(self.covariance, self.source, effort_of_recipe(self.recipe))
+        return covariances.identity, covariances.effort
 
     @property
     def has_rules(self) -> bool:
@@ -216,6 +223,7 @@ class Run:
                 "tensors": len(result.types),
                 "text": text,
                 "imatrix": importance is not None,
+                "errors_weighted_by": result.weighting.as_json(),
             }
             return about | result.figures()
 
@@ -232,7 +240,7 @@ class Run:
         path, effort = self.covariance, effort_of_recipe(self.recipe)
         if path is None:
             return None
-        if self.collects_covariance and isinstance(importance, PendingImportance):
+        if self.collected is not None and isinstance(importance, PendingImportance):
             return imatrix_stage.expected_covariances(self._source_model, self.texts["imatrix"], path, effort)
         return load_covariances(path, self.source, effort)
 
@@ -265,6 +273,8 @@ class Run:
         refuse_inputs([*self.folder.reports, self.folder.state, *written], self.inputs)
         # Else a file that is there belongs to somebody who never ran this recipe here.
         ours = self.fresh or self.cache.was_begun("quantize")
+        if self.collected not in (None, self.folder.covariance) and not self.fresh:
+            self.cache.check_own("imatrix", self._imatrix_key, self.collected)
         if self.target is None or self.has_rules:
             plan = self._plan(importance, None)
             types = {o.name: [o.type] for o in plan.outputs}
@@ -281,7 +291,7 @@ class Run:
         preflight(plan, force=ours, resume=journal_path(plan).exists(), inputs=self.inputs, needed=disk)
         if "repack" in self.recipe.stages:
             refuse_inputs([self.folder.repacked], self.inputs)
-            self._check_repack(types)
+            check_repack(self.recipe, types)
         if self._validation is not None:
             self._validation.check(self._source_model)
         return plan
@@ -323,16 +333,6 @@ class Run:
             raise
 
     # -- repack
-
-    def _check_repack(self, types: Mapping[str, Sequence[TensorType]]) -> None:
-        """Raises PlanError when no tensor, as one of the types that it may get, could be repacked."""
-        where, pattern = f"{self.recipe.name}, [repack]", self.recipe.stages["repack"].get("pattern", "")
-        try:
-            search = re.compile(pattern).search
-        except re.error as error:
-            raise PlanError(f"{where} pattern: {pattern!r} is no regular expression: {error}") from None
-        if not any(search(name) and any(type.packed is not None for type in several) for name, several in types.items()):
-            raise PlanError(f"{where}: no tensor of a type with an interleaved form has {pattern!r} in its name")
 
     def repack(self, quantized: Plan) -> Plan:
         """The plan of the file with interleaved rows beside the quantised one; without [repack] the one that is given."""

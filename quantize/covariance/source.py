@@ -114,9 +114,14 @@ class Covariances:
 
         Raises PlanError for a covariance of another number of columns or matrices.
         """
+        return self.reason_unusable(tensor) if takes_covariance(target) else f"{target.name} is encoded without"
+
+    def reason_unusable(self, tensor: SourceTensor) -> str:
+        """Why no more than the diagonal is known of a tensor, or of some of its matrices; '' if more is.
+
+        Raises PlanError for a covariance of another number of columns or matrices.
+        """
         columns, _, matrices = dims(tensor.shape)
-        if not takes_covariance(target):
-            return f"{target.name} is encoded without"
         collected = self.collected(tensor)
         if collected is None:
             return "none was collected"

@@ -68,7 +68,9 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 # A local path in a TOML recipe, up to the file name at its end. Windows separates folders by backslashes too.
-_FOLDERS = re.compile(r"""((?<![\w-])(?:model|text|file)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])""")
+_FOLDERS = re.compile(
+    r"""((?<![\w-])(?:model|text|file|covariance)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])"""
+)
 
 
 def strip_folders(text: str) -> str:
@@ -115,6 +117,7 @@ _NAME = KeySpec("text that is not empty", lambda v: isinstance(v, str) and v != 
 _N_CTX = _integer(4)
 _COUNT = _integer(1)
 _SWITCH = KeySpec("true or false", lambda v: isinstance(v, bool))
+_SWITCH_OR_NAME = KeySpec("true, false or a file to write", lambda v: isinstance(v, bool) or _NAME.accepts(v))
 _SIZE = KeySpec("a size such as '180G', or a number of bytes", _is_size)
 _POSITIVE = KeySpec("a number above 0", lambda v: _is_number(v) and v > 0)
 # The stages of a TOML recipe and the keys that each may have.
@@ -124,7 +127,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
     },
-    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH},
+    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME},
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,

@@ -1,18 +1,25 @@
-"""Quantisation error of a type on a tensor: sampled rows are encoded and decoded, errors weighted by importance."""
+"""Quantisation error of a type on a tensor: sampled rows are encoded and decoded, errors weighted by importance or H."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorType, dims
+from ...operating_system.processors import available_cpus
 from ..codecs.registry import can_encode, decode, encode
 from ..planning import Importance
 from ..recipes.type_selection import plain_for_lookup
+
+if TYPE_CHECKING:
+    from ..covariance.prepared import DampedCovariance, PreparedCovariance
+    from ..covariance.source import Covariances
 
 RUN_ROWS = 8  # neighbouring rows per run: as many as the widest interleaved type without a base type needs
 
@@ -24,39 +31,99 @@ DEFAULT_TYPES = (
 
 
 @dataclass(frozen=True)
-class RowSample:
-    """Rows of one tensor: runs of float32 [rows, columns], each with its matrix' importance, float32 [columns] or None."""
+class SampledRows:
+    """Neighbouring rows of one matrix, and what their errors are weighted by.
 
-    runs: list[tuple[np.ndarray, np.ndarray | None]]
+    x           float32 [rows, columns]
+    importance  float32 [columns] or None
+    prepared    the covariance of the matrix' inputs; None: the error is weighted by importance alone
+    """
+
+    x: np.ndarray
+    importance: np.ndarray | None
+    prepared: PreparedCovariance | None = None
+
+    @property
+    def encoding_importance(self) -> np.ndarray | None:
+        """What `encode` takes for importance: that of the covariance stands in where there is none."""
+        return self.prepared.importance if self.importance is None and self.prepared is not None else self.importance
+
+    @property
+    def damped(self) -> DampedCovariance | None:
+        """The covariance that errors are weighted by; None where only its diagonal, the importance, is."""
+        return self.prepared.damped if self.prepared is not None else None
+
+    @property
+    def energy(self) -> float:
+        """The sum of squares of the weights, weighted by importance or by the diagonal of the damped covariance."""
+        squares, damped = self.x.astype(np.float64) ** 2, self.damped
+        return _weighted_sum(squares, self.encoding_importance if damped is None else damped.diagonal[: self.x.shape[1]])
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Rows of one tensor, in runs of neighbours. effort: of the encoder for rows with a covariance, 0 to 3."""
+
+    runs: list[SampledRows]
+    effort: int = 1
 
     @cached_property
     def energy(self) -> float:
-        """The sum of squares of the weights, weighted by importance."""
-        return sum(_weighted_sum(x.astype(np.float64) ** 2, importance) for x, importance in self.runs)
+        """The weighted sum of squares of the weights."""
+        return sum(run.energy for run in self.runs)
 
     def error(self, tensor_type: TensorType) -> float:
-        """The squared error of the rows in that type, weighted by importance, over their energy; 0 for rows of zeros."""
+        """The weighted squared error of the rows in that type over their energy; 0 for rows of zeros.
+
+        Without a covariance the squares of the weights' errors r are weighted by importance. With one it is r H r^T, H damped,
+        of the rows as they are encoded with it, over the sum of squares that the diagonal of H weights: what r H r^T is when
+        errors of different columns are independent, so that tensors with and without a covariance can be compared.
+        """
         if not self.energy:
             return 0.0
         plain = TYPES.plain(tensor_type)  # a repacked type has the same values
-        squared_error = 0.0
-        for x, importance in self.runs:
-            decoded = decode(encode(x, plain.name, importance), plain.name, x.shape[1])
-            squared_error += _weighted_sum((decoded.astype(np.float64) - x) ** 2, importance)
-        return squared_error / self.energy
+        return sum(self._errors(plain.name)) / self.energy
+
+    def _errors(self, name: str) -> Iterator[float]:
+        shared: dict[int, list[SampledRows]] = {}  # runs whose inputs have one covariance, which is read once for all of them
+        for run in self.runs:
+            if run.damped is not None:
+                shared.setdefault(id(run.damped), []).append(run)
+                continue
+            decoded = decode(encode(run.x, name, run.encoding_importance), name, run.x.shape[1])
+            yield _weighted_sum((decoded.astype(np.float64) - run.x) ** 2, run.encoding_importance)
+        for runs in shared.values():
+            yield self._error_with_covariance(name, runs)
+
+    def _error_with_covariance(self, name: str, runs: Sequence[SampledRows]) -> float:
+        """The sum of r H r^T over runs of the same H. Encoded as `encode` does it: rows do not depend on each other."""
+        from ..covariance.encode import refine
+        from ..covariance.errors import product_errors
+
+        prepared = runs[0].prepared
+        assert prepared is not None
+        assert prepared.damped is not None
+        x = np.concatenate([run.x for run in runs])
+        q = np.concatenate([encode(run.x, name, run.encoding_importance) for run in runs])
+        decoded = decode(refine(x, q, name, prepared, self.effort), name, x.shape[1])
+        return float(product_errors(x, decoded, prepared.damped).sum())
 
 
 def _weighted_sum(squares: np.ndarray, importance: np.ndarray | None) -> float:
     return float(squares.sum() if importance is None else (squares @ importance.astype(np.float64)).sum())
 
 
-def sample_rows(tensor: SourceTensor, importance: Importance | None, rows: int, seed: int) -> RowSample:
+def sample_rows(
+    tensor: SourceTensor, importance: Importance | None, rows: int, seed: int, covariances: Covariances | None = None
+) -> RowSample:
     """About `rows` rows of a tensor, in runs of RUN_ROWS neighbours spread over its matrices.
 
-    Depends on the seed and the tensor's name alone. Weights that are not finite are taken as 0.
+    Which ones depends on the seed and the tensor's name alone. Weights that are not finite are taken as 0. covariances: of the
+    inputs; a matrix without one, or one of too few tokens, has its errors weighted by importance.
     """
     _, matrix_rows, matrices = dims(tensor.shape)
     weights = importance.for_tensor(tensor) if importance is not None else None
+    prepared_of = covariances.of(tensor) if covariances is not None else lambda matrix: None
     run_count, run_rows = max(1, rows // RUN_ROWS), min(RUN_ROWS, matrix_rows)
     rng = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
     slots = max(1, matrix_rows // run_rows) * matrices  # runs that do not overlap
@@ -66,8 +133,9 @@ def sample_rows(tensor: SourceTensor, importance: Importance | None, rows: int, 
         matrix, index = divmod(slot, slots // matrices)
         start = matrix * matrix_rows + index * run_rows
         x = np.ascontiguousarray(tensor.read(start, start + run_rows), np.float32)
-        runs.append((np.where(np.isfinite(x), x, np.float32(0)), weights[matrix] if weights is not None else None))
-    return RowSample(runs)
+        x = np.where(np.isfinite(x), x, np.float32(0))
+        runs.append(SampledRows(x, weights[matrix] if weights is not None else None, prepared_of(matrix)))
+    return RowSample(runs, covariances.effort if covariances is not None else 1)
 
 
 def usable_types(tensor: SourceTensor, types: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
@@ -97,15 +165,27 @@ def relative_errors(
     *,
     rows: int,
     seed: int,
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """(tensor name, {type name: relative error}) for each tensor in `options` and its types.
+    covariances: Covariances | None = None,
+    threads: int | None = 1,
+) -> Generator[tuple[str, dict[str, float]], None, None]:
+    """(tensor name, {type name: relative error}) for each tensor in `options` and its types, in this order.
 
-    known: errors from an earlier run, which are not computed again. rows, seed: as in `sample_rows`.
+    known: errors from an earlier run, which are not computed again. rows, seed, covariances: as in `sample_rows`. threads: that
+    many tensors at a time, None: as many as there are processors; the errors do not depend on it.
     """
-    for name, types in options.items():
+
+    def measure(name: str, types: Sequence[TensorType]) -> dict[str, float]:
         errors = dict(known.get(name, {}))
         missing = [t for t in types if t.name not in errors]
         if missing:
-            sample = sample_rows(tensors[name], importance, rows, seed)
+            sample = sample_rows(tensors[name], importance, rows, seed, covariances)
             errors |= {t.name: sample.error(t) for t in missing}
-        yield name, {t.name: errors[t.name] for t in types}
+        return {t.name: errors[t.name] for t in types}
+
+    pool = ThreadPoolExecutor(threads or available_cpus())
+    try:
+        futures = [(name, pool.submit(measure, name, types)) for name, types in options.items()]
+        for name, future in futures:
+            yield name, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

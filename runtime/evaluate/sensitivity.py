@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from ...quantize.transform import row_producer
 from ..model import Model, load_model
 from .divergence import score
 from .perplexity import make_windows
+
+if TYPE_CHECKING:
+    from ...quantize.covariance.source import Covariances
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,20 @@ class Reference:
             return Divergence(np.inf, np.inf)
         return Divergence(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
 
-    def with_types(self, types: Mapping[str, TensorType], importance: Importance | None) -> Divergence:
+    def with_types(
+        self, types: Mapping[str, TensorType], importance: Importance | None, covariances: Covariances | None = None
+    ) -> Divergence:
         """The divergence of this model with some tensors quantised. types: tensor name -> type."""
-        quantised = {name: _quantise(self.source.tensors[name], type, importance) for name, type in types.items()}
+        quantised = {name: _quantise(self.source.tensors[name], type, importance, covariances) for name, type in types.items()}
         return self.divergence(replace(self.source, tensors={**self.source.tensors, **quantised}))
 
 
-def _quantise(tensor: SourceTensor, type: TensorType, importance: Importance | None) -> SourceTensor:
+def _quantise(
+    tensor: SourceTensor, type: TensorType, importance: Importance | None, covariances: Covariances | None
+) -> SourceTensor:
     """The tensor with the values that decoding it from this type gives; nothing is written to a file."""
     weights = importance.for_tensor(tensor) if importance is not None else None
-    produce = row_producer(tensor, type, weights, [])
+    covariance_of, effort = (covariances.of(tensor), covariances.effort) if covariances is not None else (None, 1)
+    produce = row_producer(tensor, type, weights, [], covariance_of, effort)
     simulated = simulated_tensor(Output(tensor.name, tensor.shape, tensor.source_type, type, "", produce))
     return SourceTensor(tensor.name, tensor.shape, type.name, simulated.read)
