@@ -78,6 +78,7 @@ def command() -> None:
 @click.option("--covariance-bits", type=click.Choice(["16", "32"]), help="Of a number in that file. [default: 16]")
 @click.option("--memory", type=SIZE, help="For sums of covariances; more passes if short. [default: half of what is free]")
 @flags.plot("the coverage")
+@click.option("--dry-run", is_flag=True, help="Say sizes and time; run and write nothing.")
 @flags.resume
 @flags.force
 @flags.as_json
@@ -90,6 +91,7 @@ def compute(model: Any, text: Any, out: Any, as_json: bool, settings: dict[str, 
     \b
     Examples:
       ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --chunks 200
+      ggufmill imatrix model-q8_0.gguf -f calibration.txt -o model.imatrix --covariance model.cov --memory 20G --dry-run
       ggufmill imatrix model.gguf -f prose.txt -f chats.jsonl:3 --process-output -o model.imatrix --plot coverage.png
       ggufmill imatrix --in-file a.imatrix --in-file b.imatrix -o both.imatrix
     """

@@ -64,6 +64,17 @@ class _SharedSquares:
     sums: np.ndarray
 
 
+def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, int]]:
+    """Name -> (matrices, columns) of the entries that an importance matrix of a model has."""
+    collector, shapes = Collector(model, options), {}
+    for op in filter(collector.wants_input, (*model.graph.ops, *model.graph.head)):
+        for weight in op.weights if isinstance(op, LatentAttention) else op.weights[:1]:
+            shapes[weight.name] = dims(weight.shape)[2], weight.shape[0]
+    if options.embeddings:
+        shapes[EMBEDDINGS] = 1, model.graph.n_embd
+    return shapes
+
+
 class Collector(Observer):
     """Sums the squares of the inputs of linear weights.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..formats import TYPES, FormatError, open_gguf
+from ..formats import TYPES, FormatError, TensorType, open_gguf
 from ..formats.gguf_header import header_bytes
 
 Entry = tuple[np.ndarray, np.ndarray]
@@ -45,22 +45,41 @@ def read_imatrix_file(path: Path) -> ImatrixFile:
 
 def gguf_bytes(entries: Mapping[str, Entry], datasets: Sequence[str], chunk_count: int, chunk_size: int) -> bytes:
     """A complete GGUF file; arguments as of `Imatrix`."""
+    shapes = {name: (len(counts), sums.shape[1]) for name, (sums, counts) in entries.items()}
+    header, offsets, size = _gguf_layout(shapes, datasets, chunk_count, chunk_size)
+    out = bytearray(size)
+    out[: len(header)] = header
+    arrays = (array.astype("<f4") for _, entry in sorted(entries.items()) for array in entry)
+    for offset, array in zip(offsets, arrays, strict=True):
+        out[offset : offset + array.nbytes] = array.tobytes()
+    return bytes(out)
+
+
+def _gguf_layout(
+    shapes: Mapping[str, tuple[int, int]], datasets: Sequence[str], chunk_count: int, chunk_size: int
+) -> tuple[bytes, list[int], int]:
+    """(header, offset of the sums and of the counts of each entry by name, size of the file)."""
     metadata = {
         "general.type": "imatrix",
         "imatrix.datasets": list(datasets),
         "imatrix.chunk_count": np.uint32(chunk_count),
         "imatrix.chunk_size": np.uint32(chunk_size),
     }
-    arrays: list[tuple[str, tuple[int, ...], np.ndarray]] = []
-    for name, (sums, counts) in sorted(entries.items()):
-        arrays.append((name + _SUMS, (sums.shape[1], sums.shape[0]), sums.astype("<f4")))
-        arrays.append((name + _COUNTS, (1, len(counts)), counts.astype("<f4")))
-    header, offsets, size = header_bytes(metadata, [(name, shape, TYPES["f32"]) for name, shape, _ in arrays], 32)
-    out = bytearray(size)
-    out[: len(header)] = header
-    for offset, (_, _, array) in zip(offsets, arrays, strict=True):
-        out[offset : offset + array.nbytes] = array.tobytes()
-    return bytes(out)
+    arrays: list[tuple[str, tuple[int, ...], TensorType]] = []
+    for name, (matrices, columns) in sorted(shapes.items()):
+        arrays += [(name + _SUMS, (columns, matrices), TYPES["f32"]), (name + _COUNTS, (1, matrices), TYPES["f32"])]
+    return header_bytes(metadata, arrays, 32)
+
+
+def file_size(
+    suffix: str, shapes: Mapping[str, tuple[int, int]], datasets: Sequence[str], chunk_count: int, chunk_size: int
+) -> int:
+    """Bytes of an importance matrix with data for entries of these shapes: name -> (matrices, columns). suffix: of the file's
+    name, '.dat' for the legacy format."""
+    if suffix != ".dat":
+        return _gguf_layout(shapes, datasets, chunk_count, chunk_size)[2]
+    entries = sum(12 + len(name.encode()) + 4 * matrices * columns for name, (matrices, columns) in shapes.items())
+    return 4 + entries + 8 + len(", ".join(datasets).encode())
 
 
 def dat_bytes(means: Mapping[str, np.ndarray], datasets: Sequence[str], chunk_count: int) -> bytes:

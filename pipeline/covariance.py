@@ -46,25 +46,23 @@ def check_covariance(
     return path
 
 
-def begin_covariance(
-    model: Model,
-    windows: Calibration,
-    path: Path,
-    experts: bool = False,
-    bits: int | None = None,
-    memory: int | None = None,
-    state: CollectState | None = None,
+def plan_covariance(
+    model: Model, windows: Calibration, path: Path, experts: bool = False, bits: int | None = None, memory: int | None = None
 ) -> CovarianceJob:
-    """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes.
-
-    Raises PlanError for too little disk space or memory, or the state of another job.
-    """
+    """The job, of which nothing is done. Raises PlanError for too little memory, and a number of bits that there is not."""
     if bits is not None and bits not in BITS:
         raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
     if memory is None:
         free = free_bytes()
         memory = free // 2 if free is not None else _MEMORY
-    job = CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
+    return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
+
+
+def begin_covariance(job: CovarianceJob, state: CollectState | None = None) -> CovarianceJob:
+    """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes.
+
+    Raises PlanError for too little disk space, or the state of another job.
+    """
     if state is None:
         job.start_afresh()
     job.writer.check_space(2 * job.sums_bytes)

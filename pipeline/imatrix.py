@@ -22,10 +22,11 @@ from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
+from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.messages import note, warn
 from .common.models import ModelLike, open_model, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
-from .covariance import begin_covariance, check_covariance, finish_passes
+from .covariance import begin_covariance, check_covariance, finish_passes, plan_covariance
 from .reports.plots import check_picture
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10
@@ -36,17 +37,19 @@ class ImatrixResult:
     """An importance matrix, and what it covers of the model.
 
     imatrix  entries: name -> (sums float32 [matrices, columns], counts int64 [matrices]); what is in in_file added
-    figures  perplexity of the text
+    figures  perplexity of the text; None with dry_run
     layers   coverage of each layer: weight tensors without data, experts with few tokens or none
     path     the file that it was written to; plot: the picture; covariance: the file of covariances
+    forecast what the call takes; only with dry_run, which leaves imatrix and layers empty
     """
 
     imatrix: Imatrix
-    figures: Perplexity
+    figures: Perplexity | None
     layers: list[LayerCoverage]
     path: Path | None = None
     plot: Path | None = None
     covariance: Path | None = None
+    forecast: CollectionForecast | None = None
 
     @property
     def remarks(self) -> list[str]:
@@ -55,7 +58,9 @@ class ImatrixResult:
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: path, entries and chunks (how many), plot, covariance, starved_experts, sparse_experts, coverage,
-        remarks, and the figures of the perplexity."""
+        remarks, and the figures of the perplexity. With dry_run path, covariance and those of the forecast."""
+        if self.forecast is not None or self.figures is None:
+            return {"path": str(self.path) if self.path else None, **(self.forecast.as_json() if self.forecast else {})}
         counts = {"entries": len(self.imatrix.entries), "chunks": self.imatrix.chunk_count}
         files = {"path": str(self.path) if self.path else None, **counts, "plot": str(self.plot) if self.plot else None}
         files |= {"covariance": str(self.covariance)} if self.covariance is not None else {}
@@ -83,6 +88,7 @@ def compute_imatrix(
     plot: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
+    dry_run: bool = False,
     n_ctx: int | None = None,
     progress: OnProgress | bool | None = None,
     **settings: Any,
@@ -106,6 +112,7 @@ def compute_imatrix(
                        the text (half of what is free)
     plot               a picture of the coverage, which needs matplotlib
     resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
+    dry_run            nothing is written or run; the result has what the call takes
     n_ctx              tokens per window; None: 512
     settings           of `load_model`, as for `perplexity`
     progress           stage 'imatrix' in windows, `partial` the `Perplexity` so far
@@ -133,8 +140,8 @@ def compute_imatrix(
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
     source = _source_of(model)
     inputs = [*source.files, *(one.path for one in texts), *added]
-    state_path = _check_outputs(path, plot, inputs, resume, force)
-    covariance_path = check_covariance(covariance, path, inputs, resume, force, has_more=bool(added))
+    state_path = _check_outputs(path, plot, inputs, resume, force or dry_run)
+    covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
     collect_options = CollectOptions(process_output, process_embedding)
@@ -146,7 +153,12 @@ def compute_imatrix(
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
     job = None
     if covariance_path is not None:
-        job = begin_covariance(opened, windows, covariance_path, covariance_experts, covariance_bits, as_bytes(memory), state)
+        job = plan_covariance(opened, windows, covariance_path, covariance_experts, covariance_bits, as_bytes(memory))
+    if dry_run:
+        forecast = forecast_collection(opened, windows, path, collect_options, job)
+        return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)
+    if job is not None:
+        begin_covariance(job, state)
     frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
 
     def save_state(now: CollectState) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...pipeline.common.messages import duration, gib
 from .console import table
 
 if TYPE_CHECKING:
@@ -17,10 +18,29 @@ _LISTED = 6  # names in a line of text
 
 
 def computed_text(result: ImatrixResult) -> str:
-    """The coverage, and a line of what was written."""
+    """The coverage, and a line of what was written; with dry_run what it takes."""
+    if result.forecast is not None or result.figures is None:
+        return _forecast_text(result)
     entries, chunks = len(result.imatrix.entries), result.imatrix.chunk_count
     line = f"{result.path}: {entries} entries, {chunks} chunks, perplexity {result.figures.perplexity:.4f}"
     return f"{coverage_text(result.layers)}\n\n{line}"
+
+
+def _forecast_text(result: ImatrixResult) -> str:
+    forecast = result.forecast
+    assert forecast is not None
+    covariance, n = forecast.covariance, forecast.windows
+    lines = [f"{result.path}: {forecast.entries} entries, {gib(forecast.file_bytes)}"]
+    if covariance is not None:
+        passes = f"{covariance.passes} passes" if covariance.passes > 1 else "one pass"
+        lines.append(
+            f"{result.covariance}: covariances of {covariance.inputs} inputs, {gib(covariance.file_bytes)}; "
+            f"{gib(covariance.sums_bytes)} of memory for sums, in {passes} over the text"
+        )
+    lines.append(f"disk: {gib(forecast.disk_needed)} needed, {gib(forecast.disk_free)} free")
+    sums = f", {duration(forecast.sum_seconds)} for the sums" if covariance is not None else ""
+    lines.append(f"time: about {duration(forecast.seconds)} for running {n} windows, {forecast.tokens:,} tokens{sums}")
+    return "\n".join(lines)
 
 
 def coverage_text(layers: Sequence[LayerCoverage]) -> str:

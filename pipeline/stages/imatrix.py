@@ -17,7 +17,7 @@ from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import Perplexity
 from ..common.progress import WINDOWS, OnProgress, Stage
-from ..covariance import begin_covariance, finish_passes
+from ..covariance import begin_covariance, finish_passes, plan_covariance
 from ..warm_up import codecs_in_background
 from .folder import RunFolder
 from .text import StageText
@@ -35,7 +35,7 @@ def compute(
     types: those that are encoded afterwards, whose codecs are compiled in the meantime.
     """
     windows, stage = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS)
-    job = begin_covariance(model, windows, covariance) if covariance is not None else None
+    job = begin_covariance(plan_covariance(model, windows, covariance)) if covariance is not None else None
     passes = len(job.passes) if job is not None else 1
 
     def on_chunk(so_far: Perplexity, total: int) -> None:

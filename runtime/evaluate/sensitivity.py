@@ -59,15 +59,19 @@ class Reference:
             outputs += [output[n_ctx // 2 : n_ctx - 1].copy() for output in model.hidden(batch)]
         return outputs
 
-    def divergence(self, source: TensorSource) -> Divergence:
-        """The divergence of another model with the same vocabulary; infinite if its predictions are not finite."""
+    def divergences(self, source: TensorSource) -> np.ndarray:
+        """The divergence of another model with the same vocabulary at each prediction, float64 or float32 [predictions]."""
         model = load_model(source, **self.settings)
         middle = self.windows.shape[1] // 2
         parts = [
             score(model, output, window[middle + 1 :], self.model, base_output).divergences
             for output, window, base_output in zip(self._hidden(model), self.windows, self._outputs, strict=True)
         ]
-        values = np.concatenate([part for part in parts if part is not None])
+        return np.concatenate([part for part in parts if part is not None])
+
+    def divergence(self, source: TensorSource) -> Divergence:
+        """The divergence of another model with the same vocabulary; infinite if its predictions are not finite."""
+        values = self.divergences(source)
         if not np.isfinite(values).all():
             return Divergence(np.inf, np.inf)
         return Divergence(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))

@@ -74,7 +74,7 @@ def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     assert mill("search", llama, tmp_path / "b.txt", *arguments)[0] == 0
     code, _, err = mill("search", llama, tmp_path / "c.txt", *arguments, "--seed", 3)
     assert code == 1
-    assert "m.json is of another model, --mla-layout, imatrix, --rows, --seed or version; give another --state" in err
+    assert "m.json is of another model, --mla-layout, imatrix, covariance, --effort, --rows, --seed or version; give" in err
     assert "is an input of this job" in mill("search", llama, tmp_path / "c.txt", *arguments, "-f", tmp_path / "m.json")[2]
     assert "is the output" in mill("search", llama, tmp_path / "c.txt", *arguments[:-1], tmp_path / "c.txt")[2]
     assert (tmp_path / "m.json").read_bytes() == kept

@@ -128,7 +128,7 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         return known(self, kind)
 
-    arguments = ("run", recipe(), "-o", tmp_path / "out")
+    arguments = ("run", recipe(), "-o", tmp_path / "out", "-t", 1)  # several threads would have measured more by then
     monkeypatch.setattr(quant_error.RowSample, "error", interrupted)
     code, _, err = mill(*arguments)
     assert code == 1

@@ -5,6 +5,8 @@ import pytest
 
 from ggufmill.formats import TYPES, PlanError, SourceTensor
 from ggufmill.quantize import decode, encode
+from ggufmill.quantize.covariance.covariance import Covariance
+from ggufmill.quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ggufmill.quantize.planning import Importance
 from ggufmill.quantize.search.quant_error import relative_errors, sample_rows, usable_types
 
@@ -34,7 +36,7 @@ def test_samples_depend_on_seed_and_tensor_name_only(rows):
     big = np.tile(rows, (8, 1)) * np.arange(1, 513, dtype=np.float32)[:, None]
 
     def first(seed, name="blk.0.ffn_up.weight"):
-        return np.concatenate([x for x, _ in sample_rows(tensor(big, name, (4,)), None, 32, seed).runs])
+        return np.concatenate([run.x for run in sample_rows(tensor(big, name, (4,)), None, 32, seed).runs])
 
     assert first(0).shape == (32, 256)
     assert np.array_equal(first(0), first(0))
@@ -70,3 +72,54 @@ def test_known_errors_are_not_computed_again(rows):
     assert dict(
         relative_errors({"a.weight": unreadable}, options, None, {"a.weight": {"q4_0": 0.5, "q8_0": 0.1}}, rows=8, seed=0)
     ) == {"a.weight": {"q4_0": 0.5}}
+
+
+def covariances_of(matrices, effort=1):
+    """Covariances of one tensor: a `Covariance` for each of its matrices."""
+    tokens = np.array([one.tokens for one in matrices])
+    collected = CollectedInput(matrices[0].columns, tokens)
+    return Covariances(lambda name: collected, PreparedCache(lambda name, matrix: matrices[matrix]), "digest", {}, effort)
+
+
+def correlated(seed, tokens=2000):
+    x = np.random.default_rng(seed).standard_normal((tokens, 24)) @ np.random.default_rng(seed + 1).standard_normal((24, 256))
+    x = (x + np.random.default_rng(seed + 2).standard_normal(x.shape)).astype(np.float32)
+    return Covariance(np.ascontiguousarray(x.T @ x / tokens), tokens)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "iq2_ks", "iq2_xxs"])
+def test_error_with_a_covariance_is_that_of_the_encoded_rows(rows, name):
+    """Of a stack whose first two matrices share a covariance, while each has its importance; against r H r^T in float64."""
+    shared, own = correlated(0), correlated(5)
+    stack = [shared, shared, own, own]
+    weights = np.random.default_rng(1).chisquare(2, (4, 256)).astype(np.float32)
+    importance = Importance({"blk.0.ffn_up.weight": weights})
+    sample = sample_rows(tensor(rows, stack=(4,)), importance, 64, 0, covariances_of(stack))
+    error = energy = 0.0
+    for matrix, covariance in enumerate(stack):
+        x = rows[16 * matrix : 16 * matrix + 16]
+        r = x - decode(encode(x, name, weights[matrix], covariance, 1), name, 256).astype(np.float64)
+        damped = covariance.damped().astype(np.float64)
+        error += np.einsum("ri,ij,rj->", r, damped, r)
+        energy += (x.astype(np.float64) ** 2 @ np.diagonal(damped)).sum()
+    assert sample.error(TYPES[name]) == pytest.approx(error / energy, rel=1e-4)
+    without = sample_rows(tensor(rows, stack=(4,)), importance, 64, 0)
+    assert sample.error(TYPES[name]) < 0.8 * without.error(TYPES[name])
+
+
+def test_too_few_tokens_leave_the_diagonal(rows):
+    few = correlated(0, tokens=100)
+    importance = Importance({"blk.0.ffn_up.weight": few.diagonal[None]})
+    q4_0 = TYPES["q4_0"]
+    expected = sample_rows(tensor(rows), importance, 64, 0).error(q4_0)
+    assert sample_rows(tensor(rows), importance, 64, 0, covariances_of([few])).error(q4_0) == expected
+    assert sample_rows(tensor(rows), None, 64, 0, covariances_of([few])).error(q4_0) == expected
+
+
+def test_errors_do_not_depend_on_threads(rows):
+    tensors = {f"blk.{i}.ffn_up.weight": tensor(rows * (i + 1), f"blk.{i}.ffn_up.weight") for i in range(5)}
+    options = {name: [TYPES["q4_0"], TYPES["iq2_ks"]] for name in tensors}
+    common = {"rows": 16, "seed": 0, "covariances": covariances_of([correlated(0)], effort=0)}
+    alone = list(relative_errors(tensors, options, None, {}, **common))
+    assert list(relative_errors(tensors, options, None, {}, **common, threads=3)) == alone
+    assert [name for name, _ in alone] == list(tensors)
