@@ -182,7 +182,12 @@ def relative_errors(
             errors |= {t.name: sample.error(t) for t in missing}
         return {t.name: errors[t.name] for t in types}
 
-    pool = ThreadPoolExecutor(threads or available_cpus())
+    count = threads or available_cpus()
+    if count == 1:
+        for name, types in options.items():
+            yield name, measure(name, types)
+        return
+    pool = ThreadPoolExecutor(count)
     try:
         futures = [(name, pool.submit(measure, name, types)) for name, types in options.items()]
         for name, future in futures:
