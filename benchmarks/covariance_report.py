@@ -1,8 +1,8 @@
 """The table and the plot of what benchmarks/covariance.py measured.
 
-    python benchmarks/covariance_report.py covariance_demo.json covariance_second.json --out benchmarks/results/covariance
+    python benchmarks/covariance_report.py covariance_demo.json covariance_second.json
 
-Writes OUT.md and OUT.png. Needs the `plot` extra (matplotlib).
+Writes OUT.md, with what covariance_search.py measured too (--search), and OUT.png. Needs the `plot` extra (matplotlib).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import click
 from covariance import TYPES
 
+RESULTS = Path(__file__).parent / "results"
 LABELS = {
     "none": "no calibration",
     "imatrix": "importance matrix",
@@ -115,6 +116,30 @@ def markdown(results: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def searched(results: dict[str, Any]) -> list[str]:
+    """The section of what benchmarks/covariance_search.py measured."""
+    lines = [
+        f"## Types chosen by the covariance ({results['model']})",
+        "",
+        f"KL divergence from bf16 on {results['windows']} held-out windows of {results['n_ctx']} tokens: recipes of equal size",
+        "that `search` found with errors weighted by the importance matrix and by the covariance, all encoded with the",
+        f"covariance at effort {results['effort']} (`python benchmarks/covariance_search.py`). Errors of ratios are those of",
+        "paired differences.",
+        "",
+        "| bits | sensitivities | types by importance | types by covariance | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for label, row in results["sizes"].items():
+        old, new = row["imatrix"], row["covariance"]
+        how = "none (no text)" if "without" in label else "measured on a text"
+        figures = [f"{each['kld']:.4f} ± {each['error']:.4f}" for each in (old, new)]
+        ratio = f"{row['ratio']:.3f} ± {row['ratio_error']:.3f}"
+        lines.append(f"| {new['bits']:.2f} | {how} | {' | '.join(figures)} | {ratio} |")
+    for row in results.get("others", []):
+        lines += ["", row]
+    return [*lines, ""]
+
+
 def draw(models: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -194,8 +219,11 @@ def envelope(results: dict[str, Any], variant: str, places: dict[str, float]) ->
 
 @click.command(help=__doc__)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", default=Path(__file__).parent / "results/covariance", type=click.Path(path_type=Path))
-def main(files: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--search", default=RESULTS / "covariance_search.json", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--out", default=RESULTS / "covariance", type=click.Path(path_type=Path))
+def main(files: tuple[Path, ...], search: Path, out: Path) -> None:
     models = [json.loads(path.read_text()) for path in files]
     lines = [
         "# Encoding with the covariance of the inputs",
@@ -210,6 +238,7 @@ def main(files: tuple[Path, ...], out: Path) -> None:
     ]
     for results in models:
         lines += markdown(results)
+    lines += searched(json.loads(search.read_text("utf-8")))
     out.with_suffix(".md").write_text("\n".join(lines))
     draw(models, out.with_suffix(".png"))
 
