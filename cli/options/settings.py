@@ -44,6 +44,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "attn_max_batch": ("attention_bytes", lambda mebibytes: mebibytes << 20),
     "run_time_repack": ("repack", bool),
     "smart_expert_reduction": ("expert_reduction", tuple),
+    "ctx_checkpoints": ("checkpoints", int),
 }
 
 
@@ -87,6 +88,11 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             "--smart-expert-reduction",
             type=ExpertReduction(),
             help="Use N experts per token and more only if they weigh T times the strongest.",
+        ),
+        click.option(
+            "--ctx-checkpoints",
+            type=click.IntRange(1),
+            help="Recurrent states of a sequence that are kept to go back to, of models with such layers. [default: 8]",
         ),
         click.option(
             "-np",
