@@ -31,8 +31,8 @@ from ggml_library import Library, Mainline
 from gguf.quants import dequantize, quantize
 
 from ggufmill.formats import TYPES, MillError, TensorType
+from ggufmill.operating_system.processors import processor_name
 from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.runtime.evaluate.provenance import processor
 
 ROWS, COLUMNS = 64, 2048
 OURS, REFERENCE, MAINLINE, GGUF = "ours", "reference", "mainline", "gguf"
@@ -197,7 +197,7 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
 
 def report(rows: Sequence[Row], repeat: int) -> dict:
     return {
-        "machine": {"cpu": processor(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
+        "machine": {"cpu": processor_name(), "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None, "threads": 1},
         "versions": {name: version(name) for name in ("ggufmill", "numpy", "numba", "gguf")},
         "data": f"{ROWS} rows x {COLUMNS}, Student-t(5) * 0.02; importance chi2(2) + 0.01",
         "repeat": repeat,
