@@ -58,6 +58,15 @@ class HParams:
             raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {value}, not {minimum} to {maximum}")
         return value
 
+    def of_layer(self, key: str, layer: int, default: int = _REQUIRED, minimum: int = 1) -> int:
+        """As `size`, for a number that is the same in all layers, or one of a list with one for each."""
+        value = self._get(key, default)
+        if np.ndim(value) == 0:
+            return self.size(key, default, minimum)
+        if not minimum <= (number := int(value[layer]) if layer < len(value) else -1) <= 1 << 31:
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {number} in layer {layer}")
+        return number
+
     def float(self, key: str, default: float = _REQUIRED) -> float:
         """As `int`, for a real number. Raises FormatError for NaN and infinity, too."""
         value = self._get(key, default)

@@ -32,6 +32,8 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma.gemma2",
     "Gemma3ForCausalLM": "gemma.gemma3",
     "Gemma3ForConditionalGeneration": "gemma.gemma3",
+    "Gemma4ForCausalLM": "gemma4.gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4.gemma4",
     "DeepseekV2ForCausalLM": "deepseek.deepseek2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek2",
     "DeepseekV32ForCausalLM": "deepseek.deepseek32",

@@ -132,12 +132,21 @@ class GraphBuilder:
         bias = self.optional(f"{name}.bias", weight.shape) if kind == "layer" else None
         return self.append(ops.Norm(self.value(*x.shape), x, weight, epsilon, bias, kind, over))
 
+    def plain_norm(self, x: Value, epsilon: float) -> Value:
+        """The RMS norm of each row of the last axis, without weights."""
+        return self.append(ops.Norm(self.value(*x.shape), x, None, epsilon))
+
     def rope(self, x: Value, rope: RotaryEmbedding, start: int = 0) -> Value:
         self._fit(start + rope.dims <= x.shape[-1], f"a rotation of {start}...{start + rope.dims} of {x.shape}")
         return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
 
-    def attention(self, q: Value, k: Value, v: Value, layer: int, scale: float, **options) -> Value:
+    def attention(self, q: Value, k: Value | None, v: Value | None, layer: int, scale: float, **options) -> Value:
         """options: window, softcap, sinks of `ops.Attention`."""
+        if k is None or v is None:
+            kept = {spec.name: spec for spec in self.cache if spec.layer == layer and isinstance(spec, CacheSpec)}
+            fits = {"k", "v"} <= kept.keys() and q.shape[1] == kept["k"].width and q.shape[0] % kept["k"].heads == 0
+            self._fit(fits, f"attention of queries {q.shape} over what layer {layer} keeps")
+            return self.append(ops.Attention(self.value(q.shape[0], kept["v"].width), q, None, None, layer, scale, **options))
         fits = q.shape[1] == k.shape[1] and k.shape[0] == v.shape[0] and q.shape[0] % k.shape[0] == 0
         self._fit(fits, f"attention of queries {q.shape} over keys {k.shape} and values {v.shape}")
         self.cache += [CacheSpec(layer, "k", *k.shape), CacheSpec(layer, "v", *v.shape)]

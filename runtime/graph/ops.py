@@ -131,13 +131,14 @@ class Reshape(Op):
 class Norm(Op):
     """RMS norm, x / sqrt(mean(x^2) + epsilon) * weight, or layer norm: (x - mean) / sqrt(variance + epsilon) * weight + bias.
 
+    weight  None: ones
     kind  'rms' or 'layer'
     over  'last': each row of the last axis by itself (weight: of the last axis, or of all axes, so that each head has its own);
           'all': all elements of a token together
     """
 
     x: Value
-    weight: Weight
+    weight: Weight | None
     epsilon: float
     bias: Weight | None = None
     kind: str = "rms"
@@ -157,7 +158,8 @@ class Rope(Op):
 class Attention(Op):
     """Grouped-query attention: appends k and v to the KV cache of `layer`; each query sees its sequence up to its own position.
 
-    q (heads, k_width), k (kv heads, k_width), v (kv heads, v_width) -> (heads, v_width)
+    q (heads, k_width), k (kv heads, k_width), v (kv heads, v_width) -> (heads, v_width); k and v are None where those are used
+    that an earlier op has appended to the cache of `layer` (Gemma 4)
 
     scale    factor of the scores
     window   positions that a query sees, its own included; 0: all
@@ -166,8 +168,8 @@ class Attention(Op):
     """
 
     q: Value
-    k: Value
-    v: Value
+    k: Value | None
+    v: Value | None
     layer: int
     scale: float
     window: int = 0

@@ -27,7 +27,7 @@ def feed_forward(
     prefix = f"blk.{layer}.ffn_"
     if f"{prefix}gate_inp.weight" in graph:
         return _experts(graph, hparams, layer, x, activation)
-    n_ff = hparams.size("feed_forward_length")
+    n_ff = hparams.of_layer("feed_forward_length", layer)
     if f"{prefix}gate.weight" in graph or f"{prefix}up.weight" not in graph:
         return _gated(graph, x, prefix, "", n_ff, activation)
     if graph.shape(f"{prefix}up.weight")[-1] == 2 * n_ff:

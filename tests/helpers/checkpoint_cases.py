@@ -44,6 +44,10 @@ GEMMA2 = WINDOW | {"head_dim": 24, "attn_logit_softcapping": 2.0, "final_logit_s
 GEMMA3 = WINDOW | {"head_dim": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 24}
 OTHER_PATTERN = ["full_attention", *["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 2]
 GEMMA3_ROPE = {"full_attention": LINEAR | {"rope_theta": 1e6}, "sliding_attention": PLAIN}
+GEMMA4 = TIED | WINDOW | {"head_dim": 24, "global_head_dim": 32, "hidden_size_per_layer_input": 16, "num_hidden_layers": 6}
+GEMMA4 |= {"vocab_size_per_layer_input": 288, "layer_types": ["sliding_attention", "full_attention"] * 3}
+GEMMA4_31B = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_31B |= {"final_logit_softcapping": 5.0, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
 TEXT = COMMON | TIED | GEMMA3 | {"rope_parameters": GEMMA3_ROPE}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"image_size": 16, "patch_size": 8}
@@ -133,6 +137,8 @@ CASES = {
     "gemma2-scale": ("Gemma2", TIED | GEMMA2 | {"query_pre_attn_scalar": 64, "final_logit_softcapping": 30.0}),
     "gemma3": ("Gemma3", TIED | GEMMA3 | {"rope_parameters": GEMMA3_ROPE}),
     "gemma3-pattern": ("Gemma3", TIED | GEMMA3 | {"layer_types": OTHER_PATTERN, "query_pre_attn_scalar": 16}),
+    "gemma4": ("Gemma4", GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4-dense": ("Gemma4", GEMMA4 | GEMMA4_31B),
     "v2-lite": ("DeepseekV2", DEEPSEEK | {"q_lora_rank": None}),
     "v2-groups": ("DeepseekV2", DEEPSEEK | V2_GROUPS, "mainline"),
     "v3": ("DeepseekV3", DEEPSEEK | V3),
@@ -221,11 +227,12 @@ BEYOND_LLAMA_CPP = {
     "gpt-oss": "yarn's ramp begins and ends at whole pairs",
     "ernie4_5-moe-interval": "experts in every layer behind the first ones",
 }
-COARSE_IN_LLAMA_CPP = ("gemma2", "gemma3", "starcoder2")  # gelu comes from a table of f16
+# Its gelu comes from a table of f16; Gemma 4's scores, which have no factor, and norms of values make more of such differences.
+COARSE_IN_LLAMA_CPP = dict.fromkeys(("gemma2", "gemma3", "starcoder2"), 5e-3) | {"gemma4": 1e-2, "gemma4-dense": 5e-2}
 # It divides queries and keys by at least the norms' epsilon, which is 1e-6 in all published models; rounding errors of results
 # near zero are then scaled up.
 IN_LLAMA_CPP = {case: {"rms_norm_eps": 1e-6} for case in ("qwen3next", "qwen35", "qwen35-one", "qwen35moe")}
-COARSE_IN_LLAMA_CPP += tuple(IN_LLAMA_CPP)
+COARSE_IN_LLAMA_CPP |= dict.fromkeys(IN_LLAMA_CPP, 5e-3)
 
 
 def oracle():

@@ -80,7 +80,7 @@ def reshape(step: Step, x: np.ndarray, out: Value) -> np.ndarray:
 def norm(
     step: Step,
     x: np.ndarray,
-    weight: np.ndarray,
+    weight: np.ndarray | None,
     epsilon: float,
     bias: np.ndarray | None,
     kind: Literal["rms", "layer"],
@@ -89,7 +89,8 @@ def norm(
     rows = x.reshape(len(x), -1) if over == "all" else x
     if kind == "layer":
         rows = rows - rows.mean(axis=-1, keepdims=True)
-    scaled = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + np.float32(epsilon)) * weight
+    scaled = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + np.float32(epsilon))
+    scaled = scaled if weight is None else scaled * weight
     return (scaled if bias is None else scaled + bias).reshape(x.shape)
 
 
@@ -111,20 +112,24 @@ def rope(step: Step, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.nda
 def attention(
     step: Step,
     q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    k: np.ndarray | None,
+    v: np.ndarray | None,
     layer: int,
     scale: float,
     window: int,
     softcap: float,
     sinks: np.ndarray | None,
+    out: Value,
 ) -> np.ndarray:
-    out = np.empty((*q.shape[:2], v.shape[2]), np.float32)
+    result = np.empty((len(q), *out.shape), np.float32)
     for cache, rows in step.segments:
-        keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
+        if k is None or v is None:
+            keys, values = cache.rows[layer, "k"], cache.rows[layer, "v"]
+        else:
+            keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
         weights = _attention_weights(q[rows], keys, scale, window, softcap, sinks)
-        out[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
-    return out
+        result[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
+    return result
 
 
 def _for_each_head(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -23,9 +23,10 @@ class AttentionStep(Step):
     def emit(self, out: Pass) -> None:
         op = self.op
         for name, value in (("k", op.k), ("v", op.v)):
-            out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
-        q = with_heads(out.dense(op.q), *op.q.shape)
-        attend(out, CachedAttention(op.layer, q, out.new(op.out), "k", "v", op.k.shape[0], self.params))
+            if value is not None:
+                out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
+        q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.executable.part(op.layer, "k").heads
+        attend(out, CachedAttention(op.layer, q, out.new(op.out), "k", "v", kv_heads, self.params))
 
 
 def with_heads(view: View, heads: int, width: int) -> View:

@@ -84,6 +84,8 @@ class NormStep(Step):
         super().__init__(executable, op)
         self.op = op
         self.weight, self.bias = self.vector(op.weight), self.vector(op.bias)
+        if self.weight is None:
+            self.weight = np.ones(op.x.shape[-1], np.float32)
 
     def emit(self, out: Pass) -> None:
         op, x = self.op, out.view(self.op.x)
@@ -93,7 +95,6 @@ class NormStep(Step):
         to = out.result(op.out, op.x, partition, rows=op.over == "all")
         if op.over == "all":
             to = to.reshaped(1, x.size)
-        assert self.weight is not None
         words = (x.address, x.row_bytes, x.head_bytes, x.heads, x.width, out.constant(self.weight))
         words += (x.width if self.weight.size > x.width else 0, real(op.epsilon))
         words += (0 if self.bias is None else out.constant(self.bias), op.kind == "layer")
