@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import arm
-from ggufmill.simd.dot_products import ByteDots, add_byte_dots, add_word_pairs, byte_pairs, word_pairs
+from ggufmill.simd.dot_products import ByteDots, PairDots, add_byte_dots, add_word_pairs, byte_pairs, pairs_that_fit, word_pairs
 from ggufmill.simd.llvm import I8X64, I16X32, I32, I32X16, shuffle, vector
 from ggufmill.simd.target import Target, target, target_at
 
@@ -57,6 +57,29 @@ def test_byte_dots_with_a_word_for_all_lanes(level, run_piece):
         signed[12] = -128
         out = run_piece(generate, np.zeros(16, np.int32), total, unsigned, signed)
         assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+
+
+@levels
+@pytest.mark.parametrize("largest", [15, 31, 63, 128, 255])
+def test_sums_of_pairs(level, largest, run_piece):
+    """As many sums of pairs as fit 16 bits, of the largest and the smallest products among them."""
+    of = target_at(level)
+    if not of.has("ssse3"):
+        pytest.skip("this level has no products of pairs of bytes")
+    run = 32767 // (254 * largest)
+    assert pairs_that_fit(largest, of) in ((0,) if of.has_vnni or of.has_avx_vnni else (run,))
+
+    def generate(builder, total, unsigned, signed):
+        dots, sums = PairDots(builder, run, of), None
+        word = builder.extract_element(builder.bitcast(signed, I32X16), I32(3))
+        for _ in range(max(run, 1)):
+            sums = dots.add_pairs(sums, dots.unsigned(unsigned), dots.signed_word(word))
+        return dots.widen(total, sums)
+
+    for unsigned, signed, total in byte_cases(largest):
+        out = run_piece(generate, np.zeros(16, np.int32), total, unsigned, signed)
+        numbers = unsigned.astype(np.int32) - (0 if run else 128)
+        assert np.array_equal(out, total + max(run, 1) * fours(numbers, np.tile(signed[12:16], 16)))
 
 
 @levels
