@@ -140,6 +140,24 @@ def searched(results: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def runtimes(results: dict[str, Any]) -> list[str]:
+    """The section of perplexities that other programs compute from the same files."""
+    lines = [
+        f"## Files encoded with the covariance in other programs ({results['model']})",
+        "",
+        f"Perplexity of {results['windows']} held-out windows of {results['n_ctx']} tokens; blocks at effort 1, the rest bf16.",
+        "",
+        "| program | blocks | this runtime | that program | difference |",
+        "|---|---|---|---|---|",
+    ]
+    for program in ("ik_llama.cpp", "llama.cpp"):
+        for name, (ours, theirs) in results[program].items():
+            lines.append(f"| {program} | {name} | {ours:.3f} | {theirs:.3f} | {theirs / ours - 1:+.2%} |")
+    for row in results["notes"]:
+        lines += ["", row]
+    return [*lines, ""]
+
+
 def draw(models: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -239,6 +257,7 @@ def main(files: tuple[Path, ...], search: Path, out: Path) -> None:
     for results in models:
         lines += markdown(results)
     lines += searched(json.loads(search.read_text("utf-8")))
+    lines += runtimes(json.loads((RESULTS / "covariance_runtimes.json").read_text("utf-8")))
     out.with_suffix(".md").write_text("\n".join(lines))
     draw(models, out.with_suffix(".png"))
 
