@@ -10,8 +10,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import arm, x86
-from .llvm import I8, I8X64, I16, I16X32, I32, bits_of, by_parts, concat, constant, shuffle, splat, split, vector
-from .target import Target, target
+from .llvm import (
+    I8,
+    I8X64,
+    I16,
+    I16X32,
+    I32,
+    I32X16,
+    bits_of,
+    by_parts,
+    concat,
+    constant,
+    shuffle,
+    splat,
+    split,
+    vector,
+)
+from .target import Forms, Target, target
 
 _I16_MAX = 32767
 
@@ -87,6 +102,7 @@ class _Fours(NamedTuple):
 
     bits: int
     instruction: Callable
+    bias: int = 0
 
     def __str__(self) -> str:
         return f"{self.instruction.__name__.strip('_')} ({self.bits} bits)"
@@ -109,35 +125,59 @@ def _usdot(builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return arm.usdot(builder, total, builder.bitcast(unsigned, ir_type), builder.bitcast(signed, ir_type))
 
 
+def _smull(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """As arm.sdot, on every ARM processor; two products have to fit 16 bits."""
+    return builder.add(total, arm.saddlp(builder, arm.smull_pairs(builder, a, b)))
+
+
+def _sdot_sum(builder: Any, total: Any, signed: Any) -> Any:
+    """total + 128 * the sums of four signed bytes."""
+    half = constant(signed.type, 64)
+    return arm.sdot(builder, arm.sdot(builder, total, signed, half), signed, half)
+
+
+def _smull_sum(builder: Any, total: Any, signed: Any) -> Any:
+    sums = arm.saddlp(builder, arm.saddlp(builder, signed))
+    return builder.add(total, builder.mul(sums, constant(sums.type, 128)))
+
+
 class _SignedFours(NamedTuple):
-    """NEON's sdot takes signed bytes: 128 is subtracted from the unsigned ones, and 128 times the sums of the signed added."""
+    """NEON's products of signed bytes: 128 (`bias`) is subtracted from unsigned ones that may be larger than 127."""
+
+    instruction: Callable
+    sum_of_signed: Callable
+    bias: int
 
     def __str__(self) -> str:
-        return "sdot (128 bits)"
+        return f"{self.instruction.__name__.strip('_')} (128 bits)"
+
+    def _bytes(self, builder: Any, value: Any) -> Any:
+        return split(builder, builder.bitcast(value, vector(I8, 64)), 4)
 
     def unsigned(self, builder: Any, value: Any) -> Any:
-        parts = split(builder, builder.bitcast(value, vector(I8, 64)), 4)
-        return [builder.xor(part, constant(part.type, -128)) for part in parts]
+        parts = self._bytes(builder, value)
+        return [builder.xor(part, constant(part.type, -128)) for part in parts] if self.bias else parts
 
-    def _with_sum(self, builder: Any, part: Any) -> Any:
-        sums = arm.sdot(builder, constant(vector(I32, 4), 0), part, constant(part.type, 1))
-        return part, builder.shl(sums, constant(sums.type, 7))
-
-    def signed(self, builder: Any, value: Any) -> Any:
-        return [self._with_sum(builder, part) for part in split(builder, builder.bitcast(value, vector(I8, 64)), 4)]
+    signed = _bytes
 
     def signed_word(self, builder: Any, word: Any) -> Any:
-        return [self._with_sum(builder, builder.bitcast(splat(builder, word, 4), vector(I8, 16)))] * 4
+        return [builder.bitcast(splat(builder, word, 4), vector(I8, 16))] * 4
 
     def add(self, builder: Any, total: Any, unsigned: Any, signed: Any) -> Any:
         parts = zip(split(builder, total, 4), unsigned, signed, strict=True)
-        return concat(builder, [arm.sdot(builder, builder.add(t, offset), u, s) for t, u, (s, offset) in parts])
+        return concat(builder, [self.instruction(builder, *part) for part in parts])
+
+    def add_bias(self, builder: Any, total: Any, signed: Any) -> Any:
+        """total + bias * the sums of four signed bytes."""
+        parts = zip(split(builder, total, 4), signed, strict=True)
+        return concat(builder, [self.sum_of_signed(builder, *part) for part in parts])
 
 
 class _Pairs(NamedTuple):
     """Even and odd bytes on their own, as pairs of 16-bit numbers. Operands: both as <32 x i16>."""
 
     of: Target
+    bias: int = 0
 
     def __str__(self) -> str:
         pairs = self.of.choose(_WORD_PAIRS)
@@ -165,25 +205,31 @@ class _Pairs(NamedTuple):
         return total
 
 
+# Of a target and the bias of signed products: 128, or 0 where the unsigned bytes are at most 127.
 _BYTE_FOURS = (
-    (("avx512f", "avx512vnni"), lambda of: _Fours(512, x86.vpdpbusd)),
-    (("avxvnni",), lambda of: _Fours(256, x86.vpdpbusd)),
-    (("neon", "i8mm"), lambda of: _Fours(128, _usdot)),
-    (("neon", "dotprod"), lambda of: _SignedFours()),
-    ((), _Pairs),
+    (("avx512f", "avx512vnni"), lambda of, bias: _Fours(512, x86.vpdpbusd)),
+    (("avxvnni",), lambda of, bias: _Fours(256, x86.vpdpbusd)),
+    (("neon", "i8mm"), lambda of, bias: _Fours(128, _usdot)),
+    (("neon", "dotprod"), lambda of, bias: _SignedFours(arm.sdot, _sdot_sum, bias)),
+    (("neon",), lambda of, bias: _SignedFours(_smull, _smull_sum, bias)),
+    ((), lambda of, bias: _Pairs(of)),
 )
 
 
 class ByteDots:
-    """Lane by lane sums of four products: the unsigned bytes of one word with the signed bytes of another, added to a lane.
+    """Lane by lane sums of four products: the unsigned bytes of one word, 0 to `largest`, with the signed bytes of another,
+    -127 to 127, added to a lane.
 
     Operands are prepared once for many products: unsigned(v) and signed(v) from <16 x i32> or <64 x i8>, signed_word(word) from
-    four signed bytes (an i32) that go to every lane. add(total, unsigned, signed) is the sum, <16 x i32>.
+    four signed bytes (an i32) that go to every lane. add(total, unsigned, signed) is the sum, <16 x i32>, of the products of
+    (unsigned - bias) with signed: `bias` is 128 where the instruction takes signed bytes only, else 0, and whoever calls adds
+    bias times the sum of the signed bytes once.
     """
 
-    def __init__(self, builder: Any, of: Target | None = None):
+    def __init__(self, builder: Any, of: Target | None = None, largest: int = 255):
         self.builder, of = builder, of or target()
-        self._form = of.choose(_BYTE_FOURS)(of)
+        self._form = of.choose(_BYTE_FOURS)(of, 128 if largest > 127 else 0)
+        self.bias: int = self._form.bias
 
     def unsigned(self, value: Any) -> Any:
         return self._form.unsigned(self.builder, value)
@@ -197,6 +243,16 @@ class ByteDots:
     def add(self, total: Any, unsigned: Any, signed: Any) -> Any:
         return self._form.add(self.builder, total, unsigned, signed)
 
+    def add_bias(self, total: Any, signed: Any) -> Any:
+        """total + bias times the sums of four signed bytes."""
+        return self._form.add_bias(self.builder, total, signed) if self.bias else total
+
+
+def byte_dots_bias(of: Target | None = None) -> int:
+    """The bias of ByteDots for unsigned bytes up to 255."""
+    of = of or target()
+    return of.choose(_BYTE_FOURS)(of, 128).bias
+
 
 def pairs_that_fit(most: int, of: Target | None = None) -> int:
     """How many sums of two products of bytes, unsigned ones up to `most` and signed ones of -127 to 127, fit 16 bits together.
@@ -204,7 +260,7 @@ def pairs_that_fit(most: int, of: Target | None = None) -> int:
     0 where `PairDots` is not the best form: the target has an instruction for four products, or none for pairs of bytes.
     """
     of = of or target()
-    direct = isinstance(of.choose(_BYTE_FOURS)(of), (_Fours, _SignedFours))
+    direct = not isinstance(of.choose(_BYTE_FOURS)(of, 0), _Pairs)
     return 0 if direct or not of.has("ssse3") else _I16_MAX // (2 * 127 * most)
 
 
@@ -256,17 +312,82 @@ _SIGNS = (
 
 def byte_dots_instruction(of: Target) -> str:
     """The name of the instruction behind ByteDots: "vpdpbusd (512 bits)"."""
-    return str(of.choose(_BYTE_FOURS)(of))
+    return str(of.choose(_BYTE_FOURS)(of, 128))
 
 
-def add_byte_dots(builder: Any, total: Any, unsigned: Any, signed: Any, small: bool, of: Target | None = None) -> Any:
-    """<16 x i32> total + the sums of four products of <64 x i8> each: unsigned 0 to 255, signed -127 to 127.
-
-    small: the unsigned bytes are at most 128, so that sums of two products fit 16 bits.
-    """
+def add_byte_dots(builder: Any, total: Any, unsigned: Any, signed: Any, largest: int, of: Target | None = None) -> Any:
+    """<16 x i32> total + the sums of four products of <64 x i8> each: unsigned 0 to `largest`, signed -127 to 127."""
     of = of or target()
-    if small and of.has("ssse3") and not of.has_vnni and not of.has_avx_vnni:
+    # Up to 128, sums of two products fit 16 bits.
+    if largest <= 128 and of.has("ssse3") and not of.has_vnni and not of.has_avx_vnni:
         pairs = byte_pairs(builder, unsigned, signed, of)
         return builder.add(total, word_pairs(builder, pairs, constant(I16X32, 1), of))
-    dots = ByteDots(builder, of)
-    return dots.add(total, dots.unsigned(unsigned), dots.signed(signed))
+    dots = ByteDots(builder, of, largest)
+    unsigned, signed = dots.unsigned(unsigned), dots.signed(signed)
+    return dots.add(dots.add_bias(total, signed), unsigned, signed)
+
+
+def _dots_with_ones(builder: Any, value: Any, of: Target) -> Any:
+    ones, none = constant(I8, [1] * 64), constant(I32X16, 0)
+    return builder.trunc(add_byte_dots(builder, none, value, ones, 63, of), vector(I8, 16))
+
+
+def _addp_twice(builder: Any, value: Any, of: Target) -> Any:
+    a, b, c, d = split(builder, value, 4)
+    return arm.addp(builder, arm.addp(builder, a, b), arm.addp(builder, c, d))
+
+
+_BYTE_SUMS = ((("neon",), _addp_twice), ((), _dots_with_ones))
+
+
+def byte_sums(builder: Any, value: Any, of: Target | None = None) -> Any:
+    """<16 x i8> of <64 x i8>: sums of four bytes, 0 to 63 each."""
+    of = of or target()
+    return of.choose(_BYTE_SUMS)(builder, value, of)
+
+
+# --- scaled fours ---------------------------------------------------------------------------------------------------
+
+
+class _ScaledPairs:
+    """Sums of two products fit 16 bits, and are multiplied by their scale two at a time."""
+
+    @staticmethod
+    def scales(builder: Any, scales: Any) -> Any:
+        wide = builder.zext(scales, I32X16)
+        return builder.or_(builder.shl(wide, constant(I32X16, 16)), wide)
+
+    @staticmethod
+    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
+        products = byte_pairs(builder, unsigned, signed, of)
+        return add_word_pairs(builder, total, products, builder.bitcast(scales, I16X32), of)
+
+
+class _ScaledFours:
+    """Sums of four products are multiplied by their scale as 32-bit integers."""
+
+    @staticmethod
+    def scales(builder: Any, scales: Any) -> Any:
+        return builder.sext(scales, I32X16)
+
+    @staticmethod
+    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
+        products = add_byte_dots(builder, constant(I32X16, 0), unsigned, signed, largest, of)
+        return builder.add(total, builder.mul(products, scales))
+
+
+_SCALED: Forms[type[_ScaledPairs] | type[_ScaledFours]] = ((("neon",), _ScaledFours), ((), _ScaledPairs))
+
+
+def scales_of_dots(builder: Any, scales: Any, of: Target | None = None) -> Any:
+    """<16 x i32>: scales, <16 x i16>, in the form that `add_scaled_dots` takes; lanes may be permuted."""
+    return (of or target()).choose(_SCALED).scales(builder, scales)
+
+
+def add_scaled_dots(
+    builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target | None = None
+) -> Any:
+    """<16 x i32> total + scale * the sums of four products of <64 x i8> each: unsigned 0 to `largest`, 128 or less, signed -127
+    to 127; scales from `scales_of_dots`."""
+    of = of or target()
+    return of.choose(_SCALED).add(builder, total, unsigned, signed, scales, largest, of)

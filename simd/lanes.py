@@ -14,6 +14,7 @@ from .compile import intrinsic, kernel
 from .half_precision import float_to_half, half_to_float
 from .lane_types import F32, F64, LANES, MASK, SCALARS, call_lanewise, element_pointer, is_row
 from .llvm import F32X16, I1, I8, I16, I32, I32X16, I64, shuffle, vector
+from .permute import mask_of_bits
 from .scalar import ROUNDING_CONSTANT
 
 _BITS = ir.IntType(LANES)  # a mask as an integer
@@ -151,7 +152,7 @@ def mask_from_bits(typingctx, bits):
     """The mask whose lane l is bit l of an integer."""
 
     def generate(context, builder, signature, args):
-        return builder.bitcast(builder.trunc(args[0], _BITS), MASK.vector)
+        return mask_of_bits(builder, builder.trunc(args[0], _BITS))
 
     return MASK(types.int64), generate
 

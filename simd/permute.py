@@ -12,6 +12,7 @@ from . import arm, x86
 from .llvm import (
     F32,
     F32X16,
+    I1,
     I8,
     I32,
     I32X16,
@@ -20,6 +21,7 @@ from .llvm import (
     by_parts,
     concat,
     constant,
+    shuffle,
     split,
     undefined,
     vector,
@@ -84,6 +86,29 @@ def permute_bytes(builder: Any, table: Any, codes: Any, of: Target | None = None
         code = builder.zext(builder.extract_element(codes, I32(lane)), I32)
         values = builder.insert_element(values, builder.extract_element(table, code), I32(lane))
     return values
+
+
+# --- masks ----------------------------------------------------------------------------------------------------------
+
+
+def mask_of_bits(builder: Any, bits: Any, of: Target | None = None) -> Any:
+    """<n x i1> of an integer of n bits, n a multiple of 8: lane l is bit l."""
+    return (of or target()).choose(_MASKS)(builder, bits)
+
+
+def _bits_as_lanes(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(bits, vector(I1, bits.type.width))
+
+
+def _bits_tested(builder: Any, bits: Any) -> Any:
+    """Each byte goes to eight lanes, which test a bit each: LLVM would take single bits out one after the other."""
+    count = bits.type.width
+    lanes = shuffle(builder, builder.bitcast(bits, vector(I8, count // 8)), None, [lane // 8 for lane in range(count)])
+    tested = builder.and_(lanes, constant(I8, [1 << lane % 8 for lane in range(count)]))
+    return builder.icmp_unsigned("!=", tested, constant(tested.type, 0))
+
+
+_MASKS = ((("neon",), _bits_tested), ((), _bits_as_lanes))
 
 
 # --- floats ---------------------------------------------------------------------------------------------------------

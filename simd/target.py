@@ -82,6 +82,11 @@ class Target:
         return [level for level in levels_here() if self.features.issuperset(_features(level))]
 
     @property
+    def flags(self) -> str:
+        """The features as LLVM takes them: "+avx,+avx2"."""
+        return _flags(self.features)
+
+    @property
     def vector_bits(self) -> int:
         """The width of a vector register."""
         return 512 if self.has("avx512f") else 256 if self.has("avx2") else 128
@@ -142,7 +147,7 @@ def target() -> Target:
     name = os.environ.get(VARIABLE)
     if name:
         chosen = target_at(name)
-        _configure(chosen.cpu, _flags(chosen.features))
+        _configure(chosen.cpu, chosen.flags)
         return chosen
     cpu: str = config.CPU_NAME or host_cpu.name()  # type: ignore[attr-defined]
     flags: str | None = config.CPU_FEATURES  # type: ignore[attr-defined]
@@ -163,7 +168,13 @@ def target_at(level: str) -> Target:
         raise MillError(f"{VARIABLE}={level}: there is no such level; there are {', '.join(LEVELS)}")
     if level not in levels_here():
         raise MillError(f"{VARIABLE}={level}: this processor cannot execute that; it can {', '.join(levels_here())}")
-    architecture = host_cpu.architecture()
+    return foreign_target(level)
+
+
+def foreign_target(level: str) -> Target:
+    """The target that a level of LEVELS stands for, whether or not this processor can execute it: for code that is only looked
+    at (`assembly`)."""
+    architecture = LEVELS[level].architecture or host_cpu.architecture()
     cpu = LEVELS[level].cpu or _PORTABLE_CPU.get(architecture, "generic")
     return Target(level, architecture, cpu, _features(level))
 

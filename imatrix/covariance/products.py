@@ -149,7 +149,7 @@ def _add_products(typingctx, unsigned, panel_bytes, signed, groups, sums, row_sc
         places = [(r, v) for r in range(_ROWS) for v in range(_VECTORS)]
         exact = {place: alloca_once(b, I32X16) for place in places}
         for r in range(_ROWS):  # what 128, added to each number of the other factor, adds to the products
-            start = b.mul(load(b, sums, I32, 4 * r), I32(-128))
+            start = b.mul(load(b, sums, I32, 4 * r), I32(dots.bias - 128))
             for v in range(_VECTORS):
                 b.store(splat(b, start), exact[r, v])
         panels = [unsigned]

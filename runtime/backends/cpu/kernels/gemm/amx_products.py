@@ -13,7 +13,8 @@ from ......simd import amx
 from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import F32X16, I32X16, I64, constant, fma, load, loop, splat, store
 from ......simd.memory import address
-from .byte_products import PANEL, copy_cache_lines, write_sums
+from .byte_products import copy_cache_lines, write_sums
+from .byte_tiles import PANEL
 from .float_panels import AMX_TOKENS, STEP, bf16_pair, canonical_nan
 
 COLUMN_TILE = 512  # columns multiplied at a time for all tokens: two panels of them stay in the first-level cache

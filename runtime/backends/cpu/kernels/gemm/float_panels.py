@@ -22,8 +22,9 @@ from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
 from ......simd.memory import address, aligned_empty, scratch, view
+from ......simd.target import target
 from ......simd.team import part
-from .byte_products import PANEL
+from .byte_tiles import PANEL
 
 STEP, AMX_TOKENS = 32, 16  # columns of rows and panels are filled up to multiples; tokens of a block for the tile unit
 
@@ -175,7 +176,7 @@ def transposed(b, rows):
     return rows
 
 
-def _float_lines(b, type_name, at):
+def _float_lines(b, of, type_name, at):
     """32 numbers of a row at an address as two vectors of float32."""
     size = TYPES[type_name].block_bytes
     for half in range(2):
@@ -184,40 +185,43 @@ def _float_lines(b, type_name, at):
             continue
         shorts = load(b, at, ir.VectorType(ir.IntType(16), LANES), size * LANES * half)
         if type_name == "f16":
-            yield half_to_float(b, shorts)
+            yield half_to_float(b, shorts, of)
         else:
             yield b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
 
 
+def writetransposed(b, of, type_name, wide, source, row_bytes, rows, out):
+    """LLVM code that writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of type
+    f32, f16 or bf16. wide: to a panel of float32, else of bf16 (rounded to the nearest). The last of `rows` rows stands in for
+    missing ones."""
+    last = b.sub(rows, I64(1))
+    lines: list[list[Any]] = [[], []]
+    for r in range(PANEL):
+        row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
+        at = b.add(source, b.mul(row, row_bytes))
+        if not wide and type_name == "bf16":
+            lines[0].append(load(b, at, I32X16))
+            continue
+        first, second = _float_lines(b, of, type_name, at)
+        if wide:
+            lines[0].append(b.bitcast(first, I32X16))
+            lines[1].append(b.bitcast(second, I32X16))
+        else:
+            even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
+            lines[0].append(bf16_pair(b, even, odd))
+    for i, line in enumerate(line for half in lines if half for line in transposed(b, half)):
+        store(b, line, out, 4 * LANES * i)
+
+
 @intrinsic
 def _transpose_step(typingctx, type_name, bf16, source, row_bytes, rows, out):
-    """Writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of type f32, f16 or
-    bf16. bf16: a boolean for a panel of bf16 (rounded to the nearest), None for one of float32. The last of `rows` rows stands
-    in for missing ones."""
+    """`write_transposed` for this process. bf16: a boolean for a panel of bf16, None for one of float32."""
     if not isinstance(type_name, types.StringLiteral):
         return None
     name, wide = type_name.literal_value, isinstance(bf16, types.NoneType)
 
     def generate(context, builder, signature, args):
-        b = builder
-        _, _, source, row_bytes, rows, out = args
-        last = b.sub(rows, I64(1))
-        lines: list[list[Any]] = [[], []]
-        for r in range(PANEL):
-            row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
-            at = b.add(source, b.mul(row, row_bytes))
-            if not wide and name == "bf16":
-                lines[0].append(load(b, at, I32X16))
-                continue
-            first, second = _float_lines(b, name, at)
-            if wide:
-                lines[0].append(b.bitcast(first, I32X16))
-                lines[1].append(b.bitcast(second, I32X16))
-            else:
-                even, odd = (canonical_nan(b, shuffle(b, first, second, range(i, 2 * LANES, 2))) for i in range(2))
-                lines[0].append(bf16_pair(b, even, odd))
-        for i, line in enumerate(line for half in lines if half for line in transposed(b, half)):
-            store(b, line, out, 4 * LANES * i)
+        writetransposed(builder, target(), name, wide, *args[2:])
         return context.get_dummy_value()
 
     i = types.int64

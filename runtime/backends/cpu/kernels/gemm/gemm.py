@@ -28,7 +28,7 @@ from ......formats import TensorType
 from ......simd import amx, team
 from ......simd.memory import aligned_empty
 from . import parts as gemm_parts
-from .byte_products import BLOCK, TILE_TOKENS, pair_sums
+from .byte_tiles import BLOCK, TILE_TOKENS, pair_sums
 from .float_panels import AMX_TOKENS, STEP, columns_part, panel_part
 from .parts import BF16, BYTES, FIELDS, FLOAT32, INPUTS, SPAN
 from .unpack_panels import PANEL, panel_form, unpacker

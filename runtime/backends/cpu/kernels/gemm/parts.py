@@ -16,7 +16,8 @@ from ......simd.memory import address, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
-from .byte_products import BLOCK, TILE_TOKENS, multiply_bytes
+from .byte_products import multiply_bytes
+from .byte_tiles import BLOCK, CODE_BIAS, CODE_COLUMNS, TILE_TOKENS
 from .float_panels import (
     AMX_TOKENS,
     CODES,
@@ -97,7 +98,7 @@ def _quantise_block(table, block, first, stop):
         totals = view(table[TOTALS] + at, size // group, np.float32)
         for g in range(size // group):
             total = np.int32(run_sums[g]) if group == RUN else np.int32(run_sums[2 * g]) + np.int32(run_sums[2 * g + 1])
-            offsets[g] = np.int32(-zero * total)
+            offsets[g] = np.int32((CODE_BIAS - zero) * total)
             totals[g] = np.float32(total) * scales[g * group // BLOCK]
 
 
@@ -160,7 +161,7 @@ def _unpack(table, job, start, rows, panels, at):
     words[CODES], words[SCALES], words[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
     call_part(table[UNPACKER], words.ctypes.data, 0)
     keep_alive(words)
-    codes = view(at, code_bytes, np.uint8).reshape(panels, columns // 4, PANEL, 4)
+    codes = view(at, code_bytes, np.uint8).reshape(panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS)
     scales = view(at + code_bytes, scale_bytes // 4, np.float32).reshape(panels, groups, PANEL)
     count = panels if table[HAS_TERMS] else 0
     terms = view(words[TERMS], count * groups * PANEL, np.float32).reshape(count, groups, PANEL)

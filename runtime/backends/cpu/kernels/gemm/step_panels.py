@@ -21,7 +21,7 @@ from ..gemv.block_steps import BlockStep
 from ..gemv.emitter import Emitter
 from ..gemv.gemv_layout import gemv_layout
 from ..gemv.rows import row_scales, steps
-from .byte_products import PANEL
+from .byte_tiles import CODE_BIAS, CODE_COLUMNS, PANEL
 from .float_panels import (
     CODES,
     COLUMNS,
@@ -97,10 +97,16 @@ def _unpack_step(typingctx, name, block, row_head, codes, scales, terms):
         layout = step.layout
 
         def places(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-            """Bytes from the first place to that of a number (four codes, or a scale) of a row."""
+            """Bytes from the first place to that of a scale of a row."""
+            return np.where(numbers < 0, -1, 4 * numbers if stored.rows == 1 else _LINE * numbers + 4 * rows)
+
+        def word_places(rows: np.ndarray, words: np.ndarray) -> np.ndarray:
+            """Bytes from the first place to that of four codes of a row."""
             if stored.rows == 1:
-                return np.where(numbers < 0, -1, 4 * numbers)
-            return np.where(numbers < 0, -1, _LINE * numbers + 4 * rows)
+                return places(rows, words)
+            together = CODE_COLUMNS // _WORD
+            line = together * _LINE * (words // together)
+            return np.where(words < 0, -1, line + CODE_COLUMNS * rows + _WORD * (words % together))
 
         whole = row_scales(emit, layout, stored, row_head)
         for numbers in step.scale_vectors:
@@ -116,8 +122,9 @@ def _unpack_step(typingctx, name, block, row_head, codes, scales, terms):
                 _store_lanes(builder, term, at, terms)
         loaded: dict = {}
         for vector in step.code_vectors:
-            numbers = builder.add(step.unsigned_codes(emit, block, vector, loaded), constant(I8X64, step.lowest + form.zero))
-            at = places(np.array(vector.lane_rows), vector.words)
+            shift = constant(I8X64, step.lowest + form.zero - CODE_BIAS)
+            numbers = builder.add(step.unsigned_codes(emit, block, vector, loaded), shift)
+            at = word_places(np.array(vector.lane_rows), vector.words)
             _store_lanes(builder, builder.bitcast(numbers, I32X16), at, codes)
         return context.get_dummy_value()
 
@@ -126,26 +133,31 @@ def _unpack_step(typingctx, name, block, row_head, codes, scales, terms):
 
 
 @intrinsic
-def _transpose_words(typingctx, source, step, count, out):
-    """Writes words 0 to count - 1 (a literal, at most 16) of sixteen rows, `step` bytes apart, as `count` lines of sixteen."""
-    if not isinstance(count, types.IntegerLiteral):
+def _transpose_words(typingctx, source, step, count, together, out):
+    """Writes words 0 to count - 1 (a literal, at most 16) of sixteen rows, `step` bytes apart, as `count` lines of sixteen.
+    together: a literal, 1, or 2 for two neighbouring words of a row side by side."""
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(together, types.IntegerLiteral):
         return None
-    lines = count.literal_value
+    lines, in_pairs = count.literal_value, together.literal_value == 2
 
     def generate(context, builder, signature, args):
-        source, step, _, out = args
+        source, step, _, _, out = args
         rows = [load(builder, builder.add(source, builder.mul(step, I64(r))), I32X16) for r in range(LANES)]
-        for i, line in enumerate(transposed(builder, rows)[:lines]):
+        made = transposed(builder, rows)[:lines]
+        if in_pairs:
+            lanes = np.arange(2 * LANES).reshape(2, LANES).T.reshape(2, LANES)  # of two lines in turn
+            made = [shuffle(builder, *made[i - i % 2 : i - i % 2 + 2], lanes[i % 2]) for i in range(lines)]
+        for i, line in enumerate(made):
             store(builder, line, out, _LINE * i)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(i, i, count, i), generate
+    return types.void(i, i, count, together, i), generate
 
 
 def _plain_part(name: str, block: int, size: int, row_head: int, groups: int, has_terms: bool) -> Callable[[int, int], None]:
     """block: columns of one; size, row_head: bytes of a block and before a row's first; groups: of a block's columns."""
-    columns_of_line = _WORD * LANES
+    columns_of_line, together = _WORD * LANES, CODE_COLUMNS // _WORD
 
     def unpack_rows(argument, number):
         table = view(argument, UNPACK_FIELDS, np.int64)
@@ -163,11 +175,11 @@ def _plain_part(name: str, block: int, size: int, row_head: int, groups: int, ha
                 number_of_block = panel * (columns // block) + b
                 to = table[CODES] + number_of_block * block * PANEL
                 for c in range(0, block, columns_of_line):
-                    _transpose_words(codes + c, block, LANES, to + c * PANEL)
+                    _transpose_words(codes + c, block, LANES, together, to + c * PANEL)
                 offset = number_of_block * groups * _LINE
-                _transpose_words(scales, _LINE, groups, table[SCALES] + offset)
+                _transpose_words(scales, _LINE, groups, 1, table[SCALES] + offset)
                 if has_terms:
-                    _transpose_words(terms, _LINE, groups, table[TERMS] + offset)
+                    _transpose_words(terms, _LINE, groups, 1, table[TERMS] + offset)
         keep_alive(memory)
 
     return unpack_rows
@@ -180,12 +192,12 @@ def _interleaved_part(name: str, block: int, size: int, row_head: int, groups: i
         table = view(argument, UNPACK_FIELDS, np.int64)
         base, row_bytes, columns, last = table[PACKED], table[ROW_BYTES], table[COLUMNS], table[ROWS] - rows
         for first in range(0, PANEL * table[PANELS], rows):
-            head, row = base + row_bytes * min(first, last), 4 * (first % PANEL)
+            head, row = base + row_bytes * min(first, last), first % PANEL
             for b in range(columns // block):
                 number_of_block = first // PANEL * (columns // block) + b
-                offset = number_of_block * groups * _LINE + row
+                offset = number_of_block * groups * _LINE + 4 * row
                 at = head + row_head + b * size
-                codes = table[CODES] + number_of_block * block * PANEL + row
+                codes = table[CODES] + number_of_block * block * PANEL + CODE_COLUMNS * row
                 _unpack_step(name, at, head, codes, table[SCALES] + offset, table[TERMS] + offset)
 
     return unpack_rows

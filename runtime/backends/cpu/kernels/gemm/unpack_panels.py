@@ -2,8 +2,8 @@
 
 One program for all types that have a `PanelLayout`, from which LLVM code is written. It takes four rows at a time
 (of a group, where rows are interleaved) and 16 columns, 64 codes in all: gathers the bytes that hold them, shifts and masks
-each piece of a code into place, looks the numbers up in a table of bytes, and stores four columns of four rows at a time.
-The other types (grids, trellises, codes of several weights) are unpacked by step_panels.py.
+each piece of a code into place, looks the numbers up in a table of bytes, and stores four columns (CODE_COLUMNS) of four rows
+at a time. The other types (grids, trellises, codes of several weights) are unpacked by step_panels.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ......formats import TYPES
 from ......simd import team
 from ......simd.compile import intrinsic, native_entry
 from ......simd.half_precision import half_to_float
-from ......simd.llvm import F32, F32X16, I8, I16, I32, I32X16, I64, concat, constant, load, shuffle, store
+from ......simd.llvm import F32, F32X16, I8, I16, I32, I32X16, I64, concat, constant, load, shuffle, split, store
 from ......simd.memory import scratch, view
 from ......simd.permute import lookup_bytes
-from .byte_products import PANEL, TILE_PANELS
+from ......simd.target import target
+from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
 from .panel_layout import PanelForm, panel_layout
 from .step_panels import part_by_steps, step_form
@@ -89,12 +90,12 @@ class _BitGather:
         return b.lshr(value, ir.Constant(I8X64, [int(s) for s in right]))
 
 
-def _float_at(builder, number, place):
+def _float_at(builder, number, place, of):
     """The number stored at an address, as a float."""
     if number == "f32":
         return load(builder, place, F32)
     if number == "f16":
-        return half_to_float(builder, load(builder, place, I16))
+        return half_to_float(builder, load(builder, place, I16), of)
     exponent = builder.zext(load(builder, place, I8), I32)
     normal = builder.shl(builder.sub(exponent, I32(1)), I32(23))
     subnormal = builder.lshr(I32(0x00400000), builder.sub(I32(1), exponent))
@@ -104,10 +105,10 @@ def _float_at(builder, number, place):
 class _Quad:
     """Writes the code for one block of four rows, `first` the number of the first one in its group."""
 
-    def __init__(self, builder, type_name, first, blocks, row_heads):
+    def __init__(self, builder, of, type_name, first, blocks, row_heads):
         layout = panel_layout(type_name)
         assert layout is not None
-        self.builder, self.layout = builder, layout
+        self.builder, self.target, self.layout = builder, of, layout
         stored = TYPES[type_name]
         self.plain = stored.rows == 1
         self.rows = np.zeros(QUAD, int) if self.plain else first + np.arange(QUAD)
@@ -121,7 +122,7 @@ class _Quad:
         four = ir.Constant(F32X4, ir.Undefined)
         for k in range(QUAD):
             place = b.add(bases[self.bases[k]], I64(int(offsets[self.rows[k]])))
-            four = b.insert_element(four, _float_at(b, number, place), I32(k))
+            four = b.insert_element(four, _float_at(b, number, place, self.target), I32(k))
         return four
 
     def _per_group(self, bits):
@@ -172,54 +173,58 @@ class _Quad:
 
     def write_codes(self, out):
         b, layout = self.builder, self.layout
-        shifts = None
+        shifts, bias = None, code_bias(self.target)
         if layout.flags is not None:
             flags = self._per_group(layout.flags)
             shifts = b.and_(b.sub(constant(I8X64, 0), flags), constant(I8X64, layout.shift))
-        lane = np.arange(WIDE)
+        lane, columns = np.arange(WIDE), self.target.choose(TILES).columns
         for run in range(self.block // 16):
             if self.plain:
                 column = 16 * run + lane % 16
                 codes = self.bits.numbers(lane // 16, layout.codes[0, column])
-                words = shuffle(b, b.bitcast(codes, I32X16), None, [4 * k + j for j in range(4) for k in range(QUAD)])
-                codes = b.bitcast(words, I8X64)
+                words = np.arange(16).reshape(QUAD, -1, columns // 4).transpose(1, 0, 2).reshape(-1)
+                codes = b.bitcast(shuffle(b, b.bitcast(codes, I32X16), None, words), I8X64)
             else:
-                column, row = 16 * run + 4 * (lane // 16) + lane % 4, lane // 4 % 4
+                column, row = 16 * run + columns * (lane // (4 * columns)) + lane % columns, lane // columns % 4
                 codes = self.bits.numbers(np.zeros(WIDE, int), layout.codes[self.rows[row], column])
             if layout.table is not None:
-                codes = lookup_bytes(b, [entry + layout.zero for entry in layout.table], codes)
-            elif layout.signed_bytes:
+                codes = lookup_bytes(b, [entry + layout.zero - bias & 255 for entry in layout.table], codes, self.target)
+            elif layout.signed_bytes != bool(bias):
                 codes = b.xor(codes, constant(I8X64, -128))
             if shifts is not None:
                 group = 16 * run // layout.group
-                codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // 4 % 4))
-            for j in range(4):
-                part = shuffle(b, codes, None, range(16 * j, 16 * j + 16))
-                store(b, part, out, (4 * run + j) * 4 * PANEL)
+                codes = b.add(codes, shuffle(b, shifts, None, 4 * group + lane // columns % 4))
+            for j, part in enumerate(split(b, codes, 16 // columns)):
+                store(b, part, out, PANEL * (16 * run + columns * j))
 
 
-@intrinsic
-def _unpack_block(typingctx, name, blocks, row_heads, codes, scales, terms):
-    """Writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in a panel.
+def write_block(builder, of, type_name, blocks, row_heads, codes, scales, terms):
+    """LLVM code that writes the numbers of one block of four rows, or of all rows of an interleaved group, into their places in
+    a panel.
 
     blocks, row_heads: addresses of the rows' blocks and of the rows, four of each (the first counts if rows are interleaved);
     codes, scales, terms (used if the type has them): addresses of the panel's numbers of the block's first column and of the
     first row.
     """
+    layout = panel_layout(type_name)
+    assert layout is not None
+    for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
+        quad = _Quad(builder, of, type_name, first, blocks, row_heads)
+        quad.write_scales(builder.add(scales, I64(4 * first)), None if layout.m is None else builder.add(terms, I64(4 * first)))
+        quad.write_codes(builder.add(codes, I64(of.choose(TILES).columns * first)))
+
+
+@intrinsic
+def _unpack_block(typingctx, name, blocks, row_heads, codes, scales, terms):
+    """`write_block` for this process."""
     if not isinstance(name, types.StringLiteral):
         return None
     type_name = name.literal_value
 
     def generate(context, builder, signature, args):
         _, blocks, row_heads, codes, scales, terms = args
-        layout = panel_layout(type_name)
-        assert layout is not None
         blocks, row_heads = ([builder.extract_value(four, k) for k in range(QUAD)] for four in (blocks, row_heads))
-        for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
-            quad = _Quad(builder, type_name, first, blocks, row_heads)
-            place = [builder.add(at, I64(4 * first)) for at in (codes, scales, terms)]
-            quad.write_scales(place[1], None if layout.m is None else place[2])
-            quad.write_codes(place[0])
+        write_block(builder, target(), type_name, blocks, row_heads, codes, scales, terms)
         return context.get_dummy_value()
 
     i, four = types.int64, types.UniTuple(types.int64, QUAD)
@@ -247,7 +252,7 @@ def _part_of(name: str, block: int, size: int, row_head: int, group: int, span: 
                 m0 = base + row_bytes * min(row, last + 1 - group)
                 m1 = m2 = m3 = m0
             head = group * row_head
-            to = table[CODES] + row // PANEL * columns * PANEL + row % PANEL * 4
+            to = table[CODES] + row // PANEL * columns * PANEL + row % PANEL * CODE_COLUMNS
             scale_offset = row // PANEL * (columns // span) * 4 * PANEL + row % PANEL * 4
             for b in range(columns // block):
                 offset = head + b * size * group
@@ -287,8 +292,8 @@ def unpacker(type_name: str) -> Any:
 class Panels(NamedTuple):
     """Rows of weights as scale * (code - zero) + term, in panels of 16 rows, the last ones filled up with any numbers.
 
-    codes uint8 [panels, columns / 4, 16, 4]; scales and terms (or None) float32 [panels, columns / group, 16]; zero a power of
-    two or 0; group 16 or 32.
+    codes uint8 [panels, columns / CODE_COLUMNS, 16, CODE_COLUMNS], less CODE_BIAS; scales and terms (or None) float32 [panels,
+    columns / group, 16]; zero a power of two or 0; group 16 or 32.
     """
 
     codes: np.ndarray
@@ -306,7 +311,7 @@ def unpack(q: np.ndarray, type_name: str, columns: int) -> Panels:
     rows, row_bytes = q.shape
     panels = -(-rows // (PANEL * TILE_PANELS)) * TILE_PANELS
     q = np.ascontiguousarray(q)
-    codes = scratch("codes", (panels, columns // 4, PANEL, 4), np.uint8)
+    codes = scratch("codes", (panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS), np.uint8)
     scales = scratch("scales", (panels, columns // form.group, PANEL), np.float32)
     terms = scratch("terms", scales.shape, np.float32) if form.has_terms else None
     to = [array.ctypes.data for array in (codes, scales, codes if terms is None else terms)]

@@ -15,14 +15,16 @@ from numba.core.cgutils import alloca_once
 from ......simd.compile import intrinsic, kernel
 from ......simd.llvm import F32X16, I32X16, I64, LANES, fma, load, loop, splat, store
 from ......simd.memory import address
-from ......simd.target import target
+from ......simd.target import Forms, target
 from ......simd.x86 import vdpbf16ps
-from .byte_products import PANEL, write_sums
+from .byte_products import write_sums
+from .byte_tiles import PANEL
 from .float_panels import STEP
 
 COLUMN_TILE = 256  # 32-bit words of a panel's row that are multiplied at a time for all tokens: of two panels 32 KiB
-TILE_PANELS = 2 if target().lane_registers == 32 else 1
-TILE_TOKENS = {32: 12, 8: 6}.get(target().lane_registers, 2)  # 24 of AVX-512's 32 registers are sums, 12 of AVX2's 16
+# (panels, tokens) of a register tile: 24 of AVX-512's 32 registers are sums, 12 of AVX2's 16, 24 of NEON's 32.
+TILES: Forms[tuple[int, int]] = ((("avx512f",), (2, 12)), (("avx2",), (1, 6)), (("neon",), (1, 6)), ((), (1, 2)))
+TILE_PANELS, TILE_TOKENS = target().choose(TILES)
 BLOCK_TOKENS = 12  # tokens of a block of activations: a multiple of TILE_TOKENS on every processor
 _VECTOR_BYTES = 4 * LANES
 
@@ -33,56 +35,60 @@ def has_bf16_dots() -> bool:
     return target().has_bf16_dots and not target().has("amx-bf16")
 
 
-def _multiply_add(b, total, weights, token):
+def _multiply_add(b, of, total, weights, token):
     """total + weights * token, <16 x float>: fused where the processor can (a call of the C library per element elsewhere)."""
-    if target().has_fma:
+    if of.has_fma:
         return fma(b, weights, token, total)
     return b.fadd(total, b.fmul(weights, token))
 
 
+def write_tile(b, of, pairs, half, weights, weight_step, tokens, sums, steps, first):
+    """LLVM code that adds the products of a tile's panels and tokens over `steps` times 32 columns to sums, float32 rows of 32
+    (first, an i1: writes them there).
+
+    pairs: whether numbers are pairs of bf16, else float32; half: for half as many tokens. The others are int64, addresses and
+    bytes; weight_step: from one panel to the next; tokens: the place of the first one in its block.
+    """
+    panels, count = of.choose(TILES)
+    count = count // 2 if half else count
+    words = STEP // 2 if pairs else STEP  # per step
+    kind = I32X16 if pairs else F32X16
+    tile = [(t, p) for t in range(count) for p in range(panels)]
+    zero = ir.Constant(F32X16, [0.0] * LANES)
+    totals = {place: alloca_once(b, F32X16) for place in tile}
+    for total in totals.values():
+        b.store(zero, total)
+    places = [weights, b.add(weights, weight_step)][:panels]
+
+    def step(i):
+        at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * BLOCK_TOKENS)))
+        rows = [b.add(place, at_weights) for place in places]
+        for word in range(words):
+            factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
+            for t in range(count):
+                token = splat(b, load(b, at_tokens, kind.element, 4 * (words * t + word)))
+                for p in range(panels):
+                    total = b.load(totals[t, p])
+                    if pairs:
+                        total = vdpbf16ps(b, total, factors[p], token)
+                    else:
+                        total = _multiply_add(b, of, total, factors[p], token)
+                    b.store(total, totals[t, p])
+
+    loop(b, steps, step)
+    fresh = splat(b, first)
+    for t, p in tile:
+        at = b.add(sums, I64(_VECTOR_BYTES * (2 * t + p)))
+        store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, zero, load(b, at, F32X16))), at)
+
+
 @intrinsic
 def _register_tile(typingctx, bf16, half, weights, weight_step, tokens, sums, steps, first):
-    """Adds the products of TILE_PANELS panels with TILE_TOKENS tokens over `steps` times 32 columns to sums, float32 rows of 32
-    (first: writes them there).
-
-    bf16: a boolean for pairs of bf16, None for float32; half: a boolean for half as many tokens, else None. The others are
-    int64, addresses and bytes; weight_step: from one panel to the next; tokens: the place of the first one in its block.
-    """
-    pairs = not isinstance(bf16, types.NoneType)
-    words = STEP // 2 if pairs else STEP  # per step
-    count = TILE_TOKENS if isinstance(half, types.NoneType) else TILE_TOKENS // 2
+    """`write_tile` for this process. bf16: a boolean for pairs of bf16, None for float32; half: a boolean or None."""
+    pairs, is_half = (not isinstance(flag, types.NoneType) for flag in (bf16, half))
 
     def generate(context, builder, signature, args):
-        b = builder
-        _, _, weights, weight_step, tokens, sums, steps, first = args
-        kind = I32X16 if pairs else F32X16
-        tile = [(t, p) for t in range(count) for p in range(TILE_PANELS)]
-        zero = ir.Constant(F32X16, [0.0] * LANES)
-        totals = {place: alloca_once(b, F32X16) for place in tile}
-        for total in totals.values():
-            b.store(zero, total)
-        panels = [weights, b.add(weights, weight_step)][:TILE_PANELS]
-
-        def step(i):
-            at_weights, at_tokens = b.mul(i, I64(words * _VECTOR_BYTES)), b.add(tokens, b.mul(i, I64(4 * words * BLOCK_TOKENS)))
-            rows = [b.add(panel, at_weights) for panel in panels]
-            for word in range(words):
-                factors = [load(b, row, kind, word * _VECTOR_BYTES) for row in rows]
-                for t in range(count):
-                    token = splat(b, load(b, at_tokens, kind.element, 4 * (words * t + word)))
-                    for p in range(TILE_PANELS):
-                        total = b.load(totals[t, p])
-                        if pairs:
-                            total = vdpbf16ps(b, total, factors[p], token)
-                        else:
-                            total = _multiply_add(b, total, factors[p], token)
-                        b.store(total, totals[t, p])
-
-        loop(b, steps, step)
-        fresh = splat(b, first)
-        for t, p in tile:
-            at = b.add(sums, I64(_VECTOR_BYTES * (2 * t + p)))
-            store(b, b.fadd(b.load(totals[t, p]), b.select(fresh, zero, load(b, at, F32X16))), at)
+        write_tile(builder, target(), pairs, is_half, *args[2:])
         return context.get_dummy_value()
 
     i = types.int64

@@ -263,7 +263,7 @@ class BlockStep:
             for token in tokens:
                 before = token.products if token.products is not None else constant(I32, [0] * LANES)
                 token.products = emit.dot(
-                    before, codes, self.activation_words(emit, token.codes, code_vector.words), self.highest <= 128
+                    before, codes, self.activation_words(emit, token.codes, code_vector.words), self.highest
                 )
                 if last:
                     scale = emit.pick(token.scales, number // LANES, np.where(number < 0, -1, number % LANES))

@@ -17,7 +17,7 @@ from llvmlite import ir
 from ......simd import dot_products, llvm, permute
 from ......simd.half_precision import half_to_float
 from ......simd.llvm import F32, I1, I8, I16, I32, I64, LANES, constant, vector
-from ......simd.target import Target, target, target_at
+from ......simd.target import Target, target
 
 __all__ = ["BYTES", "F32", "I1", "I8", "I16", "I32", "I64", "LANES", "Emitter", "constant", "runs_of_bits", "vector"]
 
@@ -28,11 +28,11 @@ PREFETCH_LOCALITY = 1  # the last level of the caches
 
 
 class Emitter:
-    """Instructions at the end of `builder`'s block, for one level of LEVELS ('': the target of this process)."""
+    """Instructions at the end of `builder`'s block, for a target (None: that of this process)."""
 
-    def __init__(self, builder: Any, level: str = ""):
+    def __init__(self, builder: Any, of: Target | None = None):
         self.builder = builder
-        self.target: Target = target_at(level) if level else target()
+        self.target = of or target()
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
@@ -205,20 +205,29 @@ class Emitter:
         masked = self.builder.and_(value, constant(I8, masks))
         return self.builder.icmp_unsigned("!=", masked, constant(I8, [0] * len(masks)))
 
-    def dot(self, total: Any, unsigned: Any, signed: Any, small: bool) -> Any:
-        """<16 x i32> total + the sums of four products of bytes each: unsigned 0..255 (small: 0..128), signed -127..127."""
-        return dot_products.add_byte_dots(self.builder, total, unsigned, signed, small, self.target)
+    def mask(self, bits: Any) -> Any:
+        """<n x i1> of an integer of n bits: lane l is bit l."""
+        return permute.mask_of_bits(self.builder, bits, self.target)
 
-    def dot_pairs(self, unsigned: Any, signed: Any) -> Any:
-        """<32 x i16>: sums of two products of bytes each, unsigned 0..128 and signed -127..127."""
-        return dot_products.byte_pairs(self.builder, unsigned, signed, self.target)
+    def dot(self, total: Any, unsigned: Any, signed: Any, largest: int) -> Any:
+        """<16 x i32> total + the sums of four products of bytes each: unsigned 0..largest, signed -127..127."""
+        return dot_products.add_byte_dots(self.builder, total, unsigned, signed, largest, self.target)
 
-    def add_pairs(self, total: Any, a: Any, b: Any) -> Any:
-        """<16 x i32> total + the sums of two products of i16 each."""
-        return dot_products.add_word_pairs(self.builder, total, a, b, self.target)
+    def byte_sums(self, value: Any) -> Any:
+        """<16 x i8> of <64 x i8>: sums of four bytes, 0 to 63 each."""
+        return dot_products.byte_sums(self.builder, value, self.target)
+
+    def scales_of_dots(self, scales: Any) -> Any:
+        """<16 x i32>: scales, <16 x i16>, as `scaled_dot` takes them."""
+        return dot_products.scales_of_dots(self.builder, scales, self.target)
+
+    def scaled_dot(self, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int) -> Any:
+        """<16 x i32> total + scale * the sums of four products of bytes each: unsigned 0..largest (128 or less), signed
+        -127..127."""
+        return dot_products.add_scaled_dots(self.builder, total, unsigned, signed, scales, largest, self.target)
 
     def add_low_pairs(self, total: Any, a: Any, b: Any) -> Any:
-        """As add_pairs, with a and b of sixteen i16 each, for the first eight lanes."""
+        """<16 x i32> total + the sums of two products of i16, of which a and b have sixteen each, in the first eight lanes."""
         sums = dot_products.word_pairs(self.builder, a, b, self.target)
         return self.builder.add(total, self.concat([sums, constant(I32, [0] * (LANES // 2))]))
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -33,6 +34,7 @@ from numba import types
 from ......formats.types import TYPES
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.memory import view
+from ......simd.target import Target, target, target_at
 from ......simd.team import call_part
 from ..activations import Activations
 from .emitter import Emitter
@@ -52,17 +54,24 @@ def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, s
         return None
 
     def generate(context, builder, signature, args):
-        emit = Emitter(builder, level.literal_value)
-        weights, columns, codes, scales, sums, out, stride = args[3:]
-        type_name, count = name.literal_value, tokens.literal_value
-        if type_name in FLOATS:
-            emit_float_product(emit, type_name, count, weights, columns, codes, out, stride)
-        else:
-            emit_product(emit, type_name, count, weights, columns, (codes, scales, sums), out, stride)
+        of = target_at(level.literal_value) if level.literal_value else target()
+        write_product(builder, of, name.literal_value, tokens.literal_value, *args[3:])
         return context.get_dummy_value()
 
     i64 = types.int64
     return types.void(name, level, tokens, i64, i64, i64, i64, i64, i64, i64), generate
+
+
+def write_product(
+    builder: Any, of: Target, name: str, tokens: int, weights: Any, columns: Any, codes: Any, scales: Any, sums: Any,
+    out: Any, stride: Any,
+) -> None:  # fmt: skip
+    """LLVM code for the product of one group of rows of a type with so many tokens; int64, as in the table (see above)."""
+    emit = Emitter(builder, of)
+    if name in FLOATS:
+        emit_float_product(emit, name, tokens, weights, columns, codes, out, stride)
+    else:
+        emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride)
 
 
 def _part(name: str, level: str, group: int, code_bytes: int, activations: int) -> Callable[[int, int], None]:
@@ -131,7 +140,7 @@ class Gemv:
 
 @cache
 def gemv(type_name: str, level: str = "") -> Gemv | None:
-    """The product for a type's name (any letter case), None if there is none. level: as for Emitter."""
+    """The product for a type's name (any letter case), None if there is none. level: of LEVELS, or '' for this process's."""
     stored = TYPES[type_name]
     if stored.name in FLOATS:
         return Gemv(stored.name, 0, stored.rows, FLOATS[stored.name].columns, level)

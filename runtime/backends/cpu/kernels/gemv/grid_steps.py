@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from .block_steps import BlockStep, CodeVector
-from .emitter import BYTES, I1, I8, I32, I64, Emitter, constant, vector
+from .emitter import BYTES, I8, I32, I64, Emitter, constant, vector
 
 _LOW_SEVEN_BITS, _LOWEST_BIT = 0x7F7F7F7F7F7F7F7F, 0x0101010101010101  # of every byte
 
@@ -66,7 +66,7 @@ class GridStep(BlockStep):
         if f.weight_signs is not None:
             bits = self._in_all_blocks(f.weight_signs)[code_vector.rows, columns, 0]
             if (np.diff(bits) == 1).all():
-                return builder.bitcast(emit.load(base, int(bits[0]) // 8, I64), vector(I1, BYTES))
+                return emit.mask(emit.load(base, int(bits[0]) // 8, I64))
             return emit.test(emit.gather(base, bits // 8, self.size), 1 << bits % 8)
         if f.sign_codes is None:
             return None
@@ -79,7 +79,7 @@ class GridStep(BlockStep):
             for shift in (4, 2, 1):
                 odd = builder.xor(odd, builder.lshr(odd, I64(shift)))
             signs = builder.or_(code, builder.shl(builder.and_(odd, I64(_LOWEST_BIT)), I64(7)))
-        return builder.bitcast(signs, vector(I1, BYTES))
+        return emit.mask(signs)
 
     def _sevens(self, emit: Emitter, base: Any, codes: np.ndarray) -> Any:
         """int64 whose bytes are eight numbers of seven bits."""

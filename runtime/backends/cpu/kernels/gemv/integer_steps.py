@@ -1,8 +1,7 @@
 """Steps over superblocks of table values with integer scales: only the sum of a superblock is converted to float.
 
-Sums of two products of codes and activations fit 16 bits where codes (less the smallest of their table) are no larger than
-128. Multiplied by the scales of their groups, two at a time, they are added as 32-bit integers, and so is the contribution of
-the subtracted number and of flags:
+Sums of products of codes (less the smallest of their table, and then no larger than 128) and activations are multiplied by the
+scales of their groups and added as 32-bit integers, and so is the contribution of the subtracted number and of flags:
 
     w . a = d (sum over groups of  S (u . a) + S (lowest + shift flag) sum(a))
 
@@ -18,7 +17,7 @@ import numpy as np
 from ......formats.types import TYPES
 from ..activations import RUN
 from .block_steps import BlockStep, TokenSums
-from .emitter import F32, I1, I16, I32, LANES, Emitter, constant, vector
+from .emitter import F32, I16, I32, LANES, Emitter, constant, vector
 from .gemv_layout import gemv_layout
 
 _I16_MAX = 32767
@@ -56,7 +55,7 @@ class IntegerStep(BlockStep):
         """<16 x i1>: the bit of each run."""
         where = self._runs(bits)[:, 0]
         if where[0] % 8 == 0 and np.all(np.diff(where) == 1):
-            return emit.builder.bitcast(emit.load(base, int(where[0]) // 8, I16), vector(I1, LANES))
+            return emit.mask(emit.load(base, int(where[0]) // 8, I16))
         return emit.builder.icmp_unsigned("!=", self._numbers(emit, base, bits), constant(I16, [0] * LANES))
 
     def _scale(self, emit: Emitter, base: Any) -> Any:
@@ -91,18 +90,17 @@ class IntegerStep(BlockStep):
             offset = builder.mul(scale, builder.select(self._set(emit, base, f.flags), high, low))
         elif self.lowest:
             offset = builder.mul(scale, constant(I16, [self.lowest] * LANES))
-        wide = builder.zext(scale, vector(I32, LANES))
-        pairs = builder.or_(builder.shl(wide, constant(I32, [16] * LANES)), wide)
+        scales = emit.scales_of_dots(scale)
         sums = [emit.load(token.sums, 0, vector(I16, LANES)) for token in tokens]
         nothing = constant(I32, [0] * LANES)
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         loaded: dict = {}
         for code_vector in self.code_vectors:
             codes = self.unsigned_codes(emit, base, code_vector, loaded)
-            factors = builder.bitcast(emit.shuffle(pairs, code_vector.words * 4 // RUN), vector(I16, 2 * LANES))
+            factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
             for t, token in enumerate(tokens):
-                products = emit.dot_pairs(codes, self.activation_words(emit, token.codes, code_vector.words))
-                totals[t] = emit.add_pairs(totals[t], products, factors)
+                words = self.activation_words(emit, token.codes, code_vector.words)
+                totals[t] = emit.scaled_dot(totals[t], codes, words, factors, self.highest)
         for t, token in enumerate(tokens):
             (place,) = token.totals.values()
             factor = emit.splat(self._factor(emit, base, token))

@@ -23,12 +23,11 @@ class TrellisStep(GridStep):
         starts = emit.numbers(base, self._in_all_blocks(f.indices)[0, groups], self.size)
         starts = builder.add(starts, constant(I32, [trellis.first] * len(groups)))
         powers = constant(I32, [pow(trellis.multiplier, j + 1, 1 << 32) for j in range(size)] * (LANES // size))
-        ones, none = constant(I8, [1] * BYTES), constant(I32, [0] * LANES)
         parts = []
         for first in range(0, len(groups), LANES // size):
             state = builder.mul(emit.shuffle(starts, first + np.arange(LANES) // size), powers)
             masked = builder.bitcast(builder.and_(state, constant(I32, [trellis.kept_bits] * LANES)), vector(I8, BYTES))
-            parts.append(builder.trunc(emit.dot(none, masked, ones, True), vector(I8, LANES)))
+            parts.append(emit.byte_sums(masked))
         value = emit.concat(parts)
         if not f.magnitudes:
             return value

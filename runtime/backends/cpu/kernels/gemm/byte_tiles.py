@@ -1,0 +1,299 @@
+"""LLVM code for what a matrix product of 8-bit codes computes in registers at a time, a tile of panels and tokens.
+
+A panel holds the codes of 16 rows, the same CODE_COLUMNS columns of all rows together: four, which is what one instruction of
+AVX-512 VNNI multiplies with four columns of a token, or eight for NEON's products of matrices. Codes are unsigned, and a group
+of columns (16 or 32) has per row a scale and perhaps a term that is added: weight = scale * (code - zero) + term. Products of
+codes are exact integers; each group's is turned to float32, scaled and added up, column block after column block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import alloca_once
+
+from ......simd import arm
+from ......simd.compile import intrinsic
+from ......simd.dot_products import ByteDots, PairDots, byte_dots_bias, pairs_that_fit
+from ......simd.llvm import (
+    F32,
+    F32X16,
+    I8,
+    I8X64,
+    I32,
+    I32X16,
+    I64,
+    LANES,
+    concat,
+    constant,
+    fma,
+    load,
+    loop,
+    shuffle,
+    splat,
+    split,
+    store,
+    undefined,
+    vector,
+)
+from ......simd.target import Forms, Target, target
+
+PANEL = 16  # rows
+BLOCK = 32  # columns that share an activation's scale
+
+
+class Tile(NamedTuple):
+    """What is computed in registers: the products of so many panels with so many tokens, with two sums for each of them, one of
+    integers and one of floats.
+
+    together  tokens whose sums share a vector of sixteen lanes, those of a row side by side: 2 where matrices of 2 by 8 codes
+              are multiplied, else 1
+    """
+
+    panels: int
+    tokens: int
+    together: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Of a panel that are taken at a time."""
+        return LANES // self.together
+
+    @property
+    def columns(self) -> int:
+        """Columns of a row whose codes lie side by side in a panel."""
+        return 4 * self.together
+
+
+TILES: Forms[Tile] = (
+    (("avx512f",), Tile(2, 6)),
+    (("neon", "i8mm"), Tile(1, 6, 2)),
+    (("neon", "dotprod"), Tile(1, 3)),
+    (("neon",), Tile(1, 2)),
+    ((), Tile(1, 3)),
+)
+_TILE = target().choose(TILES)
+TILE_PANELS, TILE_TOKENS, CODE_COLUMNS = _TILE.panels, _TILE.tokens, _TILE.columns
+
+
+def code_bias(of: Target) -> int:
+    """What is subtracted from the codes of panels: 128 where products are those of signed bytes."""
+    return byte_dots_bias(of)
+
+
+CODE_BIAS = code_bias(target())
+
+
+def pair_sums(most: int, zero: int) -> tuple[bool, ...] | None:
+    """How codes of up to `most` are multiplied: by `ByteDots` (None), or by `PairDots` with a `run` of the tuple's length.
+
+    An empty tuple stands for codes less 128, where that is the zero: offsets are not added then.
+    """
+    fitting = pairs_that_fit(most)
+    if fitting or (zero == 128 and pairs_that_fit(zero)):
+        return (True,) * fitting
+    return None
+
+
+def write_tile(
+    b: Any, of: Target, groups: int, run: int | None, codes: Any, scales: Any, terms: Any, steps: list, tokens: Any,
+    token_scales: Any, offsets: Any, sums: Any, token_steps: list, out: Any, count: Any, first: Any,
+) -> None:  # fmt: skip
+    """LLVM code that adds the products of a tile over `count` blocks of 32 columns to `out`, float32 [tokens, 16 * panels], or
+    writes them there if `first` (an i1).
+
+    groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`. The others are int64 addresses (terms: None
+    if there are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one
+    token to the next of codes, of scales, and of offsets and sums.
+    """
+    tile, zero = of.choose(TILES), constant(F32X16, 0.0)
+    exact_sums = _matrix_products if tile.together > 1 else _dot_products if run is None else partial(_pair_products, run=run)
+
+    def along(base: Any, step: Any, count: int) -> list[Any]:
+        places = [base]
+        for _ in range(count - 1):
+            places.append(b.add(places[-1], step))
+        return places
+
+    def by_tokens(base: Any, step: Any) -> list[list[Any]]:
+        places = along(base, step, tile.tokens)
+        return [places[t : t + tile.together] for t in range(0, tile.tokens, tile.together)]
+
+    def of_rows(at: Any, place: Any) -> Any:
+        value = load(b, at, vector(F32, tile.rows), place)
+        return value if tile.together == 1 else shuffle(b, value, None, [lane // tile.together for lane in range(LANES)])
+
+    def of_tokens(places: list[Any], ir_type: ir.Type, place: Any) -> Any:
+        """One number in all lanes, or those of two tokens in turn."""
+        if len(places) == 1:
+            return splat(b, load(b, places[0], ir_type, place))
+        both = undefined(vector(F32, 2))
+        for i, at in enumerate(places):
+            both = b.insert_element(both, load(b, at, F32, place), I32(i))
+        # As one number of 64 bits it is copied to all lanes at once.
+        pair = b.extract_element(b.bitcast(both, vector(I64, 1)), I32(0))
+        return b.bitcast(splat(b, pair, LANES // 2), vector(ir_type, LANES))
+
+    token_at, token_scale_at = by_tokens(tokens, token_steps[0]), by_tokens(token_scales, token_steps[1])
+    offset_at, sum_at = (by_tokens(base, token_steps[2]) for base in (offsets, sums))
+    pairs = [(p, t) for p in range(tile.panels) for t in range(len(token_at))]
+    totals = {pair: alloca_once(b, F32X16) for pair in pairs}
+
+    def multiply_rows(row: Any) -> None:
+        """row: the first one within a panel, an i64 or 0."""
+        at_codes, at_scales, at_terms = codes, scales, terms
+        if tile.together > 1:
+            at_codes, at_scales = b.add(codes, b.mul(row, I64(tile.columns))), b.add(scales, b.mul(row, I64(4)))
+            at_terms = None if terms is None else b.add(terms, b.mul(row, I64(4)))
+        code_at, scale_at = along(at_codes, steps[0], tile.panels), along(at_scales, steps[1], tile.panels)
+        term_at = [] if terms is None else along(at_terms, steps[1], tile.panels)
+        for pair in pairs:
+            b.store(zero, totals[pair])
+
+        def block(i: Any) -> None:
+            codes, scales = b.mul(i, I64(BLOCK * PANEL)), b.mul(i, I64(groups * 4 * PANEL))
+            token, number, offset = b.mul(i, I64(BLOCK)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
+            parts = {}
+            for group in range(groups):
+                place = b.add(offset, I64(4 * group))
+                # Codes less 128 are multiplied then.
+                starts = [constant(I32X16, 0) if run == 0 else of_tokens(at, I32, place) for at in offset_at]
+                columns = range(group * BLOCK // groups, (group + 1) * BLOCK // groups, tile.columns)
+                exact = exact_sums(b, of, starts, code_at, codes, token_at, token, columns)
+                for p in range(tile.panels):
+                    scale = of_rows(scale_at[p], b.add(scales, I64(4 * PANEL * group)))
+                    for t in range(len(token_at)):
+                        integers = b.sitofp(exact[p, t], F32X16)
+                        parts[p, t] = fma(b, integers, scale, parts[p, t]) if group else b.fmul(integers, scale)
+            for t, at in enumerate(token_scale_at):
+                scale = of_tokens(at, F32, number)
+                for p in range(tile.panels):
+                    b.store(fma(b, parts[p, t], scale, b.load(totals[p, t])), totals[p, t])
+            if terms is None:
+                return
+            for group in range(groups):
+                for p in range(tile.panels):
+                    term = of_rows(term_at[p], b.add(scales, I64(4 * PANEL * group)))
+                    for t, at in enumerate(sum_at):
+                        total = of_tokens(at, F32, b.add(offset, I64(4 * group)))
+                        b.store(fma(b, term, total, b.load(totals[p, t])), totals[p, t])
+
+        loop(b, count, block)
+        fresh = splat(b, first, tile.rows)
+        none = constant(vector(F32, tile.rows), 0.0)
+        to = out if tile.together == 1 else b.add(out, b.mul(row, I64(4)))
+        for p, t in pairs:
+            total = b.load(totals[p, t])
+            for i in range(tile.together):
+                at = 4 * PANEL * (tile.panels * (tile.together * t + i) + p)
+                value = total if tile.together == 1 else shuffle(b, total, None, range(i, LANES, tile.together))
+                store(b, b.fadd(value, b.select(fresh, none, load(b, to, none.type, at))), to, at)
+
+    if tile.together == 1:
+        multiply_rows(0)
+    else:
+        loop(b, I64(tile.together), lambda part: multiply_rows(b.mul(part, I64(tile.rows))))
+
+
+def _dot_products(
+    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+) -> dict:
+    """(panel, number of the token) -> <16 x i32>: starts + the products over some columns of a block.
+
+    code_at, token_at: addresses of the panels, and lists of one or two of tokens; codes, token: bytes from there to the block.
+    """
+    dots, words = ByteDots(b, of, 127 if code_bias(of) else 255), {}
+    exact = {(p, t): start for p in range(len(code_at)) for t, start in enumerate(starts)}
+    for column in columns:
+        place = b.add(codes, I64(PANEL * column))
+        weights = [dots.unsigned(load(b, at, I32X16, place)) for at in code_at]
+        for t, (at,) in enumerate(token_at):
+            if not of.has("neon"):
+                word = load(b, at, I32, b.add(token, I64(column)))
+            else:  # products with one lane of a register are one instruction
+                four = column // 16 * 16
+                if (t, four) not in words:
+                    words[t, four] = load(b, at, vector(I32, 4), b.add(token, I64(four)))
+                word = b.extract_element(words[t, four], I32((column - four) // 4))
+            signed = dots.signed_word(word)
+            for p in range(len(code_at)):
+                exact[p, t] = dots.add(exact[p, t], weights[p], signed)
+    return exact
+
+
+def _pair_products(
+    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range, run: int
+) -> dict:
+    """As _dot_products, with sums of so many products of pairs as 16-bit numbers."""
+    dots, sums = PairDots(b, run, of), {}
+    exact = {(p, t): start for p in range(len(code_at)) for t, start in enumerate(starts)}
+    for i, column in enumerate(columns):
+        place = b.add(codes, I64(PANEL * column))
+        weights = [dots.unsigned(load(b, at, I32X16, place)) for at in code_at]
+        for t, (at,) in enumerate(token_at):
+            word = dots.signed_word(load(b, at, I32, b.add(token, I64(column))))
+            for p in range(len(code_at)):
+                sums[p, t] = dots.add_pairs(sums.get((p, t)), weights[p], word)
+                if i % dots.run == dots.run - 1 or i + 1 == len(columns):
+                    exact[p, t] = dots.widen(exact[p, t], sums.pop((p, t)))
+    return exact
+
+
+def _matrix_products(
+    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+) -> dict:
+    """As _dot_products, in matrices of two rows by two tokens: (0, number of the two tokens) -> their sums, row after row."""
+    exact, tokens = {t: split(b, start, 4) for t, start in enumerate(starts)}, {}
+    for column in columns:
+        weights = split(b, load(b, code_at[0], I8X64, b.add(codes, I64(PANEL * column))), 4)
+        for t, places in enumerate(token_at):
+            first = column // 16 * 16
+            if (t, first) not in tokens:
+                low, high = (load(b, at, vector(I64, 2), b.add(token, I64(first))) for at in places)
+                tokens[t, first] = [b.bitcast(shuffle(b, low, high, [i, 2 + i]), vector(I8, 16)) for i in range(2)]
+            pair = tokens[t, first][(column - first) // 8]
+            exact[t] = [arm.usmmla(b, total, weight, pair) for total, weight in zip(exact[t], weights, strict=True)]
+    return {(0, t): concat(b, sums) for t, sums in exact.items()}
+
+
+@intrinsic
+def multiply_tile(
+    typingctx,
+    half_groups,
+    pairs,
+    codes,
+    scales,
+    terms,
+    steps,
+    tokens,
+    token_scales,
+    offsets,
+    sums,
+    token_steps,
+    out,
+    count,
+    first,
+):
+    """`write_tile` for this process. half_groups: a boolean if a group has 16 columns, None if it has 32; pairs: None, or a
+    tuple of length `run`."""
+    groups = 1 if isinstance(half_groups, types.NoneType) else 2
+    has_terms = not isinstance(terms, types.NoneType)
+
+    def generate(context, builder, signature, args):
+        _, _, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps, out, count, first = args
+        run = None if isinstance(pairs, types.NoneType) else len(pairs)
+        steps, token_steps = ([builder.extract_value(v, i) for i in range(n)] for v, n in ((steps, 2), (token_steps, 3)))
+        terms = terms if has_terms else None
+        write_tile(
+            builder, target(), groups, run, codes, scales, terms, steps, tokens, token_scales, offsets, sums, token_steps,
+            out, count, first,
+        )  # fmt: skip
+        return context.get_dummy_value()
+
+    i = types.int64
+    two, three = types.UniTuple(i, 2), types.UniTuple(i, 3)
+    maybe = i if has_terms else terms
+    return types.void(half_groups, pairs, i, i, maybe, two, i, i, i, i, three, i, i, types.boolean), generate
