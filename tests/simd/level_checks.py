@@ -51,7 +51,7 @@ def integers(typingctx, unsigned, signed, out):
         u, s = (load_vector(builder, arg, I8X64) for arg in args[:2])
         small, ones = builder.lshr(u, I8X64([1] * 64)), I32X16([1] * 16)
         pairs = byte_pairs(builder, small, s)
-        results = [add_byte_dots(builder, ones, u, s, False), add_byte_dots(builder, ones, small, s, True), pairs]
+        results = [add_byte_dots(builder, ones, u, s, 255), add_byte_dots(builder, ones, small, s, 128), pairs]
         results += [
             add_word_pairs(builder, ones, pairs, pairs),
             lookup_constant_bytes(builder, TABLE, builder.lshr(u, I8X64([3] * 64))),

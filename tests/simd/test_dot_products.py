@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import arm
-from ggufmill.simd.dot_products import ByteDots, PairDots, add_byte_dots, add_word_pairs, byte_pairs, pairs_that_fit, word_pairs
-from ggufmill.simd.llvm import I8X64, I16X32, I32, I32X16, shuffle, vector
+from ggufmill.simd.dot_products import (
+    ByteDots,
+    PairDots,
+    add_byte_dots,
+    add_scaled_dots,
+    add_word_pairs,
+    byte_pairs,
+    byte_sums,
+    pairs_that_fit,
+    scales_of_dots,
+    word_pairs,
+)
+from ggufmill.simd.llvm import I8X64, I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
 from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(0)
@@ -36,27 +47,60 @@ def fours(unsigned, signed):
 
 
 @levels
-@pytest.mark.parametrize("small", [False, True])
-def test_byte_dots(level, small, run_piece):
+@pytest.mark.parametrize("largest", [127, 128, 255])
+def test_byte_dots(level, largest, run_piece):
     of = target_at(level)
-    for unsigned, signed, total in byte_cases(128 if small else 255):
+    for unsigned, signed, total in byte_cases(largest):
         out = run_piece(
-            lambda b, t, u, s: add_byte_dots(b, t, u, s, small, of), np.zeros(16, np.int32), total, unsigned, signed
+            lambda b, t, u, s: add_byte_dots(b, t, u, s, largest, of), np.zeros(16, np.int32), total, unsigned, signed
         )
         assert np.array_equal(out, total + fours(unsigned, signed))
 
 
-@levels
-def test_byte_dots_with_a_word_for_all_lanes(level, run_piece):
+def dots_with_a_word(of):
+    """Products of all lanes with word 3 of the signed bytes, and the bias added as a caller does."""
+
     def generate(builder, total, unsigned, signed):
-        dots = ByteDots(builder, target_at(level))
+        dots = ByteDots(builder, of)
         word = builder.extract_element(builder.bitcast(signed, I32X16), I32(3))
+        sums = I32(0)
+        for i in range(12, 16):
+            sums = builder.add(sums, builder.sext(builder.extract_element(signed, I32(i)), I32))
+        start = builder.insert_element(constant(I32X16, 0), builder.mul(sums, I32(dots.bias)), I32(0))
+        total = builder.add(total, shuffle(builder, start, None, [0] * 16))
         return dots.add(total, dots.unsigned(builder.bitcast(unsigned, I32X16)), dots.signed_word(word))
 
+    return generate
+
+
+@levels
+def test_byte_dots_with_a_word_for_all_lanes(level, run_piece):
     for unsigned, signed, total in byte_cases(255):
-        signed[12] = -128
-        out = run_piece(generate, np.zeros(16, np.int32), total, unsigned, signed)
+        out = run_piece(dots_with_a_word(target_at(level)), np.zeros(16, np.int32), total, unsigned, signed)
         assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+
+
+def scaled(of):
+    def generate(builder, total, unsigned, signed, scales):
+        return add_scaled_dots(builder, total, unsigned, signed, scales_of_dots(builder, scales, of), 128, of)
+
+    return generate
+
+
+@levels
+def test_scaled_dots(level, run_piece):
+    for unsigned, signed, total in byte_cases(128):
+        scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
+        out = run_piece(scaled(target_at(level)), np.zeros(16, np.int32), total, unsigned, signed, scales)
+        assert np.array_equal(out, total + scales.astype(np.int32) * fours(unsigned, signed))
+
+
+@levels
+def test_sums_of_bytes(level, run_piece):
+    values = RANDOM.integers(0, 64, 64).astype(np.uint8)
+    values[:4] = 63
+    out = run_piece(lambda b, v: byte_sums(b, v, target_at(level)), np.zeros(16, np.uint8), values)
+    assert np.array_equal(out, values.reshape(16, 4).sum(axis=1))
 
 
 @levels
@@ -117,34 +161,68 @@ def arm_instructions(monkeypatch):
 
         return dots
 
+    def neighbours(builder, wide):
+        """Sums of neighbouring numbers."""
+        even, odd = (shuffle(builder, wide, None, range(first, wide.type.count, 2)) for first in (0, 1))
+        return builder.add(even, odd)
+
+    def saddlp(builder, value):
+        return neighbours(builder, builder.sext(value, vector({8: I16, 16: I32}[value.type.element.width], value.type.count)))
+
+    def addp(builder, a, b):
+        return neighbours(builder, concat(builder, [a, b]))
+
     monkeypatch.setattr(arm, "sdot", fours_of(lambda builder: builder.sext))
     monkeypatch.setattr(arm, "usdot", fours_of(lambda builder: builder.zext))
+    monkeypatch.setattr(arm, "saddlp", saddlp)
+    monkeypatch.setattr(arm, "addp", addp)
 
 
-@pytest.mark.parametrize("features", ["neon dotprod", "neon dotprod i8mm"])
+@pytest.mark.parametrize("features", list(NEON))
 def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instructions):
-    def with_word(builder, total, unsigned, signed):
-        dots = ByteDots(builder, NEON[features])
-        word = builder.extract_element(builder.bitcast(signed, I32X16), I32(3))
-        return dots.add(total, dots.unsigned(unsigned), dots.signed_word(word))
-
-    for unsigned, signed, total in byte_cases(255):
-        out = np.zeros(16, np.int32)
-        run_piece(lambda b, t, u, s: add_byte_dots(b, t, u, s, True, NEON[features]), out, total, unsigned, signed)
-        assert np.array_equal(out, total + fours(unsigned, signed))
-        run_piece(with_word, out, total, unsigned, signed)
-        assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+    of = NEON[features]
+    for largest in (127, 128, 255):
+        for unsigned, signed, total in byte_cases(largest):
+            out = np.zeros(16, np.int32)
+            run_piece(lambda b, t, u, s, n=largest: add_byte_dots(b, t, u, s, n, of), out, total, unsigned, signed)
+            assert np.array_equal(out, total + fours(unsigned, signed))
+            run_piece(dots_with_a_word(of), out, total, unsigned, signed)
+            assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+            if largest <= 128:
+                scales = RANDOM.integers(-200, 200, 16).astype(np.int16)
+                run_piece(scaled(of), out, total, unsigned, signed, scales)
+                assert np.array_equal(out, total + scales.astype(np.int32) * fours(unsigned, signed))
+    values = RANDOM.integers(0, 64, 64).astype(np.uint8)
+    sums = run_piece(lambda b, v: byte_sums(b, v, of), np.zeros(16, np.uint8), values)
+    assert np.array_equal(sums, values.reshape(16, 4).sum(axis=1))
 
 
 @pytest.mark.parametrize(
-    ("features", "instruction", "most"),
-    [("neon dotprod i8mm", r"\busdot\b", 4), ("neon dotprod", r"\bsdot\b", 8), ("neon", r"\b(smull2?|smlal2?|mul|mla)\b", 64)],
+    ("features", "largest", "counts"),
+    [
+        ("neon dotprod i8mm", 255, {"usdot": 4}),
+        ("neon dotprod", 255, {"sdot": 12, "eor": 4}),
+        ("neon dotprod", 127, {"sdot": 4, "eor": 0}),
+        ("neon", 255, {"smull": 4, "smull2": 4, "addp": 4, "sadalp": 4, "saddlp": 8, "eor": 4}),
+        ("neon", 127, {"smull": 4, "smull2": 4, "addp": 4, "sadalp": 4, "saddlp": 0, "eor": 0}),
+    ],
 )
-def test_arm_takes_its_own_instructions(features, instruction, most, arm_assembly):
+def test_arm_takes_its_own_instructions(features, largest, counts, arm_assembly):
     of = NEON[features]
-    flags = ",".join(f"+{feature}" for feature in features.split())
-    text = arm_assembly(lambda b, t, u, s: add_byte_dots(b, t, u, s, False, of), flags, I32X16, I8X64, I8X64)
-    assert 0 < len(re.findall(instruction, text)) <= most, text
+    text = arm_assembly(lambda b, t, u, s: add_byte_dots(b, t, u, s, largest, of), of.flags, I32X16, I8X64, I8X64)
+    assert {name: len(re.findall(rf"\b{name}\b", text)) for name in counts} == counts, text
+
+
+def test_arm_adds_neighbouring_bytes(arm_assembly):
+    text = arm_assembly(lambda b, v: byte_sums(b, v, NEON["neon"]), "+neon", I8X64)
+    assert len(re.findall(r"\baddp\b", text)) == 3
+
+
+@pytest.mark.parametrize("features", list(NEON))
+def test_arm_scales_integers(features, arm_assembly):
+    of, ir_types = NEON[features], (I32X16, I8X64, I8X64, vector(I16, 16))
+    text = arm_assembly(lambda b, t, u, s, c: scaled(of)(b, t, u, s, c), of.flags, *ir_types)
+    assert len(re.findall(r"\bmla\b", text)) == 4
 
 
 def test_arm_multiplies_pairs_of_words_widening(arm_assembly):

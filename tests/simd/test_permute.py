@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ggufmill.simd import arm
-from ggufmill.simd.llvm import F32X16, I8, I8X64, I32, I32X16, concat, vector
-from ggufmill.simd.permute import lookup_bytes, lookup_floats, permute_bytes
+from ggufmill.simd.llvm import F32X16, I8, I8X64, I32, I32X16, I64, concat, vector
+from ggufmill.simd.permute import lookup_bytes, lookup_floats, mask_of_bits, permute_bytes
 from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(1)
@@ -31,6 +31,19 @@ def test_permutation_of_bytes(level, run_piece):
     table, codes = RANDOM.integers(0, 256, 16).astype(np.uint8), RANDOM.permutation(16).astype(np.uint8)
     out = run_piece(lambda b, t, c: permute_bytes(b, t, c, target_at(level)), np.zeros(16, np.uint8), table, codes)
     assert np.array_equal(out, table[codes])
+
+
+def as_bytes(of):
+    """255 where a lane of the mask of 64 bits is set."""
+    return lambda b, bits: b.sext(mask_of_bits(b, b.extract_element(bits, I32(0)), of), I8X64)
+
+
+@levels
+def test_masks_of_bits(level, run_piece):
+    bits = RANDOM.integers(0, 2, 64).astype(np.uint8)
+    out = run_piece(as_bytes(target_at(level)), np.zeros(64, np.uint8), np.packbits(bits, bitorder="little").view(np.int64))
+    assert np.array_equal(out, 255 * bits)
+    assert np.array_equal(run_piece(as_bytes(NEON), out, np.packbits(bits, bitorder="little").view(np.int64)), 255 * bits)
 
 
 @levels
@@ -77,6 +90,12 @@ def test_arm_looks_floats_up_by_their_bytes(arm_assembly):
     operand_lists = re.findall(r"\btbl\s+v\d+\.16b, \{(.*?)\}", text)
     assert [_registers(operands) for operands in operand_lists] == [4] * 4
     assert re.search(r"\btbl\b", arm_assembly(lambda b, t, c: permute_bytes(b, t, c, NEON), "+neon", *[vector(I8, 16)] * 2))
+
+
+def test_arm_makes_masks_of_bits_without_taking_them_out_one_by_one(arm_assembly):
+    text = arm_assembly(as_bytes(NEON), "+neon", vector(I64, 1))
+    assert len(re.findall(r"\bcmtst\b", text)) == 4
+    assert not re.search(r"\b(umov|ubfx|sbfx)\b", text)
 
 
 def _registers(operands: str) -> int:

@@ -210,8 +210,10 @@ def write_block(builder, of, type_name, blocks, row_heads, codes, scales, terms)
     assert layout is not None
     for first in range(0, max(QUAD, TYPES[type_name].rows), QUAD):
         quad = _Quad(builder, of, type_name, first, blocks, row_heads)
-        quad.write_scales(builder.add(scales, I64(4 * first)), None if layout.m is None else builder.add(terms, I64(4 * first)))
-        quad.write_codes(builder.add(codes, I64(of.choose(TILES).columns * first)))
+        row_bytes = of.choose(TILES).columns, 4, 4
+        place = [builder.add(at, I64(size * first)) for at, size in zip((codes, scales, terms), row_bytes, strict=True)]
+        quad.write_scales(place[1], None if layout.m is None else place[2])
+        quad.write_codes(place[0])
 
 
 @intrinsic

@@ -10,6 +10,7 @@ from ggufmill.formats import TYPES, SourceTensor, TensorSource
 from ggufmill.quantize import can_encode, decode
 from ggufmill.runtime.backends.cpu import weights as weights_module
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS
 from ggufmill.runtime.backends.cpu.kernels.gemm.unpack_panels import panel_form, unpack
 from ggufmill.runtime.backends.cpu.weights import WeightStore
 from ggufmill.simd import amx
@@ -30,7 +31,8 @@ def test_products_with_every_type(name, monkeypatch):
     expected = x.astype(np.float64) @ weights.T.astype(np.float64)
     if panel_form(name) is not None:
         panels = unpack(q, name, columns)
-        codes = panels.codes.transpose(0, 2, 1, 3).reshape(-1, columns)[:rows].astype(np.float64) - panels.zero
+        codes = (panels.codes + np.uint8(CODE_BIAS)).transpose(0, 2, 1, 3).reshape(-1, columns)[:rows]
+        codes = codes.astype(np.float64) - panels.zero
 
         def wide(numbers):
             return np.repeat(numbers.transpose(0, 2, 1).reshape(-1, columns // panels.group), panels.group, axis=1)[:rows]

@@ -15,7 +15,8 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
-from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import TILE_TOKENS, multiply_bytes, pair_sums
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, TILE_TOKENS, pair_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
 from ggufmill.simd import amx
@@ -47,12 +48,12 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
     multiply_bytes(
         None if group == 32 else True,
         pair_sums(most, 128),
-        np.ascontiguousarray(codes.reshape(panels, 16, -1, 4).transpose(0, 2, 1, 3)),
+        np.ascontiguousarray((codes - np.uint8(CODE_BIAS)).reshape(panels, 16, -1, CODE_COLUMNS).transpose(0, 2, 1, 3)),
         scales,
         terms,
         tokens,
         np.ones((filled, columns // 32), np.float32),
-        -128 * sums,
+        (CODE_BIAS - 128) * sums,
         sums.astype(np.float32),
         aligned_empty((2, 4 * TILE_TOKENS, 32), np.float32),
         out,

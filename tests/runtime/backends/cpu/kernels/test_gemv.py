@@ -17,7 +17,7 @@ from ggufmill.runtime.backends.cpu.kernels.gemv.gemv import gemv, multiply, prod
 from ggufmill.simd import team
 from ggufmill.simd.target import target
 
-LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "portable") if level in target().levels]
+LEVELS = [level for level in ("avx512-vnni", "avx512", "avx2", "neon-dotprod", "neon", "portable") if level in target().levels]
 # One type for each kind of step and of look-up.
 OF_EACH_KIND = ["q4_K", "q5_0", "q8_0_r8", "iq4_ks", "iq6_k", "iq4_k_r4", "iq3_xxs", "iq2_k", "iq3_k"]
 
