@@ -87,13 +87,13 @@ def code_bias(of: Target) -> int:
 CODE_BIAS = code_bias(target())
 
 
-def pair_sums(most: int, zero: int) -> tuple[bool, ...] | None:
+def pair_sums(most: int, zero: int, of: Target | None = None) -> tuple[bool, ...] | None:
     """How codes of up to `most` are multiplied: by `ByteDots` (None), or by `PairDots` with a `run` of the tuple's length.
 
     An empty tuple stands for codes less 128, where that is the zero: offsets are not added then.
     """
-    fitting = pairs_that_fit(most)
-    if fitting or (zero == 128 and pairs_that_fit(zero)):
+    fitting = pairs_that_fit(most, of)
+    if fitting or (zero == 128 and pairs_that_fit(zero, of)):
         return (True,) * fitting
     return None
 

@@ -190,7 +190,7 @@ def _float_lines(b, of, type_name, at):
             yield b.bitcast(b.shl(b.zext(shorts, I32X16), constant(I32X16, 16)), F32X16)
 
 
-def writetransposed(b, of, type_name, wide, source, row_bytes, rows, out):
+def write_transposed(b, of, type_name, wide, source, row_bytes, rows, out):
     """LLVM code that writes 32 columns of a panel at address `out` from 16 rows at address `source`, `row_bytes` apart, of type
     f32, f16 or bf16. wide: to a panel of float32, else of bf16 (rounded to the nearest). The last of `rows` rows stands in for
     missing ones."""
@@ -221,7 +221,7 @@ def _transpose_step(typingctx, type_name, bf16, source, row_bytes, rows, out):
     name, wide = type_name.literal_value, isinstance(bf16, types.NoneType)
 
     def generate(context, builder, signature, args):
-        writetransposed(builder, target(), name, wide, *args[2:])
+        write_transposed(builder, target(), name, wide, *args[2:])
         return context.get_dummy_value()
 
     i = types.int64

@@ -48,6 +48,12 @@ MATRIX, FIRST, TOKENS, TARGET = range(4)
 TOKENS_PER_PASS = 4  # tokens that are multiplied in one pass over the codes of a group of rows
 
 
+def tokens_per_pass(name: str, of: Target) -> int:
+    """How many tokens are multiplied together. The sums of one token of floats take half of NEON's registers: four at a time are
+    a fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
+    return 1 if name in FLOATS and of.has("neon") else TOKENS_PER_PASS
+
+
 @intrinsic
 def _multiply(typingctx, name, level, tokens, weights, columns, codes, scales, sums, out, stride):
     if not isinstance(name, types.StringLiteral):
@@ -74,8 +80,9 @@ def write_product(
         emit_product(emit, name, tokens, weights, columns, (codes, scales, sums), out, stride)
 
 
-def _part(name: str, level: str, group: int, code_bytes: int, activations: int) -> Callable[[int, int], None]:
-    """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale."""
+def _part(name: str, level: str, group: int, code_bytes: int, activations: int, together: int) -> Callable[[int, int], None]:
+    """The part of a type. group: rows that are multiplied at a time; code_bytes: of an activation; activations: per scale;
+    together: tokens of a pass."""
 
     def product(argument, number):
         table = view(argument, FIELDS, np.int64)
@@ -100,9 +107,9 @@ def _part(name: str, level: str, group: int, code_bytes: int, activations: int) 
                 c = codes + t * columns * code_bytes
                 s = scales + t * (columns // activations) * 4
                 u = sums + t * (columns // 16) * 2
-                if n - t >= TOKENS_PER_PASS:
-                    _multiply(name, level, TOKENS_PER_PASS, weights, columns, c, s, u, out + t * stride, stride)
-                    t += TOKENS_PER_PASS
+                if n - t >= together:
+                    _multiply(name, level, together, weights, columns, c, s, u, out + t * stride, stride)
+                    t += together
                 else:
                     _multiply(name, level, 1, weights, columns, c, s, u, out + t * stride, stride)
                     t += 1
@@ -129,7 +136,8 @@ class Gemv:
     @cached_property
     def _native(self):
         code_bytes, block = (1, self.activations) if self.activations else (4, 1)
-        function = _part(self.name, self.level, self.rows, code_bytes, block)
+        together = tokens_per_pass(self.name, target_at(self.level) if self.level else target())
+        function = _part(self.name, self.level, self.rows, code_bytes, block, together)
         return native_entry(types.void(types.int64, types.int64), function)
 
     @property

@@ -1,0 +1,104 @@
+"""The inner loops of matrix products as instructions, for any processor: what tests look at, and what
+`benchmarks/instructions.py` counts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .....formats.types import TYPES
+from .....simd.assembly import Instruction, assembly, loops
+from .....simd.llvm import I1, I64, LANES, loop
+from .....simd.target import Target
+from .gemm import byte_tiles, vector_products
+from .gemm.float_panels import STEP, write_transposed
+from .gemm.unpack_panels import QUAD, write_block
+from .gemv.float_rows import FLOATS
+from .gemv.gemv import write_product
+from .gemv.rows import steps
+
+FLOAT_COLUMNS = 64  # of a step along a row of floats
+
+
+class InnerLoop(NamedTuple):
+    """The instructions of one iteration, and the products (or weights, where they are only unpacked) that they are for."""
+
+    instructions: list[Instruction]
+    products: int
+
+    def per(self, products: int) -> float:
+        """Instructions for so many products."""
+        return len(self.instructions) * products / self.products
+
+    @property
+    def names(self) -> set[str]:
+        return {instruction.name for instruction in self.instructions}
+
+
+def gemv_loop(of: Target, type_name: str, tokens: int = 1) -> InnerLoop:
+    """The step along a row, or along a group of interleaved rows."""
+    text = assembly(of, lambda b, *args: write_product(b, of, type_name, tokens, *args), 7)
+    columns = FLOAT_COLUMNS if type_name in FLOATS else steps(type_name)[0].columns
+    return InnerLoop(max(loops(text), key=len), columns * TYPES[type_name].rows * tokens)
+
+
+def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerLoop:
+    """A block of 32 columns of a tile of codes up to `most`; group: columns that share a scale."""
+    pairs = byte_tiles.pair_sums(most, 0 if most < 128 else 128, of)
+
+    def write(b: Any, codes, scales, terms, step, scale_step, tokens, token_scales, offsets, sums, *rest) -> None:
+        *token_steps, out, count, first = rest
+        byte_tiles.write_tile(
+            b, of, byte_tiles.BLOCK // group, None if pairs is None else len(pairs), codes, scales,
+            terms if has_terms else None, [step, scale_step], tokens, token_scales, offsets, sums, token_steps, out, count,
+            b.trunc(first, I1),
+        )  # fmt: skip
+
+    tile = of.choose(byte_tiles.TILES)
+    innermost = min((body for body in loops(assembly(of, write, 15)) if len(body) > byte_tiles.BLOCK), key=_products_last)
+    return InnerLoop(innermost, byte_tiles.BLOCK * tile.panels * tile.rows * tile.tokens)
+
+
+def _products_last(body: list[Instruction]) -> tuple[bool, int]:
+    """Loops that multiply integers first, the shorter of those before the longer."""
+    multiplies = any(name.startswith(("sdot", "usmmla", "smull", "vpdp", "vpmadd")) for name in {i.name for i in body})
+    return not multiplies, len(body)
+
+
+def float_tile_loop(of: Target) -> InnerLoop:
+    """32 columns of a tile of float32."""
+    panels, tokens = of.choose(vector_products.TILES)
+    text = assembly(of, lambda b, *args: vector_products.write_tile(b, of, False, False, *args[:-1], b.trunc(args[-1], I1)), 6)
+    return InnerLoop(max(loops(text), key=len), STEP * LANES * panels * tokens)
+
+
+def unpack_loop(of: Target, type_name: str) -> InnerLoop:
+    """A block of four rows, or of a group of interleaved rows, written to panels of bytes."""
+    stored = TYPES[type_name]
+
+    def write(b: Any, *args) -> None:
+        blocks, row_heads, (codes, scales, terms, count) = args[:QUAD], args[QUAD : 2 * QUAD], args[2 * QUAD :]
+
+        def block(i: Any) -> None:
+            at = [b.add(block, b.mul(i, I64(stored.block_bytes * stored.rows))) for block in blocks]
+            to = b.add(codes, b.mul(i, I64(stored.block * LANES)))
+            numbers = [b.add(place, b.mul(i, I64(stored.block * 4))) for place in (scales, terms)]
+            write_block(b, of, type_name, at, list(row_heads), to, *numbers)
+
+        loop(b, count, block)
+
+    return InnerLoop(max(loops(assembly(of, write, 2 * QUAD + 4)), key=len), stored.block * max(QUAD, stored.rows))
+
+
+def float_panel_loop(of: Target, type_name: str) -> InnerLoop:
+    """32 columns of sixteen rows of f32, f16 or bf16, written to a panel of float32."""
+
+    def write(b: Any, source, row_bytes, rows, out, count) -> None:
+        size = TYPES[type_name].block_bytes
+
+        def step(i: Any) -> None:
+            at, to = b.add(source, b.mul(i, I64(STEP * size))), b.add(out, b.mul(i, I64(STEP * 4 * LANES)))
+            write_transposed(b, of, type_name, True, at, row_bytes, rows, to)
+
+        loop(b, count, step)
+
+    return InnerLoop(max(loops(assembly(of, write, 5)), key=len), STEP * LANES)

@@ -1,0 +1,87 @@
+"""The code of the inner loops for processors that are not at hand: the instructions that have to be in it, and those that mean
+that LLVM took vectors apart, called a library or ran out of registers."""
+
+import pytest
+
+from ggufmill.runtime.backends.cpu.kernels.inner_loops import (
+    byte_tile_loop,
+    float_panel_loop,
+    float_tile_loop,
+    gemv_loop,
+    unpack_loop,
+)
+from ggufmill.simd.target import foreign_target
+
+CALLS = {"bl", "blr"}  # of __extendhfsf2, fmaf, ...
+SCALAR = CALLS | {"umov", "smov", "sbfx"}  # lanes that are taken out of vectors
+SMULL = {"smull", "smull2", "addp", "sadalp"}
+SCALAR_PRODUCTS = {"madd", "smaddl", "umaddl"}
+
+
+def share_on_stack(loop):
+    return sum(instruction.uses_stack for instruction in loop.instructions) / len(loop.instructions)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "needed", "forbidden"),
+    [
+        ("q4_0", "neon", SMULL | {"fcvtl", "prfm"}, {"sdot", "mul"}),
+        ("q4_0", "neon-dotprod", {"sdot", "fcvtl", "prfm"}, {"eor", "smull", "mul"}),  # codes of 15 need no bias
+        ("q8_0", "neon-dotprod", {"sdot", "prfm"}, {"smull", "mul"}),
+        ("q8_0", "neon-i8mm", {"usdot"}, {"sdot", "smull", "mul"}),
+        ("q4_K", "neon-i8mm", {"usdot", "prfm"}, {"smull"}),
+        ("q6_K", "neon-dotprod", {"sdot"}, {"smull"}),
+        ("iq4_nl", "neon-dotprod", {"tbl", "sdot"}, {"smull"}),
+        ("iq4_nl", "neon", {"tbl"} | SMULL, {"sdot"}),
+        ("iq2_k", "neon-dotprod", {"tbl", "sdot", "mla"}, {"sbfx", "umov"}),  # integer scales
+        ("iq6_k", "neon-i8mm", {"tbl", "usdot"}, {"smull"}),
+        ("iq2_xxs", "neon-dotprod", {"sdot"}, {"smull", "sbfx", "umov"}),  # signs from bits
+        ("iq2_kt", "neon-i8mm", {"addp", "usdot"}, set()),
+        ("mxfp4", "neon-dotprod", {"tbl", "sdot"}, {"smull"}),
+        ("f16", "neon", {"fcvtl", "fcvtl2", "fmla", "prfm"}, set()),
+        ("bf16", "neon", {"fmla", "prfm"}, set()),
+    ],
+)
+def test_matrix_vector_products(name, level, needed, forbidden):
+    loop = gemv_loop(foreign_target(level), name)
+    assert needed <= loop.names
+    assert not loop.names & (forbidden | CALLS | SCALAR_PRODUCTS)
+    assert share_on_stack(loop) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("level", "needed", "forbidden", "most"),
+    [
+        ("neon", SMULL, {"sdot", "eor"}, 2000),
+        ("neon-dotprod", {"sdot", "scvtf", "fmla"}, {"eor", "usdot", "umov"}, 520),  # 256 of the 485 are products
+        ("neon-i8mm", {"usmmla", "scvtf", "fmla"}, {"sdot", "usdot", "uzp1", "umov"}, 520),
+    ],
+)
+def test_tiles_of_bytes(level, needed, forbidden, most):
+    loop = byte_tile_loop(foreign_target(level), 32, False, 255)
+    assert needed <= loop.names
+    assert not loop.names & (forbidden | CALLS)
+    assert loop.per(4096) < most
+    assert level == "neon" or share_on_stack(loop) < 0.06
+
+
+def test_tiles_of_floats_stay_in_registers():
+    loop = float_tile_loop(foreign_target("neon"))
+    assert "fmla" in loop.names
+    assert not loop.names & (CALLS | {"fmul", "fmadd"})
+    assert share_on_stack(loop) == 0
+
+
+@pytest.mark.parametrize("name", ["q8_0", "iq4_xs"])
+@pytest.mark.parametrize("level", ["neon", "neon-dotprod", "neon-i8mm"])
+def test_unpacking(name, level):
+    loop = unpack_loop(foreign_target(level), name)
+    assert "fcvt" in loop.names
+    assert not loop.names & SCALAR
+    assert share_on_stack(loop) < 0.1
+    if name == "iq4_xs":
+        assert "tbl" in loop.names
+
+
+def test_half_floats_are_converted_by_vectors():
+    assert {"fcvtl", "fcvtl2"} <= float_panel_loop(foreign_target("neon"), "f16").names
