@@ -49,8 +49,8 @@ TOKENS_PER_PASS = 4  # tokens that are multiplied in one pass over the codes of 
 
 
 def tokens_per_pass(name: str, of: Target) -> int:
-    """How many tokens are multiplied together. The sums of one token of floats take half of NEON's registers: four at a time are
-    a fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
+    """How many tokens are multiplied together. The sums of one token of floats take half of NEON's registers: four at a time
+    are a fifth more instructions than one after the other (docs/instructions.md says how they are counted)."""
     return 1 if name in FLOATS and of.has("neon") else TOKENS_PER_PASS
 
 
