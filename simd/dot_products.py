@@ -169,6 +169,8 @@ class _SignedFours(NamedTuple):
 
     def add_bias(self, builder: Any, total: Any, signed: Any) -> Any:
         """total + bias * the sums of four signed bytes."""
+        if not self.bias:
+            return total
         parts = zip(split(builder, total, 4), signed, strict=True)
         return concat(builder, [self.sum_of_signed(builder, *part) for part in parts])
 
@@ -245,7 +247,7 @@ class ByteDots:
 
     def add_bias(self, total: Any, signed: Any) -> Any:
         """total + bias times the sums of four signed bytes."""
-        return self._form.add_bias(self.builder, total, signed) if self.bias else total
+        return self._form.add_bias(self.builder, total, signed) if isinstance(self._form, _SignedFours) else total
 
 
 def byte_dots_bias(of: Target | None = None) -> int:

@@ -54,20 +54,25 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
         )  # fmt: skip
 
     tile = of.choose(byte_tiles.TILES)
-    innermost = min((body for body in loops(assembly(of, write, 15)) if len(body) > byte_tiles.BLOCK), key=_products_last)
-    return InnerLoop(innermost, byte_tiles.BLOCK * tile.panels * tile.rows * tile.tokens)
+    bodies = sorted((body for body in loops(assembly(of, write, 15)) if _multiplies_integers(body)), key=len)
+    instructions = bodies[0]
+    if tile.rolled and pairs is None:  # within a block there is a loop over the columns of each group
+        instructions = bodies[-1] + (group // tile.columns - 1) * [i for body in bodies[:-1] for i in body]
+    return InnerLoop(instructions, byte_tiles.BLOCK * tile.panels * tile.rows * tile.tokens)
 
 
-def _products_last(body: list[Instruction]) -> tuple[bool, int]:
-    """Loops that multiply integers first, the shorter of those before the longer."""
-    multiplies = any(name.startswith(("sdot", "usmmla", "smull", "vpdp", "vpmadd")) for name in {i.name for i in body})
-    return not multiplies, len(body)
+def _multiplies_integers(body: list[Instruction]) -> bool:
+    return any(instruction.name.startswith(("sdot", "usmmla", "smull", "vpdp", "vpmadd")) for instruction in body)
 
 
 def float_tile_loop(of: Target) -> InnerLoop:
     """32 columns of a tile of float32."""
     panels, tokens = of.choose(vector_products.TILES)
-    text = assembly(of, lambda b, *args: vector_products.write_tile(b, of, False, False, *args[:-1], b.trunc(args[-1], I1)), 6)
+
+    def write(b: Any, weights, weight_step, row, sums, count, first) -> None:
+        vector_products.write_tile(b, of, False, False, weights, weight_step, row, sums, count, b.trunc(first, I1))
+
+    text = assembly(of, write, 6)
     return InnerLoop(max(loops(text), key=len), STEP * LANES * panels * tokens)
 
 

@@ -51,11 +51,14 @@ class Tile(NamedTuple):
 
     together  tokens whose sums share a vector of sixteen lanes, those of a row side by side: 2 where matrices of 2 by 8 codes
               are multiplied, else 1
+    rolled    the columns of a block are a loop: where products take several instructions, LLVM would begin more of them than
+              there are registers for
     """
 
     panels: int
     tokens: int
     together: int = 1
+    rolled: bool = False
 
     @property
     def rows(self) -> int:
@@ -70,9 +73,9 @@ class Tile(NamedTuple):
 
 TILES: Forms[Tile] = (
     (("avx512f",), Tile(2, 6)),
-    (("neon", "i8mm"), Tile(1, 6, 2)),
+    (("neon", "i8mm"), Tile(1, 4, 2)),
     (("neon", "dotprod"), Tile(1, 3)),
-    (("neon",), Tile(1, 2)),
+    (("neon",), Tile(1, 3, rolled=True)),
     ((), Tile(1, 3)),
 )
 _TILE = target().choose(TILES)
@@ -110,7 +113,12 @@ def write_tile(
     token to the next of codes, of scales, and of offsets and sums.
     """
     tile, zero = of.choose(TILES), constant(F32X16, 0.0)
-    exact_sums = _matrix_products if tile.together > 1 else _dot_products if run is None else partial(_pair_products, run=run)
+    if run is not None:
+        exact_sums: Any = partial(_pair_products, run=run)
+    elif tile.rolled:
+        exact_sums = _rolled_dot_products
+    else:
+        exact_sums = _dot_products if tile.together == 1 else _matrix_products
 
     def along(base: Any, step: Any, count: int) -> list[Any]:
         places = [base]
@@ -222,6 +230,28 @@ def _dot_products(
             for p in range(len(code_at)):
                 exact[p, t] = dots.add(exact[p, t], weights[p], signed)
     return exact
+
+
+def _rolled_dot_products(
+    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+) -> dict:
+    """As _dot_products, as a loop."""
+    dots = ByteDots(b, of, 127 if code_bias(of) else 255)
+    sums = {(p, t): alloca_once(b, I32X16) for p in range(len(code_at)) for t in range(len(starts))}
+    for (_, t), place in sums.items():
+        b.store(starts[t], place)
+
+    def four_columns(i: Any) -> None:
+        column = b.add(b.mul(i, I64(columns.step)), I64(columns.start))
+        at_codes, at_token = b.add(codes, b.mul(column, I64(PANEL))), b.add(token, column)
+        weights = [dots.unsigned(load(b, at, I32X16, at_codes)) for at in code_at]
+        for t, (at,) in enumerate(token_at):
+            signed = dots.signed_word(load(b, at, I32, at_token))
+            for p, codes_of_panel in enumerate(weights):
+                b.store(dots.add(b.load(sums[p, t]), codes_of_panel, signed), sums[p, t])
+
+    loop(b, I64(len(columns)), four_columns)
+    return {place: b.load(total) for place, total in sums.items()}
 
 
 def _pair_products(

@@ -146,7 +146,7 @@ def _transpose_words(typingctx, source, step, count, together, out):
         made = transposed(builder, rows)[:lines]
         if in_pairs:
             lanes = np.arange(2 * LANES).reshape(2, LANES).T.reshape(2, LANES)  # of two lines in turn
-            made = [shuffle(builder, *made[i - i % 2 : i - i % 2 + 2], lanes[i % 2]) for i in range(lines)]
+            made = [shuffle(builder, made[i & ~1], made[i | 1], lanes[i & 1]) for i in range(lines)]
         for i, line in enumerate(made):
             store(builder, line, out, _LINE * i)
         return context.get_dummy_value()

@@ -35,7 +35,7 @@ def share_on_stack(loop):
         ("iq4_nl", "neon", {"tbl"} | SMULL, {"sdot"}),
         ("iq2_k", "neon-dotprod", {"tbl", "sdot", "mla"}, {"sbfx", "umov"}),  # integer scales
         ("iq6_k", "neon-i8mm", {"tbl", "usdot"}, {"smull"}),
-        ("iq2_xxs", "neon-dotprod", {"sdot"}, {"smull", "sbfx", "umov"}),  # signs from bits
+        ("iq2_xxs", "neon-dotprod", {"sdot"}, {"smull", "sbfx"}),  # signs from bits
         ("iq2_kt", "neon-i8mm", {"addp", "usdot"}, set()),
         ("mxfp4", "neon-dotprod", {"tbl", "sdot"}, {"smull"}),
         ("f16", "neon", {"fcvtl", "fcvtl2", "fmla", "prfm"}, set()),
@@ -52,7 +52,7 @@ def test_matrix_vector_products(name, level, needed, forbidden):
 @pytest.mark.parametrize(
     ("level", "needed", "forbidden", "most"),
     [
-        ("neon", SMULL, {"sdot", "eor"}, 2000),
+        ("neon", {"smull", "addp", "sadalp"}, {"sdot", "eor"}, 1600),
         ("neon-dotprod", {"sdot", "scvtf", "fmla"}, {"eor", "usdot", "umov"}, 520),  # 256 of the 485 are products
         ("neon-i8mm", {"usmmla", "scvtf", "fmla"}, {"sdot", "usdot", "uzp1", "umov"}, 520),
     ],
@@ -62,7 +62,7 @@ def test_tiles_of_bytes(level, needed, forbidden, most):
     assert needed <= loop.names
     assert not loop.names & (forbidden | CALLS)
     assert loop.per(4096) < most
-    assert level == "neon" or share_on_stack(loop) < 0.06
+    assert share_on_stack(loop) < 0.05
 
 
 def test_tiles_of_floats_stay_in_registers():
