@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "Cohere2ForCausalLM": "layer_norm.cohere2",
     "Olmo2ForCausalLM": "llama_variants.olmo2",
     "Olmo3ForCausalLM": "llama_variants.olmo3",
+    "MiMoV2FlashForCausalLM": "mimo2.mimo2",
     "OlmoeForCausalLM": "mixture_variants.olmoe",
     "ArceeForCausalLM": "llama_variants.arcee",
     "GraniteMoeForCausalLM": "mixture_variants.granitemoe",

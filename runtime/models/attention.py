@@ -21,10 +21,10 @@ class Heads:
     v_width: int
 
     @classmethod
-    def of(cls, hparams: HParams) -> Heads:
+    def of(cls, hparams: HParams, layer: int = 0) -> Heads:
         """Raises FormatError where queries cannot share keys and values evenly."""
-        n_embd, n_head = hparams.size("embedding_length"), hparams.size("attention.head_count")
-        n_kv = hparams.size("attention.head_count_kv", n_head)
+        n_embd, n_head = hparams.size("embedding_length"), hparams.of_layer("attention.head_count", layer)
+        n_kv = hparams.of_layer("attention.head_count_kv", layer, n_head)
         if n_head % n_kv:
             raise FormatError(f"{hparams.path}: {n_head} heads cannot share {n_kv} keys and values evenly")
         k_width = hparams.size("attention.key_length", n_embd // n_head)

@@ -27,7 +27,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     scale = hparams.float("attention.scale", 0.0) or variant.attention_scale(hparams, heads.k_width)
     softcap = hparams.float("attn_logit_softcapping", 0.0)
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
-    temperature = temperature_of(hparams)
+    temperature, value_scale = temperature_of(hparams), hparams.float("attention.value_scale", 0.0) or 1.0
     windows = _windows(hparams)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
@@ -45,7 +45,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             graph,
             h,
             layer,
-            heads,
+            Heads.of(hparams, layer),
             scale=scale,
             epsilon=epsilon,
             rope=None if not rotates else local_rope if window else rope,
@@ -54,6 +54,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             softcap=softcap,
             temperature=temperature,
         )
+        attended = graph.scale(attended, value_scale)
         if variant.ffn_norm != "post_attention_norm":
             attended = optional_norm(attended, f"{prefix}post_attention_norm")
         x = graph.add(x, attended, residual_scale)

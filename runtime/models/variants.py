@@ -115,6 +115,7 @@ VARIANTS = {
     "seed_oss": Variant(ffn_norm="post_attention_norm"),
     "bailingmoe": Variant(interleaved=True),
     "bailingmoe2": Variant(defaults=SIGMOID_ROUTER),
+    "mimo2": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True),
     "olmoe": Variant(),
     "arcee": Variant(interleaved=True, ungated="squared_relu"),
     "granitemoe": Variant(interleaved=True, defaults=NORMALISED, divide_logits=True),

@@ -97,6 +97,10 @@ DELTA_EXPERTS = DELTA | EXPERTS | {"shared_expert_intermediate_size": 56}
 DELTA_ODD = {"linear_conv_kernel_dim": 3, "linear_num_value_heads": 6, "linear_value_head_dim": 24, "attention_bias": True}
 DELTA_ODD |= {"layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"]}
 MROPE = PLAIN | {"rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+MIMO = WINDOW | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "num_hidden_layers": 5, "n_routed_experts": 8}
+MIMO |= {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+MIMO_GROUPS = {"n_group": 4, "topk_group": 2, "attention_value_scale": None, "routed_scaling_factor": 2.5}
+MIMO_GROUPS |= {"layer_types": OTHER_PATTERN[2:], "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"]}
 OLMO3 = WINDOW | {"num_hidden_layers": 5}
 OLMOE = {"num_experts": 6, "num_experts_per_tok": 2}
 EXAONE_MOE = WINDOW | {"num_hidden_layers": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
@@ -175,6 +179,8 @@ CASES = {
     "cohere2": ("Cohere2", TIED | WINDOW | {"num_hidden_layers": 5, "logit_scale": 0.5, "rope_parameters": PLAIN}),
     "olmo2": ("Olmo2", {"rope_parameters": PLAIN}),
     "olmo3": ("Olmo3", OLMO3 | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}}),
+    "mimo2": ("MiMoV2Flash", MIMO),
+    "mimo2-groups": ("MiMoV2Flash", MIMO | MIMO_GROUPS),
     "olmoe": ("Olmoe", OLMOE | {"num_key_value_heads": 4, "rope_parameters": PLAIN}),
     "olmoe-normalised": ("Olmoe", TIED | OLMOE | {"norm_topk_prob": True}),
     "arcee": ("Arcee", {"rope_parameters": YARN}),
@@ -214,6 +220,7 @@ BEYOND_LLAMA_CPP = {
     "qwen35-odd": "no biases, values of the size of keys only",
     "gemma2-scale": "another scale of the scores in models of the published sizes only",
     "gemma3-pattern": "one pattern, and one scale of the scores",
+    "mimo2-groups": "experts are not limited to groups",
     "olmoe-normalised": "as many key heads as query heads",
     "arcee-biases": "no biases in this architecture",
     "v2-groups": "experts are not limited to groups",
