@@ -1,4 +1,4 @@
-"""The factor U of H = U D U^T that error feedback needs, by our own kernel: the same bits on every processor."""
+"""The factors of H = U D U^T that error feedback needs, by our own kernels: the same bits on every processor."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def _update_above(work, flat, first, size, pivots, tile_panels):
         add_products(columns, factors, counts, tile_panels, 64, 0, row // 64, first // 64, 64, size, flat[row * size :])
 
 
-def unit_triangle(matrix: np.ndarray) -> np.ndarray:
-    """float32 [n, n], symmetric and positive definite -> U in panels (flat), upper triangular with a diagonal of ones."""
+def factor(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [n, n], symmetric and positive definite -> U in panels (flat), upper triangular with a diagonal of ones, and the
+    diagonal of D, float32 [size]."""
     n, size = len(matrix), padded(len(matrix))
     work = aligned_empty((size, size), np.float32)
     work[:n, :n], work[n:], work[:n, n:] = matrix, 0, 0
@@ -67,4 +68,21 @@ def unit_triangle(matrix: np.ndarray) -> np.ndarray:
     panels = aligned_empty((size // WIDTH, size, WIDTH), np.float32)
     for panel, first in zip(panels, range(0, size, WIDTH), strict=True):
         panel[:] = np.triu(work[:, first : first + WIDTH], -first)
-    return panels.reshape(-1)
+    return panels.reshape(-1), pivots
+
+
+@kernel
+def multiply_blocks(triangle, pivots, size, width, out):
+    """out (float32, flat, panels of `size` rows, zeros before) = U times the blocks D_SS U_SS^T of `width` columns each.
+
+    Its entry (i, k) is the sum over j of U_ij D_jj U_kj, j of the block that k is in: see `prepared.FeedbackMatrix`.
+    """
+    for first in range(0, size, width):
+        panel, column = first // 64 * size, first % 64
+        for i in range(first + width):
+            for k in range(width):
+                total = np.float32(0)
+                for j in range(k, width):
+                    u = triangle[(panel + i) * 64 + column + j]
+                    total += u * pivots[first + j] * triangle[(panel + first + k) * 64 + column + j]
+                out[(panel + i) * 64 + column + k] = total

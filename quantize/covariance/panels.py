@@ -31,6 +31,11 @@ def in_panels(matrix: np.ndarray) -> np.ndarray:
     return panels
 
 
+def from_panels(panels: np.ndarray, size: int) -> np.ndarray:
+    """float32, flat: panels of `size` rows -> float32 [size, size]."""
+    return np.ascontiguousarray(panels.reshape(size // WIDTH, size, WIDTH).transpose(1, 0, 2)).reshape(size, size)
+
+
 @kernel
 def add_products(columns, factors, counts, panels, height, first, panel_from, panel_to, rows, size, g):
     """Adds sparse rows times rows first ... first + 63 of a panel matrix to the rows of g, panels panel_from ... panel_to - 1.

@@ -13,7 +13,8 @@ from .descent import nearest_entry
 from .panels import add_products
 
 _MOVES = 4  # for each four codes and sweep at most
-_ORDER = np.array([k for b in range(0, 64, 32) for i in range(0, 16, 2) for k in (b + i, b + i + 1, b + i + 16, b + i + 17)])
+# The columns of 64, four after four.
+FOURS = np.array([k for b in range(0, 64, 32) for i in range(0, 16, 2) for k in (b + i, b + i + 1, b + i + 16, b + i + 17)])
 
 
 @kernel
@@ -47,8 +48,13 @@ def _move(buffer, step, panels, row):
 
 
 @kernel
-def sweep_fours(order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed):
-    """One sweep over the fours of the rows that are active; arguments as of `descent.sweep`, order: `_ORDER`."""
+def sweep_fours(
+    order, active, factor, offset, flag, group, table, panels, diagonal, size, gradient, values, codes, changed, feedback
+):
+    """One sweep over the fours of the rows that are active; arguments as of `descent.sweep`, order: `FOURS`.
+
+    feedback  whether panels and diagonal are those of a `prepared.FeedbackMatrix` of that order, and gradient is its product
+    """
     entries, midpoints, entry_codes, nearest, lowest = table
     rows, n = values.shape
     columns, steps, counts = np.empty(rows * 64, np.int32), np.empty(rows * 64, np.float32), np.empty(rows, np.int32)
@@ -109,7 +115,8 @@ def sweep_fours(order, active, factor, offset, flag, group, table, panels, diago
                     count += 1
             counts[row] = count
             changed[row] += count
-        add_products(columns, steps, counts, panels, size, first, 0, size // 64, rows, size, gradient)
+        before_panel = first // 64 if feedback else 0
+        add_products(columns, steps, counts, panels, size, first, before_panel, size // 64, rows, size, gradient)
 
 
 def descend_fours(least_changes: int, max_sweeps: int, *arguments) -> None:
@@ -117,7 +124,7 @@ def descend_fours(least_changes: int, max_sweeps: int, *arguments) -> None:
     values = arguments[-2]
     active, changed = np.ones(len(values), np.bool_), np.empty(len(values), np.int64)
     for _ in range(-(-max_sweeps // 2)):
-        sweep_fours(_ORDER, active, *arguments, changed)
+        sweep_fours(FOURS, active, *arguments, changed, False)
         active &= changed > least_changes
         if not active.any():
             break

@@ -117,7 +117,7 @@ def _make_sweep(width: int) -> Any:
     @kernel
     def sweep(
         active, factor, signs_stored, lanes, runs_per_vector, trellis_search, panels, inverses, size, gradient, values, entries,
-        signs, changed,
+        signs, changed, feedback,
     ):  # fmt: skip
         """One sweep over the vectors of the rows that are active; changed: int64 [rows], how many of each changed.
 
@@ -127,6 +127,8 @@ def _make_sweep(width: int) -> Any:
         trellis_search          arguments of `find_near_vectors`: limit_factor, distance_polynomial, boxes, level_starts,
                                 top_boxes, vectors; arrays of no elements: all entries are tried
         panels, size, gradient  as for `descent.sweep`; inverses: of `invert_diagonal_blocks`
+        feedback                whether panels are those of a `prepared.FeedbackMatrix`, which is zero left of the block, and
+                                gradient is its product
         """
         rows, n = values.shape
         limit_factor, distance_polynomial, boxes, level_starts, top_boxes, vectors = trellis_search
@@ -256,7 +258,8 @@ def _make_sweep(width: int) -> Any:
                                 )
                     changed[row] += 1
                 counts[row] = count
-            add_products(columns, steps, counts, panels, size, first, 0, size // 64, rows, size, gradient)
+            before = first // 64 if feedback else 0
+            add_products(columns, steps, counts, panels, size, first, before, size // 64, rows, size, gradient)
 
     return sweep
 

@@ -1,0 +1,91 @@
+"""`Refinement`: the steps that lower the error of encoded rows, of which each family of types has its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from ...simd.memory import scratch
+from .descent import row_errors
+from .panels import multiply_rows
+from .prepared import DampedCovariance, FeedbackMatrix
+from .scales import refit
+from .values import ScalarRows
+from .vectors import VectorRows
+
+ROUNDS = (0, 0, 1, 3)  # of scales, codes and feedback once more, by effort
+
+
+class Refinement(ABC):
+    """Rows that are being refined.
+
+    x         float32 [rows, n]: the weights; damped: the covariance H; effort: 0 to 3
+    rows      their fields and codes; values: float32 [rows, n], what these decode to
+    gradient  float32 [rows * size], flat: (x - values) H
+    """
+
+    def __init__(self, x: np.ndarray, rows: ScalarRows | VectorRows, damped: DampedCovariance, effort: int):
+        self.x, self.rows, self.damped, self.effort = x, rows, damped, effort
+        self.values = rows.values()
+        self.gradient = self._product("covariance_gradient", x - self.values, damped.panels)
+
+    @abstractmethod
+    def choose_codes(self) -> None:
+        """Coordinate descent over the codes, with scales as they are."""
+
+    @abstractmethod
+    def round_in_order(self) -> None:
+        """One pass of error feedback over the codes; the gradient stays behind."""
+
+    @abstractmethod
+    def search_scales(self) -> None:
+        """Better parameters of groups."""
+
+    @abstractmethod
+    def codes(self) -> list[np.ndarray]:
+        """The arrays [rows, ...] that hold the codes of weights."""
+
+    def errors(self) -> np.ndarray:
+        """float64 [rows]: r H r^T."""
+        out = np.empty(len(self.x))
+        row_errors(self.x, self.values, self.gradient, self.damped.size, out)
+        return out
+
+    def feed_back(self) -> None:
+        """Error feedback, which may raise the error."""
+        before = self.values.copy()
+        self.round_in_order()
+        multiply_rows(before - self.values, self.damped.panels, self.damped.size, self.gradient)
+
+    def run(self) -> None:
+        """All that the effort asks for."""
+        if self.effort > 0:
+            self.feed_back()
+        self.choose_codes()
+        for _ in range(ROUNDS[self.effort]):
+            self.search_scales()
+            refit(self.rows, self.damped, self.gradient, self.values)
+            self.choose_codes()
+            self._feed_back_again()
+
+    def _feed_back_again(self) -> None:
+        """Feedback and descent once more with the present scales; rows that do not get better by it stay as they are."""
+        gradients = self.gradient.reshape(len(self.x), -1)
+        arrays = [self.values, gradients, *self.codes()]
+        errors, before = self.errors(), [a.copy() for a in arrays]
+        self.feed_back()
+        self.choose_codes()
+        worse = ~(self.errors() < errors)
+        for array, old in zip(arrays, before, strict=True):
+            array[worse] = old[worse]
+
+    def feedback_sums(self, matrix: FeedbackMatrix) -> np.ndarray:
+        """(x - values) M, flat."""
+        return self._product("covariance_feedback", self.x - self.values, matrix.panels)
+
+    def _product(self, name: str, x: np.ndarray, panels: np.ndarray) -> np.ndarray:
+        out = scratch(name, (len(x) * self.damped.size,), np.float32)
+        out[:] = 0
+        multiply_rows(x, panels, self.damped.size, out)
+        return out

@@ -1,0 +1,66 @@
+"""Better codes and scales for rows of scalar types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .descent import MAX_SWEEPS, descend, feed_back
+from .pairs import sweep_pairs
+from .parity import FOURS, descend_fours, sweep_fours
+from .prepared import DampedCovariance
+from .refinement import Refinement
+from .scale_codes import fit_scale_codes
+from .scales import MAX_GROUP, search_scales
+from .values import ScalarRows
+
+_PAIR_SWEEPS = (0, 0, 1, 1)  # after each descent, by effort
+_LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
+
+
+class ScalarRefinement(Refinement):
+    """Of a type for which `values.is_scalar` holds. Codes in fours of even parity (iq4_kss) have moves of their own."""
+
+    rows: ScalarRows
+
+    def __init__(self, x: np.ndarray, rows: ScalarRows, damped: DampedCovariance, effort: int):
+        super().__init__(x, rows, damped, effort)
+        table = rows.table
+        self._table = (table.values, table.midpoints, table.codes, table.nearest, np.float32(table.lowest))
+        self._in_fours = rows.fields.layout.gray_words
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return *self.rows.parameters(), self.rows.table.group, self._table
+
+    def codes(self) -> list[np.ndarray]:
+        return [self.rows.codes]
+
+    def choose_codes(self) -> None:
+        damped, parameters = self.damped, self._parameters()
+        arguments = *parameters, damped.panels, damped.diagonal, damped.size, self.gradient, self.values, self.rows.codes
+        least, sweeps = int(self.x.shape[1] * _LEAST_CHANGES), MAX_SWEEPS if self.effort > 0 else 2
+        if self._in_fours:
+            descend_fours(least, sweeps, *arguments)
+            return
+        descend(least, sweeps, *arguments)
+        for _ in range(_PAIR_SWEEPS[self.effort]):
+            sweep_pairs(self.rows.table.entries, *arguments)
+            descend(least, sweeps, *arguments)
+
+    def round_in_order(self) -> None:
+        size, codes = self.damped.size, self.rows.codes
+        if not self._in_fours:
+            feed_back(self.x, *self._parameters(), self.damped.triangle, size, self.values, codes)
+            return
+        matrix, rows = self.damped.feedback(4, FOURS), len(self.x)
+        sweep_fours(
+            FOURS, np.ones(rows, np.bool_), *self._parameters(), matrix.panels, matrix.diagonal, size,
+            self.feedback_sums(matrix), self.values, codes, np.empty(rows, np.int64), True,
+        )  # fmt: skip
+
+    def search_scales(self) -> None:
+        if self._in_fours:
+            fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
+        elif self.rows.table.group <= MAX_GROUP:
+            search_scales(self.rows, self.effort, self._table, self.damped, self.gradient, self.values)

@@ -1,0 +1,55 @@
+"""Better entries and scales for rows of codebook and trellis types."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...simd.lanes import LANES
+from .prepared import DampedCovariance, FeedbackMatrix
+from .refinement import Refinement
+from .scale_codes import fit_scale_codes
+from .vector_descent import SWEEPS, invert_diagonal_blocks
+from .vectors import VectorRows, trellis_search
+
+_SWEEPS = (1, 4, 8, 8)  # by effort
+_LEAST_CHANGES = 1 / 64  # of a row's vectors: a sweep that changes fewer is the last
+
+
+class VectorRefinement(Refinement):
+    """Of a type for which `vectors.is_vector` holds."""
+
+    rows: VectorRows
+
+    def __init__(self, x: np.ndarray, rows: VectorRows, damped: DampedCovariance, effort: int):
+        super().__init__(x, rows, damped, effort)
+        self._finite = np.isfinite(self.errors())
+        self._changed = np.empty(len(x), np.int64)
+
+    def codes(self) -> list[np.ndarray]:
+        return [self.rows.entries, self.rows.weight_signs]
+
+    def choose_codes(self) -> None:
+        active = self._finite.copy()
+        for _ in range(_SWEEPS[self.effort]):
+            self._sweep(active, self.damped, self.gradient)
+            active &= self._changed > _LEAST_CHANGES * self.rows.groups
+            if not active.any():
+                break
+
+    def round_in_order(self) -> None:
+        matrix = self.damped.feedback(self.rows.table.size)
+        self._sweep(self._finite, matrix, self.feedback_sums(matrix))
+
+    def search_scales(self) -> None:
+        fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
+
+    def _sweep(self, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
+        rows, table, size = self.rows, self.rows.table, self.damped.size
+        runs = table.entries * (table.books if table.flagged else 1) // LANES
+        inverses = np.empty((rows.groups, table.size**2), np.float32)
+        invert_diagonal_blocks(matrix.panels, size, table.size, inverses)
+        SWEEPS[table.size](
+            active, rows.parameters()[0], table.signs, table.lanes, runs, trellis_search(rows.fields.type.name), matrix.panels,
+            inverses, size, gradient, self.values, rows.entries, rows.weight_signs, self._changed,
+            isinstance(matrix, FeedbackMatrix),
+        )  # fmt: skip
