@@ -14,12 +14,14 @@ def _covariance(n: int, tokens: int) -> Covariance:
     return Covariance((x.T @ x / np.float32(tokens) + (x.T @ x).T / np.float32(tokens)) / np.float32(2), tokens)
 
 
-@pytest.mark.parametrize(("tokens", "damping"), [(32, 0.6), (64, 0.3), (10_000, 0.01)])
-def test_damping(tokens, damping):
+@pytest.mark.parametrize(("tokens", "damping", "shrinkage"), [(32, 0.4, 1.2), (64, 0.2, 0.6), (38_400, 0.01, 0.001)])
+def test_damping(tokens, damping, shrinkage):
     covariance = _covariance(64, tokens)
     assert covariance.damping == pytest.approx(damping)
+    assert covariance.shrinkage == pytest.approx(shrinkage)
     added = covariance.damped() - covariance.matrix
-    assert np.diagonal(added) == pytest.approx(damping * np.diagonal(covariance.matrix).mean(), rel=1e-5)
+    diagonal = np.diagonal(covariance.matrix)
+    assert np.diagonal(added) == pytest.approx(damping * diagonal.mean() + shrinkage * diagonal, rel=1e-4)
     assert np.count_nonzero(added - np.diag(np.diagonal(added))) == 0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 
 import numpy as np
 import pytest
+from covariances import covariance, row_errors, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lesser_levels import output_at_each_level
@@ -19,25 +19,6 @@ from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.values import is_scalar
 
 SCALAR_TYPES = [TYPES[name].name for name in TYPES if is_scalar(name)]
-
-
-@cache
-def covariance(n: int, rank: int, seed: int = 0, tokens: int = 4096) -> Covariance:
-    """Of inputs that mix `rank` sources and a little noise, with scales that differ between columns."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((512, rank)) @ rng.standard_normal((rank, n)) + 0.1 * rng.standard_normal((512, n))
-    x *= np.exp(rng.standard_normal(n))
-    h = (x.T @ x / len(x)).astype(np.float32)
-    return Covariance((h + h.T) / np.float32(2), tokens)
-
-
-def weights(rows: int, n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((rows, n)).astype(np.float32) * 0.02
-
-
-def row_errors(x: np.ndarray, q: np.ndarray, type_name: str, h: Covariance) -> np.ndarray:
-    r = x.astype(np.float64) - decode(q, type_name, x.shape[1])
-    return np.einsum("ij,jk,ik->i", r, h.damped().astype(np.float64), r)
 
 
 @pytest.mark.parametrize("type_name", SCALAR_TYPES)
@@ -107,7 +88,7 @@ def test_rows_do_not_depend_on_each_other():
 _SCRIPT = """
 import hashlib
 import numpy as np
-from test_encode import covariance, weights
+from covariances import covariance, weights
 from ggufmill.quantize.covariance.encode import refine
 from ggufmill.quantize.covariance.prepared import prepare
 blocks = np.random.default_rng(0).integers(0, 256, (5, 16, 18), np.uint8)

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 
 import numpy as np
 import pytest
+from covariances import covariance, random_rows, row_errors, weights
 from lesser_levels import output_at_each_level
 
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
-from ggufmill.quantize.covariance.covariance import Covariance
 from ggufmill.quantize.covariance.encode import refine
 from ggufmill.quantize.covariance.fields import BlockFields
 from ggufmill.quantize.covariance.prepared import prepare
 from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
 
 VECTOR_TYPES = [TYPES[name].name for name in TYPES if is_vector(name)]
-_SCALES = {"iq2_kl": 2e-5, "iq1_kt": 2e-6, "iq2_kt": 2e-6, "iq3_kt": 2e-5, "iq4_kt": 2e-5}  # d that suits weights of 0.02
-
-
-@cache
-def covariance(n: int, rank: int, dead: int = 0) -> Covariance:
-    """Of inputs that mix `rank` sources and a little noise, with scales that differ between columns; the first `dead` are 0."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((512, rank)) @ rng.standard_normal((rank, n)) + 0.1 * rng.standard_normal((512, n))
-    x *= np.exp(rng.standard_normal(n))
-    x[:, :dead] = 0
-    h = (x.T @ x / len(x)).astype(np.float32)
-    return Covariance((h + h.T) / np.float32(2), 4096)
-
-
-def weights(rows: int, n: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((rows, n)).astype(np.float32) * 0.02
-
-
-def row_errors(x: np.ndarray, q: np.ndarray, type_name: str, h: Covariance) -> np.ndarray:
-    r = x.astype(np.float64) - decode(q, type_name, x.shape[1])
-    return np.einsum("ij,jk,ik->i", r, h.damped().astype(np.float64), r)
-
-
-def random_rows(type_name: str, rows: int, n: int, seed: int = 0) -> np.ndarray:
-    """Random codes, with a d that is near what the encoder would choose for `weights`."""
-    fields = BlockFields.of(type_name)
-    q = np.random.default_rng(seed).integers(0, 256, (rows, fields.type.row_bytes(n)), np.uint8)
-    with np.errstate(invalid="ignore"):
-        shape = fields.read_scale(q).shape
-    fields.write_scale(q, np.full(shape, _SCALES.get(type_name, 1e-3), np.float32))
-    return q
 
 
 def test_vector_types():
@@ -157,7 +125,7 @@ def test_rows_do_not_depend_on_each_other(type_name):
 
 _SCRIPT = """
 import hashlib
-from test_vectors import covariance, random_rows, weights
+from covariances import covariance, random_rows, weights
 from ggufmill.quantize.covariance.encode import refine
 from ggufmill.quantize.covariance.prepared import prepare
 h = prepare(covariance(512, 40))
