@@ -35,12 +35,16 @@ class Refinement(ABC):
         """Coordinate descent over the codes, with scales as they are."""
 
     @abstractmethod
+    def polish_codes(self) -> None:
+        """What lowers the error where descent has ended and is too slow to be done in every round."""
+
+    @abstractmethod
     def round_in_order(self) -> None:
         """One pass of error feedback over the codes; the gradient stays behind."""
 
     @abstractmethod
-    def search_scales(self) -> None:
-        """Better parameters of groups."""
+    def search_scales(self, round: int) -> None:
+        """Better parameters of groups; round: the first is 0."""
 
     @abstractmethod
     def codes(self) -> list[np.ndarray]:
@@ -63,11 +67,13 @@ class Refinement(ABC):
         if self.effort > 0:
             self.feed_back()
         self.choose_codes()
-        for _ in range(ROUNDS[self.effort]):
-            self.search_scales()
+        for round in range(ROUNDS[self.effort]):
+            self.search_scales(round)
             refit(self.rows, self.damped, self.gradient, self.values)
             self.choose_codes()
             self._feed_back_again()
+        if ROUNDS[self.effort]:
+            self.polish_codes()
 
     def _feed_back_again(self) -> None:
         """Feedback and descent once more with the present scales; rows that do not get better by it stay as they are."""

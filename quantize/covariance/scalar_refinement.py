@@ -15,7 +15,7 @@ from .scale_codes import fit_scale_codes
 from .scales import MAX_GROUP, search_scales
 from .values import ScalarRows
 
-_PAIR_SWEEPS = (0, 0, 1, 1)  # after each descent, by effort
+_PAIR_SWEEPS = 2
 _LEAST_CHANGES = 1 / 256  # of a row's codes: a sweep that changes fewer is the last
 
 
@@ -33,20 +33,21 @@ class ScalarRefinement(Refinement):
     def _parameters(self) -> tuple[Any, ...]:
         return *self.rows.parameters(), self.rows.table.group, self._table
 
+    def _state(self) -> tuple[Any, ...]:
+        damped = self.damped
+        return *self._parameters(), damped.panels, damped.diagonal, damped.size, self.gradient, self.values, self.rows.codes
+
     def codes(self) -> list[np.ndarray]:
         return [self.rows.codes]
 
     def choose_codes(self) -> None:
-        damped, parameters = self.damped, self._parameters()
-        arguments = *parameters, damped.panels, damped.diagonal, damped.size, self.gradient, self.values, self.rows.codes
         least, sweeps = int(self.x.shape[1] * _LEAST_CHANGES), MAX_SWEEPS if self.effort > 0 else 2
-        if self._in_fours:
-            descend_fours(least, sweeps, *arguments)
-            return
-        descend(least, sweeps, *arguments)
-        for _ in range(_PAIR_SWEEPS[self.effort]):
-            sweep_pairs(self.rows.table.entries, *arguments)
-            descend(least, sweeps, *arguments)
+        (descend_fours if self._in_fours else descend)(least, sweeps, *self._state())
+
+    def polish_codes(self) -> None:
+        for _ in range(0 if self._in_fours else _PAIR_SWEEPS):
+            sweep_pairs(self.rows.table.entries, *self._state())
+            self.choose_codes()
 
     def round_in_order(self) -> None:
         size, codes = self.damped.size, self.rows.codes
@@ -59,8 +60,9 @@ class ScalarRefinement(Refinement):
             self.feedback_sums(matrix), self.values, codes, np.empty(rows, np.int64), True,
         )  # fmt: skip
 
-    def search_scales(self) -> None:
+    def search_scales(self, round: int) -> None:
         if self._in_fours:
             fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
         elif self.rows.table.group <= MAX_GROUP:
-            search_scales(self.rows, self.effort, self._table, self.damped, self.gradient, self.values)
+            near = 2 if round else self.effort  # only the neighbours of what was found before
+            search_scales(self.rows, near, self._table, self.damped, self.gradient, self.values)

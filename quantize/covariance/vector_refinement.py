@@ -36,11 +36,14 @@ class VectorRefinement(Refinement):
             if not active.any():
                 break
 
+    def polish_codes(self) -> None:
+        self.choose_codes()
+
     def round_in_order(self) -> None:
         matrix = self.damped.feedback(self.rows.table.size)
         self._sweep(self._finite, matrix, self.feedback_sums(matrix))
 
-    def search_scales(self) -> None:
+    def search_scales(self, round: int) -> None:
         fit_scale_codes(self.rows, self.damped, self.gradient, self.values)
 
     def _sweep(self, active: np.ndarray, matrix: DampedCovariance | FeedbackMatrix, gradient: np.ndarray) -> None:
