@@ -20,7 +20,7 @@ def takes_covariance(tensor_type: TensorType) -> bool:
 
 
 def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int) -> np.ndarray:
-    """Rows that a plain type's encoder made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
+    """Rows that the encoder of a type made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
 
     x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better come back as they
     are, as do all rows of types that are neither scalar nor of vectors.
@@ -36,6 +36,5 @@ def refine(x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovar
     before, out = refinement.errors(), q.copy()
     refinement.run()
     refinement.rows.write(out)
-    better = refinement.errors() < before
-    out[~better] = q[~better]
+    refinement.rows.fields.copy_rows(q, out, ~(refinement.errors() < before))
     return out

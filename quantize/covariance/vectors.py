@@ -55,9 +55,9 @@ class VectorTable:
 
 @cache
 def is_vector(type_name: str) -> bool:
-    """Whether a plain type's codes are numbers of vectors."""
+    """Whether the codes of a type that has an encoding of its own are numbers of vectors."""
     t = TYPES[type_name]
-    if t.base is not None or t.codec is None or t.rows > 1:
+    if t.base is not None or t.codec is None:
         return False
     layout = BlockFields.of(type_name).layout
     return layout.number is None and layout.digits is None and layout.size > 1

@@ -22,13 +22,13 @@ VECTOR_TYPES = [TYPES[name].name for name in TYPES if is_vector(name)]
 def test_vector_types():
     assert set(VECTOR_TYPES) == {
         *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq2_kl"),
-        *("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt"),
+        *("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt", "iq1_s_r4", "iq1_m_r4"),
     }
 
 
 @pytest.mark.parametrize("type_name", VECTOR_TYPES)
 def test_rows_taken_apart_and_put_together(type_name):
-    q = random_rows(type_name, 5, 512)
+    q = random_rows(type_name, 8, 512)
     rows, empty = VectorRows.of(q, type_name), q.copy()
     assert np.array_equal(rows.values(), decode(q, type_name, 512))
     fields = BlockFields.of(type_name)
@@ -54,9 +54,9 @@ def test_random_codes_become_good_ones(type_name):
     assert errors[2].sum() < errors[1].sum() < errors[0].sum() < 0.8 * before.sum()
 
 
-@pytest.mark.parametrize("type_name", ["iq3_s", "iq2_xxs", "iq1_m", "iq2_kl", "iq2_kt"])
+@pytest.mark.parametrize("type_name", ["iq3_s", "iq2_xxs", "iq1_m", "iq2_kl", "iq2_kt", "iq1_s_r4", "iq1_m_r4"])
 def test_better_than_the_encoder_alone(type_name):
-    x, h = weights(6, 512), covariance(512, 40)
+    x, h = weights(8, 512), covariance(512, 40)
     before = row_errors(x, encode(x, type_name, h.diagonal), type_name, h)
     after = row_errors(x, encode(x, type_name, covariance=h), type_name, h)
     assert (after <= before * (1 + 1e-5)).all()
@@ -64,7 +64,7 @@ def test_better_than_the_encoder_alone(type_name):
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-6, 1e4])
-@pytest.mark.parametrize("type_name", ["iq3_xxs", "iq1_s", "iq4_kt"])
+@pytest.mark.parametrize("type_name", ["iq3_xxs", "iq1_s", "iq4_kt", "iq1_m_r4"])
 def test_no_row_is_worse_whatever_its_size(type_name, magnitude):
     rng = np.random.default_rng(5)
     x = weights(4, 512) * np.exp(3 * rng.standard_normal((4, 512))).astype(np.float32) * np.float32(magnitude)
