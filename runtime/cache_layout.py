@@ -9,7 +9,8 @@ from math import prod
 
 from ..formats import TYPES, PlanError
 from .graph import Graph
-from .graph.ops import CacheSpec, LatentAttention, StateSpec
+from .graph.ops import LatentAttention
+from .graph.values import CacheSpec, StateSpec
 from .settings import Settings
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")

@@ -21,7 +21,7 @@ from .backends.cpu.weights import WeightStore
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
-from .graph.ops import StateSpec
+from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
 from .models import build_graph

@@ -2,6 +2,7 @@
 
 from .graph import Graph, GraphBuilder, Support, check_support
 from .observer import Observer
-from .ops import Op, Value, Weight
+from .ops import Op
+from .values import Value, Weight
 
 __all__ = ["Graph", "GraphBuilder", "Observer", "Op", "Support", "Value", "Weight", "check_support"]

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...formats import FormatError, PlanError, TensorSource
 from . import ops
-from .ops import CacheSpec, Op, RotaryEmbedding, RoutingValue, StateSpec, Value, Weight
+from .ops import Op
+from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Value, Weight
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .ops import Op, Weight
+from .ops import Op
+from .values import Weight
 
 
 class Observer:

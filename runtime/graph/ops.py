@@ -10,61 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-import numpy as np
-
-
-@dataclass(frozen=True)
-class Value:
-    """What an op computes for each token: float32 of this shape. index: unique within its graph."""
-
-    index: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class RoutingValue(Value):
-    """The experts of each token: int64 [used] numbers (-1: none) and float32 [used] weights; shape is (used,)."""
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A tensor of the model by name; shape in ne order, as GGUF has it: (columns, rows, matrices)."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class RotaryEmbedding:
-    """Angles of a rotary position embedding (RoFormer, arXiv:2104.09864).
-
-    frequencies  float64 [pairs], radians per position
-    magnitude    factor of the rotated elements (YaRN, arXiv:2309.00071)
-    interleaved  pairs are (0, 1), (2, 3), ... (ggml's NORM); else (0, d/2), (1, d/2 + 1), ... (NEOX)
-    """
-
-    frequencies: np.ndarray
-    magnitude: float = 1.0
-    interleaved: bool = False
-
-    @property
-    def dims(self) -> int:
-        """Elements of a head that are rotated."""
-        return 2 * len(self.frequencies)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """A factor that grows with the position, 1 + scale * ln(1 + floor((position + offset) / length)): attention temperature
-    tuning of Llama 4 and Ministral 3 (Scalable-Softmax, arXiv:2501.19399)."""
-
-    scale: float
-    length: int
-    offset: int = 0
-
-    def factors(self, positions: np.ndarray) -> np.ndarray:
-        """int [n] -> float32 [n]."""
-        return (1 + self.scale * np.log1p((positions + self.offset) // self.length)).astype(np.float32)
+from .values import RotaryEmbedding, RoutingValue, Temperature, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -382,25 +328,6 @@ class SoftCap(Op):
 
     x: Value
     cap: float
-
-
-@dataclass(frozen=True)
-class CacheSpec:
-    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v', 'latent' or 'index_k'."""
-
-    layer: int
-    name: str
-    heads: int
-    width: int
-
-
-@dataclass(frozen=True)
-class StateSpec:
-    """What a layer keeps per sequence, whatever its length: numbers of this shape. name: 'convolution' or 'delta'."""
-
-    layer: int
-    name: str
-    shape: tuple[int, ...]
 
 
 OPS: tuple[type[Op], ...] = (

@@ -7,7 +7,7 @@ from math import prod
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
-from ..graph.ops import RotaryEmbedding, Temperature
+from ..graph.values import RotaryEmbedding, Temperature
 from ..hparams import HParams
 
 

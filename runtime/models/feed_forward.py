@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...formats import FormatError, PlanError
 from ..graph import GraphBuilder, Value
-from ..graph.ops import RoutingValue
+from ..graph.values import RoutingValue
 from ..hparams import HParams
 
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func in GGUF

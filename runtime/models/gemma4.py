@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...formats import PlanError, TensorSource
 from ..graph import Graph, GraphBuilder, Value
-from ..graph.ops import RotaryEmbedding
+from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
 from .feed_forward import feed_forward
 from .rotary import frequency_factors, plain_frequencies

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
-from ..graph.ops import RotaryEmbedding, Temperature
+from ..graph.values import RotaryEmbedding, Temperature
 from ..hparams import HParams
 from .rotary import rotated_dims
 

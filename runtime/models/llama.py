@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder, Value
-from ..graph.ops import RotaryEmbedding
+from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
 from .attention import Heads, grouped_attention, temperature_of
 from .feed_forward import feed_forward

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError
 from ..graph import GraphBuilder
-from ..graph.ops import RotaryEmbedding
+from ..graph.values import RotaryEmbedding
 from ..hparams import HParams
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from ....formats import TYPES, SourceTensor
 from ....quantize import decode
 from ....simd.workers import PARALLEL_THRESHOLD
-from ...graph.ops import LatentAttention, Weight
+from ...graph.ops import LatentAttention
+from ...graph.values import Weight
 from .kernels import gemv_plan
 from .kernels.gemm import gemm
 from .kv_cache import encode_with_nan

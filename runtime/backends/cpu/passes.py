@@ -14,7 +14,8 @@ import numpy as np
 
 from ....formats import TYPES
 from ...graph import Observer, Value
-from ...graph.ops import Linear, Op, RotaryEmbedding, Weight
+from ...graph.ops import Linear, Op
+from ...graph.values import RotaryEmbedding, Weight
 from . import schedule
 from .attention_jobs import AttentionJobs
 from .kernels import row_parts

@@ -9,7 +9,8 @@ import numpy as np
 
 from ....formats import MillError, TensorSource
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
-from .functions import FUNCTIONS, SUPPORT, Cache, Step
+from .functions import FUNCTIONS, SUPPORT
+from .step import Cache, Step
 
 
 class Executable:

@@ -7,54 +7,13 @@ values lists them in its annotation: other values are refused when a graph is co
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from ...graph import Observer, Op, Value, ops
-from ...graph.ops import RotaryEmbedding, Temperature
-
-
-class Cache:
-    """The cache of a sequence of at most `limit` tokens: (layer, name) -> float32 [tokens, ...]. Of a recurrent state it holds
-    what it was behind every token."""
-
-    def __init__(self, limit: int):
-        self.limit, self.length = limit, 0
-        self.rows: dict[tuple[int, str], np.ndarray] = {}
-
-    def append(self, layer: int, name: str, new: np.ndarray) -> np.ndarray:
-        """The rows of the past and the new ones after them; they become past when the pass ends."""
-        past = self.rows.get((layer, name), new[:0])[: self.length]
-        self.rows[layer, name] = np.concatenate([past, new])
-        return self.rows[layer, name]
-
-    def truncate(self, length: int) -> None:
-        """Drops all tokens from position `length` on."""
-        self.length = min(self.length, length)
-
-    def fork(self, length: int | None = None) -> Cache:
-        """A copy with the first `length` tokens (all if None)."""
-        copy = Cache(self.limit)
-        copy.length, copy.rows = self.length, dict(self.rows)
-        copy.truncate(self.length if length is None else length)
-        return copy
-
-
-@dataclass
-class Step:
-    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: list[tuple[Cache, slice]]
-    observer: Observer
-    op: Op | None = None
-
-    def observing(self) -> tuple[Observer, Op] | None:
-        """The observer and the op, if it wants that op's inputs."""
-        return (self.observer, self.op) if self.op is not None and self.observer.wants_input(self.op) else None
+from ...graph import Value, ops
+from ...graph.values import RotaryEmbedding, Temperature
+from .step import Step
 
 
 def embedding(step: Step, table: np.ndarray, scale: float) -> np.ndarray:

@@ -11,7 +11,7 @@ from ggufmill.quantize import gguf_source
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.reference import functions
 from ggufmill.runtime.graph import Observer, ops
-from ggufmill.runtime.graph.ops import RotaryEmbedding
+from ggufmill.runtime.graph.values import RotaryEmbedding
 from ggufmill.runtime.models import build_graph
 
 TOLERANCE = checkpoints.TOLERANCE

@@ -9,7 +9,7 @@ from ggufmill.formats import FormatError, PlanError, SourceTensor, TensorSource
 from ggufmill.runtime.graph import Graph, GraphBuilder, Observer, Weight, check_support, ops
 from ggufmill.runtime.graph.graph import users
 from ggufmill.runtime.graph.observer import ObserverGroup
-from ggufmill.runtime.graph.ops import RotaryEmbedding
+from ggufmill.runtime.graph.values import RotaryEmbedding
 
 N_EMBD = 8
 

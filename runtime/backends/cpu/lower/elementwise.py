@@ -83,9 +83,8 @@ class NormStep(Step):
     def __init__(self, executable, op: Norm):
         super().__init__(executable, op)
         self.op = op
-        self.weight, self.bias = self.vector(op.weight), self.vector(op.bias)
-        if self.weight is None:
-            self.weight = np.ones(op.x.shape[-1], np.float32)
+        weight, self.bias = self.vector(op.weight), self.vector(op.bias)
+        self.weight = np.ones(op.x.shape[-1], np.float32) if weight is None else weight
 
     def emit(self, out: Pass) -> None:
         op, x = self.op, out.view(self.op.x)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....formats import PlanError
-from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, Value
+from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route
+from ....graph.values import Value
 from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
 from ..kernels.gemv_plan import GEMV_TOKENS

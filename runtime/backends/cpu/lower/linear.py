@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ....graph.ops import Linear, Value
+from ....graph.ops import Linear
+from ....graph.values import Value
 from ..kernels.gemm import gemm
 from ..memory import View
 from ..passes import Pass, Step

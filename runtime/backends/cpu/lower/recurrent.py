@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....graph.ops import GatedDeltaRule, ShortConvolution, Value
+from ....graph.ops import GatedDeltaRule, ShortConvolution
+from ....graph.values import Value
 from ..kernels import recurrent
 from ..memory import View
 from ..passes import Pass, Step

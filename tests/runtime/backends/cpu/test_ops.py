@@ -21,7 +21,7 @@ from op_graphs import (
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.graph import Observer, ops
-from ggufmill.runtime.graph.ops import RotaryEmbedding
+from ggufmill.runtime.graph.values import RotaryEmbedding
 
 
 @few_examples

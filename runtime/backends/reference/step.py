@@ -1,0 +1,50 @@
+"""A pass of the reference backend: the caches of the sequences, and what the functions of ops are given beside their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...graph import Observer, Op
+
+
+class Cache:
+    """The cache of a sequence of at most `limit` tokens: (layer, name) -> float32 [tokens, ...]. Of a recurrent state it holds
+    what it was behind every token."""
+
+    def __init__(self, limit: int):
+        self.limit, self.length = limit, 0
+        self.rows: dict[tuple[int, str], np.ndarray] = {}
+
+    def append(self, layer: int, name: str, new: np.ndarray) -> np.ndarray:
+        """The rows of the past and the new ones after them; they become past when the pass ends."""
+        past = self.rows.get((layer, name), new[:0])[: self.length]
+        self.rows[layer, name] = np.concatenate([past, new])
+        return self.rows[layer, name]
+
+    def truncate(self, length: int) -> None:
+        """Drops all tokens from position `length` on."""
+        self.length = min(self.length, length)
+
+    def fork(self, length: int | None = None) -> Cache:
+        """A copy with the first `length` tokens (all if None)."""
+        copy = Cache(self.limit)
+        copy.length, copy.rows = self.length, dict(self.rows)
+        copy.truncate(self.length if length is None else length)
+        return copy
+
+
+@dataclass
+class Step:
+    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: list[tuple[Cache, slice]]
+    observer: Observer
+    op: Op | None = None
+
+    def observing(self) -> tuple[Observer, Op] | None:
+        """The observer and the op, if it wants that op's inputs."""
+        return (self.observer, self.op) if self.op is not None and self.observer.wants_input(self.op) else None
