@@ -12,7 +12,7 @@ import numpy as np
 from ...formats import FormatError, PlanError, TensorSource
 from . import ops
 from .ops import Op
-from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Value, Weight
+from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Temperature, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class GraphBuilder:
     def scale(self, x: Value, factor: float) -> Value:
         return x if factor == 1 else self.append(ops.Scale(self.value(*x.shape), x, factor))
 
-    def scale_by_position(self, x: Value, temperature: ops.Temperature | None) -> Value:
+    def scale_by_position(self, x: Value, temperature: Temperature | None) -> Value:
         return x if temperature is None else self.append(ops.ScaleByPosition(self.value(*x.shape), x, temperature))
 
     def softcap(self, x: Value, cap: float) -> Value:

@@ -10,7 +10,8 @@ from ggufmill.formats import MillError
 from ggufmill.quantize import gguf_source
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.reference import functions
-from ggufmill.runtime.graph import Observer, ops
+from ggufmill.runtime.backends.reference.step import Cache, Step
+from ggufmill.runtime.graph import Observer, Value, ops
 from ggufmill.runtime.graph.values import RotaryEmbedding
 from ggufmill.runtime.models import build_graph
 
@@ -107,8 +108,8 @@ def test_an_observer_is_told_of_inputs_and_outputs(tmp_path):
 
 
 def step(positions):
-    positions, segments = np.asarray(positions), [(functions.Cache(100), slice(0, len(positions)))]
-    return functions.Step(np.zeros(len(positions), np.int64), positions, segments, Observer())
+    positions, segments = np.asarray(positions), [(Cache(100), slice(0, len(positions)))]
+    return Step(np.zeros(len(positions), np.int64), positions, segments, Observer())
 
 
 def test_pairs_turn_by_position_times_frequency():
@@ -164,7 +165,7 @@ def test_a_window_a_soft_cap_and_a_sink():
     v = np.array([10, 20, 40], np.float32).reshape(3, 1, 1)
 
     def last(window=0, softcap=0.0, sinks=None):
-        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks)[2, 0, 0]
+        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks, Value(0, (1, 1)))[2, 0, 0]
 
     e, values = np.exp(np.array([1.0, 2.0, 3.0])), np.array([10, 20, 40])
     assert last() == pytest.approx(e @ values / e.sum())

@@ -9,7 +9,7 @@ from ggufmill.formats import FormatError, PlanError, SourceTensor, TensorSource
 from ggufmill.runtime.graph import Graph, GraphBuilder, Observer, Weight, check_support, ops
 from ggufmill.runtime.graph.graph import users
 from ggufmill.runtime.graph.observer import ObserverGroup
-from ggufmill.runtime.graph.values import RotaryEmbedding
+from ggufmill.runtime.graph.values import CacheSpec, RotaryEmbedding
 
 N_EMBD = 8
 
@@ -117,7 +117,7 @@ def test_latent_attention_takes_either_layout():
         assert op.nope == nope
         assert [w.name for w in op.observed] == ["attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"]
         assert [len(w.shape) for w in op.observed[1:]] == ([2, 2] if layout == "ik" else [3, 3])
-        assert graph.cache == [ops.CacheSpec(0, "latent", 1, rank + rope)]
+        assert graph.cache == [CacheSpec(0, "latent", 1, rank + rope)]
     graph = builder(attn_k_b__weight=(nope, rank, heads))
     with pytest.raises(FormatError, match=r"attn_kv_b\.weight is missing, and so is attn_k_b or attn_v_b"):
         graph.latent_attention(*values, 0, 1.0, v, "attn_")

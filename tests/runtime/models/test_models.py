@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import FormatError, PlanError, SourceTensor, TensorSource
-from ggufmill.runtime.graph import ops
+from ggufmill.runtime.graph import Weight, ops
+from ggufmill.runtime.graph.values import CacheSpec
 from ggufmill.runtime.models import ARCHITECTURES, build_graph, variants
 
 N_EMBD, N_FF, EXPERTS = 32, 48, 8
@@ -66,7 +67,7 @@ def test_a_layer_of_llama():
     assert [type(op) for op in graph.ops] == [ops.Embedding, *attention, *feed_forward, ops.Norm]
     assert [type(op) for op in graph.head] == [ops.Linear]
     assert graph.layers == (graph.ops[-2].out,)
-    assert graph.cache == (ops.CacheSpec(0, "k", 2, 8), ops.CacheSpec(0, "v", 2, 8))
+    assert graph.cache == (CacheSpec(0, "k", 2, 8), CacheSpec(0, "v", 2, 8))
     assert only(graph, ops.Attention).scale == 8**-0.5
     assert graph.output.name == "token_embd.weight"
 
@@ -142,7 +143,7 @@ def test_a_mixture_of_experts(bias):
     keys = {"expert_group_count": 4, "expert_group_used_count": 2, "expert_gating_func": 2, "expert_weights_scale": 2.5}
     graph = build_graph(source("qwen3moe", shapes, **keys))
     route = only(graph, ops.Route)
-    assert (route.used, route.gating, route.bias) == (2, "sigmoid", ops.Weight(bias, (EXPERTS,)))
+    assert (route.used, route.gating, route.bias) == (2, "sigmoid", Weight(bias, (EXPERTS,)))
     assert (route.groups, route.groups_used, route.normalise, route.scale) == (4, 2, True, 2.5)
     combined, shared = only(graph, ops.CombineExperts), only(graph, ops.SigmoidGate)
     assert any(op.inputs == (shared.out, combined.out) for op in ops_of(graph, ops.Add))
@@ -185,6 +186,6 @@ def test_minicpm3_knows_the_published_factors():
     assert (attention.nope, attention.v_width, attention.scale) == (8, 10, 12**-0.5)
     ropes = ops_of(graph, ops.Rope)
     assert [(op.start, op.rope.interleaved) for op in ropes] == [(8, False), (0, False)]
-    assert graph.cache == (ops.CacheSpec(0, "latent", 1, 28),)
+    assert graph.cache == (CacheSpec(0, "latent", 1, 28),)
     with pytest.raises(FormatError, match="heads of 12 elements cannot have 12 rotated ones and others"):
         build_graph(source("minicpm3", shapes, **keys | {"rope__dimension_count": 12}))
