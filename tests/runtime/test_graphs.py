@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import FormatError, MillError, PlanError
-from ggufmill.runtime import ARCHITECTURES
 from ggufmill.runtime import load_model as load
 
 TOLERANCE = 2e-3  # against transformers; logits have a standard deviation of about 1
@@ -128,7 +127,7 @@ def test_wrong_models_are_refused(tiny):
     def changed(metadata=None, tensors=None):
         return dataclasses.replace(tiny, metadata=metadata or tiny.metadata, tensors=tensors or tiny.tensors)
 
-    with pytest.raises(PlanError, match=f"architecture 'mamba' cannot be run .*{min(ARCHITECTURES)}"):
+    with pytest.raises(PlanError, match="architecture 'mamba' cannot be run; the nearest that can is 'llama'"):
         load_model(changed(tiny.metadata | {"general.architecture": "mamba"}))
     with pytest.raises(FormatError, match=r"metadata key llama\.block_count is missing"):
         load_model(changed({k: v for k, v in tiny.metadata.items() if k != "llama.block_count"}))

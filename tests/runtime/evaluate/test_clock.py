@@ -6,7 +6,6 @@ import time
 from types import SimpleNamespace
 
 import numba
-import numpy as np
 
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.clock import seconds_without_compilation
@@ -66,7 +65,8 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
 
 def test_only_small_models_are_warmed_up(tiny, monkeypatch):
     model, fed = load_model(tiny), []
-    monkeypatch.setattr(model, "hidden", lambda batch: fed.append(batch) or [np.zeros((1, 32), np.float32)])
+    hidden = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda batch: fed.append(batch) or hidden(batch))
     warm_up(model)
     assert [len(tokens) for ((_, tokens),) in fed] == [4, 1]
     monkeypatch.setattr(sys.modules["ggufmill.runtime.generation.generate"], "_WARM_UP_MAX_BYTES", 1000)
