@@ -53,6 +53,14 @@ def test_a_checkpoint_with_several_groups(tmp_path, write_checkpoint, tiny_llama
     assert source_types == {"f32", "int4", "int8", "f8_e4m3"}
 
 
+def int4_in_groups_of_32(x, scale_dtype):
+    """(codes -8 to 7 [rows, columns], scales [rows, groups], the values that they stand for)."""
+    scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(scale_dtype)
+    factors = np.repeat(scale.astype(np.float32), 32, 1)
+    codes = np.clip(np.round(x / factors), -8, 7)
+    return codes, scale, codes.astype(np.float32) * factors
+
+
 def test_symmetric_int4_is_converted_without_loss(tmp_path, write_checkpoint, tiny_llama):
     """As in Kimi-K2-Thinking: --outtype auto writes q4_0 with the very weights, permuted rows included; and quantising them
     to another type is no second quantisation."""
@@ -60,11 +68,8 @@ def test_symmetric_int4_is_converted_without_loss(tmp_path, write_checkpoint, ti
     expected = dict(tensors)
     for name in [n for n in tensors if "_proj" in n]:
         x, stem = tensors.pop(name), name.removesuffix("weight")
-        scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(BF16)
-        factors = np.repeat(scale.astype(np.float32), 32, 1)
-        codes = np.clip(np.round(x / factors), -8, 7)
+        codes, scale, expected[name] = int4_in_groups_of_32(x, BF16)
         tensors |= {f"{stem}weight_packed": packed(codes + 8, 4), f"{stem}weight_scale": scale}
-        expected[name] = codes.astype(np.float32) * factors
     config["quantization_config"] = CT
     folder = write_checkpoint(tmp_path / "int4", config, tensors)
     plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
@@ -85,13 +90,10 @@ def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_
     expected = dict(tensors)
     for name in [n for n in tensors if "_proj" in n]:
         x, stem = tensors.pop(name), name.removesuffix("weight")
-        scale = (np.abs(x.reshape(len(x), -1, 32)).max(2) / 7).astype(F16)
-        factors = np.repeat(scale.astype(np.float32), 32, 1)
-        codes = np.clip(np.round(x / factors), -8, 7)
+        codes, scale, expected[name] = int4_in_groups_of_32(x, F16)
         tensors[f"{stem}qweight"] = np.ascontiguousarray(packed(codes + 8, 4).T)
         tensors[f"{stem}qzeros"] = packed(np.full(scale.T.shape, 7), 4)
         tensors |= {f"{stem}scales": np.ascontiguousarray(scale.T), f"{stem}bias": np.zeros(len(x), F16)}
-        expected[name] = codes.astype(np.float32) * factors
     config["quantization_config"] = GPTQ4
     source = open_source(write_checkpoint(tmp_path / "gptq", config, tensors))
     plain = open_source(write_checkpoint(tmp_path / "plain", {**config, "quantization_config": None}, expected))
