@@ -2,24 +2,10 @@
 
 import numpy as np
 import pytest
-from checkpoint_cases import (
-    CASES,
-    COMMON,
-    ERNIE_MOE,
-    EXACT,
-    GLM,
-    LENGTH,
-    LLAMA3,
-    LONG,
-    PLAIN,
-    TEXT,
-    TOLERANCE,
-    VISION,
-    WHOLE,
-    convert_case,
-    oracle,
-    randomise,
-)
+from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, oracle, randomise
+from model_cases import CASES
+from model_cases.common import COMMON, LLAMA3, PLAIN
+from model_cases.decoders import ERNIE_MOE, GLM, LONG, TEXT, VISION, WHOLE
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError

@@ -4,19 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from checkpoint_cases import (
-    BEYOND_LLAMA_CPP,
-    CASES,
-    COARSE_IN_LLAMA_CPP,
-    COMMON,
-    EXACT,
-    IN_LLAMA_CPP,
-    LENGTH,
-    TOLERANCE,
-    convert_case,
-    oracle,
-    write_gguf,
-)
+from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, oracle, write_gguf
+from model_cases import BEYOND_LLAMA_CPP, CASES, COARSE_IN_LLAMA_CPP, IN_LLAMA_CPP
+from model_cases.common import COMMON
 
 from ggufmill.convert import open_source
 from ggufmill.convert.architectures.registry import ARCHITECTURES

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from checkpoint_cases import COMMON, EXACT, LENGTH, PLAIN, TOLERANCE, oracle, randomise
+from checkpoint_cases import EXACT, LENGTH, TOLERANCE, oracle, randomise
+from model_cases.common import COMMON, PLAIN
 
 from ggufmill.convert import open_source
 from ggufmill.runtime import load_model
