@@ -60,6 +60,7 @@ def _text(result: InspectResult) -> str:
             table(("tensor", "shape", "type", "bytes", *extra), tensors),
             table(("type", "tensors", "size"), histogram),
             f"{len(tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
+            *(f"note: {note}" for note in result.notes),
         ]
     )
 

@@ -31,7 +31,8 @@ class TensorType:
     row_meta    bytes before the blocks of each row (the row's scale)
     rows        rows that are interleaved in a group; 1 for plain types
     imatrix     'hard': cannot be encoded without importance, 'soft': should not be, None: works without
-    fallback    type used instead when the row length is not a multiple of the block
+    fallback    type used instead when the row length is not a multiple of the block: that of ik_llama.cpp where it has one,
+                else of llama.cpp, else the type of least measured error (docs/formats/mixes.md)
     base        for a repacked type: the plain type whose bits it permutes
     packed      for a plain type: the repacked type of the same bits
     codec       module of quantize/codecs that encodes and decodes rows of this type; None for types that only permute the bits
@@ -96,11 +97,11 @@ class TensorType:
 _WEIGHTS = (
     ("f32", 0, 0, 1, 4, 0, 1, None, None, None, None, "floats"),
     ("f16", 1, 1, 1, 2, 0, 1, None, None, None, None, "floats"),
-    ("q4_0", 2, 2, 32, 18, 0, 1, None, None, None, "q4_0_r8", "legacy.symmetric"),
-    ("q4_1", 3, 3, 32, 20, 0, 1, None, None, None, None, "legacy.asymmetric"),
-    ("q5_0", 6, 8, 32, 22, 0, 1, None, None, None, "q5_0_r4", "legacy.symmetric"),
-    ("q5_1", 7, 9, 32, 24, 0, 1, None, None, None, None, "legacy.asymmetric"),
-    ("q8_0", 8, 7, 32, 34, 0, 1, None, None, None, "q8_0_r8", "legacy.symmetric"),
+    ("q4_0", 2, 2, 32, 18, 0, 1, None, "f16", None, "q4_0_r8", "legacy.symmetric"),
+    ("q4_1", 3, 3, 32, 20, 0, 1, None, "f16", None, None, "legacy.asymmetric"),
+    ("q5_0", 6, 8, 32, 22, 0, 1, None, "f16", None, "q5_0_r4", "legacy.symmetric"),
+    ("q5_1", 7, 9, 32, 24, 0, 1, None, "f16", None, None, "legacy.asymmetric"),
+    ("q8_0", 8, 7, 32, 34, 0, 1, None, "f16", None, "q8_0_r8", "legacy.symmetric"),
     ("q2_K", 10, 10, 256, 84, 0, 1, None, "iq4_nl", None, "q2_k_r4", "kquants.asymmetric"),
     ("q3_K", 11, 12, 256, 110, 0, 1, None, "iq4_nl", None, "q3_k_r4", "kquants.symmetric"),
     ("q4_K", 12, 15, 256, 144, 0, 1, None, "q5_0", None, "q4_k_r4", "kquants.asymmetric"),
@@ -110,20 +111,24 @@ _WEIGHTS = (
     ("iq2_xs", 17, 20, 256, 74, 0, 1, "hard", "iq4_nl", None, "iq2_xs_r4", "iquants.iq2_iq3"),
     ("iq3_xxs", 18, 23, 256, 98, 0, 1, None, "iq4_nl", None, "iq3_xxs_r4", "iquants.iq2_iq3"),
     ("iq1_s", 19, 24, 256, 50, 0, 1, "hard", "iq4_nl", None, None, "iquants.iq1"),
-    ("iq4_nl", 20, 25, 32, 18, 0, 1, None, None, None, "iq4_nl_r4", "iquants.iq4"),
+    ("iq4_nl", 20, 25, 32, 18, 0, 1, None, "f16", None, "iq4_nl_r4", "iquants.iq4"),
     ("iq3_s", 21, 26, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_s_r4", "iquants.iq2_iq3"),
     ("iq2_s", 22, 29, 256, 82, 0, 1, "soft", "iq4_nl", None, "iq2_s_r4", "iquants.iq2_iq3"),
     ("iq4_xs", 23, 30, 256, 136, 0, 1, None, "iq4_nl", None, "iq4_xs_r8", "iquants.iq4"),
     ("iq1_m", 29, 31, 256, 56, 0, 1, "soft", "iq4_nl", None, None, "iquants.iq1"),
     ("bf16", 30, 32, 1, 2, 0, 1, None, None, None, "bf16_r16", "floats"),
-    ("q4_0_4x4", 31, 33, 32, 18, 0, 4, None, None, "q4_0", None),
-    ("q4_0_4x8", 32, 34, 32, 18, 0, 4, None, None, "q4_0", None),
-    ("q4_0_8x8", 33, 35, 32, 18, 0, 8, None, None, "q4_0", None),
-    ("mxfp4", 39, 38, 32, 17, 0, 1, None, None, None, "mxfp4_r8", "mxfp4"),
-    ("q1_0_g128", 41, 41, 128, 18, 0, 1, None, None, None, None, "one_bit"),
-    ("q6_0", 133, 135, 32, 26, 0, 1, None, None, None, "q6_0_r4", "legacy.symmetric"),
-    ("iq1_bn", 134, 136, 64, 13, 2, 1, None, None, None, None, "ternary"),
-    ("iq2_bn", 135, 137, 64, 16, 4, 1, None, None, None, "iq2_bn_r4", "ternary"),
+    ("q4_0_4x4", 31, 33, 32, 18, 0, 4, None, "f16", "q4_0", None),
+    ("q4_0_4x8", 32, 34, 32, 18, 0, 4, None, "f16", "q4_0", None),
+    ("q4_0_8x8", 33, 35, 32, 18, 0, 8, None, "f16", "q4_0", None),
+    ("tq1_0", 34, 36, 256, 54, 0, 1, None, "q4_0", None, None, "ternary_blocks"),
+    ("tq2_0", 35, 37, 256, 66, 0, 1, None, "q4_0", None, None, "ternary_blocks"),
+    ("mxfp4", 39, 38, 32, 17, 0, 1, None, "f16", None, "mxfp4_r8", "mxfp4"),
+    ("nvfp4", 40, 39, 64, 36, 0, 1, None, "iq4_nl", None, None, "nvfp4"),
+    ("q1_0_g128", 41, 40, 128, 18, 0, 1, None, "q8_0", None, None, "one_bit"),
+    ("q2_0", 42, 41, 64, 18, 0, 1, None, "q4_0", None, None, "ternary_blocks"),
+    ("q6_0", 133, 135, 32, 26, 0, 1, None, "f16", None, "q6_0_r4", "legacy.symmetric"),
+    ("iq1_bn", 134, 136, 64, 13, 2, 1, None, "q8_0", None, None, "ternary"),
+    ("iq2_bn", 135, 137, 64, 16, 4, 1, None, "q8_0", None, "iq2_bn_r4", "ternary"),
     ("iq2_k", 137, 138, 256, 76, 0, 1, None, "iq4_nl", None, "iq2_k_r4", "iqk.iq_k_ks"),
     ("iq3_k", 138, 139, 256, 110, 0, 1, None, "iq4_nl", None, "iq3_k_r4", "iqk.iq_k_ks"),
     ("iq4_k", 139, 140, 256, 144, 0, 1, None, "q5_0", None, "iq4_k_r4", "iqk.iq_k_ks"),
@@ -132,7 +137,7 @@ _WEIGHTS = (
     ("iq4_ks", 144, 145, 256, 136, 4, 1, None, "iq4_nl", None, "iq4_ks_r4", "iqk.iq_k_ks"),
     ("iq2_ks", 145, 147, 256, 70, 2, 1, None, "iq4_nl", None, None, "iqk.iq_k_ks"),
     ("iq4_kss", 146, 148, 256, 128, 4, 1, None, "iq4_nl", None, None, "iqk.iq4_kss"),
-    ("q8_KV", 151, 149, 32, 32, 8, 1, None, None, None, "q8_KV_r8", "q8_rows"),
+    ("q8_KV", 151, 149, 32, 32, 8, 1, None, "f16", None, "q8_KV_r8", "q8_rows"),
     ("iq5_ks", 152, 150, 256, 168, 4, 1, None, "q5_0", None, "iq5_ks_r4", "iqk.iq_k_ks"),
     ("iq2_kt", 153, 151, 256, 68, 4, 1, "soft", "iq4_nl", None, None, "trellis.iq_kt"),
     ("iq3_kt", 154, 152, 256, 100, 4, 1, None, "iq4_nl", None, None, "trellis.iq_kt"),
@@ -140,9 +145,9 @@ _WEIGHTS = (
     ("iq3_ks", 156, 154, 256, 102, 2, 1, None, "iq4_nl", None, None, "iqk.iq_k_ks"),
     ("iq2_kl", 157, 155, 256, 86, 2, 1, None, "iq4_nl", None, None, "iqk.iq2_kl"),
     ("iq1_kt", 158, 156, 256, 56, 4, 1, "soft", "iq4_nl", None, None, "trellis.iq_kt"),
-    ("q4_0_r8", 202, 202, 32, 18, 0, 8, None, None, "q4_0", None),
-    ("q5_0_r4", 206, 208, 32, 22, 0, 4, None, None, "q5_0", None),
-    ("q8_0_r8", 208, 207, 32, 34, 0, 8, None, None, "q8_0", None),
+    ("q4_0_r8", 202, 202, 32, 18, 0, 8, None, "f16", "q4_0", None),
+    ("q5_0_r4", 206, 208, 32, 22, 0, 4, None, "f16", "q5_0", None),
+    ("q8_0_r8", 208, 207, 32, 34, 0, 8, None, "f16", "q8_0", None),
     ("q2_k_r4", 210, 210, 256, 84, 0, 4, None, "iq4_nl", "q2_K", None),
     ("q3_k_r4", 211, 211, 256, 110, 0, 4, None, "iq4_nl", "q3_K", None),
     ("q4_k_r4", 212, 214, 256, 144, 0, 4, None, "q5_0", "q4_K", None),
@@ -151,23 +156,23 @@ _WEIGHTS = (
     ("iq2_xxs_r4", 216, 219, 256, 66, 0, 4, "soft", "iq4_nl", "iq2_xxs", None),
     ("iq2_xs_r4", 217, 220, 256, 74, 0, 4, "soft", "iq4_nl", "iq2_xs", None),
     ("iq3_xxs_r4", 218, 223, 256, 98, 0, 4, None, "iq4_nl", "iq3_xxs", None),
-    ("iq1_s_r4", 219, 224, 32, 6, 2, 4, "soft", None, None, None, "iquants.iq1"),
-    ("iq4_nl_r4", 220, 225, 32, 18, 0, 4, None, None, "iq4_nl", None),
+    ("iq1_s_r4", 219, 224, 32, 6, 2, 4, "soft", "f16", None, None, "iquants.iq1"),
+    ("iq4_nl_r4", 220, 225, 32, 18, 0, 4, None, "f16", "iq4_nl", None),
     ("iq3_s_r4", 221, 226, 256, 110, 0, 4, None, "iq4_nl", "iq3_s", None),
     ("iq2_s_r4", 222, 229, 256, 82, 0, 4, "soft", "iq4_nl", "iq2_s", None),
     ("iq4_xs_r8", 223, 230, 256, 136, 0, 8, None, "iq4_nl", "iq4_xs", None),
-    ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", None, None, None, "iquants.iq1"),
+    ("iq1_m_r4", 229, 231, 32, 7, 2, 4, "soft", "f16", None, None, "iquants.iq1"),
     ("bf16_r16", 230, 232, 1, 2, 0, 16, None, None, "bf16", None),
-    ("q6_0_r4", 233, 335, 32, 26, 0, 4, None, None, "q6_0", None),
-    ("iq2_bn_r4", 335, 337, 64, 16, 4, 4, None, None, "iq2_bn", None),
+    ("q6_0_r4", 233, 335, 32, 26, 0, 4, None, "f16", "q6_0", None),
+    ("iq2_bn_r4", 335, 337, 64, 16, 4, 4, None, "q8_0", "iq2_bn", None),
     ("iq2_k_r4", 337, 338, 256, 76, 0, 4, None, "iq4_nl", "iq2_k", None),
     ("iq3_k_r4", 338, 339, 256, 110, 0, 4, None, "iq4_nl", "iq3_k", None),
     ("iq4_k_r4", 339, 340, 256, 144, 0, 4, None, "q5_0", "iq4_k", None),
     ("iq5_k_r4", 340, 341, 256, 176, 0, 4, None, "q6_0", "iq5_k", None),
     ("iq4_ks_r4", 344, 345, 256, 136, 4, 4, None, "iq4_nl", "iq4_ks", None),
     ("iq5_ks_r4", 352, 350, 256, 168, 4, 4, None, "q5_0", "iq5_ks", None),
-    ("mxfp4_r8", 353, 351, 32, 17, 0, 8, None, None, "mxfp4", None),
-    ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, None, "q8_KV", None, "q8_rows"),
+    ("mxfp4_r8", 353, 351, 32, 17, 0, 8, None, "f16", "mxfp4", None),
+    ("q8_KV_r8", 398, 398, 32, 32, 4, 8, None, "f16", "q8_KV", None, "q8_rows"),
     ("q8_k_r8", 399, 399, 256, 258, 0, 8, None, "q8_0", None, None, "q8_rows"),
 )
 
@@ -181,11 +186,15 @@ _WITHOUT_CODEC = (
     ("i32", 26, None, 1, 4),
     ("i64", 27, None, 1, 8),
     ("f64", 28, None, 1, 8),
-    ("tq1_0", 34, 36, 256, 54),
-    ("tq2_0", 35, 37, 256, 66),
-    ("nvfp4", 40, 39, 64, 36),
     ("q8_k_r16", 397, None, 256, 258, 0, 16),
 )
+
+# Values of general.file_type that llama.cpp and ik_llama.cpp give two meanings. Files of q1_0_g128 written here have llama.cpp's
+# 40 (ik_llama.cpp only prints the number), so that 41 is q2_0 in all but files of the fork.
+FILE_TYPES_OF_TWO_MEANINGS = {
+    38: "MXFP4_MOE (experts in mxfp4, all else in q8_0) in llama.cpp, MXFP4 in ik_llama.cpp",
+    41: "Q2_0 in llama.cpp, Q1_0_G128 in ik_llama.cpp",
+}
 
 # Interleaved types that are encodings of their own, without a base: the fallback when the rows are no multiple of a group.
 _ROW_FALLBACK = {"iq1_s_r4": "iq1_s", "iq1_m_r4": "iq1_m", "q8_k_r8": "q8_0", "q8_k_r16": "q8_0"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..formats import TensorInfo, open_gguf
 from ..formats.file_range import range_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
+from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from .common.progress import OnProgress, Stage, reporting
 
 _SHOWN = 16  # values of an array that are listed in full
@@ -32,6 +33,7 @@ class InspectResult:
                         n_elements of each; xxh3 and nonfinite if they were asked for
     types               type -> tensors and nbytes, most bytes first
     parameters          elements of all tensors; total_bytes: their bytes; bits_per_weight follows
+    notes               what the metadata may mislead about, one line each
     """
 
     files: list[Path]
@@ -45,6 +47,7 @@ class InspectResult:
     types: dict[str, dict[str, int]]
     parameters: int
     total_bytes: int
+    notes: list[str] = field(default_factory=list)
 
     @property
     def file_bytes(self) -> int:
@@ -70,6 +73,7 @@ class InspectResult:
             "parameters": self.parameters,
             "total_bytes": self.total_bytes,
             "bits_per_weight": self.bits_per_weight,
+            "notes": self.notes,
         }
 
 
@@ -124,6 +128,7 @@ def inspect_model(
         parameters=sum(t["n_elements"] for t in tensors),
         total_bytes=total,
     )
+    result.notes = _notes(opened.metadata, result.types)
     damaged = [t["name"] for t in tensors if t.get("nonfinite")]
     if damaged:
         raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
@@ -140,6 +145,15 @@ def _describe(info: TensorInfo) -> dict[str, Any]:
         "nbytes": info.nbytes,
         "n_elements": prod(info.shape),
     }
+
+
+def _notes(metadata: dict[str, Any], types: dict[str, dict[str, int]]) -> list[str]:
+    """Of a general.file_type that stands for one thing in llama.cpp and for another in ik_llama.cpp."""
+    number = metadata.get("general.file_type")
+    meanings = FILE_TYPES_OF_TWO_MEANINGS.get(int(number)) if isinstance(number, (int, np.integer)) else None
+    if meanings is None:
+        return []
+    return [f"general.file_type {number} is {meanings}; most bytes of this file are {next(iter(types), 'of no type')}"]
 
 
 def _histogram(tensors: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -13,6 +13,7 @@ from ..errors import PlanError
 from ..formats import TensorSource, TensorType
 from ..quantize import can_encode
 from ..quantize.planning import AssumedImportance, plan_quantize
+from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..recipes import find, names
@@ -21,7 +22,7 @@ from .common.arguments import FileType, Size, as_bytes, as_file_type
 from .common.messages import warn
 
 MIB = 1 << 20
-_NOT_OFFERED = ("q1_0_g128",)  # types for models that were trained in them
+_NOT_OFFERED = ("q1_0_g128", *TERNARY_TYPES)  # types for models that were trained in them
 
 
 @dataclass
@@ -174,7 +175,7 @@ class _Planner:
                     candidates.append(candidate)
         for name in file_types():
             first = default_type(name)
-            if can_encode(first) and first.rows == 1 and "_bn" not in first.name and first.name not in _NOT_OFFERED:
+            if can_encode(first) and first.rows == 1 and first.name not in _NOT_OFFERED:
                 try:
                     candidates.append(self.candidate(type=name))
                 except PlanError:

@@ -60,6 +60,7 @@ LAYOUTS: dict[str, BlockLayout] = {
     "mxfp4": BlockLayout(32, strided(1, 16, 4), E2M1_DOUBLED, d=consecutive(0, 1), d_format="e8m0"),
     "nvfp4": BlockLayout(64, strided(4, 8, 4, areas=4), E2M1_DOUBLED, scales=consecutive(0, 4), levels=HALF_UE4M3),
     "q1_0_g128": BlockLayout(128, consecutive(2, 128, 1), np.array([-1, 1]), d=float16_at(0)),
+    "q2_0": BlockLayout(64, consecutive(2, 64, 2), linear(2, -1), d=float16_at(0)),
     "tq1_0": _tq1_0(),
     "tq2_0": BlockLayout(256, strided(0, 32, 2, areas=2), linear(2, -1), d=float16_at(64)),
     "iq1_bn": BlockLayout(

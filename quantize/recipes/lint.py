@@ -12,7 +12,7 @@ from ...jobs.plan import Plan
 from .rules import Rule
 
 # Types for models trained with weights -1, 0 and 1; weights of other models are rounded away.
-TERNARY_TYPES = ("iq1_bn", "iq2_bn", "iq2_bn_r4")
+TERNARY_TYPES = ("iq1_bn", "iq2_bn", "iq2_bn_r4", "tq1_0", "tq2_0", "q2_0")
 TERNARY_WARNING = "is for models trained with ternary weights; others are lost in it"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 _MATCH_ALL_PATTERNS = (".*", ".", ".+", "^.*$", "^.+$", "weight", "^")

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..tensor_scale import SCALED_MATRICES
+
 # Default types of the file types that are not named after theirs. The others are: IQ4_K is iq4_k, Q4_K_R4 is q4_k_r4.
 DEFAULT_TYPES = {
     "Q2_K_S": "q2_K",
@@ -29,6 +31,7 @@ DEFAULT_TYPES = {
     "IQ3_XS": "iq3_s",
     "IQ3_M": "iq3_s",
     "IQ3_KL": "iq3_k",
+    "MXFP4_MOE": "mxfp4",
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # Values of general.file_type that differ from the default type's own.
@@ -47,6 +50,7 @@ FILE_TYPE_IDS = {
     "IQ3_XS": 22,
     "IQ3_M": 27,
     "IQ3_KL": 146,
+    "MXFP4_MOE": 38,
 }
 # Types without a file type of the same name (docs/formats/types.md).
 WITHOUT_FILE_TYPE = ("iq2_s", "iq2_s_r4", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8", "q8_k_r16", "q1_0_g128")
@@ -56,6 +60,7 @@ _LOW_BIT_FILE_TYPES = (
     "IQ1_S_R4 IQ1_M_R4 IQ2_KT IQ3_KT IQ1_KT"
 )
 _OUTPUT = f"""
+    MXFP4_MOE NVFP4                                                 |                        | q8_0
     *                                                               | falcon                 | q8_0
     *                                                               | columns % 256          | q8_0
     {_LOW_BIT_FILE_TYPES}                                           | tied                   | iq4_k
@@ -72,6 +77,8 @@ _EMBEDDING = """
     IQ2_S IQ2_M IQ2_M_R4 IQ3_XXS IQ3_KT                             |                        | iq3_s
     IQ3_XXS_R4                                                      |                        | iq3_k
     IQ1_BN IQ2_BN IQ2_BN_R4                                         |                        | iq4_nl
+    TQ1_0 TQ2_0 Q2_0                                                |                        | q4_K
+    MXFP4_MOE NVFP4                                                 |                        | q8_0
 """
 _ATTN_V = """
     *                                                               | experts>=4             | q8_0
@@ -252,6 +259,10 @@ SECTIONS = (
         ),
     ),
     Section("IQ2_KT", _low_bit_roles("iq4_k iq3_k q2_K", "q4_K", "iq3_k", "iq3_k", "iq4_k", "iq3_k", "q5_K", "iq3_k")),
+    # llama.cpp writes NVFP4 only when it converts checkpoints that are in it; here the matrices for whose scale it has a tensor
+    # (quantize/tensor_scale.py) become nvfp4, and q8_0 is what it takes for the rest in MXFP4_MOE.
+    Section("MXFP4_MOE", (Role(("_exps.weight",), "* | | ="), Role(("",), "* | | q8_0"))),
+    Section("NVFP4", (Role(tuple(f".{name}.weight" for name in SCALED_MATRICES), "* | | ="), Role(("",), "* | | q8_0"))),
     Section("IQ2_XXS IQ2_XS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4", _IQ1_IQ2_ROLES),
     Section(
         "",

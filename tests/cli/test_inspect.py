@@ -92,3 +92,13 @@ def test_json_without_nan(nasty, monkeypatch):
 def test_emit_replaces_nan_and_infinity_at_any_depth(capsys):
     emit({"a": math.inf, "b": [1.5, -math.inf, {"c": math.nan}], "d": (math.nan, 1), "e": None}, True, str)
     assert strict(capsys.readouterr().out) == {"a": None, "b": [1.5, None, {"c": None}], "d": [None, 1], "e": None}
+
+
+@pytest.mark.parametrize(("stored", "number"), [("q1_0_g128", 41), ("q2_0", 41), ("q1_0_g128", 40)])
+def test_a_file_type_of_two_meanings_is_explained(tmp_path, monkeypatch, stored, number):
+    metadata = {"general.architecture": "llama", "general.file_type": np.uint32(number)}
+    header, offsets, size = header_bytes(metadata, [("a.weight", (256, 2), TYPES[stored])], 32)
+    (tmp_path / "a.gguf").write_bytes(header + bytes(size - offsets[0]))
+    _, text = shown(monkeypatch, tmp_path / "a.gguf")
+    note = f"note: general.file_type 41 is Q2_0 in llama.cpp, Q1_0_G128 in ik_llama.cpp; most bytes of this file are {stored}"
+    assert (note in text) == (number == 41)

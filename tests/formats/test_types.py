@@ -65,6 +65,13 @@ def test_packed_types_have_the_blocks_of_their_base():
         ("iq4_k_r4", (4096, 1022), "iq4_k"),
         ("q8_k_r8", (4096, 12), "q8_0"),
         ("iq1_s_r4", (4096, 5), "iq1_s"),
+        ("nvfp4", (96, 4), "iq4_nl"),
+        ("tq2_0", (128, 4), "q4_0"),
+        ("q2_0", (32, 4), "q4_0"),
+        ("iq2_bn_r4", (32, 4), "q8_0"),
+        ("q1_0_g128", (64, 4), "q8_0"),
+        ("q4_K", (33, 4), "f16"),
+        ("q8_0_r8", (48, 8), "f16"),
     ],
 )
 def test_fallbacks(requested, shape, expected):
@@ -73,8 +80,44 @@ def test_fallbacks(requested, shape, expected):
     assert bool(reason) == (requested != expected)
 
 
+def _each(value: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), value)
+
+
+# Types of 256 weights to a block -> what takes rows of another multiple of 32: llama-quantize of ik_llama.cpp
+# (change_type_if_necessary) and of llama.cpp (tensor_type_fallback).
+IK_FALLBACKS = {
+    **_each("iq4_nl", "iq2_xxs iq2_xs iq2_ks iq2_s iq3_xxs iq3_s iq1_s iq1_m q2_K q3_K iq2_k iq2_kl iq3_ks iq3_k"),
+    **_each("iq4_nl", "iq4_kss iq4_ks iq1_kt iq2_kt iq3_kt iq4_kt iq4_xs"),
+    **_each("q5_0", "iq4_k iq5_ks q4_K"),
+    **_each("q6_0", "iq5_k q5_K"),
+    **_each("q8_0", "iq6_k q6_K q8_k_r8"),
+}
+LLAMA_CPP_FALLBACKS = {
+    **_each("iq4_nl", "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_xs"),
+    **_each("q4_0", "q2_0 q2_K q3_K tq1_0 tq2_0"),
+    **{"q4_K": "q5_0", "q5_K": "q5_1", "q6_K": "q8_0"},
+}
+
+
+@pytest.mark.parametrize("name", [t.name for t in TYPES.values() if t.block == 256 and t.has_codec])
+def test_fallbacks_of_both_programs(name):
+    """Where both have a rule and differ, that of ik_llama.cpp holds."""
+    plain = TYPES.plain(TYPES[name]).name
+    ours = TYPES[name].fallback
+    rules = [rules[plain] for rules in (IK_FALLBACKS, LLAMA_CPP_FALLBACKS) if plain in rules]
+    assert ours == rules[0]
+    assert len(set(rules)) == 1 or plain in ("q2_K", "q3_K", "q5_K")
+
+
+@pytest.mark.parametrize("name", [t.name for t in TYPES.values() if t.has_codec and t.block > 1])
+def test_every_quantised_type_has_a_fallback_for_any_row(name):
+    chosen, _ = TYPES.fallback_for(TYPES[name], (33, 16))
+    assert chosen.name == "f16"
+
+
 def test_a_shape_without_fallback_is_an_error():
-    with pytest.raises(PlanError, match="q8_0 cannot hold a tensor of 33 x 4"):
-        TYPES.fallback_for(TYPES["q8_0"], (33, 4))
+    with pytest.raises(PlanError, match="q8_1 cannot hold a tensor of 33 x 4"):
+        TYPES.fallback_for(TYPES["q8_1"], (33, 4))
     with pytest.raises(PlanError, match="multiple of 256"):
         TYPES["q4_K"].row_bytes(np.int64(100))

@@ -44,6 +44,7 @@ FAMILIES = {
     "iq4": "standard",
     "iquants": "standard",
     "mxfp4": "standard",
+    "llama_cpp": "standard",
     "q8_rows": "standard",
     "iqk": "iqk",
     "iq2_kl": "iqk",
@@ -57,9 +58,17 @@ GOLDEN = {name: golden for family, rows in FAMILIES.items() for name, golden in 
 EXACT = (
     *("q8_0", "q5_0", "q5_1", "q4_1", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"),
     *("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq3_ks", "iq4_ks", "iq5_ks"),
-    *("q8_KV", "q8_KV_r8", "q8_k_r8"),
+    *("q8_KV", "q8_KV_r8", "q8_k_r8", "tq1_0", "tq2_0", "q2_0"),
 )
-WITHOUT_IMPORTANCE = ("q8_0", "q8_KV", "q8_KV_r8", "q8_k_r8")  # the same bytes whether there is importance or not
+WITHOUT_IMPORTANCE = (
+    "q8_0",
+    "q8_KV",
+    "q8_KV_r8",
+    "q8_k_r8",
+    "tq1_0",
+    "tq2_0",
+    "q2_0",
+)  # the same bytes whether there is importance or not
 
 # Bytes of a block that hold its float16 scales and minima, of types that the gguf package decodes.
 SCALES_AT = {
@@ -69,6 +78,8 @@ SCALES_AT = {
     "q2_K": slice(80, 84),
     "q3_K": slice(108, 110),
     "q6_K": slice(208, 210),
+    "tq1_0": slice(52, 54),
+    "tq2_0": slice(64, 66),
 }
 
 

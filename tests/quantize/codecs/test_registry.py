@@ -15,8 +15,9 @@ from ggufmill.repack import pack, unpack
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "golden_standard.npz")
 X, IMATRIX = GOLDEN["x"], GOLDEN["imatrix"]
-STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_nl", "iq4_xs", "mxfp4", "q8_KV", "q2_K", "q3_K",
-            "q4_K", "q5_K", "q6_K")  # fmt: skip
+STANDARD = ("f16", "bf16", "q8_0", "q6_0", "q5_0", "q4_0", "q5_1", "q4_1", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q8_KV",
+            "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")  # fmt: skip
+TERNARY = ("iq1_bn", "iq2_bn", "tq1_0", "tq2_0", "q2_0")
 GUARDED = ("iq4_nl_r4", "q4_k_r4", "q6_k_r4")
 
 
@@ -28,9 +29,9 @@ def test_unknown_type():
 
 
 def test_type_without_codec():
-    assert not can_encode(TYPES["tq1_0"])
-    with pytest.raises(PlanError, match="tq1_0 cannot be encoded"):
-        encode(X, "tq1_0")
+    assert not can_encode(TYPES["q8_1"])
+    with pytest.raises(PlanError, match="q8_1 cannot be encoded"):
+        encode(X, "q8_1")
 
 
 def test_the_table_of_types_names_the_module_of_every_codec():
@@ -151,7 +152,7 @@ def _block(name, rng):
     return blocks[name]().astype(np.float32)
 
 
-@pytest.mark.parametrize("name", [*STANDARD, "iq1_bn", "iq2_bn", "q1_0_g128", "iq4_kss", "iq2_kl"])
+@pytest.mark.parametrize("name", [*STANDARD, *TERNARY, "q1_0_g128", "iq4_kss", "iq2_kl"])
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(blocks=st.lists(BLOCKS, min_size=16, max_size=16), weights=st.sampled_from(["none", "zero", "half", "random"]))
 def test_extreme_blocks_give_finite_and_independent_rows(name, blocks, weights):
@@ -170,7 +171,7 @@ def test_extreme_blocks_give_finite_and_independent_rows(name, blocks, weights):
     assert np.array_equal(encode(np.tile(x, (20, 1)), name, importance), np.tile(q, (20, 1)))
 
 
-@pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.parametrize("name", [*STANDARD, *TERNARY])
 def test_zeros_stay_zeros(name):
     x = np.zeros((2, 256), np.float32)
     for importance in (None, np.ones(256, np.float32), np.zeros(256, np.float32)):

@@ -72,7 +72,34 @@ def test_file_type_names():
         ("IQ2_M", "iq2_s", 29),
         ("IQ3_KL", "iq3_k", 146),
         ("IQ4_K_R4", "iq4_k_r4", 340),
+        ("MXFP4_MOE", "mxfp4", 38),
+        ("NVFP4", "nvfp4", 39),
+        ("TQ1_0", "tq1_0", 36),
+        ("Q2_0", "q2_0", 41),
     ],
 )
 def test_default_types_and_numbers(name, default, number):
     assert (default_type(name).name, file_type_id(name)) == (default, number)
+
+
+# llama-quantize of llama.cpp (llama_tensor_get_type_impl) has no rows for these but those of embeddings and output; its NVFP4
+# comes from conversion alone, which keeps embeddings and output in other types.
+OF_LLAMA_CPP = {
+    "MXFP4_MOE": {"ffn_up_exps": "mxfp4", "ffn_down_shexp": "q8_0", "attn_v": "q8_0", "attn_k_b": "q8_0"},
+    "NVFP4": {"ffn_up_exps": "nvfp4", "ffn_down_shexp": "nvfp4", "attn_v": "nvfp4", "attn_k_b": "q8_0", "attn_q_a": "q8_0"},
+    "TQ1_0": {"attn_q": "tq1_0", "ffn_down": "tq1_0", "attn_output": "tq1_0"},
+    "TQ2_0": {"attn_q": "tq2_0", "ffn_down": "tq2_0", "attn_output": "tq2_0"},
+    "Q2_0": {"attn_q": "q2_0", "ffn_down": "q2_0", "attn_output": "q2_0"},
+}
+
+
+@pytest.mark.parametrize("file_type", OF_LLAMA_CPP)
+def test_mixes_that_only_llama_cpp_has(file_type):
+    about = ABOUT["models"][next(iter(ABOUT["models"]))]
+    mix = Mix(file_type, _traits(about, False))
+    for name, expected in OF_LLAMA_CPP[file_type].items():
+        assert mix.select(f"blk.3.{name}.weight", 4096).name == expected
+    is_ternary = file_type in ("TQ1_0", "TQ2_0", "Q2_0")
+    assert mix.select("output.weight", 4096).name == ("q6_K" if is_ternary else "q8_0")
+    tied = mix.model.tied
+    assert mix.select("token_embd.weight", 4096).name == ("q8_0" if not is_ternary else "q6_K" if tied else "q4_K")

@@ -54,7 +54,7 @@ def test_commas_in_brackets_do_not_end_a_rule():
         ("a(b=q8_0", r"line 1, column 2: 'a\(b' is not a regular expression"),
         ("=q8_0", "is not `regex=type`"),
         ("a=q8_0,,b=q6_K", "line 1, column 8: there is no rule before this comma"),
-        ("a=tq1_0", "cannot be quantised to tq1_0"),
+        ("a=q8_1", "cannot be quantised to q8_1"),
     ],
 )
 def test_errors_give_the_place_and_similar_names(text, message):

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ......formats.layouts import interleaving_of, layout_of
+from ......formats.layouts import BlockLayout, interleaving_of, layout_of
 from ......formats.layouts.description import SIGNED_BYTES
+from ......formats.layouts.tables import HALF_UE4M3
 from ......formats.types import TYPES
 
 
@@ -26,8 +27,10 @@ class PanelLayout:
     signed_bytes  the codes are signed bytes
     flags       bits [rows, groups, 1]; where one is set, `shift` is added to the group's numbers
     scales      bits [rows, groups, width] of scale codes; level = code * level_step + level_zero, negated where the bit of
-                scale_signs is set (signed_levels: the code is a signed byte). None: all levels are 1
-    d           byte offset [rows] of the float that levels are multiplied with; d_format: 'f16', 'f32' or 'e8m0'
+                scale_signs is set (signed_levels: the code is a signed byte; ue4m3_levels: it is an unsigned E4M3 number, of
+                which the level is half). None: all levels are 1
+    d           byte offset [rows] of the float that levels are multiplied with, None: there is none; d_format: 'f16', 'f32' or
+                'e8m0'
     row_scale   d comes once per row, in the bytes before the blocks
     minima      bits [rows, groups, width]: -code * m is the term of a group
     m           byte offset [rows] of the float16 for minima or, without them, of the term of all groups; None: no terms
@@ -44,8 +47,9 @@ class PanelLayout:
     level_step: int
     level_zero: int
     signed_levels: bool
+    ue4m3_levels: bool
     scale_signs: np.ndarray | None
-    d: np.ndarray
+    d: np.ndarray | None
     d_format: str
     row_scale: bool
     minima: np.ndarray | None
@@ -89,9 +93,9 @@ def panel_layout(type_name: str) -> PanelLayout | None:
     lowest = -int(values.min())
     zero = 1 << (lowest - 1).bit_length() if lowest > 0 else 0
     is_code = signed_bytes or np.array_equal(values, np.arange(len(values)) - zero)
-    step, first, signed_levels = _levels(layout.levels)
+    ue4m3_levels = layout.levels is not None and np.array_equal(layout.levels, HALF_UE4M3)
+    step, first, signed_levels = _levels(None if ue4m3_levels else layout.levels)
     m = layout.dmin if layout.dmin is not None else layout.offset
-    d_format = layout.row_scale or layout.d_format
     return PanelLayout(
         codes=layout.codes,
         group=layout.group,
@@ -104,13 +108,21 @@ def panel_layout(type_name: str) -> PanelLayout | None:
         level_step=step,
         level_zero=first,
         signed_levels=signed_levels,
+        ue4m3_levels=ue4m3_levels,
         scale_signs=layout.signs,
-        d=np.arange(kind.rows) * _FORMAT_BYTES[d_format] if layout.d is None else layout.d[:, 0, 0] // 8,
-        d_format=d_format,
+        d=_places_of_d(kind.rows, layout),
+        d_format=layout.row_scale or layout.d_format,
         row_scale=layout.row_scale is not None,
         minima=layout.minima,
         m=None if m is None else m[:, 0, 0] // 8,
     )
+
+
+def _places_of_d(rows: int, layout: BlockLayout) -> np.ndarray | None:
+    """PanelLayout.d."""
+    if layout.d is not None:
+        return layout.d[:, 0, 0] // 8
+    return None if layout.row_scale is None else np.arange(rows) * _FORMAT_BYTES[layout.row_scale]
 
 
 def _levels(levels: np.ndarray | None) -> tuple[int, int, bool]:

@@ -24,6 +24,7 @@ from ......simd.llvm import F32, F32X16, I8, I16, I32, I32X16, I64, concat, cons
 from ......simd.memory import scratch, view
 from ......simd.permute import lookup_bytes
 from ......simd.target import target
+from ......simd.ue4m3 import half_ue4m3_to_float
 from .byte_tiles import CODE_COLUMNS, PANEL, TILE_PANELS, TILES, code_bias
 from .float_panels import CODES, COLUMNS, PACKED, PANELS, ROW_BYTES, ROWS, SCALES, TERMS, UNPACK_FIELDS
 from .panel_layout import PanelForm, panel_layout
@@ -135,6 +136,14 @@ class _Quad:
         group = np.minimum(np.arange(WIDE) // 4, count - 1)
         return self.bits.numbers(np.zeros(WIDE, int), bits[self.rows[np.arange(WIDE) % 4], group])
 
+    def _ue4m3_levels(self, codes, at):
+        """Writes half of the E4M3 number of every group to the 16 floats of each at address `at`."""
+        b = self.builder
+        for i in range(0, 4 * self.groups, 16):
+            floats = half_ue4m3_to_float(b, b.zext(shuffle(b, codes, None, range(i, i + 16)), I32X16))
+            for j in range(4):
+                store(b, shuffle(b, floats, None, range(4 * j, 4 * j + 4)), at, (i // 4 + j) * 4 * PANEL)
+
     def _levels(self, codes, factor, at, signed=False, times=1, plus=0, negative=None):
         """Writes factor * (code * times + plus) of every group to the 16 floats of each at address `at`."""
         b = self.builder
@@ -155,6 +164,9 @@ class _Quad:
 
     def write_scales(self, scales, terms):
         b, layout = self.builder, self.layout
+        if layout.ue4m3_levels:
+            self._ue4m3_levels(self._per_group(layout.scales), scales)
+            return
         d = self._floats(layout.d_format, layout.d, layout.row_scale)
         if layout.scales is None:
             for g in range(self.groups):

@@ -18,6 +18,7 @@ import numpy as np
 from numba.core import cgutils
 
 from ......formats.types import TYPES
+from ......simd.ue4m3 import half_ue4m3_to_float
 from ..activations import RUN
 from .emitter import BYTES, F32, I1, I8, I16, I32, LANES, Emitter, constant, runs_of_bits, vector
 from .gemv_layout import GemvLayout, gemv_layout
@@ -101,9 +102,7 @@ class BlockStep:
                 return self._look_up_pairs(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
             by_word = shift.reshape(LANES, 4)
             if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
-                assert width == 1
-                none = constant(I8, [0] * BYTES)
-                part = emit.builder.select(emit.test(value, 1 << shift), constant(I8, [1 << first] * BYTES), none)
+                part = self._tested_bits(emit, value, shift, width, first)
             else:
                 part = emit.byte_shift(value, shift - first)
                 if width < 8:
@@ -114,6 +113,15 @@ class BlockStep:
         if self.layout.code_offset is not None:
             total = emit.builder.or_(total, constant(I8, self.layout.code_offset[code_vector.columns]))
         return total if self.table is None else emit.look_up(self.table, total)
+
+    @staticmethod
+    def _tested_bits(emit: Emitter, value: Any, shift: np.ndarray, width: int, first: int) -> Any:
+        """<64 x i8>: `width` bits of each byte from bit shift[byte] on, tested one by one, as bits `first` and higher."""
+        none, total = constant(I8, [0] * BYTES), None
+        for i in range(width):
+            part = emit.builder.select(emit.test(value, 1 << shift + i), constant(I8, [1 << first + i] * BYTES), none)
+            total = part if total is None else emit.builder.or_(total, part)
+        return total
 
     def _look_up_pairs(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
         """Entries for codes of two bits by a look-up of four bits of each byte: shift and mask then serve two codes."""
@@ -199,7 +207,7 @@ class BlockStep:
             if f.scale_signs is not None:
                 negative = self._are_set(emit, base, f.scale_signs, numbers)
                 level = builder.select(negative, builder.neg(level), level)
-            level = emit.to_float(level)
+            level = half_ue4m3_to_float(builder, level) if f.ue4m3_levels else emit.to_float(level)
             scale = level if f.d is None else builder.fmul(scale, level)
         if f.unit != 1:
             scale = builder.fmul(scale, constant(F32, [f.unit] * LANES))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ......formats.layouts import BlockLayout, layout_of
 from ......formats.layouts.description import SIGNED_BYTES
-from ......formats.layouts.tables import Trellis
+from ......formats.layouts.tables import HALF_UE4M3, Trellis
 from ......formats.types import TYPES
 
 SUPERBLOCK = 256
@@ -41,7 +41,8 @@ class GemvLayout:
     d            bits [rows, 1, width] of the block's scale (None: none, or the row's), a d_format: 'f16' or 'e8m0'
     row_scale    'f16' or 'f32' when the row begins with its scale, row_meta bytes before the first block
     scales       bits [rows, block / group, width] of scale codes; a code stands for level_step * code + level_zero (the code
-                 a signed byte if signed_levels), or for its entry of level_table; scale_signs: bits [.., 1] that negate it
+                 a signed byte if signed_levels), for its entry of level_table, or for half of an unsigned E4M3 number
+                 (ue4m3_levels); scale_signs: bits [.., 1] that negate it
     flags        bits [rows, block / group, 1] that add `shift` to the table's values
     dmin         bits of the scale of minima; minima: bits [rows, block / group, width]
     offset       bits of the float16 that is added to every weight
@@ -70,6 +71,7 @@ class GemvLayout:
     row_scale: str | None = None
     scales: np.ndarray | None = None
     signed_levels: bool = False
+    ue4m3_levels: bool = False
     level_step: int = 1
     level_zero: int = 0
     level_table: tuple[int, ...] | None = None
@@ -107,6 +109,8 @@ def _levels(layout: BlockLayout) -> dict[str, Any]:
         return {}
     if np.array_equal(layout.levels, SIGNED_BYTES):
         return {"signed_levels": True}
+    if np.array_equal(layout.levels, HALF_UE4M3):
+        return {"ue4m3_levels": True}
     steps = np.diff(layout.levels)
     if (steps == steps[0]).all():
         return {"level_step": int(steps[0]), "level_zero": int(layout.levels[0])}
