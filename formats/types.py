@@ -189,8 +189,8 @@ _WITHOUT_CODEC = (
     ("q8_k_r16", 397, None, 256, 258, 0, 16),
 )
 
-# Values of general.file_type that llama.cpp and ik_llama.cpp give two meanings. Files of q1_0_g128 written here have llama.cpp's
-# 40 (ik_llama.cpp only prints the number), so that 41 is q2_0 in all but files of the fork.
+# Values of general.file_type that have two meanings in llama.cpp and ik_llama.cpp. Files of q1_0_g128 written here have
+# llama.cpp's 40 (ik_llama.cpp only prints the number), so that 41 is q2_0 in all but files of the fork.
 FILE_TYPES_OF_TWO_MEANINGS = {
     38: "MXFP4_MOE (experts in mxfp4, all else in q8_0) in llama.cpp, MXFP4 in ik_llama.cpp",
     41: "Q2_0 in llama.cpp, Q1_0_G128 in ik_llama.cpp",

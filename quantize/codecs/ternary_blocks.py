@@ -125,7 +125,9 @@ def _decode_q2_0(q, scales, out):
 
 
 def _codec(name: str, encode_kernel, decode_kernel) -> Codec:
-    stored, (d,) = TYPES[name], layout_of(name).d[0, :, 0] // 8  # d: the byte of the scale
+    stored, scale_bits = TYPES[name], layout_of(name).d
+    assert scale_bits is not None
+    d = int(scale_bits[0, 0, 0]) // 8  # the byte of the scale
 
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         blocks = x.reshape(-1, stored.block)
