@@ -6,7 +6,10 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+
+import numpy as np
 
 from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_safetensors
@@ -105,6 +108,14 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
     missing: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
+    for name in (name for names in model.stored_values.values() for name in names):
+        tensor = stored.get(name)
+        if tensor is None:
+            missing.append(name)
+            continue
+        used.add(tensor.name)
+        if prod(tensor.shape) != 1:
+            misshapen.append(f"{name} is {list(tensor.shape)}, not one number")
     assembled: list[tuple[TensorSpec, list[Weight], list[StoredTensor]]] = []
     for spec in model.tensors:
         sources = [_find(find_weight, spec, name, stored) for name in spec.sources]
@@ -138,6 +149,16 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
     if checkpoint.prefetch is not None:
         checkpoint.prefetch([tensor for _, _, tensors in assembled for tensor in tensors])
     return {spec.name: _transform(spec, weights, tensors) for spec, weights, tensors in assembled}, notes
+
+
+def stored_values(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, np.ndarray]:
+    """The metadata that tensors of one number each contain, which `assemble` has checked: key -> float32 [tensors]."""
+    stored = _renamed(checkpoint.stored, model.renamed_prefixes) if model.stored_values else {}
+
+    def value(name: str) -> float:
+        return float(Weight(stored[name]).read(slice(0, 1)).item())
+
+    return {key: np.array([value(name) for name in names], np.float32) for key, names in model.stored_values.items()}
 
 
 def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTensor]) -> SourceTensor:

@@ -40,6 +40,7 @@ class ModelSpec:
     skipped_prefixes  prefix of tensor names that have no counterpart in a GGUF -> what these are, for the user
     notes             for the user, one line each
     renamed_prefixes  prefix of tensor names -> its replacement, applied first: text models inside multimodal checkpoints
+    stored_values     metadata key -> names of tensors of one number each, whose numbers are the key's array of float32
     """
 
     architecture: str
@@ -49,3 +50,4 @@ class ModelSpec:
     skipped_prefixes: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     renamed_prefixes: dict[str, str] = field(default_factory=dict)
+    stored_values: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from ..formats import FormatError, PlanError, TensorSource
 from ..formats.safetensors import LocalShard
 from ..quantize import gguf_source
 from .architectures.registry import model_spec
-from .checkpoint import assemble, open_checkpoint
+from .checkpoint import assemble, open_checkpoint, stored_values
 from .config import read_config
 from .hub.fetch import FetchedRepository, fetch_repository, is_repository
 from .metadata import general_keys, size_label
@@ -69,7 +69,7 @@ def _checkpoint_source(fetched: FetchedRepository, mla_layout: str, architecture
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
     metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes)
     metadata["general.size_label"] = size_label({name: t.shape for name, t in tensors.items()})
-    metadata |= model.metadata | vocabulary
+    metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
     identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
     return TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)

@@ -78,6 +78,13 @@ class HParams:
             raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {number}")
         return number
 
+    def shared_float(self, key: str, layer: int) -> float:
+        """A number of one layer from a list under a key that no architecture's name precedes. Raises FormatError as `float`."""
+        value = np.ravel(self.metadata.get(key, []))
+        if layer >= len(value) or not math.isfinite(number := float(value[layer])):
+            raise FormatError(f"{self.path}: metadata key {key} has no number for layer {layer}")
+        return number
+
     def positive(self, key: str, default: float = _REQUIRED) -> float:
         """As `float`, for a number above 0."""
         value = self.float(key, default)

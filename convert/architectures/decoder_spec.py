@@ -116,7 +116,7 @@ class DecoderSpec:
     rotary_dim                                    elements of a head that are rotated
     rope                                          the rotary embedding
     metadata, notes                               may be added to
-    skipped_prefixes, renamed_prefixes            as in `ModelSpec`; may be added to
+    skipped_prefixes, renamed_prefixes, stored_values  as in `ModelSpec`; may be added to
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class DecoderSpec:
         self.notes: list[str] = []
         self.skipped_prefixes: dict[str, str] = {}
         self.renamed_prefixes: dict[str, str] = {}
+        self.stored_values: dict[str, tuple[str, ...]] = {}
         self.hidden_size, self.vocab_size = config.integer("hidden_size"), config.integer("vocab_size")
         self.intermediate_size = config.integer((keys or {}).get("feed_forward_length", "intermediate_size"))
         self.n_layers = config.count("num_hidden_layers")
@@ -294,12 +295,15 @@ class DecoderSpec:
         *,
         norm_transform: Transform = unchanged,
         norm_bias: bool = False,
+        has_norm: bool = True,
+        head_bias: bool = False,
         tied: bool = False,
     ) -> ModelSpec:
         """The complete model: embedding, layers, output norm and output.
 
         layer: the tensors of every layer, or a function from a layer's number to its tensors. norm_transform, norm_bias: of the
-        output norm. tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
+        output norm; has_norm: whether it has weights. head_bias: the output has a bias. tied: whether the output shares the
+        embedding's weights if config.json has no tie_word_embeddings.
         """
         names = names or CheckpointNames()
         config, shape = self.config, (self.vocab_size, self.hidden_size)
@@ -315,7 +319,8 @@ class DecoderSpec:
         for i in range(self.n_layers):
             layer_tensors = layer if isinstance(layer, list) else layer(i)
             tensors += [tensor.spec(f"blk.{i}", names.layer.format(i)) for tensor in layer_tensors]
-        tensors.append(TensorSpec("output_norm.weight", (names.norm,), (self.hidden_size,), norm_transform))
+        if has_norm:
+            tensors.append(TensorSpec("output_norm.weight", (names.norm,), (self.hidden_size,), norm_transform))
         if norm_bias:
             bias = f"{names.norm.removesuffix('weight')}bias"
             tensors.append(TensorSpec("output_norm.bias", (bias,), (self.hidden_size,)))
@@ -324,6 +329,15 @@ class DecoderSpec:
             skipped_prefixes[names.head] = "output tied to the embeddings"
         else:
             tensors.append(TensorSpec("output.weight", (names.head,), shape))
+        if head_bias:
+            tensors.append(TensorSpec("output.bias", (f"{names.head.removesuffix('weight')}bias",), shape[:1]))
         return ModelSpec(
-            self.architecture, self.metadata, tensors, self.vocab_size, skipped_prefixes, self.notes, self.renamed_prefixes
+            self.architecture,
+            self.metadata,
+            tensors,
+            self.vocab_size,
+            skipped_prefixes,
+            self.notes,
+            self.renamed_prefixes,
+            self.stored_values,
         )

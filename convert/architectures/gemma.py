@@ -1,6 +1,6 @@
-"""Gemma 2 and 3: norms before and after every block that multiply by 1 + weight, local layers between global ones.
+"""Gemma 1 to 3: norms that multiply by 1 + weight, from Gemma 2 on also after every block, local layers between global ones.
 
-Both functions raise FormatError for settings that cannot be converted.
+All raise FormatError for settings that cannot be converted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from ..tensor_transforms import Transform, add_one
 from .decoder_spec import DecoderSpec, LayerTensor
 
 # Defaults of the models' own code, for what config.json may leave out; Gemma 3's multimodal checkpoints leave out most.
+GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256}
 GEMMA2_DEFAULTS = {"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0}
 GEMMA2_DEFAULTS |= {"final_logit_softcapping": 30.0, "sliding_window": 4096}
 GEMMA3_DEFAULTS = {
@@ -38,6 +39,24 @@ GEMMA3_RENAMED_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+
+
+def gemma(config: Config, mla_layout: str) -> ModelSpec:
+    """Gemma 1. Its GELU is the tanh form, whatever older files call it."""
+    config = config.with_defaults(GEMMA_DEFAULTS)
+    for key in ("hidden_act", "hidden_activation"):
+        if config.get(key) not in (None, "gelu", "gelu_pytorch_tanh"):
+            raise config.error(f"{key} is {config.get(key)!r:.60}: this activation cannot be converted, only GELU")
+    config.require("attention_bias", False, "biases in the attention")
+    config.require("use_bidirectional_attention", False, "attention to later tokens")
+    spec = DecoderSpec("gemma", config)
+    layer = [
+        spec.norm("attn_norm", "input_layernorm", transform=add_one),
+        *spec.attention(),
+        spec.norm("ffn_norm", "post_attention_layernorm", transform=add_one),
+        *spec.gated_mlp(),
+    ]
+    return spec.build(layer, norm_transform=add_one)
 
 
 def gemma2(config: Config, mla_layout: str) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Models with LayerNorm instead of RMSNorm: StarCoder 2, Nemotron, Command-R.
+"""Models with LayerNorm instead of RMSNorm: StarCoder 2, Nemotron, Command-R, Jais 2, Phi-3.5 MoE.
 
 All raise FormatError for settings that cannot be converted.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
+from ..rope import LONGROPE
 from ..tensor_transforms import add_one
 from .decoder_spec import DecoderSpec, LayerTensor, linear
+from .llama import MIXTRAL_EXPERTS
 
 EPSILON = "attention.layer_norm_epsilon"  # metadata key; its name in config.json differs
 COHERE_DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625}
@@ -51,6 +53,47 @@ def nemotron(config: Config, mla_layout: str) -> ModelSpec:
         *linear("ffn_down", "mlp.down_proj", (spec.hidden_size, spec.intermediate_size), bias=mlp_bias),
     ]
     return spec.build(layer, norm_transform=add_one, norm_bias=True)
+
+
+def jais2(config: Config, mla_layout: str) -> ModelSpec:
+    """Jais 2: biases everywhere, squared ReLU without a gate."""
+    config.require("hidden_act", "relu2", "this activation")
+    spec = DecoderSpec("jais2", config.with_defaults({"layer_norm_eps": 1e-5}), norm=(EPSILON, "layer_norm_eps"))
+    bias, mlp_bias = config.flag("attention_bias", True), config.flag("mlp_bias", True)
+    layer = [
+        *spec.layer_norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias),
+        *spec.layer_norm("ffn_norm", "post_attention_layernorm"),
+        *linear("ffn_up", "mlp.up_proj", (spec.intermediate_size, spec.hidden_size), bias=mlp_bias),
+        *linear("ffn_down", "mlp.down_proj", (spec.hidden_size, spec.intermediate_size), bias=mlp_bias),
+    ]
+    return spec.build(layer, norm_bias=True)
+
+
+def phimoe(config: Config, mla_layout: str) -> ModelSpec:
+    """Phi-3.5 MoE: two experts in each layer, chosen by SparseMixer (arXiv:2409.12136), LongRoPE with its own magnitude."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("num_experts_per_tok", 2, "a choice of other than two experts")
+    config = config.with_defaults({"rope_theta": 1e6})
+    settings = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(settings, dict) and settings.get("long_mscale") is not None:
+        if settings.get("short_mscale") != settings["long_mscale"]:
+            raise config.error("short_mscale and long_mscale of the rotary embedding differ, which cannot be converted")
+        key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        config = config.with_values({key: settings | {"attention_factor": settings["long_mscale"]}})
+    spec = DecoderSpec("phimoe", config, rope_scalings=LONGROPE)
+    spec.add_float32({"expert_router_jitter": config.number("router_jitter_noise", 0.01)})
+    window = config.get("sliding_window")
+    if window is not None and window < config.integer("max_position_embeddings"):
+        spec.add_sliding_window([True] * spec.n_layers)
+    n, bias = spec.add_expert_counts("num_local_experts"), config.flag("attention_bias", False)
+    layer = [
+        *spec.layer_norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias),
+        *spec.layer_norm("ffn_norm", "post_attention_layernorm"),
+        *spec.experts(n, spec.intermediate_size, MIXTRAL_EXPERTS, "block_sparse_moe.gate"),
+    ]
+    return spec.build(layer, norm_bias=True, head_bias=config.flag("lm_head_bias", False))
 
 
 def command_r(config: Config, mla_layout: str) -> ModelSpec:

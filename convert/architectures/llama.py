@@ -1,4 +1,4 @@
-"""Llama 2 and 3 and models with the same layers (TinyLlama, ...), Mistral with its window, Ministral 3, Mixtral."""
+"""Llama 2 and 3 and models with the same layers (TinyLlama, InternLM 3, ...), Mistral with its window, Ministral, Mixtral."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ def llama(config: Config, mla_layout: str) -> ModelSpec:
     return spec.build(_layer(spec, attention, spec.gated_mlp(bias=mlp_bias)))
 
 
+def internlm3(config: Config, mla_layout: str) -> ModelSpec:
+    """As `llama`; the published files have other keys for biases."""
+    return llama(config.with_defaults({"attention_bias": config.get("qkv_bias"), "mlp_bias": config.get("bias")}), mla_layout)
+
+
 def mistral(config: Config, mla_layout: str) -> ModelSpec:
-    """As `llama`; the attention of every layer is limited to `sliding_window` tokens, if that is set."""
+    """Mistral and Ministral: as `llama`; the attention of every layer, or of those that layer_types names, is limited to
+    `sliding_window` tokens, if that is set."""
     spec = _spec(config)
     _add_window(spec)
     return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))
@@ -73,6 +79,7 @@ def _layer(spec: DecoderSpec, attention: list[LayerTensor], feed_forward: list[L
 def _add_window(spec: DecoderSpec) -> None:
     size = spec.config.get("sliding_window")
     if size is not None:
-        spec.add_sliding_window([True] * spec.n_layers)
-        if size < spec.config.integer("max_position_embeddings"):
+        is_local = spec.local_layers(lambda i: True)
+        spec.add_sliding_window(is_local)
+        if any(is_local) and size < spec.config.integer("max_position_embeddings"):
             spec.notes.append(f"llama.cpp does not know of the sliding window of {size} tokens in this architecture")

@@ -1,4 +1,4 @@
-"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo 2 and 3, Phi 3 to 4, GLM-4-0414, Arcee.
+"""Dense models that differ from Llama in little: Granite 3, SmolLM 3, Seed-OSS, OLMo, Phi 3 to 4, GLM-4-0414, Arcee, Apertus.
 
 All raise FormatError for settings that cannot be converted.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..rope import LONGROPE
+from ..tensor_transforms import unchanged
 from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 # metadata key -> key of config.json
@@ -17,6 +18,7 @@ GRANITE_FACTORS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+OLMO_EPSILON = 1e-5  # in the model's own code
 SMOLLM3_PERIOD = 4  # every fourth layer has no rotary embedding; llama.cpp assumes that
 PHI3_SCALINGS = LONGROPE | {"yarn": "longrope"}  # the first published files call LongRoPE yarn
 
@@ -64,6 +66,17 @@ def seed_oss(config: Config, mla_layout: str) -> ModelSpec:
         *spec.gated_mlp(),
     ]
     return spec.build(layer)
+
+
+def olmo(config: Config, mla_layout: str) -> ModelSpec:
+    """OLMo 1: a Llama with layer norms that have no weights; queries, keys and values may be clamped."""
+    config.require("hidden_act", "silu", "this activation")
+    config.require("attention_bias", False, "biases in the attention")
+    config = config.with_values({"layer_norm_eps": OLMO_EPSILON})
+    spec = DecoderSpec("olmo", config, norm=("attention.layer_norm_epsilon", "layer_norm_eps"))
+    if config.get("clip_qkv") is not None:
+        spec.add_float32({"attention.clamp_kqv": config.number("clip_qkv", positive=True)})
+    return spec.build([*spec.attention(permute=True), *spec.gated_mlp()], has_norm=False)
 
 
 def olmo2(config: Config, mla_layout: str) -> ModelSpec:
@@ -155,3 +168,22 @@ def olmo3(config: Config, mla_layout: str) -> ModelSpec:
     spec = DecoderSpec("olmo2", config, rope=rope.with_defaults({"rope_theta": 500000.0}))
     spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % 4 != 0))
     return spec.build(_olmo2_layer(spec))
+
+
+def apertus(config: Config, mla_layout: str) -> ModelSpec:
+    """Apertus: normalised heads, a feed-forward block without a gate, whose activation xIELU (arXiv:2411.13010) has two numbers
+    for each layer, tensors in the checkpoint and metadata in the GGUF."""
+    config.require("hidden_act", "xielu", "this activation")
+    spec = DecoderSpec("apertus", config)
+    bias, rows, hidden_size = config.flag("attention_bias", False), spec.intermediate_size, spec.hidden_size
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        layers = range(spec.n_layers)
+        spec.stored_values[f"xielu.{name}"] = tuple(f"model.layers.{i}.mlp.act_fn.{name}" for i in layers)
+    layer = [
+        spec.norm("attn_norm", "attention_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias, head_norms=unchanged),
+        spec.norm("ffn_norm", "feedforward_layernorm"),
+        *linear("ffn_up", "mlp.up_proj", (rows, hidden_size)),
+        *linear("ffn_down", "mlp.down_proj", (hidden_size, rows)),
+    ]
+    return spec.build(layer)

@@ -1,4 +1,4 @@
-"""Mixtures of experts that differ from a dense family in little: Ling 2, OLMoE, EXAONE MoE, Granite MoE.
+"""Mixtures of experts that differ from a dense family in little: Ling 2, OLMoE, EXAONE MoE, Granite MoE, Hunyuan 3.
 
 All raise FormatError for settings that cannot be converted. Layers for multi-token prediction after the last one are left out.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..tensor_transforms import expert_half, expert_rows, unchanged
+from ..tensor_transforms import expert_half, expert_rows, select_rows, unchanged
 from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
 from .llama_variants import GRANITE_FACTORS
 from .mixtures import BAILING_NAMES
@@ -75,10 +75,7 @@ def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:
     """K-EXAONE: normalised heads, local layers, of which alone queries and keys are rotated; experts by sigmoid plus bias."""
     config.require("hidden_act", "silu", "this activation")
     spec = DecoderSpec("exaone-moe", config)
-    types = config.get("mlp_layer_types")
-    dense = types.count("dense") if isinstance(types, list) else config.integer("first_k_dense_replace", 1, minimum=0)
-    if isinstance(types, list) and types != ["dense"] * dense + ["sparse"] * (spec.n_layers - dense):
-        raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
+    dense = dense_prefix(config, spec.n_layers, default=1)
     period = config.integer("sliding_window_pattern", 4, minimum=0) if config.get("layer_types") is None else 0
     spec.add_sliding_window(spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0), default_period=4)
     rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 1)
@@ -96,13 +93,64 @@ def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
 
 
+def hy_v3(config: Config, mla_layout: str) -> ModelSpec:
+    """Hunyuan 3 (Hy3): normalised heads; experts by sigmoid plus bias, beside shared ones, after dense layers."""
+    for key, supported, what in (
+        ("hidden_act", "silu", "this activation"),
+        ("mlp_bias", False, "biases in the feed-forward block"),
+    ):
+        config.require(key, supported, what)
+    spec = DecoderSpec("hy_v3", config.with_defaults({"head_dim": 128, "rope_theta": 11158840.0}))
+    dense = dense_prefix(config, spec.n_layers, default=1)
+    rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 1)
+    n = spec.add_expert_counts("num_experts", rows, layers=spec.n_layers - dense)
+    spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * rows})
+    spec.add_uint32({"leading_dense_block_count": dense, "expert_gating_func": SIGMOID_GATING})
+    spec.add_float32({"expert_weights_scale": config.number("router_scaling_factor", 2.826, positive=True)})
+    spec.metadata["hy_v3.expert_weights_norm"] = True
+    spec.skip_prediction_layers(config.count("num_nextn_predict_layers", 0, minimum=0))
+    bias = config.flag("attention_bias", False)
+    attention = [
+        spec.norm("attn_norm", "input_layernorm"),
+        *spec.attention(bias=bias, output_bias=bias, head_norms=unchanged),
+        spec.norm("ffn_norm", "post_attention_layernorm"),
+    ]
+    routed = [
+        *spec.experts(n, rows, router="mlp.router.gate"),
+        LayerTensor("exp_probs_b", "mlp.expert_bias", (n,)),
+        *spec.gated_mlp("mlp.shared_mlp", shared * rows, "_shexp"),
+    ]
+    return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
+
+
+def dense_prefix(config: Config, layers: int, default: int) -> int:
+    """How many layers at the beginning have no experts, from mlp_layer_types or else first_k_dense_replace. Raises FormatError
+    for dense layers after sparse ones, and for more than there are."""
+    types = config.get("mlp_layer_types")
+    dense = types.count("dense") if isinstance(types, list) else config.integer("first_k_dense_replace", default, minimum=0)
+    if isinstance(types, list) and types != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
+    if dense > layers:
+        raise config.error(f"first_k_dense_replace is {dense}, of {layers} layers")
+    return dense
+
+
 def granitemoe(config: Config, mla_layout: str) -> ModelSpec:
-    """Granite 3 MoE: as Granite 3, with experts, the rows of whose gate and up are in one stack."""
+    """Granite 3 MoE: as Granite 3, with experts, the rows of whose gate and up are in one stack, and perhaps a shared one."""
     config.require("hidden_act", "silu", "this activation")
     spec = DecoderSpec("granitemoe", config)
     spec.add_float32({name: config.number(key, 1.0, positive=True) for name, key in GRANITE_FACTORS.items()})
     n, rows, hidden_size = spec.add_expert_counts("num_local_experts", layers=0), spec.intermediate_size, spec.hidden_size
     bias, experts = config.flag("attention_bias", False), "block_sparse_moe"
+    shared_rows, shared = config.integer("shared_intermediate_size", 0, minimum=0), []
+    if shared_rows:
+        spec.add_uint32({"expert_shared_feed_forward_length": shared_rows})
+        gate_up, shape = "shared_mlp.input_linear.weight", (2 * shared_rows, hidden_size)
+        shared = [
+            LayerTensor("ffn_gate_shexp.weight", gate_up, shape, select_rows(0, shared_rows)),
+            LayerTensor("ffn_up_shexp.weight", gate_up, shape, select_rows(shared_rows, shared_rows)),
+            LayerTensor("ffn_down_shexp.weight", "shared_mlp.output_linear.weight", (hidden_size, shared_rows)),
+        ]
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(permute=True, bias=bias, output_bias=bias),
@@ -111,6 +159,7 @@ def granitemoe(config: Config, mla_layout: str) -> ModelSpec:
         LayerTensor("ffn_gate_exps.weight", f"{experts}.input_linear.weight", (n, 2 * rows, hidden_size), expert_half(0)),
         LayerTensor("ffn_up_exps.weight", f"{experts}.input_linear.weight", (n, 2 * rows, hidden_size), expert_half(1)),
         LayerTensor("ffn_down_exps.weight", f"{experts}.output_linear.weight", (n, hidden_size, rows), expert_rows()),
+        *shared,
     ]
     return spec.build(layer, CheckpointNames())
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts with a router by sigmoid or softmax: GLM-4.5, dots.llm1, MiniMax M2, Ling.
+"""Mixtures of experts with a router by sigmoid or softmax: GLM-4.5, Solar Open, dots.llm1, MiniMax M2, Ling.
 
 All raise FormatError for settings that cannot be converted. Layers for multi-token prediction after the last one are left out.
 """
@@ -41,6 +41,13 @@ def glm4moe(config: Config, mla_layout: str) -> ModelSpec:
     ]
     routed = [*_biased_experts(spec, experts, rows), *_shared_experts(spec, rows * shared)]
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
+
+
+def solar_open(config: Config, mla_layout: str) -> ModelSpec:
+    """Solar Open: as GLM-4.5, under whose name llama.cpp has it, with experts in every layer and whole heads rotated."""
+    defaults = {"partial_rotary_factor": 1.0, "head_dim": 128, "rope_theta": 1e6, "use_qk_norm": False}
+    defaults |= {"intermediate_size": config.integer("moe_intermediate_size"), "first_k_dense_replace": 0}
+    return glm4moe(config.with_defaults(defaults), mla_layout)
 
 
 def dots1(config: Config, mla_layout: str) -> ModelSpec:

@@ -17,7 +17,7 @@ from ..model_spec import ModelSpec
 
 PAGE = "docs/adding/architecture.md"
 
-# name in config.json's `architectures` -> MODULE.FUNCTION of this folder
+# name in config.json's `architectures` -> MODULE.FUNCTION of this folder, or FOLDER.MODULE.FUNCTION
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama.llama",
     "MistralForCausalLM": "llama.mistral",
@@ -61,7 +61,23 @@ ARCHITECTURES = {
     "ExaoneMoeForCausalLM": "mixture_variants.exaone_moe",
     "ExaoneMoEForCausalLM": "mixture_variants.exaone_moe",
     "BailingMoeV2ForCausalLM": "mixture_variants.bailing2",
-    "InternLM3ForCausalLM": "llama.llama",
+    "InternLM3ForCausalLM": "llama.internlm3",
+    "MinistralForCausalLM": "llama.mistral",
+    "OlmoForCausalLM": "llama_variants.olmo",
+    "OLMoForCausalLM": "llama_variants.olmo",
+    "ApertusForCausalLM": "llama_variants.apertus",
+    "GemmaForCausalLM": "gemma.gemma",
+    "Jais2ForCausalLM": "layer_norm.jais2",
+    "PhimoeForCausalLM": "layer_norm.phimoe",
+    "PhiMoEForCausalLM": "layer_norm.phimoe",
+    "SolarOpenForCausalLM": "mixtures.solar_open",
+    "HYV3ForCausalLM": "mixture_variants.hy_v3",
+    "GraniteMoeSharedForCausalLM": "mixture_variants.granitemoe",
+    "Llama4ForCausalLM": "local_attention.llama4.llama4",
+    "LagunaForCausalLM": "local_attention.mixtures.laguna",
+    "MellumForCausalLM": "local_attention.mixtures.mellum",
+    "AfmoeForCausalLM": "local_attention.mixtures.afmoe",
+    "Cohere2MoeForCausalLM": "local_attention.mixtures.cohere2moe",
     "GraniteForCausalLM": "llama_variants.granite",
     "MiniCPM3ForCausalLM": "minicpm3.minicpm3",
     "MiniMaxM2ForCausalLM": "mixtures.minimax_m2",
@@ -77,6 +93,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen3next.qwen35moe",
     "Qwen3_5ForConditionalGeneration": "multimodal.text_model",
     "Qwen3_5MoeForConditionalGeneration": "multimodal.text_model",
+    "Llama4ForConditionalGeneration": "multimodal.text_model",
     "LlavaForConditionalGeneration": "multimodal.text_model",
     "LlavaNextForConditionalGeneration": "multimodal.text_model",
     "Mistral3ForConditionalGeneration": "multimodal.text_model",
@@ -108,12 +125,13 @@ TEXT_MODELS = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
 }
 
 
 def architecture_function(name: str) -> Callable[[Config, str], ModelSpec]:
     """The function (config, mla_layout) -> ModelSpec of a key of ARCHITECTURES; its module is imported now."""
-    module, function = ARCHITECTURES[name].split(".")
+    module, _, function = ARCHITECTURES[name].rpartition(".")
     return getattr(import_module(f".{module}", __package__), function)
 
 

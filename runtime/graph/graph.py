@@ -133,16 +133,16 @@ class GraphBuilder:
         bias = self.optional(f"{name}.bias", weight.shape) if kind == "layer" else None
         return self.append(ops.Norm(self.value(*x.shape), x, weight, epsilon, bias, kind, over))
 
-    def plain_norm(self, x: Value, epsilon: float) -> Value:
-        """The RMS norm of each row of the last axis, without weights."""
-        return self.append(ops.Norm(self.value(*x.shape), x, None, epsilon))
+    def plain_norm(self, x: Value, epsilon: float, kind: str = "rms") -> Value:
+        """The norm of each row of the last axis, without weights."""
+        return self.append(ops.Norm(self.value(*x.shape), x, None, epsilon, kind=kind))
 
     def rope(self, x: Value, rope: RotaryEmbedding, start: int = 0) -> Value:
         self._fit(start + rope.dims <= x.shape[-1], f"a rotation of {start}...{start + rope.dims} of {x.shape}")
         return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, layer: int, scale: float, **options) -> Value:
-        """options: window, softcap, sinks of `ops.Attention`."""
+        """options: window, softcap, sinks, chunked of `ops.Attention`."""
         if k is None or v is None:
             kept = {spec.name: spec for spec in self.cache if spec.layer == layer and isinstance(spec, CacheSpec)}
             fits = {"k", "v"} <= kept.keys() and q.shape[1] == kept["k"].width and q.shape[0] % kept["k"].heads == 0
@@ -203,6 +203,16 @@ class GraphBuilder:
     def activation(self, x: Value, function: str) -> Value:
         return self.append(ops.Activation(self.value(*x.shape), x, function))
 
+    def xielu(self, x: Value, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Value:
+        return self.append(ops.Xielu(self.value(*x.shape), x, alpha_p, alpha_n, beta, epsilon))
+
+    def clamp(self, x: Value, limit: float) -> Value:
+        return self.append(ops.Clamp(self.value(*x.shape), x, limit)) if limit else x
+
+    def softplus_gate(self, gate: Value, x: Value) -> Value:
+        self._fit(gate.shape[0] in (x.shape[0], prod(x.shape)), f"a gate of {gate.shape} for {x.shape}")
+        return self.append(ops.SoftplusGate(self.value(*x.shape), gate, x))
+
     def gated(self, gate: Value, up: Value, function: str, limit: float = 0.0) -> Value:
         self._fit(gate.shape == up.shape, f"a product of {gate.shape} and {up.shape}")
         return self.append(ops.GatedActivation(self.value(*gate.shape), gate, up, function, limit))
@@ -219,8 +229,11 @@ class GraphBuilder:
         bias = self.optional(f"{name}.bias", (rows, experts))
         return self.append(ops.ExpertLinear(self.value(*routing.shape, rows), x, routing, weight, bias))
 
-    def combine(self, x: Value, routing: RoutingValue) -> Value:
-        return self.append(ops.CombineExperts(self.value(*x.shape[1:]), x, routing))
+    def scale_by_routing(self, x: Value, routing: RoutingValue) -> Value:
+        return self.append(ops.ScaleByRouting(self.value(*routing.shape, *x.shape), x, routing))
+
+    def combine(self, x: Value, routing: RoutingValue, weighted: bool = True) -> Value:
+        return self.append(ops.CombineExperts(self.value(*x.shape[1:]), x, routing, weighted))
 
     def sigmoid_gate(self, x: Value, y: Value, name: str) -> Value:
         return self.append(ops.SigmoidGate(self.value(*y.shape), x, y, self.weight(f"{name}.weight", x.shape)))

@@ -109,6 +109,7 @@ class Attention(Op):
 
     scale    factor of the scores
     window   positions that a query sees, its own included; 0: all
+    chunked  positions are in chunks of `window`, and a query sees those of its own chunk (Llama 4)
     softcap  scores become softcap * tanh(score / softcap); 0: not
     sinks    a logit per head that takes part in the softmax and has no value (gpt-oss)
     """
@@ -121,6 +122,7 @@ class Attention(Op):
     window: int = 0
     softcap: float = 0.0
     sinks: Weight | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,33 @@ class Activation(Op):
 
 
 @dataclass(frozen=True)
+class Xielu(Op):
+    """xIELU (arXiv:2411.13010): alpha_p x^2 + beta x for x above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x."""
+
+    x: Value
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Clamp(Op):
+    """x limited to -limit ... limit."""
+
+    x: Value
+    limit: float
+
+
+@dataclass(frozen=True)
+class SoftplusGate(Op):
+    """x times ln(1 + e^gate): x (heads, width), and gate (heads,), a factor for each head, or (heads * width,) (Laguna)."""
+
+    gate: Value
+    x: Value
+
+
+@dataclass(frozen=True)
 class GatedActivation(Op):
     """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) *
     swish(gate))."""
@@ -249,7 +278,9 @@ class GatedActivation(Op):
 class Route(Op):
     """Chooses each token's experts from the router's logits, best first; of equals the lower number.
 
-    gating               'softmax' or 'sigmoid' of the logits are the scores
+    gating               'softmax' or 'sigmoid' of the logits are the scores; 'sparse_mixer' (arXiv:2409.12136): of two experts,
+                         a weight is the softmax over the logits, of those not chosen before, that are at most 2 * jitter
+                         below the largest, relative to the larger of this and their magnitude
     bias                 added to the scores for the choice only (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)
     groups, groups_used  experts come in `groups` equal runs; only those of the best `groups_used` can be chosen. A group counts
                          by its best score (softmax) or by the sum of its best two (sigmoid)
@@ -265,6 +296,15 @@ class Route(Op):
     groups_used: int = 1
     normalise: bool = False
     scale: float = 1.0
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class ScaleByRouting(Op):
+    """x (columns,) -> (used, columns): x times the weight of each of a token's experts (Llama 4 weighs experts' inputs)."""
+
+    x: Value
+    routing: RoutingValue
 
 
 @dataclass(frozen=True)
@@ -282,10 +322,11 @@ class ExpertLinear(Op):
 
 @dataclass(frozen=True)
 class CombineExperts(Op):
-    """The sum of the experts' results (used, size), each times its weight -> (size,)."""
+    """The sum of the experts' results (used, size), each times its weight -> (size,). weighted: else all weights count as 1."""
 
     x: Value
     routing: RoutingValue
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
@@ -332,6 +373,7 @@ class SoftCap(Op):
 
 OPS: tuple[type[Op], ...] = (
     *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, SelectKeys),
-    *(ShortConvolution, GatedDeltaRule, Activation, GatedActivation, Route, ExpertLinear, CombineExperts, SigmoidGate),
+    *(ShortConvolution, GatedDeltaRule, Activation, Xielu, Clamp, SoftplusGate, GatedActivation),
+    *(Route, ScaleByRouting, ExpertLinear, CombineExperts, SigmoidGate),
     *(Add, Scale, ScaleByPosition, SoftCap),
 )

@@ -44,15 +44,22 @@ def grouped_attention(
     window: int = 0,
     softcap: float = 0.0,
     temperature: Temperature | None = None,
+    chunked: bool = False,
+    plain_head_norms: bool = False,
+    clamp: float = 0.0,
+    gate_function: str = "sigmoid",
 ) -> Value:
-    """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm and attn_sinks where the
-    model has them. Where attn_q has twice the rows, each head's queries are followed by as many numbers whose sigmoid its
-    result is multiplied with (Qwen3-Next).
+    """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm, attn_sinks and attn_gate
+    (factors of heads, or of all their numbers) where the model has them. Where attn_q has twice the rows, each head's queries
+    are followed by as many numbers whose sigmoid its result is multiplied with (Qwen3-Next).
 
     rope             None: no rotation in this layer
     norm_after_rope  queries and keys are normalised after their rotation instead of before
-    window, softcap  as in `ops.Attention`
+    window, softcap, chunked  as in `ops.Attention`
     temperature      of the queries
+    plain_head_norms  queries and keys are normalised without weights after their rotation
+    clamp            limit of queries, keys and values; 0: none
+    gate_function    of attn_gate: 'sigmoid' or 'softplus'
     """
     prefix = f"blk.{layer}.attn_"
     shapes = {"q": (heads.n, heads.k_width), "k": (heads.n_kv, heads.k_width), "v": (heads.n_kv, heads.v_width)}
@@ -64,6 +71,7 @@ def grouped_attention(
         if graph.shape(f"{prefix}q.weight")[-1] == 2 * sizes[0]:
             shapes["q"] = (heads.n, 2 * heads.k_width)
         projected = [graph.linear(x, prefix + part, prod(shape)) for part, shape in shapes.items()]
+    projected = [graph.clamp(part, clamp) for part in projected]
     q, k, v = (graph.reshape(part, *shape) for part, shape in zip(projected, shapes.values(), strict=True))
     if q.shape[1] == 2 * heads.k_width:
         q, gate = graph.split(q, heads.k_width, heads.k_width)
@@ -74,14 +82,24 @@ def grouped_attention(
             heads = _head_norm(graph, heads, f"{prefix}{part}_norm", epsilon)
         if rope is not None:
             heads = graph.rope(heads, rope)
+        if plain_head_norms:
+            heads = graph.plain_norm(heads, epsilon)
         return _head_norm(graph, heads, f"{prefix}{part}_norm", epsilon) if norm_after_rope else heads
 
     sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
     q, k = graph.scale_by_position(positioned("q", q), temperature), positioned("k", k)
-    out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks)
+    out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks, chunked=chunked)
     if gate is not None:
         out = graph.gated(gate, out, "sigmoid")
+    if f"{prefix}gate.weight" in graph:
+        out = _gated_output(graph, graph.linear(x, f"{prefix}gate", graph.shape(f"{prefix}gate.weight")[1]), out, gate_function)
     return graph.linear(out, f"{prefix}output", x.shape[0])
+
+
+def _gated_output(graph: GraphBuilder, gate: Value, out: Value, function: str) -> Value:
+    if function == "softplus":
+        return graph.softplus_gate(gate, out)
+    return graph.gated(graph.reshape(gate, *out.shape), out, function)
 
 
 def _head_norm(graph: GraphBuilder, x: Value, name: str, epsilon: float) -> Value:
@@ -93,7 +111,7 @@ def _head_norm(graph: GraphBuilder, x: Value, name: str, epsilon: float) -> Valu
     return graph.norm(x, name, epsilon, kind="layer" if has_own_weights else "rms")
 
 
-def temperature_of(hparams: HParams) -> Temperature | None:
+def temperature_of(hparams: HParams, offset: int = 0) -> Temperature | None:
     """By which queries are scaled; None where the metadata has no attention.temperature_scale.
 
     Raises FormatError without a length: that of the key attention.temperature_length, or else the original context's."""
@@ -102,4 +120,4 @@ def temperature_of(hparams: HParams) -> Temperature | None:
         return None
     has_length = hparams.int("attention.temperature_length", 0) > 0
     key = "attention.temperature_length" if has_length else "rope.scaling.original_context_length"
-    return Temperature(scale, hparams.size(key))
+    return Temperature(scale, hparams.size(key), offset)

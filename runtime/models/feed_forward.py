@@ -6,6 +6,9 @@ those of DeepSeek-V2 (arXiv:2405.04434, section 2.2) and V3 (arXiv:2412.19437, s
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from ...formats import FormatError, PlanError
 from ..graph import GraphBuilder, Value
 from ..graph.values import RoutingValue
@@ -16,26 +19,43 @@ GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations
 
 
-def feed_forward(
-    graph: GraphBuilder, hparams: HParams, layer: int, x: Value, activation: str = "silu", ungated: str = "gelu"
-) -> Value:
+@dataclass(frozen=True)
+class FeedForward:
+    """What neither tensors nor metadata say: see `variants.Variant`, whose fields these are."""
+
+    activation: str = "silu"
+    ungated: str = "gelu"
+    gating: str = ""
+    shared_average: bool = False
+    weigh_inputs: bool = False
+
+
+def feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward | None = None) -> Value:
     """Experts where the layer has a router (ffn_gate_inp), else a dense block: gated where it has a gate (ffn_gate or, as in
     Phi 3, the first half of ffn_up), else with the activation `ungated`.
 
     Raises FormatError for missing keys and tensors of a wrong shape, PlanError for a gating function that is not known.
     """
-    prefix = f"blk.{layer}.ffn_"
+    block, prefix = block or FeedForward(), f"blk.{layer}.ffn_"
     if f"{prefix}gate_inp.weight" in graph:
-        return _experts(graph, hparams, layer, x, activation)
-    n_ff = hparams.of_layer("feed_forward_length", layer)
+        return _experts(graph, hparams, layer, x, block)
+    activation, n_ff = block.activation, hparams.of_layer("feed_forward_length", layer)
     if f"{prefix}gate.weight" in graph or f"{prefix}up.weight" not in graph:
         return _gated(graph, x, prefix, "", n_ff, activation)
     if graph.shape(f"{prefix}up.weight")[-1] == 2 * n_ff:
         gate, up = graph.split(graph.linear(x, f"{prefix}up", 2 * n_ff), n_ff, n_ff)
         inner = _activated(graph, gate, up, activation)
     else:
-        inner = graph.activation(graph.linear(x, f"{prefix}up", n_ff), ungated)
+        inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up", n_ff), block.ungated)
     return graph.linear(inner, f"{prefix}down", x.shape[0])
+
+
+def _ungated(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, function: str) -> Value:
+    if function != "xielu":
+        return graph.activation(x, function)
+    alpha_p, alpha_n, beta, epsilon = (hparams.shared_float(f"xielu.{k}", layer) for k in ("alpha_p", "alpha_n", "beta", "eps"))
+    # Stored are numbers whose softplus is alpha_p, and alpha_n - beta.
+    return graph.xielu(x, math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n)), beta, epsilon)
 
 
 def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, activation: str) -> Value:
@@ -48,22 +68,29 @@ def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str) -> 
     return graph.gated(gate, up, activation, SWISH_LIMIT if activation == "clamped_swish" else 0.0)
 
 
-def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, activation: str) -> Value:
+def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value:
     """The routed experts' results, added to those of the shared expert, if there is one."""
     prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
     n_ff = hparams.int("expert_feed_forward_length", hparams.int("feed_forward_length", 0))
-    routing = _route(graph, hparams, layer, x, n_expert)
+    activation, n_embd = block.activation, x.shape[0]
+    routing = _route(graph, hparams, layer, x, n_expert, block.gating)
     shared = _shared_expert(graph, prefix, x, activation)
+    if block.weigh_inputs:
+        x = graph.scale_by_routing(x, routing)
     gate, up = (graph.expert_linear(x, routing, f"{prefix}{part}_exps", n_ff, n_expert) for part in ("gate", "up"))
     inner = _activated(graph, gate, up, activation)
-    routed = graph.combine(graph.expert_linear(inner, routing, f"{prefix}down_exps", x.shape[0], n_expert), routing)
-    return routed if shared is None else graph.add(shared, routed)
+    out = graph.expert_linear(inner, routing, f"{prefix}down_exps", n_embd, n_expert)
+    routed = graph.combine(out, routing, not block.weigh_inputs)
+    if shared is None:
+        return routed
+    both = graph.add(shared, routed)
+    return graph.scale(both, 0.5) if block.shared_average else both
 
 
-def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int) -> RoutingValue:
-    gating = hparams.int("expert_gating_func", 0) or SOFTMAX
-    if gating not in GATINGS:
-        raise PlanError(f"{hparams.path}: expert gating function {gating} is not supported (1 softmax, 2 sigmoid)")
+def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int, gating: str) -> RoutingValue:
+    number = hparams.int("expert_gating_func", 0) or SOFTMAX
+    if number not in GATINGS:
+        raise PlanError(f"{hparams.path}: expert gating function {number} is not supported (1 softmax, 2 sigmoid)")
     used = hparams.size("expert_used_count", maximum=n_expert)
     groups, groups_used = (hparams.size(f"expert_group_{key}", 0, 0, n_expert) or 1 for key in ("count", "used_count"))
     groups_used = 1 if groups == 1 else groups_used  # some files of models without groups say otherwise
@@ -72,18 +99,20 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
             f"{hparams.path}: {used} experts cannot be chosen from {groups_used} of {groups} equal groups of {n_expert} experts"
         )
     logits = graph.linear(x, f"blk.{layer}.ffn_gate_inp", n_expert)
+    logits = graph.softcap(logits, hparams.float("router_logit_softcapping", 0.0))
     # The first files of DeepSeek-V3 have it without a suffix.
     names = (f"blk.{layer}.exp_probs_b.bias", f"blk.{layer}.exp_probs_b")
     bias = next((graph.weight(name, (n_expert,)) for name in names if name in graph), None)
     return graph.route(
         logits,
         used,
-        gating=GATINGS[gating],
+        gating=gating or GATINGS[number],
         bias=bias,
         groups=groups,
         groups_used=groups_used,
         normalise=hparams.flag("expert_weights_norm"),
         scale=hparams.float("expert_weights_scale", 0.0) or 1.0,
+        jitter=hparams.float("expert_router_jitter", 0.0),
     )
 
 

@@ -6,7 +6,7 @@ from ...formats import PlanError, TensorSource
 from ..graph import Graph, GraphBuilder, Value
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
-from .feed_forward import feed_forward
+from .feed_forward import FeedForward, feed_forward
 from .rotary import frequency_factors, plain_frequencies
 
 ACTIVATION = "gelu"
@@ -46,7 +46,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         )
         x = graph.add(x, graph.norm(attended, f"{prefix}post_attention_norm", epsilon))
         h = graph.norm(x, f"{prefix}ffn_norm", epsilon)
-        fed_forward = feed_forward(graph, hparams, layer, h, ACTIVATION)
+        fed_forward = feed_forward(graph, hparams, layer, h, FeedForward(ACTIVATION))
         x = graph.add(x, graph.norm(fed_forward, f"{prefix}post_ffw_norm", epsilon))
         if per_layer:
             gate = graph.linear(x, f"{prefix}inp_gate", per_layer[layer].shape[0])

@@ -12,7 +12,7 @@ from ..graph import Graph, GraphBuilder, Value
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
 from .attention import Heads, grouped_attention, temperature_of
-from .feed_forward import feed_forward
+from .feed_forward import FeedForward, feed_forward
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding, rotated_dims
 from .variants import VARIANTS, Variant
 
@@ -22,16 +22,23 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     variant = VARIANTS[hparams.architecture]
     hparams = hparams.with_defaults(variant.defaults)
     graph, heads, n_embd = GraphBuilder(source), Heads.of(hparams), hparams.size("embedding_length")
-    norm_kind = "layer" if "attention.layer_norm_epsilon" in hparams else "rms"
-    epsilon = hparams.float(f"attention.layer_norm_{'' if norm_kind == 'layer' else 'rms_'}epsilon")
+    has_layer_epsilon = "attention.layer_norm_epsilon" in hparams
+    norm_kind = variant.norm or ("layer" if has_layer_epsilon else "rms")
+    epsilon = hparams.float(f"attention.layer_norm_{'' if has_layer_epsilon else 'rms_'}epsilon")
     scale = hparams.float("attention.scale", 0.0) or variant.attention_scale(hparams, heads.k_width)
     softcap = hparams.float("attn_logit_softcapping", 0.0)
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
-    temperature, value_scale = temperature_of(hparams), hparams.float("attention.value_scale", 0.0) or 1.0
-    windows = _windows(hparams)
+    temperature, value_scale = (
+        temperature_of(hparams, variant.temperature_offset or 0),
+        hparams.float("attention.value_scale", 0.0) or 1.0,
+    )
+    windows, clamp = _windows(hparams), hparams.float("attention.clamp_kqv", 0.0)
+    block = FeedForward(variant.activation, variant.ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
     def norm(x: Value, name: str) -> Value:
+        if not variant.norm_weights:
+            return graph.plain_norm(x, epsilon, norm_kind)
         return graph.norm(x, name, epsilon, kind=norm_kind)
 
     def optional_norm(x: Value, name: str) -> Value:
@@ -39,7 +46,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
 
     x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or variant.embedding_scale(n_embd))
     for layer, window in enumerate(windows):
-        prefix, rotates = f"blk.{layer}.", variant.rotates(layer, window > 0, any(windows))
+        prefix, rotates = f"blk.{layer}.", variant.rotates(hparams, layer, window > 0, any(windows))
         h = norm(x, f"{prefix}attn_norm") if variant.pre_norm else x
         attended = grouped_attention(
             graph,
@@ -52,7 +59,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             norm_after_rope=variant.norm_after_rope,
             window=window,
             softcap=softcap,
-            temperature=temperature,
+            temperature=None if rotates and variant.temperature_offset is not None else temperature,
+            chunked=variant.chunked and window > 0,
+            plain_head_norms=rotates and variant.head_norms(hparams),
+            clamp=clamp,
+            gate_function=variant.attention_gate,
         )
         attended = graph.scale(attended, value_scale)
         if variant.ffn_norm != "post_attention_norm":
@@ -60,7 +71,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         x = graph.add(x, attended, residual_scale)
         if not variant.parallel:
             h = norm(x, prefix + variant.ffn_norm) if variant.pre_norm else x
-        fed_forward = feed_forward(graph, hparams, layer, h, variant.activation, variant.ungated)
+        fed_forward = feed_forward(graph, hparams, layer, h, block)
         x = graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm"), residual_scale)
         graph.end_layer(x)
 
@@ -89,5 +100,7 @@ def _rotary_embeddings(
     rope = rotary_embedding(hparams, dims, variant.interleaved, frequency_factors(graph, hparams, dims, n_ctx))
     if not variant.local_rope:
         return rope, rope
-    frequencies = plain_frequencies(hparams.positive("rope.freq_base_swa", hparams.float("rope.freq_base", 10000.0)), dims)
+    local_dims = hparams.size("rope.dimension_count_swa", dims, 2, width)
+    base = hparams.positive("rope.freq_base_swa", hparams.float("rope.freq_base", 10000.0))
+    frequencies = plain_frequencies(base, local_dims)
     return rope, RotaryEmbedding(frequencies, interleaved=variant.interleaved)

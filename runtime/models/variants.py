@@ -25,17 +25,30 @@ def _scale_of_largest(layers: int) -> Callable[[HParams, int], float]:
     return scale
 
 
-def _every_layer(layer: int, local: bool, windows: bool) -> bool:
+def _every_layer(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
     return True
 
 
-def _only_local(layer: int, local: bool, windows: bool) -> bool:
+def _only_local(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
     """In a model with windows, layers without one have no positions (Cohere 2, EXAONE 4)."""
     return local or not windows
 
 
-def _three_of_four(layer: int, local: bool, windows: bool) -> bool:
+def _local_or_dense(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
+    return local or layer < hparams.size("leading_dense_block_count", 0, 0)
+
+
+def _three_of_four(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
     return (layer + 1) % 4 != 0
+
+
+def _three_of_four_if_chunked(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
+    """Llama 4; its small relatives without chunks rotate in all layers."""
+    return (layer + 1) % 4 != 0 or not windows
+
+
+def _but_of_128_experts(hparams: HParams) -> bool:
+    return hparams.int("expert_count") != 128
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,17 @@ class Variant:
     pre_norm           there are norms before both blocks; else only after them
     norm_after_rope    queries and keys are normalised after their rotation instead of before
     parallel           attention and feed-forward block see the same input, normalised once (attn_norm)
-    rotates            (layer, whether it has a window, whether any layer has) -> whether it rotates queries and keys
+    rotates            (hparams, layer, whether it has a window, whether any layer has) -> whether it rotates queries and keys
     divide_logits      logits are divided by logit_scale instead of multiplied
+    norm               'rms' or 'layer'; None: what the metadata has an epsilon of
+    norm_weights       norms have weights
+    attention_gate     function of attn_gate, with which the attention's result is multiplied: 'sigmoid' or 'softplus'
+    gating             of a router, where expert_gating_func does not say: 'sparse_mixer'
+    chunked            layers with a window attend within chunks of its size
+    head_norms         hparams -> whether rotated queries and keys are normalised without weights
+    temperature_offset  of positions, by which only queries that are not rotated are scaled; None: all are, without offset
+    weigh_inputs       an expert's weight multiplies its input instead of its result
+    shared_average     the result of routed and shared experts is their mean instead of their sum
     """
 
     interleaved: bool = False
@@ -68,8 +90,17 @@ class Variant:
     pre_norm: bool = True
     norm_after_rope: bool = False
     parallel: bool = False
-    rotates: Callable[[int, bool, bool], bool] = _every_layer
+    rotates: Callable[[HParams, int, bool, bool], bool] = _every_layer
     divide_logits: bool = False
+    norm: str | None = None
+    norm_weights: bool = True
+    attention_gate: str = "sigmoid"
+    gating: str = ""
+    chunked: bool = False
+    head_norms: Callable[[HParams], bool] = lambda hparams: False
+    temperature_offset: int | None = None
+    weigh_inputs: bool = False
+    shared_average: bool = False
 
 
 NORMALISED = {"expert_weights_norm": True}
@@ -79,6 +110,11 @@ GEMMA2 |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA3 = {"attention.sliding_window_pattern": 6, "rope.freq_base_swa": 10000.0}
 COHERE2 = EXAONE4 = {"attention.sliding_window_pattern": 4}
 GPT_OSS = NORMALISED | {"attention.sliding_window_pattern": 2, "rope.scaling.yarn_truncate": False}
+
+LLAMA4 = SIGMOID_ROUTER | {"attention.sliding_window": 8192, "attention.sliding_window_pattern": 4}
+LLAMA4 |= {"attention.temperature_scale": 0.1, "attention.temperature_length": 8192}
+AFMOE = COHERE2 | NORMALISED | SIGMOID_ROUTER
+COHERE2_MOE = Variant(interleaved=True, parallel=True, defaults=SIGMOID_ROUTER, rotates=_local_or_dense, shared_average=True)
 
 # general.architecture -> how it differs
 VARIANTS = {
@@ -121,4 +157,23 @@ VARIANTS = {
     "granitemoe": Variant(interleaved=True, defaults=NORMALISED, divide_logits=True),
     "exaone-moe": Variant(defaults=EXAONE4 | SIGMOID_ROUTER, rotates=_only_local),
     "dots1": Variant(defaults=SIGMOID_ROUTER),
+    "llama4": Variant(
+        interleaved=True,
+        defaults=LLAMA4,
+        rotates=_three_of_four_if_chunked,
+        chunked=True,
+        head_norms=_but_of_128_experts,
+        temperature_offset=1,
+        weigh_inputs=True,
+    ),
+    "gemma": Variant(activation="gelu", embedding_scale=math.sqrt),
+    "olmo": Variant(interleaved=True, norm_weights=False),
+    "apertus": Variant(ungated="xielu"),
+    "jais2": Variant(ungated="squared_relu"),
+    "phimoe": Variant(norm="layer", gating="sparse_mixer", defaults={"expert_router_jitter": 0.01}),
+    "hy_v3": Variant(defaults=NORMALISED | SIGMOID_ROUTER),
+    "laguna": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, attention_gate="softplus"),
+    "mellum": Variant(defaults=NORMALISED | COHERE2, local_rope=True),
+    "afmoe": Variant(defaults=AFMOE, embedding_scale=math.sqrt, rotates=_only_local),
+    **dict.fromkeys(("cohere2moe", "cohere2_moe"), COHERE2_MOE),
 }

@@ -39,7 +39,7 @@ def randomise(model):
             noise = torch.randn(tensor.shape, generator=generator)
             if "bias" in name:
                 tensor.copy_(0.2 * noise)
-            elif tensor.dim() == 1:
+            elif tensor.dim() <= 1:
                 tensor.copy_(tensor.mean() + 0.2 * noise)  # around 1, or 0 where 1 + weight is what counts
             else:
                 tensor.copy_(noise / math.sqrt(tensor.shape[-1]))

@@ -41,6 +41,11 @@ NAMES = {
     "experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
     "experts.down_proj": ["ffn_down_exps"],
     "mlp.gate_up_proj": ["ffn_up"],
+    "feed_forward.gate_proj": ["ffn_gate"],
+    "feed_forward.up_proj": ["ffn_up"],
+    "feed_forward.down_proj": ["ffn_down"],
+    "self_attn.gate_proj": ["attn_gate"],
+    "self_attn.g_proj": ["attn_gate"],
     "mlp.c_fc": ["ffn_up"],
     "mlp.c_proj": ["ffn_down"],
     "indexer.wq_b": ["indexer.attn_q_b"],
@@ -58,8 +63,18 @@ NAMES = {
     "per_layer_model_projection": ["per_layer_model_proj"],
     "lm_head": ["output"],
 }
-ROUTERS = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "mlp.gate.wg", "mlp.gate.gate", "block_sparse_moe.router")
-SHARED = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+ROUTERS = (
+    "router.gate",
+    "feed_forward.router",
+    "mlp.gate",
+    "mlp.router",
+    "block_sparse_moe.gate",
+    "mlp.gate.wg",
+    "mlp.gate.gate",
+    "block_sparse_moe.router",
+)
+SHARED = {"gate_proj": ["ffn_gate_shexp"], "up_proj": ["ffn_up_shexp"], "down_proj": ["ffn_down_shexp"]}
+SHARED |= {"input_linear": ["ffn_gate_shexp", "ffn_up_shexp"], "output_linear": ["ffn_down_shexp"]}
 
 
 def gguf_names(name):
@@ -68,7 +83,7 @@ def gguf_names(name):
     layer = re.search(r"layers\.(\d+)\.", name)
     prefix = f"blk.{layer[1]}." if layer else ""
     if "shared_expert" in name or "shared_mlp" in name:
-        tensors = [SHARED[end] for end in SHARED if name.endswith(end)]  # not the gate of a shared expert, a vector
+        tensors = next((SHARED[end] for end in SHARED if name.endswith(end)), [])  # not the gate of a shared expert, a vector
     elif name.endswith(ROUTERS):
         tensors = ["ffn_gate_inp"]
     else:
@@ -92,13 +107,17 @@ class InputRecorder:
             self._keys[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
 
     def record(self, x, weight):
+        if x.dim() == weight.dim() == 3:  # of all experts, whatever they have no weight for being 0
+            for expert, rows in enumerate(x):
+                self.record(rows[rows.any(dim=1)], weight[expert])
+            return
         key = self._keys.get(weight.data_ptr())
         if key is not None:
             self.inputs.setdefault(key, []).append(x.detach().reshape(-1, x.shape[-1]).double().numpy())
 
     def mode(self):
         torch, recorder = self.torch, self
-        products = {torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm}
+        products = {torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm, torch.bmm}
 
         class Mode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):

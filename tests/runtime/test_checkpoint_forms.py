@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, oracle, randomise
 from model_cases import CASES
-from model_cases.common import COMMON, LLAMA3, PLAIN
+from model_cases.common import COMMON, DYNAMIC, LLAMA3, PLAIN
 from model_cases.decoders import ERNIE_MOE, GLM, LONG, TEXT, VISION, WHOLE
 
 from ggufmill.convert import open_source
@@ -44,6 +44,22 @@ def test_exaone_is_a_llama_under_other_names(tmp_path, write_checkpoint):
     config |= {"architectures": ["ExaoneForCausalLM"], "num_layers": 3, "layer_norm_epsilon": 1e-5, "rope_theta": 500000.0}
     config |= {"activation_function": "silu", "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     model = load_model(open_source(write_checkpoint(tmp_path / "exaone", config, renamed)), **EXACT)
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+
+
+def test_internlm3_is_a_llama(tmp_path, write_checkpoint):
+    """transformers has no class of its own for it. Biases have other keys in the published files than transformers writes."""
+    torch, transformers = oracle()
+    options = COMMON | {"head_dim": 24, "attention_bias": True, "mlp_bias": True, "rope_parameters": DYNAMIC}
+    reference = transformers.AutoModelForCausalLM.from_config(transformers.InternLM3Config(**options))
+    reference = randomise(reference)
+    tokens = np.random.default_rng(5).integers(3, COMMON["vocab_size"], LENGTH)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens[None])).logits[0].numpy()
+    config = COMMON | {"architectures": ["InternLM3ForCausalLM"], "head_dim": 24, "qkv_bias": True, "bias": True}
+    config |= {"rope_theta": DYNAMIC["rope_theta"], "rope_scaling": {"rope_type": "dynamic", "factor": DYNAMIC["factor"]}}
+    tensors = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    model = load_model(open_source(write_checkpoint(tmp_path / "internlm", config, tensors)), **EXACT)
     assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
 
 

@@ -84,7 +84,8 @@ def test_every_architecture_is_tried():
     others |= {"Ernie4_5_ForCausalLM"}  # another spelling of Ernie4_5ForCausalLM
     others |= {name for name in ARCHITECTURES if name.endswith("TextModel")}  # in test_multimodal
     others |= {"BailingMoeV2ForCausalLM", "ExaoneMoEForCausalLM"}  # below, and another spelling of ExaoneMoeForCausalLM
-    others |= {"InternLM3ForCausalLM"}  # a Llama: transformers has its config only
+    others |= {"InternLM3ForCausalLM"}  # a Llama, whose class transformers takes: below
+    others |= {"PhiMoEForCausalLM", "OLMoForCausalLM"}  # other spellings
     assert set(ARCHITECTURES) - tried == others
     assert len(RUNNABLE) >= 8
 

@@ -20,13 +20,18 @@ KIMI_TEXT |= {"rms_norm_eps": 1e-6, "rope_parameters": PLAIN}
 KIMI_VISION = {"patch_size": 8, "pos_emb_height": 4, "pos_emb_width": 4, "num_attention_heads": 2, "num_hidden_layers": 1}
 KIMI_VISION |= {"hidden_size": 16, "intermediate_size": 16}
 
+LLAMA4_TEXT = COMMON | {"head_dim": 24, "intermediate_size_mlp": 80, "num_local_experts": 4, "interleave_moe_layer_step": 2}
+LLAMA4_VISION = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+LLAMA4_VISION |= {"patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+
 # class of transformers -> its text and vision config
 MODELS = {
     "Qwen3VL": (QWEN_TEXT, QWEN_VISION),
     "Qwen3VLMoe": (QWEN_TEXT, QWEN_VISION),
     "Kimi_K25": (KIMI_TEXT, KIMI_VISION),
+    "Llama4": (LLAMA4_TEXT, LLAMA4_VISION),
 }
-ARCHITECTURES = {"Qwen3VL": "qwen3vl", "Qwen3VLMoe": "qwen3vlmoe", "Kimi_K25": "deepseek2"}
+ARCHITECTURES = {"Qwen3VL": "qwen3vl", "Qwen3VLMoe": "qwen3vlmoe", "Kimi_K25": "deepseek2", "Llama4": "llama4"}
 
 
 @pytest.fixture(params=MODELS)

@@ -20,7 +20,7 @@ class AttentionParams:
     """Options of an attention op.
 
     scale     multiplies q k^T
-    window    a query attends to the last so many tokens, its own included; 0: to all
+    window    a query attends to the last so many tokens, its own included; 0: to all; -n: to those of its chunk of n
     softcap   scores become softcap * tanh(score / softcap); 0: they stay (Gemma 2, arXiv:2408.00118, section 2)
     sinks     float32 [heads] or None: one more score per head, which counts in the softmax's sum and has no value
     """
@@ -29,6 +29,13 @@ class AttentionParams:
     window: int = 0
     softcap: float = 0.0
     sinks: np.ndarray | None = None
+
+
+def first_key(position: int, window: int) -> int:
+    """The first position that a query sees; window: as in `AttentionParams`."""
+    if window < 0:
+        return position // -window * -window
+    return max(0, position + 1 - window) if window else 0
 
 
 def causal_attention(
@@ -58,7 +65,7 @@ def causal_attention(
         stop = min(start + block, n)
         key_stop = past + stop
         # Products are summed by COLUMN_TILE keys: for the same sums in every block of queries, keys begin at a multiple of it.
-        first = max(0, past + start + 1 - window) // COLUMN_TILE * COLUMN_TILE if window else 0
+        first = first_key(past + start, window) // COLUMN_TILE * COLUMN_TILE
         queries = q[h : h + step_kv, g : g + step_group, start:stop]
         shape = queries.shape[:3]
         scores = gemm.matmul(queries.reshape(shape[0], -1, width), k[h : h + step_kv, first:key_stop].transpose(0, 2, 1))
@@ -69,8 +76,8 @@ def causal_attention(
         by_query = scores.reshape(*shape, key_stop - first)
         by_query[..., past + start - first :] += mask[: stop - start, : stop - start]
         if window:
-            distance = np.arange(start, stop)[:, None] + past - np.arange(first, key_stop)
-            by_query[..., distance >= window] = -np.inf
+            first_keys = np.array([first_key(past + i, window) for i in range(start, stop)])
+            by_query[..., np.arange(first, key_stop) < first_keys[:, None]] = -np.inf
         extra = None if sinks is None else np.repeat(sinks[h : h + step_kv, g : g + step_group], stop - start, axis=2)
         total = softmax_numerator(scores, None if extra is None else extra.reshape(shape[0], -1, 1))
         result = gemm.matmul(scores, v[h : h + step_kv, first:key_stop])

@@ -140,7 +140,7 @@ def _divide(
     parts = -(-group // (_MIN_ROWS if is_split else rows))
     members = -(-group // parts)  # queries of a group that a task takes
     tokens = n if is_split else max(1, rows // members)
-    n_keys = past + n if not window or not is_split else min(past + n, window + n - 1)
+    n_keys = past + n if not window or not is_split else min(past + n, abs(window) + n - 1)
     blocks = -(-n_keys // flash.KEYS)
     head_step, split_blocks = 1, 0
     if is_split:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph import Value, ops
 from ...graph.values import RotaryEmbedding, Temperature
+from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
 from .step import Step
 
 
@@ -78,6 +79,7 @@ def attention(
     window: int,
     softcap: float,
     sinks: np.ndarray | None,
+    chunked: bool,
     out: Value,
 ) -> np.ndarray:
     result = np.empty((len(q), *out.shape), np.float32)
@@ -86,7 +88,11 @@ def attention(
             keys, values = cache.rows[layer, "k"], cache.rows[layer, "v"]
         else:
             keys, values = cache.append(layer, "k", k[rows]), cache.append(layer, "v", v[rows])
-        weights = _attention_weights(q[rows], keys, scale, window, softcap, sinks)
+        hidden = None
+        if chunked:
+            position = np.arange(len(keys)) // window
+            hidden = position[len(keys) - len(q[rows]) :, None] != position
+        weights = _attention_weights(q[rows], keys, scale, 0 if chunked else window, softcap, sinks, hidden)
         result[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
     return result
 
@@ -172,7 +178,7 @@ def short_convolution(step: Step, x: np.ndarray, weight: np.ndarray, layer: int)
         inputs = np.concatenate([np.zeros((kernel - 1, channels), np.float32), cache.append(layer, "convolution", x[rows])])
         windows = np.lib.stride_tricks.sliding_window_view(inputs[-(n + kernel - 1) :], kernel, axis=0)
         out[rows] = np.einsum("nck,ck->nc", windows, weight)
-    return out * _sigmoid(out)
+    return out * sigmoid(out)
 
 
 def gated_delta_rule(
@@ -191,7 +197,7 @@ def gated_delta_rule(
     (heads, width), key_heads = v.shape[1:], k.shape[1]
     own_key = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)
     q, k = (x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(epsilon)) for x in (q[:, own_key], k[:, own_key]))
-    shrink, strength = np.exp(decay * np.logaddexp(np.float32(0), alpha + alpha_bias)), _sigmoid(beta)
+    shrink, strength = np.exp(decay * np.logaddexp(np.float32(0), alpha + alpha_bias)), sigmoid(beta)
     out = np.empty_like(v)
     for cache, rows in step.segments:
         past = cache.rows.get((layer, "delta"))
@@ -228,17 +234,26 @@ def select_keys(step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, l
     return out
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
-
-
 def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "squared_relu"]) -> np.ndarray:
     if function == "silu":
-        return x * _sigmoid(x)
+        return x * sigmoid(x)
     if function == "gelu":
         return x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
     return np.square(np.maximum(x, 0))
+
+
+def xielu(step: Step, x: np.ndarray, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> np.ndarray:
+    above = np.float32(alpha_p) * x * x
+    below = np.float32(alpha_n) * (np.expm1(np.minimum(x, np.float32(epsilon))) - x)
+    return np.where(x > 0, above, below) + np.float32(beta) * x
+
+
+def clamp(step: Step, x: np.ndarray, limit: float) -> np.ndarray:
+    return np.clip(x, np.float32(-limit), np.float32(limit))
+
+
+def softplus_gate(step: Step, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return (x.reshape(*gate.shape, -1) * np.logaddexp(np.float32(0), gate)[..., None]).reshape(x.shape)
 
 
 def gated_activation(
@@ -246,76 +261,14 @@ def gated_activation(
 ) -> np.ndarray:
     if function == "clamped_swish":
         gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
-        return gate * _sigmoid(np.float32(1.702) * gate) * (up + 1)
+        return gate * sigmoid(np.float32(1.702) * gate) * (up + 1)
     if function == "sigmoid":
-        return _sigmoid(gate) * up
+        return sigmoid(gate) * up
     return activation(step, gate, function) * up
 
 
-def route(
-    step: Step,
-    logits: np.ndarray,
-    used: int,
-    gating: Literal["softmax", "sigmoid"],
-    bias: np.ndarray | None,
-    groups: int,
-    groups_used: int,
-    normalise: bool,
-    scale: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    n, count = logits.shape
-    if gating == "sigmoid":
-        scores = _sigmoid(logits)
-    else:
-        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
-        scores /= scores.sum(axis=1, keepdims=True)
-    choice = scores if bias is None else scores + bias
-    if groups > 1:
-        members = choice.reshape(n, groups, -1)
-        counted = 2 if gating == "sigmoid" and members.shape[2] > 1 else 1
-        strength = np.sort(members, axis=2)[..., -counted:].sum(axis=2)
-        open_groups = np.zeros((n, groups), bool)
-        np.put_along_axis(open_groups, _best(strength, groups_used), True, axis=1)
-        choice = np.where(open_groups[..., None], members, -np.inf).reshape(n, count)
-    experts = _best(choice, used)
-    weights = np.take_along_axis(scores, experts, axis=1)
-    if normalise:
-        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
-    return experts, weights * np.float32(scale)
-
-
-def _best(values: np.ndarray, n: int) -> np.ndarray:
-    """Indices of each row's n largest values, largest first, of equals the first."""
-    return np.argsort(-values, axis=1, kind="stable")[:, :n]
-
-
-def expert_linear(
-    step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bias: np.ndarray | None
-) -> np.ndarray:
-    experts, used = routing[0], routing[0].shape[1]
-    rows = np.repeat(np.arange(len(x)), used) if x.ndim == 2 else np.arange(experts.size)  # of x, for each token's each expert
-    x, out = x.reshape(-1, x.shape[-1]), np.zeros((experts.size, weight.shape[1]), np.float32)
-    order = np.argsort(experts, axis=None, kind="stable")
-    order = order[np.count_nonzero(experts < 0) :]
-    present, starts, counts = np.unique(experts.reshape(-1)[order], return_index=True, return_counts=True)
-    if observing := step.observing():
-        observer, op = observing
-        observer.on_expert_inputs(op, op.weights[0], x, present, starts, counts, rows[order])
-    for expert, start, count in zip(present, starts, counts, strict=True):
-        places = order[start : start + count]
-        out[places] = x[rows[places]] @ weight[expert].T
-        if bias is not None:
-            out[places] += bias[expert]
-    return out.reshape(*experts.shape, -1)
-
-
-def combine_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    experts, weights = routing
-    return np.einsum("nuc,nu->nc", x, np.where(experts < 0, np.float32(0), weights))
-
-
 def sigmoid_gate(step: Step, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    return y * _sigmoid(x @ gate)[:, None]
+    return y * sigmoid(x @ gate)[:, None]
 
 
 def add(step: Step, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
@@ -347,8 +300,12 @@ _BY_CLASS = {
     ops.GatedDeltaRule: gated_delta_rule,
     ops.SelectKeys: select_keys,
     ops.Activation: activation,
+    ops.Xielu: xielu,
+    ops.Clamp: clamp,
+    ops.SoftplusGate: softplus_gate,
     ops.GatedActivation: gated_activation,
     ops.Route: route,
+    ops.ScaleByRouting: scale_by_routing,
     ops.ExpertLinear: expert_linear,
     ops.CombineExperts: combine_experts,
     ops.SigmoidGate: sigmoid_gate,

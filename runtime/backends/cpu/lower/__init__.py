@@ -30,6 +30,7 @@ from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
 from .recurrent import GatedDeltaRuleStep, ShortConvolutionStep
 from .sparse_attention import SelectKeysStep
+from .special import ElementwiseStep, SoftplusGateStep
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -38,6 +39,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Activation: GateStep,
     o.Add: AddStep,
     o.Attention: AttentionStep,
+    o.Clamp: ElementwiseStep,
     o.Embedding: EmbeddingStep,
     o.GatedActivation: GateStep,
     o.GatedDeltaRule: GatedDeltaRuleStep,
@@ -52,15 +54,18 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.ShortConvolution: ShortConvolutionStep,
     o.SigmoidGate: SigmoidGateStep,
     o.SoftCap: SoftCapStep,
+    o.SoftplusGate: SoftplusGateStep,
     o.Split: SplitStep,
+    o.Xielu: ElementwiseStep,
 }
 
 # Supported ops, their fields, and the values of these where only some are supported (see graph.check_support).
 SUPPORT: Support = {
     o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
     o.Add: dict.fromkeys(("a", "b", "scale")),
-    o.Attention: dict.fromkeys(("q", "k", "v", "layer", "scale", "window", "softcap", "sinks")),
-    o.CombineExperts: dict.fromkeys(("x", "routing")),
+    o.Attention: dict.fromkeys(("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked")),
+    o.Clamp: dict.fromkeys(("x", "limit")),
+    o.CombineExperts: dict.fromkeys(("x", "routing", "weighted")),
     o.Embedding: dict.fromkeys(("table", "scale")),
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},
@@ -73,16 +78,19 @@ SUPPORT: Support = {
     o.Reshape: dict.fromkeys(("x",)),
     o.Rope: dict.fromkeys(("x", "rope", "start")),
     o.Route: {
-        **dict.fromkeys(("logits", "used", "bias", "groups", "groups_used", "normalise", "scale")),
+        **dict.fromkeys(("logits", "used", "bias", "groups", "groups_used", "normalise", "scale", "jitter")),
         "gating": tuple(GATINGS),
     },
     o.Scale: dict.fromkeys(("x", "factor")),
     o.ScaleByPosition: dict.fromkeys(("x", "temperature")),
+    o.ScaleByRouting: dict.fromkeys(("x", "routing")),
     o.ShortConvolution: dict.fromkeys(("x", "weight", "layer")),
     o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
+    o.SoftplusGate: dict.fromkeys(("gate", "x")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),
+    o.Xielu: dict.fromkeys(("x", "alpha_p", "alpha_n", "beta", "epsilon")),
 }
 
 

@@ -18,7 +18,8 @@ class AttentionStep(Step):
     def __init__(self, executable, op: Attention):
         super().__init__(executable, op)
         self.op = op
-        self.params = AttentionParams(op.scale, op.window, op.softcap, self.vector(op.sinks))
+        window = -op.window if op.chunked else op.window
+        self.params = AttentionParams(op.scale, window, op.softcap, self.vector(op.sinks))
 
     def emit(self, out: Pass) -> None:
         op = self.op

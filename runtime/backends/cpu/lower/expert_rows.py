@@ -28,13 +28,14 @@ class ExpertBatches:
     """
 
     def __init__(self, step: ExpertsStep, out: Pass, chosen: View, weights: View, result: View, fresh: bool):
-        from .experts import ExpertLinearStep
+        from .experts import ExpertLinearStep, ScaleByRoutingStep
 
         self._step, self._pass, self._result, self._fresh = step, out, result, fresh
         self._shape, self._place = (out.n, step.route.used), (out.position, out.ops)
         self._chosen, self._weights = (view.array.reshape(self._shape) for view in (chosen, weights))
         self._linear = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep)]
-        self._inputs = {inner.op.x.index: out.dense(inner.op.x) for inner in self._linear if inner.of_tokens}
+        readers = [inner for inner in step.inner if isinstance(inner, ExpertLinearStep | ScaleByRoutingStep)]
+        self._inputs = {inner.op.x.index: (inner.op.x, out.dense(inner.op.x)) for inner in readers if inner.of_tokens}
         units = (m.gemm_plan.form.block_tokens for m in step.matrices if m.gemm_plan is not None)
         self._unit = math.lcm(1, *units)
         observer = out.observer
@@ -78,10 +79,8 @@ class ExpertBatches:
         """A pass over rows that are sorted by expert."""
         out = self._pass.inner(rows, gemv, *self._place)
         out.observed = self._pass.observed
-        for inner in self._linear:
-            if inner.of_tokens and inner.op.x.index not in out.values:
-                view = self._inputs[inner.op.x.index]
-                out.borrow(inner.op.x, view.reshaped(1, view.size))
+        for value, view in self._inputs.values():
+            out.borrow(value, view.reshaped(1, view.size))
         return out
 
     def _end(self, out: Pass, low: int, high: int) -> None:
@@ -89,7 +88,7 @@ class ExpertBatches:
 
         step = self._step
         results = out.view(step.combine.x)
-        combine(out, results, self._factors, self._rows, self._result, (low, high), self._zero)
+        combine(out, results, step.combine_factors(out, self._factors), self._rows, self._result, (low, high), self._zero)
         self._zero = False
         out.finish()
         out.run(np.empty(0, np.int64), [])
@@ -101,14 +100,12 @@ class ExpertBatches:
         out = self._begin(high - low, True)
         jobs = np.stack([self._jobs(experts, low)] * 2)
         arranged = self._arranged(low, high, jobs)
-        for inner in self._step.inner:
-            if inner in self._linear:
-                inner.emit_gemv(out, arranged)  # type: ignore[attr-defined]
-            else:
-                inner.emit(out)
+        self._step.emit_inner(out, arranged)
         self._end(out, low, high)
 
     def _run_gemm(self, experts: np.ndarray) -> None:
+        from .experts import ScaleByRoutingStep
+
         low = int(self._starts[experts[0]])
         rows = int(self._starts[experts[-1]] + self._counts[experts[-1]]) - low
         high = low + -(-rows // self._unit) * self._unit
@@ -119,6 +116,8 @@ class ExpertBatches:
             if inner in self._linear:
                 self._observe_input(out, inner, experts, low, starts, counts)
                 inner.emit_gemm(out, arranged, jobs)  # type: ignore[attr-defined]
+            elif isinstance(inner, ScaleByRoutingStep):
+                inner.emit_rows(out, arranged)
             else:
                 inner.emit(out)
             self._observe_output(out, inner)
@@ -128,14 +127,15 @@ class ExpertBatches:
         from .experts import Arranged
 
         places, matrices = (view_of(array[low:high]) for array in (self._places, self._matrices))
-        return Arranged(high - low, places, matrices, view_of(jobs), jobs.shape[-2], True)
+        numbers, factors = self._rows, self._factors
+        return Arranged(high - low, places, matrices, view_of(jobs), jobs.shape[-2], True, numbers, factors, low)
 
     def _observe_input(self, out: Pass, inner, experts: np.ndarray, low: int, starts: np.ndarray, counts: np.ndarray) -> None:
         observer, op = self._pass.observer, inner.op
         if observer is None or not observer.wants_input(op):
             return
         if inner.of_tokens:
-            observer.on_expert_inputs(op, op.weight, self._inputs[op.x.index].matrix, experts, starts, counts, self._places)
+            observer.on_expert_inputs(op, op.weight, self._inputs[op.x.index][1].matrix, experts, starts, counts, self._places)
         else:
             x = out.view(op.x).matrix
             out.call(lambda: observer.on_expert_inputs(op, op.weight, x, experts, starts - low, counts, None))

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....formats import PlanError
-from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route
+from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, ScaleByRouting
 from ....graph.values import Value
 from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
 from ..kernels.gemv_plan import GEMV_TOKENS
-from ..memory import Partition, View
+from ..kernels.special_parts import sparse_mixer_part
+from ..memory import Partition, View, view_of
 from ..passes import Pass, Step
 from ..schedule import real
 from .elementwise import AddStep
@@ -29,7 +30,7 @@ from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_tas
 if TYPE_CHECKING:
     from ..executable import Executable
 
-GATINGS = {"softmax": 0, "sigmoid": 1}
+GATINGS = {"softmax": 0, "sigmoid": 1, "sparse_mixer": 2}
 
 
 def find_mixtures(executable: Executable, ops: Sequence[Op]) -> dict[int, ExpertsStep]:
@@ -84,6 +85,8 @@ class ExpertsStep(Step):
 
         if isinstance(op, ExpertLinear):
             return ExpertLinearStep(self.executable, op)
+        if isinstance(op, ScaleByRouting):
+            return ScaleByRoutingStep(self.executable, op)
         if type(op) not in STEPS:
             raise PlanError(f"the cpu backend does not support the op {type(op).__name__} within a mixture of experts")
         return STEPS[type(op)](self.executable, op)
@@ -124,8 +127,10 @@ class ExpertsStep(Step):
         least, share = out.settings.expert_reduction or (0, 0.0)
         words = (logits.address, self.experts, GATINGS[route.gating], 0 if self.bias is None else out.constant(self.bias))
         words += (route.groups, route.groups_used, route.normalise, route.used, chosen.address, weights.address, least)
-        table = (*partition.words(), *words, real(route.scale), real(share))
-        out.schedule.task(route_part.address, table, partition, (logits,), (logits, chosen, weights))
+        is_mixer = route.gating == "sparse_mixer"
+        table = (*partition.words(), *words, real(route.jitter if is_mixer else route.scale), real(share))
+        part = sparse_mixer_part if is_mixer else route_part
+        out.schedule.task(part.address, table, partition, (logits,), (logits, chosen, weights))
 
     def _emit_gemv(self, out: Pass, chosen: View, weights: View, fused: bool) -> None:
         n, used = out.n, self.route.used
@@ -137,14 +142,28 @@ class ExpertsStep(Step):
         table = (chosen.address, weights.address, n, used, self.experts, *(view.address for view in views))
         partition = out.by_rows(out.view(self.route.logits))
         out.schedule.task(arrange_part.address, table, partition if partition.parts == 1 else 1, (chosen, weights), views)
-        arranged = Arranged(choices, places, matrices, jobs, choices, n > 1)
+        arranged = Arranged(choices, places, matrices, jobs, choices, n > 1, rows, factors)
+        self.emit_inner(out, arranged)
+        result, fresh = self._result(out, fused)
+        combine(out, out.view(self.combine.x), self.combine_factors(out, factors), rows, result, (0, choices), fresh)
+
+    def emit_inner(self, out: Pass, arranged: Arranged) -> None:
+        """The ops between routing and combination, their products by GEMV."""
         for step in self.inner:
             if isinstance(step, ExpertLinearStep):
                 step.emit_gemv(out, arranged)
+            elif isinstance(step, ScaleByRoutingStep):
+                step.emit_rows(out, arranged)
             else:
                 step.emit(out)
-        result, fresh = self._result(out, fused)
-        combine(out, out.view(self.combine.x), factors, rows, result, (0, choices), fresh)
+
+    def combine_factors(self, out: Pass, factors: View) -> View:
+        """What the experts' results are multiplied with: their weights, or ones."""
+        if self.combine.weighted:
+            return factors
+        ones = np.ones(factors.array.size, np.float32)
+        out.schedule.keep(ones)
+        return view_of(ones)
 
     def _result(self, out: Pass, fused: bool) -> tuple[View, bool]:
         """Memory for the result, and whether it has to be set to zero before the experts' results are added. fused: it is the
@@ -167,11 +186,25 @@ class Arranged:
     places, matrices   int64 [rows], each row's token (-1: none) and expert
     jobs               int64 [2, n_jobs, 4] of GEMV (see arrange_part)
     gather             whether rows of tokens are copied before a product
+    numbers, factors   of each token's choices, int64 and float32 [tokens * used]: their rows, the first of which here is
+                       `first`, and weights
     """
 
-    def __init__(self, rows: int, places: View, matrices: View, jobs: View, n_jobs: int, gather: bool):
+    def __init__(
+        self,
+        rows: int,
+        places: View,
+        matrices: View,
+        jobs: View,
+        n_jobs: int,
+        gather: bool,
+        numbers: View,
+        factors: View,
+        first: int = 0,
+    ):
         self.rows, self.places, self.matrices, self.jobs, self.n_jobs = rows, places, matrices, jobs, n_jobs
         self.gather, self.gathered = gather, dict[int, View]()
+        self.numbers, self.factors, self.first = numbers, factors, first
 
 
 def combine(
@@ -191,6 +224,31 @@ def combine(
     table = (*addresses, result.rows, used, result.size, partition.row_step, 0, matrices, *row_range, fresh)
     reads = (results, factors, rows) if fresh else (results, factors, rows, result)
     out.schedule.task(combine_part.address, table, partition, reads, (result,))
+
+
+class ScaleByRoutingStep(Step):
+    """Rows of tokens, sorted by expert, times the weights of their experts."""
+
+    of_tokens = True
+
+    def __init__(self, executable: Executable, op: ScaleByRouting):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit_rows(self, out: Pass, arranged: Arranged) -> None:
+        stored = out.view(self.op.x)
+        view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
+        out.put(self.op.out, view)
+        x, target, places = stored.matrix, view.matrix, arranged.places.array.reshape(-1)
+        numbers, factors, first = arranged.numbers.array.reshape(-1), arranged.factors.array.reshape(-1), arranged.first
+
+        def scale_rows() -> None:
+            of_rows, rows = np.zeros(len(target), np.float32), numbers - first
+            here = (rows >= 0) & (rows < len(target)) & (numbers >= 0)
+            of_rows[rows[here]] = factors[here]
+            np.multiply(x[np.maximum(places, 0)], of_rows[:, None], out=target)
+
+        out.call(scale_rows)
 
 
 class ExpertLinearStep(Step):

@@ -46,7 +46,7 @@ JOB_FIELDS = (
     "k_head_bytes",  # from one head's rows to the next
     "v_head_bytes",
     "past",  # tokens before the first query's
-    "window",  # 0: none
+    "window",  # 0: none; -n: chunks of n tokens
     "splits",
     "split_blocks",  # blocks of a split, a power of two; 0: sums in the order of many queries, and one split
     "merge_heads",  # heads of a part of `merge`
@@ -97,6 +97,14 @@ def _copy_queries(job, task, head, scale, out, width):
 
 
 @kernel
+def _first_key(position, window):
+    """The first key that the query of a position sees."""
+    if window < 0:
+        return position // -window * -window
+    return max(0, position + 1 - window) if window else 0
+
+
+@kernel
 def _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, width):
     """Replaces the scores of a block, rows of KEYS numbers, by exp(score - running maximum of the row), 0 where a query does
     not see a key; scales the row's sum, and its `width` sums of values, to that maximum.
@@ -108,7 +116,7 @@ def _exponentiate(scores, skipped, rows, members, position, window, key, count, 
     for r in range(skipped, rows):
         at, own = r * KEYS, position + r // members
         end = min(own + 1 - key, count)
-        begin = max(own + 1 - window - key, 0) if window else 0
+        begin = max(_first_key(own, window) - key, 0)
         if end <= begin:
             for j in range(0, padded, LANES):
                 store(scores, at + j, splat(0))
@@ -273,7 +281,7 @@ def attend(argument, number):
     maxima_at, sums_at = all_maxima.ctypes.data, all_sums.ctypes.data
     weighing = np.empty(len(FIELDS), np.int64)
     # Blocks are counted from the beginning of the first query's window, or from key 0 where queries are many.
-    origin = max(0, job[_PAST] + 1 - window) if window and split_blocks else 0
+    origin = _first_key(job[_PAST], window) if split_blocks else 0
     last_end = min(origin + task[_BLOCK_END] * KEYS, position + tokens)
     for head in range(task[_HEAD], task[_HEAD_END]):
         _copy_queries(job, task, head, scale, queries, k_width)
@@ -281,7 +289,7 @@ def attend(argument, number):
         if (
             window and not split_blocks
         ):  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
-            key = max(key, max(0, position + 1 - window) // LANES * LANES)
+            key = max(key, _first_key(position, window) // LANES * LANES)
         depth = 0
         values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
         maxima[:], sums[:], values[:] = _LOWEST, 0, 0

@@ -1,0 +1,1 @@
+"""Models with a window or chunks of keys in some layers."""
