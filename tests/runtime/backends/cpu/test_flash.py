@@ -36,8 +36,10 @@ def plain(q, k, v, past, params):
         scores = params.scale * k[of, : past + i + 1] @ q[i, h]
         if params.softcap:
             scores = params.softcap * np.tanh(scores / params.softcap)
-        if params.window:
+        if params.window > 0:
             scores[: max(0, len(scores) - params.window)] = -np.inf
+        elif params.window:
+            scores[: (past + i) // -params.window * -params.window] = -np.inf
         if params.sinks is not None:
             scores = np.append(scores, params.sinks[h])
         weights = np.exp(scores - scores.max())
@@ -84,7 +86,7 @@ def test_attention_is_that_of_a_plain_softmax(data):
     q, k, v = random(rng, n, heads, kv_heads, k_width, v_width, past)
     sinks = rng.standard_normal(heads, dtype=np.float32) if draw(st.booleans()) else None
     params = AttentionParams(
-        k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200])), draw(st.sampled_from([0.0, 3.0])), sinks
+        k_width**-0.5, draw(st.sampled_from([0, 1, 5, 128, 200, -1, -7, -130])), draw(st.sampled_from([0.0, 3.0])), sinks
     )
     got = result(q, cached(k, v, past), past, params, draw(st.sampled_from([ALONE, TWO, MANY])))
     assert np.abs(got - plain(q, k, v, past, params)).max() < ROUNDING
@@ -104,7 +106,8 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
     q, k, v = random(np.random.default_rng(1), n, heads, kv_heads, k_width, v_width, past)
     sinks = np.linspace(-3, 3, heads, dtype=np.float32)
     cache = cached(k, v, past)
-    for params in (AttentionParams(k_width**-0.5, sinks=sinks), AttentionParams(k_width**-0.5, window=1000)):
+    for options in ({"sinks": sinks}, {"window": 1000}, {"window": -1000}):
+        params = AttentionParams(k_width**-0.5, **options)
         queries = (q * np.float32(params.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
         expected = causal_attention(queries, k, v, 1 << 20, ALONE, params).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
         for workers in (ALONE, MANY):
@@ -116,6 +119,7 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
     [
         AttentionParams(0.2),
         AttentionParams(0.2, window=300),
+        AttentionParams(0.2, window=-300),
         AttentionParams(0.2, softcap=3.0, sinks=np.array([1.0, -2.0], np.float32)),
     ],
 )
@@ -189,8 +193,9 @@ def test_results_do_not_depend_on_the_number_of_threads(n, heads, kv_heads, past
         assert np.array_equal(result(q, cache, past, params, workers), expected)
 
 
-def test_a_query_with_a_window_has_the_same_bits_in_any_prompt():
-    past, n, params = 500, 200, AttentionParams(0.2, window=150)
+@pytest.mark.parametrize("window", [150, -150])
+def test_a_query_with_a_window_has_the_same_bits_in_any_prompt(window):
+    past, n, params = 500, 200, AttentionParams(0.2, window=window)
     q, k, v = random(np.random.default_rng(9), n, 4, 2, 32, 32, past)
     expected = result(q, cached(k, v, past), past, params)
     for start, stop in ((0, 77), (77, 200), (31, 90)):
