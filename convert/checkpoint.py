@@ -14,6 +14,7 @@ import numpy as np
 from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_safetensors
 from ..formats.source import files_stamp
+from ..quantize.tensor_scale import takes_scale
 from .config import Config, read_config
 from .model_spec import ModelSpec, TensorSpec
 from .quantization.methods import WeightFinder, missing_name
@@ -162,7 +163,10 @@ def stored_values(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, np.ndar
 
 
 def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTensor]) -> SourceTensor:
-    return replace(spec.transform(spec.name, weights), files=tuple(dict.fromkeys(tensor.path for tensor in tensors)))
+    tensor = replace(spec.transform(spec.name, weights), files=tuple(dict.fromkeys(tensor.path for tensor in tensors)))
+    if tensor.scale is not None and not takes_scale(spec.name):  # its rows cannot be kept without their factor
+        return replace(tensor, raw=None, stored=None, scale=None)
+    return tensor
 
 
 def _has_shape(spec: TensorSpec, sources: list[WeightTensors | None]) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import numpy as np
 
-from ..formats import SourceTensor
+from ..formats import SourceTensor, TensorScale
 from .quantization.stored_weights import Rows, Weight
 
 Transform = Callable[[str, list[Weight]], SourceTensor]
@@ -57,7 +58,21 @@ def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:
         raw if ggml_type else None,
         ggml_type,
         read_bf16=read_bf16 if all(w.has_read_bf16 for w in weights) else None,
+        scale=_joined_scale([w.scale for w in weights]),
     )
+
+
+def _joined_scale(scales: list[TensorScale | None]) -> TensorScale | None:
+    """The factors of a stack of matrices from those of the matrices, of which all have one, or none."""
+    present = [scale for scale in scales if scale is not None]
+    inputs = [scale.inputs for scale in present if scale.inputs is not None]
+
+    def joined(parts: list[Callable[[], np.ndarray]]) -> Callable[[], np.ndarray]:
+        return lambda: np.concatenate([part() for part in parts])
+
+    if len(present) < len(scales):
+        return None
+    return TensorScale(joined([scale.factors for scale in present]), joined(inputs) if len(inputs) == len(scales) else None)
 
 
 def permute_heads(n_heads: int) -> Transform:
@@ -304,7 +319,9 @@ def _reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrde
 
     raw = partial(run, weight.raw) if weight.ggml_type else None
     read_bf16 = partial(run, weight.read_bf16) if weight.has_read_bf16 else None
-    return SourceTensor(name, shape, weight.source_type, partial(run, weight.read), raw, weight.ggml_type, read_bf16=read_bf16)
+    scale = _joined_scale([weight.scale] * prod(shape[2:])) if len(shape) > 1 else None
+    read = partial(run, weight.read)
+    return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type, read_bf16=read_bf16, scale=scale)
 
 
 def _selected_elements(name: str, weight: Weight, elements: np.ndarray) -> SourceTensor:

@@ -2,7 +2,7 @@
 
 from ..errors import FormatError, MillError, PlanError
 from .gguf import GGUFFile, TensorInfo, open_gguf
-from .source import SourceTensor, TensorSource
+from .source import SourceTensor, TensorScale, TensorSource
 from .types import TYPES, TensorType, dims
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "PlanError",
     "SourceTensor",
     "TensorInfo",
+    "TensorScale",
     "TensorSource",
     "TensorType",
     "dims",

@@ -42,6 +42,18 @@ def files_stamp(files: Iterable[Path]) -> bytes:
 
 
 @dataclass(frozen=True)
+class TensorScale:
+    """Factors of a tensor's matrices, kept beside its encoded rows: in a GGUF as tensors NAME.scale and NAME.input_scale.
+
+    factors  () -> float32 [matrices]: weights are the decoded rows times their matrix's factor
+    inputs   () -> float32 [matrices]: with which llama.cpp may quantise the inputs of the matrices; None if there are none
+    """
+
+    factors: Callable[[], np.ndarray]
+    inputs: Callable[[], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
 class SourceTensor:
     """A tensor that can be read in runs of rows.
 
@@ -57,6 +69,7 @@ class SourceTensor:
     files        the files that it is read from, where that is known
     read_bf16    (start, stop) -> uint8 [stop - start, 2 * shape[0]], what `read` gives rounded to bf16; only where that is
                  faster than `read` and rounding
+    scale        factors that `read` applies, but that `raw` and `mapped` do not contain; None if there are none
     """
 
     name: str
@@ -68,6 +81,7 @@ class SourceTensor:
     mapped: np.ndarray | None = field(default=None, repr=False, compare=False)
     files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
     read_bf16: Callable[[int, int], np.ndarray] | None = field(default=None, repr=False, compare=False)
+    scale: TensorScale | None = field(default=None, repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import PlanError
 from ..formats.gguf import DEFAULT_ALIGNMENT, GGUFFile
 from ..formats.gguf_header import header_bytes
+from ..formats.source import TensorScale
 from ..formats.types import TensorType
 
 
@@ -34,6 +35,7 @@ class Output:
     produce      (start, stop) -> uint8 [stop - start, row_bytes], the encoded rows; rows count through shape[1:], flattened.
                  It is called for runs that cross no matrix and, for an interleaved type, hold complete groups of rows
     note         the fallback that was taken, or why there is no importance; '' if there is nothing to say
+    scale        factors that the encoded rows lack; they are outputs of their own (see quantize.tensor_scale)
     """
 
     name: str
@@ -43,6 +45,7 @@ class Output:
     rule: str
     produce: Callable[[int, int], np.ndarray] = field(repr=False, compare=False)
     note: str = ""
+    scale: TensorScale | None = field(default=None, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, TensorType, open_gguf
 from ..jobs.plan import Output, Plan
 from .codecs.registry import decode
+from .tensor_scale import apply_scales, scale_outputs, scaled_tensor
 
 
 def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
@@ -19,7 +20,7 @@ def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
     Raises FormatError as `open_gguf` does.
     """
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
-    tensors = {name: _source_tensor(info) for name, info in file.tensors.items()}
+    tensors = apply_scales({name: _source_tensor(info) for name, info in file.tensors.items()}, file.architecture)
     return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths)
 
 
@@ -28,7 +29,8 @@ def simulate_quantization(source: TensorSource, plan: Plan) -> TensorSource:
 
     Nothing is written, so that perplexity and KL divergence of a quant can be measured before there is a file.
     """
-    tensors = {o.name: simulated_tensor(o) for o in plan.outputs}
+    scales = {part.name for o in plan.outputs for part in scale_outputs(o)}
+    tensors = {o.name: simulated_tensor(o) for o in plan.outputs if o.name not in scales}
     return replace(source, metadata=plan.metadata, tensors=tensors, identity=plan.fingerprint)
 
 
@@ -38,7 +40,8 @@ def simulated_tensor(output: Output) -> SourceTensor:
     def read(start: int, stop: int) -> np.ndarray:
         return _decode_rows(output.produce, output.type, output.shape[0], start, stop)
 
-    return SourceTensor(output.name, output.shape, output.type.name, read, output.produce, output.type)
+    tensor = SourceTensor(output.name, output.shape, output.type.name, read, output.produce, output.type)
+    return scaled_tensor(tensor, output.scale)
 
 
 def _source_tensor(info: TensorInfo) -> SourceTensor:

@@ -29,6 +29,7 @@ from .recipes.type_selection import (
     TypeOverrides,
     TypeSelector,
 )
+from .tensor_scale import missing_scales, scale_for, scale_outputs, shards_with_scales
 from .transform import row_producer
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ def plan_quantize(
         if _uses_importance(tensor, selection.type) and not encoding.has_importance(tensor):
             file_type_needs_it = type == "Q2_K_S" and selection.type.name == "q2_K"
             _check_importance(tensor, selection.type, importance, ignore_imatrix_rules, noticed, file_type_needs_it)
-        outputs.append(encoding.output(tensor, tensor.name, selection))
+        output = encoding.output(tensor, tensor.name, selection)
+        outputs += [output, *scale_outputs(output)]
     if overrides.extra_output is not None:
         outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding))
     warnings = _warnings(noticed, selector, rules, outputs)
@@ -208,7 +210,7 @@ def plan_quantize(
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,
-        shards=source.split() if keep_split else None,
+        shards=shards_with_scales(source.split(), outputs) if keep_split else None,
         warnings=warnings,
     )
 
@@ -232,8 +234,9 @@ class _Encoding:
             weights = self.importance.for_tensor(tensor) if self.importance is not None else None
             if self.covariances is not None:
                 covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
-        produce = row_producer(tensor, selection.type, weights, self.nonfinite_counts, covariance_of, effort)
-        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note)
+        scale = scale_for(tensor, name, selection.type)
+        produce = row_producer(tensor, selection.type, weights, self.nonfinite_counts, covariance_of, effort, scale)
+        return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
 
 
 def _extra_output(
@@ -296,7 +299,7 @@ def _check_importance(
 
 
 def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Rule], outputs: Sequence[Output]) -> list[str]:
-    warnings = [*noticed.messages, *suspicious_rules(rules)]
+    warnings = [*noticed.messages, *suspicious_rules(rules), *missing_scales(outputs)]
     if isinstance(selector.default, TensorType) and selector.default.name in TERNARY_TYPES:
         warnings.append(f"{selector.default.name} {TERNARY_WARNING}")
     if selector.pure and rules:

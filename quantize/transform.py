@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..formats import MillError, SourceTensor, TensorType, dims
+from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
 from .codecs.registry import NonFiniteError, encode
@@ -23,6 +23,7 @@ def row_producer(
     nonfinite_counts: list[tuple[str, int]] | None = None,
     covariance_of: Callable[[int], PreparedCovariance | None] | None = None,
     effort: int = 1,
+    scale: TensorScale | None = None,
 ) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
@@ -33,6 +34,7 @@ def row_producer(
     nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
                       weight raises MillError, which names tensor, row and column
     covariance_of     number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
+    scale             factors that the file has beside the rows: what is encoded is divided by them
     """
     copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
@@ -51,6 +53,8 @@ def row_producer(
         weights = importance[start // rows] if importance is not None else None
         covariance = covariance_of(start // rows) if covariance_of is not None else None
         x = tensor.read(start, stop)
+        if scale is not None:
+            x = x / scale.factors()[start // rows]
         try:
             return encode(x, target.name, weights, covariance, effort)
         except NonFiniteError as error:

@@ -22,6 +22,7 @@ from .codecs.registry import can_encode, decode, encode
 RUNS_PER_TENSOR = 4
 RUN_ELEMENTS = 1 << 14  # weights per run, rounded to complete rows and groups of interleaved rows
 ERROR_MARGIN = 3.0  # times the reference error: importance and outliers raise the error, faults raise it far more
+_ROUNDING = 1e-6  # of weights that are products with a factor
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
         rows, same = rows + stop - start, same and np.array_equal(written, expected_bytes)
         if tensor is not None and compares_weights:
             a, b = tensor.read(start, stop), decode(written, output.type.name, output.shape[0])
+            if output.scale is not None:
+                b = b * output.scale.factors()[start // output.shape[1]]
             finite = np.isfinite(a)
             a, b = np.where(finite, a, 0), np.where(finite, b, 0)
             error_squares += float(np.square(b - a, dtype=np.float64).sum())
@@ -116,7 +119,8 @@ def _check_tensor(plan: Plan, output: Output, location: Location, tensor: Source
     error = None
     if compares_weights:
         error = float(np.sqrt(error_squares / weight_squares)) if weight_squares else float(error_squares > 0)
-    bound = 0.0 if kind != "encode" else ERROR_MARGIN * reference_error(output.type.name)
+    copied = 0.0 if output.scale is None else _ROUNDING
+    bound = copied if kind != "encode" else ERROR_MARGIN * reference_error(output.type.name)
     return TensorCheck(output.name, output.type.name, kind, rows, same, error, bound, _problem(same, error, bound))
 
 

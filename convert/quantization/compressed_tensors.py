@@ -163,7 +163,7 @@ class IntegerWeight(DecodedWeight):
 
 def find_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
     """A packed or int8 weight; None if neither is stored under this name."""
-    optional = ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale")
+    optional = ("weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", "input_global_scale")
     if name in stored:
         if stored[name].dtype != "I8":
             return None
@@ -175,7 +175,8 @@ def find_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int,
     codes, scales = tensors.get("weight_packed") or tensors["weight"], tensors["weight_scale"]
     _check_shape(tensors.get("weight_shape"), shape)
     if codes.dtype == "U8":
-        return Fp4Weight(codes, scales, tensors.get("weight_global_scale"), global_is_divisor=True), list(tensors.values())
+        global_scale, inputs = tensors.get("weight_global_scale"), tensors.get("input_global_scale")
+        return Fp4Weight(codes, scales, global_scale, inputs, global_is_divisor=True), list(tensors.values())
     zeros, index = tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
     return IntegerWeight(shape, codes, scales, zeros, index), list(tensors.values())
 

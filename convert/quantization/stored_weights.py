@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from ...formats import TYPES, FormatError, TensorType
+from ...formats import TYPES, FormatError, TensorScale, TensorType
 from ...formats.floats import bf16_to_f32, e8m0_to_f32, f16_to_f32, fp8_to_bf16, fp8_to_f32
 from ...formats.safetensors import StoredTensor
 
@@ -107,6 +107,11 @@ class Weight:
             case "F16":
                 return f16_to_f32(words)
         return words.astype(np.float32, copy=False)
+
+    @property
+    def scale(self) -> TensorScale | None:
+        """The factor that `read` applies and `raw` does not contain, float32 [1]; None if there is none."""
+        return None
 
     def raw(self, rows: Rows) -> np.ndarray:
         """uint8 [number of rows, row_bytes], in the encoding of `ggml_type`; only if that is not None."""

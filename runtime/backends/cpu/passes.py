@@ -221,6 +221,12 @@ class Pass:
         reads = (x,) if matrices is None else (x, matrices)
         self.schedule.task(row_parts.add_bias.address, (*partition.words(), *words), partition, reads, (x,))
 
+    def scale_rows(self, x: View, factors: np.ndarray, partition: Partition, matrices: View | None = None) -> None:
+        """x *= factors float32 [matrices], that of each row's matrix."""
+        words = (x.address, x.row_bytes, self.constant(factors), 0 if matrices is None else matrices.address)
+        reads = (x,) if matrices is None else (x, matrices)
+        self.schedule.task(row_parts.scale_rows.address, (*partition.words(), *words), partition, reads, (x,))
+
     def constant(self, array: np.ndarray) -> int:
         """The address of an array, which then lives as long as the pass."""
         self.schedule.keep(array)

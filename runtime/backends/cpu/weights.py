@@ -143,6 +143,11 @@ class WeightMatrix:
         return tensor.mapped if tensor.mapped is not None else self.store.stored_bytes(tensor)
 
     @cached_property
+    def factors(self) -> np.ndarray | None:
+        """float32 [matrices] with which products have to be multiplied, because packed rows do not contain them; or None."""
+        return None if self._packed is None or self.tensor.scale is None else np.ascontiguousarray(self.tensor.scale.factors())
+
+    @cached_property
     def gemv_plan(self) -> np.ndarray | None:
         """The plan of GEMV products with the packed rows, int64 words (see kernels.gemv_plan); None if there is no GEMV."""
         return self.head_plan(self.matrices)
@@ -183,7 +188,8 @@ class WeightMatrix:
     def multiply(
         self, x: np.ndarray, matrix: int = 0, use_gemv: bool | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """x float32 [n, columns] times one matrix -> float32 [n, rows], C-contiguous; written to `out` if that is given.
+        """x float32 [n, columns] times one matrix, without its factor (see `factors`) -> float32 [n, rows], C-contiguous;
+        written to `out` if that is given.
 
         use_gemv: by GEMV, else by GEMM, whose sums have another order; None: by GEMV for GEMV_TOKENS tokens at most.
         """
@@ -244,7 +250,7 @@ class WeightMatrix:
             return np.array(self.tensor.read(int(ids[0]), int(ids[0]) + 1), np.float32)
         unique, index = np.unique(ids, return_inverse=True)
         stored, mapped = self.tensor.stored, self.tensor.mapped
-        if mapped is not None and stored is not None and stored.rows == 1:
+        if mapped is not None and stored is not None and stored.rows == 1 and self.tensor.scale is None:
             return decode(mapped[unique], stored.name, self.columns)[index]
         rows = np.empty((len(unique), self.columns), np.float32)
         for i, row in enumerate(unique.tolist()):

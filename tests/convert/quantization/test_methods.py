@@ -140,7 +140,7 @@ def test_nvfp4(check_weight, method):
         tensors = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": global_scale.reshape(1)}
         settings = CT | {"format": "nvfp4-pack-quantized"}
     weight = check_weight(settings, tensors, values * np.repeat(factors, 16, 1))
-    assert weight.source_type == "nvfp4"
+    assert weight.source_type == "f4_e2m1"
 
 
 def test_mxfp4_of_compressed_tensors(check_weight):

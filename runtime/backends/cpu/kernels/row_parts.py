@@ -71,6 +71,18 @@ def add_bias(argument, number):
 
 
 @part
+def scale_rows(argument, number):
+    """x *= factor of the row's matrix. Table: ..., x, row bytes, factors float32 [matrices], int64 [rows] (0: first)."""
+    table = view(argument, 8, np.int64)
+    first, stop, column, width = _cell(table, number)
+    for r in range(first, stop):
+        matrix = view(table[7], r + 1, np.int64)[r] if table[7] else 0
+        x, factor = _row(table[4], table[5], r, column, width), view(table[6], matrix + 1, np.float32)[matrix]
+        for j in range(width):
+            x[j] *= factor
+
+
+@part
 def scale(argument, number):
     """out = factor * x. Table: ..., x, out (each with its row bytes), factor (float64)."""
     table, factor = view(argument, 9, np.int64), np.float32(view(argument, 9, np.float64)[8])

@@ -281,7 +281,7 @@ class ExpertLinearStep(Step):
         out.put(self.op.out, view)
         first = arranged.jobs.address + (0 if self.of_tokens else 32 * arranged.n_jobs)
         gemv_task(out, self.matrix.gemv_plan, stored.inputs[key], view, first, arranged.n_jobs, (arranged.jobs,))
-        self._add_bias(out, view, arranged.matrices)
+        self._scale_and_add_bias(out, view, arranged.matrices)
 
     def emit_gemm(self, out: Pass, arranged: Arranged, jobs: np.ndarray) -> None:
         """jobs: int64 [jobs, 4], one per expert: its rows times its matrix."""
@@ -301,7 +301,7 @@ class ExpertLinearStep(Step):
                 places = arranged.places if self.of_tokens else None
                 stored.inputs[key] = gemm_inputs(out, stored.view, plan.form, take, places)
             gemm_task(out, plan, stored.inputs[key], view, jobs)
-        self._add_bias(out, view, arranged.matrices)
+        self._scale_and_add_bias(out, view, arranged.matrices)
 
     def _multiply_decoded(self, out: Pass, x: np.ndarray, target: np.ndarray, places: np.ndarray, jobs: np.ndarray) -> None:
         """The products of the experts' rows, expert by expert: for weights that have to be decoded."""
@@ -320,6 +320,9 @@ class ExpertLinearStep(Step):
             arranged.gathered[id(x.block)] = rows
         return arranged.gathered[id(x.block)]
 
-    def _add_bias(self, out: Pass, view: View, matrices: View) -> None:
+    def _scale_and_add_bias(self, out: Pass, view: View, matrices: View) -> None:
+        """Multiplies with the factors of the matrices, if they have any, and adds the bias, if there is one."""
+        if self.matrix.factors is not None:
+            out.scale_rows(view, self.matrix.factors, out.by_cells(view), matrices)
         if self.bias is not None:
             out.add_bias(view, self.bias, out.by_cells(view), matrices)

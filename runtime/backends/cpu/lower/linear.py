@@ -22,6 +22,10 @@ class LinearStep(Step):
         out.observe_inputs(self.op.x)
         view = out.new(self.op.out)
         multiply(out, self.op.x, self.matrix, view)
+        if self.matrix.factors is not None:
+            partition = out.by_rows(view)
+            out.scale_rows(view, self.matrix.factors, partition)
+            out.values[self.op.out.index].partition = partition
         if self.bias is not None:
             partition = out.by_rows(view)
             out.add_bias(view, self.bias, partition)
