@@ -173,6 +173,37 @@ def flatten(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weight.columns,), weight.source_type, lambda start, stop: weight.read(slice(0, 1)))
 
 
+def reshaped(*shape: int, function: Callable[[np.ndarray], np.ndarray] | None = None) -> Transform:
+    """All numbers of a small weight, in order, in another ne shape. function: applied to them, float32."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def read(start: int, stop: int) -> np.ndarray:
+            values = weight.read(slice(0, weight.rows))
+            return (values if function is None else function(values)).reshape(-1, shape[0])[start:stop]
+
+        return SourceTensor(name, shape, weight.source_type, read)
+
+    return transform
+
+
+def scaled(factors: float | np.ndarray) -> Transform:
+    """A matrix or vector times a number, or times a number for each row of the matrix, float32 [rows]."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def read(start: int, stop: int) -> np.ndarray:
+            values = weight.read(slice(start, stop))
+            return values * (factors[start:stop, None] if isinstance(factors, np.ndarray) else np.float32(factors))
+
+        shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
+        return SourceTensor(name, shape, weight.source_type, read)
+
+    return transform
+
+
 def expert_rows(first: int = 0, step: int = 1) -> Transform:
     """From a stack [experts, rows, columns] every step-th row of each matrix -> ne shape (columns, rows / step, experts)."""
 

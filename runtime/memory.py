@@ -16,8 +16,8 @@ from ..formats import PlanError, TensorType
 from .cache_layout import StatePart, grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads
-from .models.delta_net import DELTA_NET_ARCHITECTURES, DeltaHeads, recurrent_layers
 from .models.latent_attention import LatentHeads
+from .models.recurrent.layers import keeps_rows, layer_states
 from .settings import Settings, check_latent, settings_from
 
 CPU = "CPU"
@@ -142,7 +142,7 @@ class Placement:
 def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
     """Bytes that a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
     hparams = HParams(dict(metadata), "the model")
-    if cache_state_bytes(metadata, layer):
+    if not keeps_rows(hparams, layer):
         return 0
     settings = use.settings(hparams)
     if hparams.is_latent:
@@ -156,11 +156,7 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> 
 
 def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0) -> int:
     """Bytes of a layer's recurrent state; 0: it has none."""
-    hparams = HParams(dict(metadata), "the model")
-    layers = recurrent_layers(hparams) if hparams.architecture in DELTA_NET_ARCHITECTURES else []
-    if not any(layers[layer : layer + 1]):
-        return 0
-    return sum(StatePart(shape).nbytes for shape in DeltaHeads.of(hparams).states.values())
+    return sum(StatePart(shape).nbytes for shape in layer_states(HParams(dict(metadata), "the model"), layer).values())
 
 
 def _heads(hparams: HParams, layer: int) -> Heads:
@@ -198,7 +194,7 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
         queries = ub * n_head * (width + heads.rope) * 4
         return n_ctx * (expanded + heads.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
     n_embd, n_vocab = hparams.int("embedding_length"), hparams.int("vocab_size", 0)
-    inner = _of_layer(hparams, "feed_forward_length", 0, 4 * n_embd)
+    inner = max(_of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in range(hparams.int("block_count")))
     passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
     return passing + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
 

@@ -297,13 +297,14 @@ class DecoderSpec:
         norm_bias: bool = False,
         has_norm: bool = True,
         head_bias: bool = False,
+        output_norm: str = "output_norm",
         tied: bool = False,
     ) -> ModelSpec:
         """The complete model: embedding, layers, output norm and output.
 
         layer: the tensors of every layer, or a function from a layer's number to its tensors. norm_transform, norm_bias: of the
-        output norm; has_norm: whether it has weights. head_bias: the output has a bias. tied: whether the output shares the
-        embedding's weights if config.json has no tie_word_embeddings.
+        output norm; output_norm: its name in the GGUF; has_norm: whether it has weights. head_bias: the output has a bias.
+        tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
         """
         names = names or CheckpointNames()
         config, shape = self.config, (self.vocab_size, self.hidden_size)
@@ -320,10 +321,10 @@ class DecoderSpec:
             layer_tensors = layer if isinstance(layer, list) else layer(i)
             tensors += [tensor.spec(f"blk.{i}", names.layer.format(i)) for tensor in layer_tensors]
         if has_norm:
-            tensors.append(TensorSpec("output_norm.weight", (names.norm,), (self.hidden_size,), norm_transform))
+            tensors.append(TensorSpec(f"{output_norm}.weight", (names.norm,), (self.hidden_size,), norm_transform))
         if norm_bias:
             bias = f"{names.norm.removesuffix('weight')}bias"
-            tensors.append(TensorSpec("output_norm.bias", (bias,), (self.hidden_size,)))
+            tensors.append(TensorSpec(f"{output_norm}.bias", (bias,), (self.hidden_size,)))
         skipped_prefixes = dict(self.skipped_prefixes)
         if is_tied:
             skipped_prefixes[names.head] = "output tied to the embeddings"

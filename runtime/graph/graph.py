@@ -182,23 +182,37 @@ class GraphBuilder:
         self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
         return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k))
 
-    def short_convolution(self, x: Value, name: str, layer: int) -> Value:
+    def short_convolution(self, x: Value, name: str, layer: int, activation: str = "silu", state: str = "convolution") -> Value:
         (channels,), kernel = x.shape, self.shape(f"{name}.weight")[0]
-        weight = self.weight(f"{name}.weight", (kernel, channels))
-        self.cache.append(StateSpec(layer, "convolution", (kernel - 1, channels)))
-        return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer))
+        weight = self.weight(f"{name}.weight", (kernel, channels), (kernel, 1, channels))
+        bias = self.optional(f"{name}.bias", (channels,))
+        self.cache.append(StateSpec(layer, state, (kernel - 1, channels)))
+        return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer, bias, activation, state))
 
     def gated_delta_rule(
         self, q: Value, k: Value, v: Value, alpha: Value, beta: Value, layer: int, prefix: str, *, tiled: bool
     ) -> Value:
         """prefix: of the tensors a and dt.bias."""
-        heads = v.shape[0]
-        fits = q.shape == k.shape and alpha.shape == beta.shape == (heads,) and heads % k.shape[0] == 0
+        heads, rows = v.shape[0], k.shape[1]
+        fits = q.shape == k.shape and alpha.shape in ((heads,), (heads, rows)) and beta.shape == (heads,)
+        fits = fits and heads % k.shape[0] == 0
         self._fit(fits, f"the delta rule of queries {q.shape}, keys {k.shape}, values {v.shape} and factors {alpha.shape}")
-        decay, bias = self.weight(f"{prefix}a", (heads,)), self.weight(f"{prefix}dt.bias", (heads,))
-        self.cache.append(StateSpec(layer, "delta", (heads, k.shape[1], v.shape[1])))
+        decay, bias = self.weight(f"{prefix}a", (heads,), (1, heads)), self.weight(f"{prefix}dt.bias", (prod(alpha.shape),))
+        self.cache.append(StateSpec(layer, "delta", (heads, rows, v.shape[1])))
         out = self.value(*v.shape)
         return self.append(ops.GatedDeltaRule(out, q, k, v, alpha, beta, decay, bias, layer, tiled))
+
+    def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, layer: int, prefix: str) -> Value:
+        """prefix: of the tensors a, d and, for one step per head, dt.bias."""
+        (heads, width), (groups, size) = x.shape, b.shape
+        per_head = dt.shape == (heads,)
+        fits = b.shape == c.shape and heads % groups == 0 and (per_head or (heads == 1 and dt.shape == x.shape))
+        self._fit(fits, f"a scan of {x.shape} with steps {dt.shape} and factors {b.shape} and {c.shape}")
+        decay = self.weight(f"{prefix}a", (1, heads) if per_head else (size, width))
+        skip = self.weight(f"{prefix}d", (1, heads) if per_head else (width,))
+        bias = self.weight(f"{prefix}dt.bias", (heads,)) if per_head else None
+        self.cache.append(StateSpec(layer, "scan", (heads, size, width)))
+        return self.append(ops.SelectiveScan(self.value(heads, width), x, dt, b, c, decay, skip, layer, bias))
 
     def activation(self, x: Value, function: str) -> Value:
         return self.append(ops.Activation(self.value(*x.shape), x, function))

@@ -186,16 +186,20 @@ class SelectKeys(Op):
 
 @dataclass(frozen=True)
 class ShortConvolution(Op):
-    """silu of a causal convolution over the tokens of a sequence, each channel by itself: x (channels,) -> (channels,).
+    """A causal convolution over the tokens of a sequence, each channel by itself: x (channels,) -> (channels,).
 
-    Its last inputs are the state 'convolution' of `layer`.
+    Its last inputs are the state of this name of `layer`.
 
-    weight  (kernel, channels): a channel's last number multiplies the token itself, the one before it the token before
+    weight      (kernel, channels): a channel's last number multiplies the token itself, the one before it the token before
+    activation  of the result: 'silu' or 'none'
     """
 
     x: Value
     weight: Weight
     layer: int
+    bias: Weight | None = None
+    activation: str = "silu"
+    state: str = "convolution"
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,10 @@ class GatedDeltaRule(Op):
         S = S + sigmoid(beta) k (v - k S)
         out = q S / sqrt(k_width)
 
-    decay, alpha_bias  (value heads,)
+    alpha may be (value heads, k_width): then each row of S has a decay of its own (Kimi Delta Attention, arXiv:2510.26692).
+
+    decay       (value heads,) or (1, value heads)
+    alpha_bias  of alpha's size
     tiled              value head h has the queries and keys of head h modulo the number of key heads; else of head
                        h // (value heads / key heads)
     """
@@ -226,6 +233,32 @@ class GatedDeltaRule(Op):
     layer: int
     tiled: bool = False
     epsilon: float = 1e-6
+
+
+@dataclass(frozen=True)
+class SelectiveScan(Op):
+    """A state space model whose factors depend on the input: Mamba-2 (arXiv:2405.21060, section 6), Mamba (arXiv:2312.00752).
+
+    x (heads, width); dt (heads,) or, with one head, (1, width); b, c (groups, size) -> (heads, width)
+
+    Each head has a matrix S (size, width), the state 'scan' of `layer`, and b and c of group h // (heads / groups). For every
+    token, with the step d = softplus(dt + dt_bias):
+
+        S = exp(d * decay) S + b (d * x)
+        out = c S + skip * x
+
+    decay  negative: (1, heads), one number for each head's S; with one head (size, width): one for each element (Mamba)
+    skip   (1, heads), or (width,)
+    """
+
+    x: Value
+    dt: Value
+    b: Value
+    c: Value
+    decay: Weight
+    skip: Weight
+    layer: int
+    dt_bias: Weight | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +298,7 @@ class SoftplusGate(Op):
 
 @dataclass(frozen=True)
 class GatedActivation(Op):
-    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) *
+    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'identity', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) *
     swish(gate))."""
 
     gate: Value
@@ -373,7 +406,7 @@ class SoftCap(Op):
 
 OPS: tuple[type[Op], ...] = (
     *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, SelectKeys),
-    *(ShortConvolution, GatedDeltaRule, Activation, Xielu, Clamp, SoftplusGate, GatedActivation),
+    *(ShortConvolution, GatedDeltaRule, SelectiveScan, Activation, Xielu, Clamp, SoftplusGate, GatedActivation),
     *(Route, ScaleByRouting, ExpertLinear, CombineExperts, SigmoidGate),
     *(Add, Scale, ScaleByPosition, SoftCap),
 )

@@ -73,7 +73,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What a layer keeps per sequence, whatever its length: numbers of this shape. name: 'convolution' or 'delta'."""
+    """What a layer keeps per sequence, whatever its length: numbers of this shape. name: 'convolution', 'delta', 'scan', ..."""
 
     layer: int
     name: str

@@ -10,6 +10,8 @@ from ..graph import Graph
 from ..hparams import HParams
 from . import deepseek2, gemma4, llama, qwen3next
 from .delta_net import DELTA_NET_ARCHITECTURES
+from .recurrent import hybrid
+from .recurrent.variants import RECURRENT_VARIANTS
 from .variants import VARIANTS
 
 Build = Callable[[TensorSource, HParams, int | None], Graph]
@@ -20,6 +22,7 @@ ARCHITECTURES: dict[str, Build] = {
     "gemma4": gemma4.build,
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3"), deepseek2.build),
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
+    **dict.fromkeys(RECURRENT_VARIANTS, hybrid.build),
 }
 
 

@@ -69,18 +69,29 @@ def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str) -> 
 
 
 def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value:
-    """The routed experts' results, added to those of the shared expert, if there is one."""
+    """The routed experts' results, added to those of the shared expert, if there is one.
+
+    Experts without ffn_gate_exps have the activation `ungated`. With ffn_latent_down they read what this matrix makes of x, and
+    ffn_latent_up multiplies their sum (Nemotron 3 Super)."""
     prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
-    n_ff = hparams.int("expert_feed_forward_length", hparams.int("feed_forward_length", 0))
-    activation, n_embd = block.activation, x.shape[0]
+    n_ff = hparams.of_layer("expert_feed_forward_length", layer, 0, 0) or hparams.of_layer("feed_forward_length", layer, 0, 0)
     routing = _route(graph, hparams, layer, x, n_expert, block.gating)
-    shared = _shared_expert(graph, prefix, x, activation)
+    shared, inputs = _shared_expert(graph, hparams, layer, x, block), x
+    has_latent = f"{prefix}latent_down.weight" in graph
+    if has_latent:
+        inputs = graph.linear(x, f"{prefix}latent_down", graph.shape(f"{prefix}latent_down.weight")[1])
     if block.weigh_inputs:
-        x = graph.scale_by_routing(x, routing)
-    gate, up = (graph.expert_linear(x, routing, f"{prefix}{part}_exps", n_ff, n_expert) for part in ("gate", "up"))
-    inner = _activated(graph, gate, up, activation)
-    out = graph.expert_linear(inner, routing, f"{prefix}down_exps", n_embd, n_expert)
+        inputs = graph.scale_by_routing(inputs, routing)
+    up = graph.expert_linear(inputs, routing, f"{prefix}up_exps", n_ff, n_expert)
+    if f"{prefix}gate_exps.weight" in graph:
+        gate = graph.expert_linear(inputs, routing, f"{prefix}gate_exps", n_ff, n_expert)
+        inner = _activated(graph, gate, up, block.activation)
+    else:
+        inner = _ungated(graph, hparams, layer, up, block.ungated)
+    out = graph.expert_linear(inner, routing, f"{prefix}down_exps", inputs.shape[-1], n_expert)
     routed = graph.combine(out, routing, not block.weigh_inputs)
+    if has_latent:
+        routed = graph.linear(routed, f"{prefix}latent_up", x.shape[0])
     if shared is None:
         return routed
     both = graph.add(shared, routed)
@@ -116,10 +127,14 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
     )
 
 
-def _shared_expert(graph: GraphBuilder, prefix: str, x: Value, activation: str) -> Value | None:
+def _shared_expert(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value | None:
     """The expert that every token goes to, of the width that its tensors have, perhaps with a gate of its own (Qwen 2 MoE)."""
+    prefix = f"blk.{layer}.ffn_"
     if f"{prefix}up_shexp.weight" not in graph:
         return None
     n_ff = graph.shape(f"{prefix}up_shexp.weight")[1]
-    out, gate = _gated(graph, x, prefix, "_shexp", n_ff, activation), f"{prefix}gate_inp_shexp"
+    if f"{prefix}gate_shexp.weight" not in graph:
+        inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up_shexp", n_ff), block.ungated)
+        return graph.linear(inner, f"{prefix}down_shexp", x.shape[0])
+    out, gate = _gated(graph, x, prefix, "_shexp", n_ff, block.activation), f"{prefix}gate_inp_shexp"
     return graph.sigmoid_gate(x, out, gate) if f"{gate}.weight" in graph else out

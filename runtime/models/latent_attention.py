@@ -75,7 +75,7 @@ def latent_attention(
     *,
     scale: float,
     epsilon: float,
-    rope: RotaryEmbedding,
+    rope: RotaryEmbedding | None,
     temperature: Temperature | None = None,
     indexer: Indexer | None = None,
     selection: Value | None = None,
@@ -83,6 +83,7 @@ def latent_attention(
     """From the tensors blk.N.attn_{q_a,q_a_norm,q_b}, or attn_q; attn_{kv_a_mqa,kv_a_norm,output}; attn_kv_b, or
     attn_{k_b,v_b}. Returns the result, and which keys were seen (None: all).
 
+    rope         None: no rotation (Kimi Linear)
     temperature  of the queries
     selection    of the layer before, for a layer without an indexer of its own
     """
@@ -93,13 +94,15 @@ def latent_attention(
         q = graph.linear(q_latent, f"{prefix}q_b", q_rows)
     else:
         q = graph.linear(x, f"{prefix}q", q_rows)
-    if indexer is not None and f"blk.{layer}.indexer.attn_k.weight" in graph:
+    if indexer is not None and rope is not None and f"blk.{layer}.indexer.attn_k.weight" in graph:
         selection = _select(graph, x, q_latent, layer, indexer, rope)
-    q = graph.rope(graph.reshape(q, heads.n, heads.nope + heads.rope), rope, start=heads.nope)
+    q = graph.reshape(q, heads.n, heads.nope + heads.rope)
+    q = q if rope is None else graph.rope(q, rope, start=heads.nope)
     q = graph.scale_by_position(q, temperature)
     latent, k_pe = graph.split(graph.linear(x, f"{prefix}kv_a_mqa", heads.rank + heads.rope), heads.rank, heads.rope)
     latent = graph.norm(latent, f"{prefix}kv_a_norm", epsilon)
-    out = graph.latent_attention(q, latent, graph.rope(k_pe, rope), layer, scale, heads.v_width, prefix, selection)
+    k_pe = k_pe if rope is None else graph.rope(k_pe, rope)
+    out = graph.latent_attention(q, latent, k_pe, layer, scale, heads.v_width, prefix, selection)
     return graph.linear(out, f"{prefix}output", x.shape[0]), selection
 
 

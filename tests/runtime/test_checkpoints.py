@@ -82,6 +82,7 @@ def test_every_architecture_is_tried():
     }  # below
     others |= {name for name, function in ARCHITECTURES.items() if function == "multimodal.text_model"}
     others |= {"Ernie4_5_ForCausalLM"}  # another spelling of Ernie4_5ForCausalLM
+    others |= {"LFM2ForCausalLM"}  # another spelling of Lfm2ForCausalLM
     others |= {name for name in ARCHITECTURES if name.endswith("TextModel")}  # in test_multimodal
     others |= {"BailingMoeV2ForCausalLM", "ExaoneMoEForCausalLM"}  # below, and another spelling of ExaoneMoeForCausalLM
     others |= {"InternLM3ForCausalLM"}  # a Llama, whose class transformers takes: below

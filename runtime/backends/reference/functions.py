@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph import Value, ops
 from ...graph.values import RotaryEmbedding, Temperature
+from . import recurrent
 from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
 from .step import Step
 
@@ -171,48 +172,6 @@ def latent_attention(
     return np.einsum("nhr,hvr->nhv", weighted, to_values)
 
 
-def short_convolution(step: Step, x: np.ndarray, weight: np.ndarray, layer: int) -> np.ndarray:
-    out, (channels, kernel) = np.empty_like(x), weight.shape
-    for cache, rows in step.segments:
-        n = rows.stop - rows.start
-        inputs = np.concatenate([np.zeros((kernel - 1, channels), np.float32), cache.append(layer, "convolution", x[rows])])
-        windows = np.lib.stride_tricks.sliding_window_view(inputs[-(n + kernel - 1) :], kernel, axis=0)
-        out[rows] = np.einsum("nck,ck->nc", windows, weight)
-    return out * sigmoid(out)
-
-
-def gated_delta_rule(
-    step: Step,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    alpha: np.ndarray,
-    beta: np.ndarray,
-    decay: np.ndarray,
-    alpha_bias: np.ndarray,
-    layer: int,
-    tiled: bool,
-    epsilon: float,
-) -> np.ndarray:
-    (heads, width), key_heads = v.shape[1:], k.shape[1]
-    own_key = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)
-    q, k = (x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(epsilon)) for x in (q[:, own_key], k[:, own_key]))
-    shrink, strength = np.exp(decay * np.logaddexp(np.float32(0), alpha + alpha_bias)), sigmoid(beta)
-    out = np.empty_like(v)
-    for cache, rows in step.segments:
-        past = cache.rows.get((layer, "delta"))
-        state = np.zeros((heads, k.shape[2], width), np.float32) if not cache.length or past is None else past[cache.length - 1]
-        states = []
-        for t in range(rows.start, rows.stop):
-            state = state * shrink[t, :, None, None]
-            change = (v[t] - np.einsum("hkv,hk->hv", state, k[t])) * strength[t, :, None]
-            state = state + k[t, :, :, None] * change[:, None]
-            out[t] = np.einsum("hkv,hk->hv", state, q[t])
-            states.append(state)
-        cache.append(layer, "delta", np.array(states))
-    return out * np.float32(k.shape[2] ** -0.5)
-
-
 def _not_selected(selection: np.ndarray, m: int) -> np.ndarray:
     """Positions [n, top_k] -> bool [n, m]; none where the first is -1."""
     hidden = selection[:, :1] >= 0 if m else np.zeros((len(selection), 0), bool)
@@ -257,8 +216,14 @@ def softplus_gate(step: Step, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def gated_activation(
-    step: Step, gate: np.ndarray, up: np.ndarray, function: Literal["silu", "gelu", "sigmoid", "clamped_swish"], limit: float
+    step: Step,
+    gate: np.ndarray,
+    up: np.ndarray,
+    function: Literal["silu", "gelu", "sigmoid", "clamped_swish", "identity"],
+    limit: float,
 ) -> np.ndarray:
+    if function == "identity":
+        return gate * up
     if function == "clamped_swish":
         gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
         return gate * sigmoid(np.float32(1.702) * gate) * (up + 1)
@@ -296,8 +261,9 @@ _BY_CLASS = {
     ops.Rope: rope,
     ops.Attention: attention,
     ops.LatentAttention: latent_attention,
-    ops.ShortConvolution: short_convolution,
-    ops.GatedDeltaRule: gated_delta_rule,
+    ops.ShortConvolution: recurrent.short_convolution,
+    ops.GatedDeltaRule: recurrent.gated_delta_rule,
+    ops.SelectiveScan: recurrent.selective_scan,
     ops.SelectKeys: select_keys,
     ops.Activation: activation,
     ops.Xielu: xielu,

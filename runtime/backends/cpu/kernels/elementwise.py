@@ -12,7 +12,7 @@ from .....simd.exponential import exp, exp_lanes
 from .....simd.lanes import LANES, load, min_lanes, select, splat, store
 
 _HUGE = 1e30
-SILU, GELU, CLAMPED_SWISH, SQUARED_RELU, SIGMOID = range(5)
+SILU, GELU, CLAMPED_SWISH, SQUARED_RELU, SIGMOID, IDENTITY = range(6)
 
 _FAST = {"reassoc", "nsz", "contract"}  # the compiler chooses the order of a row's sum, which is then the same at every call
 
@@ -71,8 +71,12 @@ def gate_run(activation, gate, up, out, limit):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
     activation: SILU, GELU (the tanh form), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate) * (up + 1) of gate clamped to at
-    most the limit and up to +-limit (gpt-oss); or SQUARED_RELU: max(gate, 0)^2 * up.
+    most the limit and up to +-limit (gpt-oss); SQUARED_RELU: max(gate, 0)^2 * up; or IDENTITY: gate * up.
     """
+    if activation == IDENTITY:
+        for i in range(out.size):
+            out[i] = gate[i] * up[i]
+        return
     if activation == SQUARED_RELU:
         for i in range(out.size):
             value = gate[i] if gate[i] > 0 or gate[i] != gate[i] else np.float32(0)

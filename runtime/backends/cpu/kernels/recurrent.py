@@ -9,8 +9,6 @@ state lies at `offset` in both. Another two say which rows are the sequence's: t
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from .....simd.compile import kernel
@@ -19,6 +17,7 @@ from .....simd.lanes import LANES, fma_lanes, load, splat, store
 from .....simd.memory import view
 from .....simd.team import part
 from .elementwise import SILU, gate_run, product
+from .softplus import softplus
 
 CHANNELS = 256  # of a part of the convolution
 COLUMNS = 4 * LANES  # of a part of the delta rule: as many sums as fill the processor's pipelines
@@ -26,12 +25,12 @@ COLUMNS = 4 * LANES  # of a part of the delta rule: as many sums as fill the pro
 
 @part
 def short_convolution(argument, number):
-    """silu of the causal convolution of each channel. The state: the last kernel - 1 inputs, float32 [kernel - 1, stride].
+    """The causal convolution of each channel, or silu of it. State: the last kernel - 1 inputs, float32 [kernel - 1, stride].
 
     Table: x, out (each with its row bytes), weights float32 [kernel, channels], channels, kernel, stride, rows of the
-    sequences, their states, offset.
+    sequences, their states, offset, biases float32 [channels], whether silu follows.
     """
-    table = view(argument, 11, np.int64)
+    table = view(argument, 13, np.int64)
     channels, kernel_size, stride = table[5], table[6], table[7]
     parts = (channels + CHANNELS - 1) // CHANNELS
     sequence, column = number // parts, number % parts * CHANNELS
@@ -39,11 +38,11 @@ def short_convolution(argument, number):
     rows, states = view(table[8] + 16 * sequence, 2, np.int64), view(table[9] + 16 * sequence, 2, np.int64)
     first, n, past = rows[0], rows[1], kernel_size - 1
     before, after = states[0] + table[10] + 4 * column, states[1] + table[10] + 4 * column
-    ones = np.ones(width, np.float32)
+    ones, bias = np.ones(width, np.float32), view(table[11] + 4 * column, width, np.float32)
     for t in range(n):
         out = view(table[2] + (first + t) * table[3] + 4 * column, width, np.float32)
         for j in range(width):
-            out[j] = 0
+            out[j] = bias[j]
         for i in range(kernel_size):
             at = t + i - past  # of the token, counted from the first new one
             source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
@@ -51,7 +50,8 @@ def short_convolution(argument, number):
             weight = view(table[4] + 4 * (channels * i + column), width, np.float32)
             for j in range(width):
                 out[j] += weight[j] * x[j]
-        gate_run(SILU, out, ones, out, np.float32(0))
+        if table[12]:
+            gate_run(SILU, out, ones, out, np.float32(0))
     for i in range(past):
         at = n + i - past
         source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
@@ -66,12 +66,6 @@ def _unit(x, scale, epsilon, out):
     factor = scale / np.sqrt(product(x, x) + epsilon)
     for i in range(x.size):
         out[i] = x[i] * factor
-
-
-@kernel
-def _softplus(x):
-    """log(1 + e^x), computed in float64: the C library's last bit does not show."""
-    return x if x > np.float32(20) else np.float32(math.log1p(math.exp(np.float64(x))))
 
 
 @kernel
@@ -130,6 +124,60 @@ def _step_1(before, after, stride, column, q, k, v, shrink, strength, out):
     store(out, 0, total)
 
 
+@kernel
+def _row_step_4(before, after, stride, column, q, k, decayed, v, shrink, strength, out):
+    """As `_step_4` with a decay for each row: shrink and decayed, which is shrink * k, float32 [k.size]."""
+    sum_0, sum_1, sum_2, sum_3 = splat(0), splat(0), splat(0), splat(0)
+    at = column
+    for i in range(k.size):
+        factor = splat(decayed[i])
+        sum_0 = fma_lanes(load(before, at), factor, sum_0)
+        sum_1 = fma_lanes(load(before, at + LANES), factor, sum_1)
+        sum_2 = fma_lanes(load(before, at + 2 * LANES), factor, sum_2)
+        sum_3 = fma_lanes(load(before, at + 3 * LANES), factor, sum_3)
+        at += stride
+    change_0, change_1 = (load(v, 0) - sum_0) * strength, (load(v, LANES) - sum_1) * strength
+    change_2, change_3 = (load(v, 2 * LANES) - sum_2) * strength, (load(v, 3 * LANES) - sum_3) * strength
+    sum_0, sum_1, sum_2, sum_3 = splat(0), splat(0), splat(0), splat(0)
+    at = column
+    for i in range(k.size):
+        factor, query, kept = splat(k[i]), splat(q[i]), splat(shrink[i])
+        state_0 = fma_lanes(change_0, factor, load(before, at) * kept)
+        state_1 = fma_lanes(change_1, factor, load(before, at + LANES) * kept)
+        state_2 = fma_lanes(change_2, factor, load(before, at + 2 * LANES) * kept)
+        state_3 = fma_lanes(change_3, factor, load(before, at + 3 * LANES) * kept)
+        store(after, at, state_0)
+        store(after, at + LANES, state_1)
+        store(after, at + 2 * LANES, state_2)
+        store(after, at + 3 * LANES, state_3)
+        sum_0, sum_1 = fma_lanes(state_0, query, sum_0), fma_lanes(state_1, query, sum_1)
+        sum_2, sum_3 = fma_lanes(state_2, query, sum_2), fma_lanes(state_3, query, sum_3)
+        at += stride
+    store(out, 0, sum_0)
+    store(out, LANES, sum_1)
+    store(out, 2 * LANES, sum_2)
+    store(out, 3 * LANES, sum_3)
+
+
+@kernel
+def _row_step_1(before, after, stride, column, q, k, decayed, v, shrink, strength, out):
+    """As `_row_step_4` for 16 columns; v and out have only these."""
+    total = splat(0)
+    at = column
+    for i in range(k.size):
+        total = fma_lanes(load(before, at), splat(decayed[i]), total)
+        at += stride
+    change = (load(v, 0) - total) * strength
+    total = splat(0)
+    at = column
+    for i in range(k.size):
+        state = fma_lanes(change, splat(k[i]), load(before, at) * splat(shrink[i]))
+        store(after, at, state)
+        total = fma_lanes(state, splat(q[i]), total)
+        at += stride
+    store(out, 0, total)
+
+
 @part
 def delta_rule(argument, number):
     """The gated delta rule for one sequence, one value head and up to COLUMNS columns of its matrix.
@@ -137,10 +185,11 @@ def delta_rule(argument, number):
     The state: a matrix float32 [k_width, stride] per head, stride the columns filled up to a multiple of LANES.
 
     Table: q, k, v, out (each with bytes from row to row and from head to head), alpha, beta (each with its row bytes), decay
-    and bias of alpha float32 [heads], heads, key heads, k_width, v_width, whether heads are tiled, rows of the sequences, their
-    states, offset, epsilon and the queries' scale (float64).
+    float32 [heads], bias of alpha float32 [heads * decays], heads, key heads, k_width, v_width, whether heads are tiled, rows
+    of the sequences, their states, offset, epsilon and the queries' scale (float64), decays of a head: 1, or k_width.
     """
-    table, reals = view(argument, 28, np.int64), view(argument, 28, np.float64)
+    table, reals = view(argument, 29, np.int64), view(argument, 29, np.float64)
+    decays = table[28]
     heads, key_heads, k_width, v_width = table[18], table[19], table[20], table[21]
     epsilon, scale = np.float32(reals[26]), np.float32(reals[27])
     stride = (v_width + LANES - 1) // LANES * LANES
@@ -151,10 +200,11 @@ def delta_rule(argument, number):
     place = table[25] + 4 * head * k_width * stride
     before = view(states[0] + place, k_width * stride, np.float32)
     after = view(states[1] + place, k_width * stride, np.float32)
-    decay, bias = view(table[16], heads, np.float32)[head], view(table[17], heads, np.float32)[head]
+    decay, bias = view(table[16], heads, np.float32)[head], view(table[17] + 4 * head * decays, decays, np.float32)
     columns = min(COLUMNS, stride - column)
     used = min(COLUMNS, v_width - column)
     q, k = np.empty(k_width, np.float32), np.empty(k_width, np.float32)
+    shrink, decayed = np.empty(decays, np.float32), np.empty(k_width, np.float32)
     v, out = np.zeros(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     for t in range(rows[0], rows[0] + rows[1]):
         _unit(view(table[0] + t * table[1] + key_head * table[2], k_width, np.float32), scale, epsilon, q)
@@ -162,15 +212,23 @@ def delta_rule(argument, number):
         values = view(table[6] + t * table[7] + head * table[8] + 4 * column, used, np.float32)
         for j in range(used):
             v[j] = values[j]
-        alpha = view(table[12] + t * table[13], heads, np.float32)[head]
+        alpha = view(table[12] + t * table[13] + 4 * head * decays, decays, np.float32)
         beta = view(table[14] + t * table[15], heads, np.float32)[head]
-        shrink = exp(decay * _softplus(alpha + bias))
+        for i in range(decays):
+            shrink[i] = exp(decay * softplus(alpha[i] + bias[i]))
         strength = np.float32(1) / (np.float32(1) + exp(-beta))
-        if columns == COLUMNS:
-            _step_4(before, after, stride, column, q, k, v, shrink, strength, out)
-        else:
-            for first in range(0, columns, LANES):
-                _step_1(before, after, stride, column + first, q, k, v[first:], shrink, strength, out[first:])
+        if decays > 1:
+            for i in range(k_width):
+                decayed[i] = shrink[i] * k[i]
+        if columns == COLUMNS and decays == 1:
+            _step_4(before, after, stride, column, q, k, v, shrink[0], strength, out)
+        elif columns == COLUMNS:
+            _row_step_4(before, after, stride, column, q, k, decayed, v, shrink, strength, out)
+        for first in range(0, columns if columns < COLUMNS else 0, LANES):
+            if decays == 1:
+                _step_1(before, after, stride, column + first, q, k, v[first:], shrink[0], strength, out[first:])
+            else:
+                _row_step_1(before, after, stride, column + first, q, k, decayed, v[first:], shrink, strength, out[first:])
         before = after
         result = view(table[9] + t * table[10] + head * table[11] + 4 * column, used, np.float32)
         for j in range(used):

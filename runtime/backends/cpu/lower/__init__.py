@@ -28,7 +28,7 @@ from .elementwise import (
 from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
-from .recurrent import GatedDeltaRuleStep, ShortConvolutionStep
+from .recurrent import GatedDeltaRuleStep, SelectiveScanStep, ShortConvolutionStep
 from .sparse_attention import SelectKeysStep
 from .special import ElementwiseStep, SoftplusGateStep
 
@@ -51,6 +51,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Scale: ScaleStep,
     o.ScaleByPosition: ScaleByPositionStep,
     o.SelectKeys: SelectKeysStep,
+    o.SelectiveScan: SelectiveScanStep,
     o.ShortConvolution: ShortConvolutionStep,
     o.SigmoidGate: SigmoidGateStep,
     o.SoftCap: SoftCapStep,
@@ -84,7 +85,8 @@ SUPPORT: Support = {
     o.Scale: dict.fromkeys(("x", "factor")),
     o.ScaleByPosition: dict.fromkeys(("x", "temperature")),
     o.ScaleByRouting: dict.fromkeys(("x", "routing")),
-    o.ShortConvolution: dict.fromkeys(("x", "weight", "layer")),
+    o.SelectiveScan: dict.fromkeys(("x", "dt", "b", "c", "decay", "skip", "layer", "dt_bias")),
+    o.ShortConvolution: {**dict.fromkeys(("x", "weight", "layer", "bias", "state")), "activation": ("silu", "none")},
     o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),

@@ -22,13 +22,13 @@ from ....graph.ops import (
     Split,
 )  # fmt: skip
 from ..kernels import row_parts
-from ..kernels.elementwise import CLAMPED_SWISH, GELU, SIGMOID, SILU, SQUARED_RELU
+from ..kernels.elementwise import CLAMPED_SWISH, GELU, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
 from ..passes import CELL, Pass, Step
 from ..schedule import real
 
-GATES = {"silu": SILU, "gelu": GELU, "sigmoid": SIGMOID, "clamped_swish": CLAMPED_SWISH}
+GATES = {"silu": SILU, "gelu": GELU, "sigmoid": SIGMOID, "clamped_swish": CLAMPED_SWISH, "identity": IDENTITY}
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "squared_relu": SQUARED_RELU}
 _HEADS = 16  # of a part, if the number of heads is a multiple of it
 

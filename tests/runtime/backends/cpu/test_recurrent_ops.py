@@ -34,6 +34,44 @@ def delta_shapes(heads=4, key_heads=2, k_width=8, v_width=8):
     return shapes | {"ssm_a": (heads,), "ssm_dt__bias": (heads,)}
 
 
+def row_delta(b, x, heads=4, width=8, layer=0):
+    """As `delta`, with a decay for each row of a head's matrix."""
+    q, k, v = (b.reshape(b.linear(x, name, heads * width), heads, width) for name in ("q", "k", "v"))
+    alpha, beta = b.reshape(b.linear(x, "alpha", heads * width), heads, width), b.linear(x, "beta", heads)
+    return b.add(x, b.linear(b.gated_delta_rule(q, k, v, alpha, beta, layer, "ssm_", tiled=False), "o", N_EMBD))
+
+
+def row_delta_shapes(heads=4, width=8):
+    shapes = delta_shapes(heads, heads, width, width) | {"alpha__weight": (N_EMBD, heads * width)}
+    return shapes | {"ssm_a": (1, heads), "ssm_dt__bias": (heads * width,)}
+
+
+def scan(b, x, heads=4, width=8, groups=2, size=6, layer=0):
+    """A layer of Mamba-2 without its convolution."""
+    parts = b.split(b.linear(x, "xbc", heads * width + 2 * groups * size), heads * width, groups * size, groups * size)
+    value, factors = b.reshape(parts[0], heads, width), [b.reshape(part, groups, size) for part in parts[1:]]
+    return b.add(x, b.linear(b.selective_scan(value, b.linear(x, "step", heads), *factors, layer, "ssm_"), "o", N_EMBD))
+
+
+def scan_shapes(heads=4, width=8, groups=2, size=6):
+    shapes = {"xbc__weight": (N_EMBD, heads * width + 2 * groups * size), "step__weight": (N_EMBD, heads)}
+    shapes |= {"ssm_a": (1, heads), "ssm_d": (1, heads), "ssm_dt__bias": (heads,), "o__weight": (heads * width, N_EMBD)}
+    return shapes
+
+
+def element_scan(b, x, width=24, size=6, layer=0):
+    """A layer of Mamba without its convolution."""
+    value, step = (b.reshape(b.linear(x, name, width), 1, width) for name in ("x", "step"))
+    factors = [b.reshape(b.linear(x, name, size), 1, size) for name in ("b", "c")]
+    return b.add(x, b.linear(b.selective_scan(value, step, *factors, layer, "ssm_"), "o", N_EMBD))
+
+
+def element_scan_shapes(width=24, size=6):
+    shapes = {name: (N_EMBD, rows) for name, rows in zip("xbc", (width, size, size), strict=True)} | {"step": (N_EMBD, width)}
+    shapes = {f"{name}__weight": shape for name, shape in shapes.items()} | {"o__weight": (width, N_EMBD)}
+    return shapes | {"ssm_a": (size, width), "ssm_d": (width,)}
+
+
 def source_of(seed=0, **shapes):
     """Random tensors; factors of decay are negative, as those of a model."""
     tensors = Tensors(seed, **shapes)
@@ -61,17 +99,57 @@ def test_gated_delta_rule(seed, count, sizes, tiled):
     run_both(lambda b, x: delta(b, x, *sizes, tiled=tiled), seed, count, source=source)
 
 
-def both(b, x):
-    return delta(b, convolution(b, x), layer=1, v_width=72, tiled=True)
+@few_examples
+@given(seeds, threads, st.sampled_from([(24, 4), (5, 2), (300, 3)]), st.sampled_from(["silu", "none"]))
+def test_short_convolution_with_biases(seed, count, sizes, activation):
+    def build(b, x):
+        y = b.short_convolution(b.linear(x, "up", sizes[0]), "conv", 0, activation, state="other")
+        return b.add(x, b.linear(y, "down", N_EMBD))
+
+    run_both(build, seed, count, **convolution_shapes(*sizes), conv__bias=(sizes[0],))
 
 
-SHAPES = convolution_shapes() | delta_shapes(v_width=72)
+@few_examples
+@given(seeds, threads, st.sampled_from([(4, 8), (2, 16), (1, 64), (2, 100), (3, 5)]))
+def test_delta_rule_with_a_decay_for_each_row(seed, count, sizes):
+    source = source_of(seed, **row_delta_shapes(*sizes))
+    run_both(lambda b, x: row_delta(b, x, *sizes), seed, count, source=source)
 
 
-@pytest.fixture(scope="module")
-def executable():
-    source = source_of(3, **SHAPES)
-    return compiled(graph_of(source, both), source, exact=True, threads=2)
+@few_examples
+@given(
+    seeds,
+    threads,
+    st.sampled_from([(4, 8, 2, 6), (2, 16, 1, 16), (6, 20, 3, 8), (1, 64, 1, 5), (2, 100, 2, 128), (3, 1, 1, 1)]),
+)
+def test_selective_scan_with_a_factor_for_each_head(seed, count, sizes):
+    source = source_of(seed, **scan_shapes(*sizes))
+    run_both(lambda b, x: scan(b, x, *sizes), seed, count, source=source)
+
+
+@few_examples
+@given(seeds, threads, st.sampled_from([(24, 6), (16, 16), (100, 3), (200, 8), (1, 1), (64, 17)]))
+def test_selective_scan_with_a_factor_for_each_element(seed, count, sizes):
+    source = source_of(seed, **element_scan_shapes(*sizes))
+    run_both(lambda b, x: element_scan(b, x, *sizes), seed, count, source=source)
+
+
+GRAPHS = {
+    "delta": (
+        lambda b, x: delta(b, convolution(b, x), layer=1, v_width=72, tiled=True),
+        convolution_shapes() | delta_shapes(v_width=72),
+    ),
+    "delta by rows": (lambda b, x: row_delta(b, x, 2, 72), row_delta_shapes(2, 72)),
+    "scan": (lambda b, x: scan(b, x, 4, 72), scan_shapes(4, 72)),
+    "scan by elements": (lambda b, x: element_scan(b, x, 200, 7), element_scan_shapes(200, 7)),
+}
+
+
+@pytest.fixture(scope="module", params=GRAPHS)
+def executable(request):
+    build, shapes = GRAPHS[request.param]
+    source = source_of(3, **shapes)
+    return compiled(graph_of(source, build), source, exact=True, threads=2)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Architectures whose layers keep a state of fixed size: state space models, short convolutions, delta attention."""

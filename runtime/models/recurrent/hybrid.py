@@ -1,0 +1,102 @@
+"""Models of state space layers, short convolutions or delta attention, most with a few layers of attention: LFM2, Mamba,
+Mamba-2, Jamba, Granite 4, Nemotron-H, Falcon-H1, Kimi Linear.
+
+What a layer has, its tensors say: a convolution (shortconv), a state space (ssm_in), delta attention (ssm_f_a), attention, or
+several of these, whose results are added; behind it a feed-forward block with a norm of its own (ffn_norm), or as a layer by
+itself.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ....formats import FormatError, TensorSource
+from ...graph import Graph, GraphBuilder, Value
+from ...graph.values import RotaryEmbedding
+from ...hparams import HParams, n_layers
+from ..attention import Heads, grouped_attention
+from ..feed_forward import FeedForward, feed_forward
+from ..latent_attention import LatentHeads, latent_attention
+from ..rotary import frequency_factors, rotary_embedding, rotated_dims
+from .kimi_delta import KimiDeltaHeads, kimi_delta_attention
+from .short_convolution import gated_convolution
+from .state_space import StateSpace, state_space
+from .variants import RECURRENT_VARIANTS, RecurrentVariant
+
+
+def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
+    """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
+    variant = RECURRENT_VARIANTS[hparams.architecture]
+    hparams = hparams.with_defaults(variant.defaults)
+    graph, n_embd = GraphBuilder(source), hparams.size("embedding_length")
+    epsilon = hparams.float("attention.layer_norm_rms_epsilon")
+    residual_scale, logit_scale = (hparams.float(key, 0.0) or 1.0 for key in ("residual_scale", "logit_scale"))
+    block = FeedForward(ungated=variant.ungated)
+    mixers = _Mixers(graph, hparams, variant, epsilon, n_ctx)
+
+    x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
+    for layer in range(n_layers(hparams)):
+        prefix = f"blk.{layer}."
+        h = graph.norm(x, f"{prefix}attn_norm", epsilon)
+        parts = mixers.results(h, layer)
+        if not parts:
+            parts = [feed_forward(graph, hparams, layer, h, block)]
+        mixed = parts[0] if len(parts) == 1 else graph.add(parts[0], parts[1])
+        x = graph.add(x, mixed, residual_scale)
+        if f"{prefix}ffn_norm.weight" in graph:
+            h = graph.norm(x, f"{prefix}ffn_norm", epsilon)
+            x = graph.add(x, feed_forward(graph, hparams, layer, h, block), residual_scale)
+        graph.end_layer(x)
+    hidden = graph.norm(x, variant.output_norm, epsilon)
+    scale = 1 / logit_scale if variant.divide_logits else logit_scale
+    return graph.finish(hparams.architecture, hidden, hparams.size("context_length"), scale=scale)
+
+
+class _Mixers:
+    """The parts of layers that mix tokens."""
+
+    def __init__(self, graph: GraphBuilder, hparams: HParams, variant: RecurrentVariant, epsilon: float, n_ctx: int | None):
+        self.graph, self.hparams, self.variant, self.epsilon, self.n_ctx = graph, hparams, variant, epsilon, n_ctx
+
+    def results(self, x: Value, layer: int) -> list[Value]:
+        """What each of a layer's mixers makes of its normalised input."""
+        prefix = f"blk.{layer}."
+        mixers = {
+            "attn_kv_a_mqa": self._latent_attention,
+            "shortconv.in_proj": partial(gated_convolution, self.graph),
+            "ssm_in": self._state_space,
+            "ssm_f_a": self._delta_attention,
+        }
+        chosen = [mixer for name, mixer in mixers.items() if f"{prefix}{name}.weight" in self.graph]
+        has_attention = any(f"{prefix}attn_{name}.weight" in self.graph for name in ("q", "qkv"))
+        if has_attention and not any(f"{prefix}{name}.weight" in self.graph for name in ("attn_kv_a_mqa", "ssm_f_a")):
+            chosen.insert(0, self._attention)
+        if len(chosen) > 2:
+            raise FormatError(f"{self.graph.source.path}: layer {layer} has more than two of attention and recurrent parts")
+        return [mixer(x, layer) for mixer in chosen]
+
+    def _attention(self, x: Value, layer: int) -> Value:
+        heads = Heads.of(self.hparams, layer)
+        scale = self.hparams.float("attention.scale", 0.0) or heads.k_width**-0.5
+        rope = self._rope(heads.k_width)
+        return grouped_attention(self.graph, x, layer, heads, scale=scale, epsilon=self.epsilon, rope=rope)
+
+    def _rope(self, width: int) -> RotaryEmbedding | None:
+        if not self.variant.rotates or not self.hparams.flag("rope.scaling.finetuned", True):
+            return None
+        dims = rotated_dims(self.hparams, width)
+        factors = frequency_factors(self.graph, self.hparams, dims, self.n_ctx)
+        return rotary_embedding(self.hparams, dims, self.variant.interleaved, factors)
+
+    def _latent_attention(self, x: Value, layer: int) -> Value:
+        heads = LatentHeads.of(self.hparams)
+        scale = (heads.nope + heads.rope) ** -0.5
+        return latent_attention(self.graph, x, layer, heads, scale=scale, epsilon=self.epsilon, rope=None)[0]
+
+    def _state_space(self, x: Value, layer: int) -> Value:
+        sizes = StateSpace.of(self.hparams, has_heads=self.variant.has_heads)
+        plain_norms = self.hparams.flag("ssm.dt_b_c_rms")
+        return state_space(self.graph, x, layer, sizes, epsilon=self.epsilon, plain_norms=plain_norms)
+
+    def _delta_attention(self, x: Value, layer: int) -> Value:
+        return kimi_delta_attention(self.graph, x, layer, KimiDeltaHeads.of(self.hparams), epsilon=self.epsilon)
