@@ -15,7 +15,15 @@ from .rules import Rule, RuleMatcher
 # Tensors that llama-quantize never quantises, by the end of the name and by a part of it (docs/formats/mixes.md).
 ROUTER = "ffn_gate_inp.weight"
 _UNQUANTIZED_SUFFIXES = ("position_embd.weight", "token_types.weight")
-_UNQUANTIZED_PARTS = ("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight", "exp_probs_b")
+_UNQUANTIZED_PARTS = (
+    "_norm.weight",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "ssm_x.weight",
+    "ssm_dt.weight",
+    "attn_rel_b.weight",
+    "exp_probs_b",
+)
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
 INTEGER_TYPES = ("i8", "i16", "i32", "i64")

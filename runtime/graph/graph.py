@@ -126,9 +126,12 @@ class GraphBuilder:
         return self.append(ops.Reshape(self.value(*shape), x))
 
     def norm(self, x: Value, name: str, epsilon: float, *, kind: str = "rms") -> Value:
-        """The weight's shape says what it goes over: the last axis (perhaps with weights per head), or all heads together."""
+        """The weight's shape says what it goes over: the last axis (perhaps with weights per head), or all heads together.
+
+        The weight may also be named NAME, without suffix (Falcon-H1's ffn_norm)."""
         width, size = x.shape[-1], prod(x.shape)
-        weight = self.weight(f"{name}.weight", (width,), (size,), x.shape[::-1])
+        full_name = name if name in self else f"{name}.weight"
+        weight = self.weight(full_name, (width,), (size,), x.shape[::-1])
         over = "all" if weight.shape == (size,) and size != width else "last"
         bias = self.optional(f"{name}.bias", weight.shape) if kind == "layer" else None
         return self.append(ops.Norm(self.value(*x.shape), x, weight, epsilon, bias, kind, over))

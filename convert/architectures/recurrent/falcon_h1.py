@@ -43,7 +43,7 @@ def falcon_h1(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(),
         *sizes.tensors(spec, "mamba", conv_bias=config.flag("mamba_conv_bias", True), norm=has_norm),
-        spec.norm("ffn_norm", "pre_ff_layernorm"),
+        LayerTensor("ffn_norm", "pre_ff_layernorm.weight", (spec.hidden_size,)),  # without .weight: so it is in llama.cpp
         *spec.gated_mlp("feed_forward"),
     ]
     layer = [_scaled(tensor, factors) for tensor in layer]

@@ -24,6 +24,7 @@ _ALIASES = {
     "norm_topk_prob": ("moe_renormalize",),
     "n_group": ("num_expert_group",),
 }
+SPARSE = "block_sparse_moe"
 _DEFAULTS = {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4}
 _LINEAR_KEYS = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads"}
 _LINEAR_KEYS |= {"short_conv_kernel_size": "linear_conv_kernel_dim"}
@@ -49,13 +50,16 @@ def kimi_linear(config: Config, mla_layout: str) -> ModelSpec:
         if types != ["dense"] * dense + ["sparse"] * (spec.n_layers - dense):
             raise config.error(f"mlp_layer_types is {types!r:.80}; only dense layers before sparse ones can be converted")
     experts = _experts(spec, dense)
+    first_layers = [  # transformers saves them under the experts' name
+        replace(own, alternative=other) for own, other in zip(spec.gated_mlp(), spec.gated_mlp(SPARSE), strict=True)
+    ]
 
     def layer(number: int) -> list[LayerTensor]:
         return [
             spec.norm("attn_norm", "input_layernorm"),
             *(latent if is_attention[number] else delta),
             spec.norm("ffn_norm", "post_attention_layernorm"),
-            *(spec.gated_mlp() if number < dense else experts),
+            *(first_layers if number < dense else experts),
         ]
 
     return spec.build(layer)
@@ -129,7 +133,7 @@ def _latent_attention(spec: DecoderSpec) -> list[LayerTensor]:
 
 
 def _experts(spec: DecoderSpec, dense: int) -> list[LayerTensor]:
-    config, source = spec.config, "block_sparse_moe"
+    config, source = spec.config, SPARSE
     rows, shared = config.integer("moe_intermediate_size"), config.integer("n_shared_experts", 1)
     n = spec.add_expert_counts("num_experts", rows, layers=spec.n_layers - dense)
     spec.add_uint32({"leading_dense_block_count": dense, "expert_shared_count": shared, "expert_gating_func": SIGMOID_GATING})

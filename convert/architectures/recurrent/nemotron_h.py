@@ -41,6 +41,9 @@ def nemotron_h(config: Config, mla_layout: str) -> ModelSpec:
     config = config.with_values({"num_hidden_layers": len(types), "rope_parameters": None})
     has_experts = EXPERTS in types
     spec = DecoderSpec("nemotron_h_moe" if has_experts else "nemotron_h", config, norm=_RMS_NORM)
+    spec.add_float32(
+        {"attention.layer_norm_epsilon": config.number("layer_norm_epsilon", positive=True)}
+    )  # llama.cpp needs both
     spec.renamed_prefixes = {"model.": "backbone."}
     spec.skipped_prefixes["mtp."] = "multi-token prediction layers"
     rows = config.integer("moe_intermediate_size") if has_experts else spec.intermediate_size

@@ -47,9 +47,7 @@ class Mamba2:
         if sizes.inner != inner or sizes.heads % sizes.groups or not inner:
             raise config.error(f"{sizes.heads} heads of {width} values in {sizes.groups} groups cannot make up {inner} values")
         limit = config.get("time_step_limit", NO_LIMIT)
-        if tuple(limit) != NO_LIMIT and not (
-            len(limit) == 2 and limit[0] == 0 and str(limit[1]).lower() in ("inf", "infinity")
-        ):
+        if not isinstance(limit, list | tuple) or len(limit) != 2 or limit[0] != 0 or _is_finite(limit[1]):
             raise config.error(f"time_step_limit is {limit!r:.60}: limited steps cannot be converted")
         return sizes
 
@@ -88,6 +86,11 @@ class Mamba2:
             *norms,
             *linear("ssm_out", f"{source}.out_proj", (spec.hidden_size, self.inner)),
         ]
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a number that limits; infinity has several spellings in JSON, and none of them is a finite number."""
+    return isinstance(value, int | float) and bool(np.isfinite(value))
 
 
 @dataclass(frozen=True)

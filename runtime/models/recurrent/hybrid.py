@@ -29,7 +29,8 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     variant = RECURRENT_VARIANTS[hparams.architecture]
     hparams = hparams.with_defaults(variant.defaults)
     graph, n_embd = GraphBuilder(source), hparams.size("embedding_length")
-    epsilon = hparams.float("attention.layer_norm_rms_epsilon")
+    rms_epsilon = "attention.layer_norm_rms_epsilon"  # files of Nemotron-H may have the other key only
+    epsilon = hparams.float(rms_epsilon if rms_epsilon in hparams else "attention.layer_norm_epsilon")
     residual_scale, logit_scale = (hparams.float(key, 0.0) or 1.0 for key in ("residual_scale", "logit_scale"))
     block = FeedForward(ungated=variant.ungated)
     mixers = _Mixers(graph, hparams, variant, epsilon, n_ctx)
@@ -43,7 +44,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             parts = [feed_forward(graph, hparams, layer, h, block)]
         mixed = parts[0] if len(parts) == 1 else graph.add(parts[0], parts[1])
         x = graph.add(x, mixed, residual_scale)
-        if f"{prefix}ffn_norm.weight" in graph:
+        if any(f"{prefix}ffn_norm{suffix}" in graph for suffix in (".weight", "")):
             h = graph.norm(x, f"{prefix}ffn_norm", epsilon)
             x = graph.add(x, feed_forward(graph, hparams, layer, h, block), residual_scale)
         graph.end_layer(x)

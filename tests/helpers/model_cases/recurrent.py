@@ -27,7 +27,7 @@ NEMOTRON_ODD |= {"layers_block_type": ["full_attention", "mlp", "mlp", "linear_a
 NEMOTRON_MOE = {"layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"]}
 NEMOTRON_MOE |= {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "n_routed_experts": 6}
 NEMOTRON_LATENT = {"moe_latent_size": 32, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-FALCON = {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 16, "num_hidden_layers": 4, "mamba_norm_before_gate": False}
+FALCON = {"mamba_d_ssm": 96, "mamba_n_heads": 8, "mamba_d_state": 16, "num_hidden_layers": 4, "mamba_norm_before_gate": False}
 FALCON |= {"embedding_multiplier": 2.5, "lm_head_multiplier": 0.6, "key_multiplier": 0.7, "attention_in_multiplier": 1.2}
 FALCON |= {"attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.9}
 FALCON |= {"mlp_multipliers": [0.8, 1.4], "ssm_multipliers": [0.9, 1.1, 0.7, 1.2, 0.6]}
@@ -64,6 +64,10 @@ CASES = {
     "kimi-linear": ("KimiLinear", KIMI),
     "kimi-linear-odd": ("KimiLinear", KIMI | KIMI_ODD),
 }
+NO_BIAS = "convolutions have biases"
 BEYOND_LLAMA_CPP = {
+    **dict.fromkeys(("mamba-odd", "granitehybrid-odd", "jamba-odd", "nemotron-h-odd", "falcon-h1-odd"), NO_BIAS),
+    "nemotron-h-latent": "experts are not limited to groups",
+    "kimi-linear-odd": "experts are not limited to groups, weights always sum to one",
     "lfm2moe-odd": "weights of experts always sum to one, with a bias of the router",
 }
