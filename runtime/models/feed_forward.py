@@ -82,12 +82,12 @@ def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block:
         inputs = graph.linear(x, f"{prefix}latent_down", graph.shape(f"{prefix}latent_down.weight")[1])
     if block.weigh_inputs:
         inputs = graph.scale_by_routing(inputs, routing)
-    up = graph.expert_linear(inputs, routing, f"{prefix}up_exps", n_ff, n_expert)
-    if f"{prefix}gate_exps.weight" in graph:
-        gate = graph.expert_linear(inputs, routing, f"{prefix}gate_exps", n_ff, n_expert)
-        inner = _activated(graph, gate, up, block.activation)
+    names = ("gate", "up") if f"{prefix}gate_exps.weight" in graph else ("up",)
+    parts = [graph.expert_linear(inputs, routing, f"{prefix}{name}_exps", n_ff, n_expert) for name in names]
+    if len(parts) == 2:
+        inner = _activated(graph, parts[0], parts[1], block.activation)
     else:
-        inner = _ungated(graph, hparams, layer, up, block.ungated)
+        inner = _ungated(graph, hparams, layer, parts[0], block.ungated)
     out = graph.expert_linear(inner, routing, f"{prefix}down_exps", inputs.shape[-1], n_expert)
     routed = graph.combine(out, routing, not block.weigh_inputs)
     if has_latent:
