@@ -19,6 +19,11 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 @click.argument("model", type=Source(file_okay=False))
 @click.argument("out", type=OUT)
 @click.option(
+    "--base",
+    type=Source(file_okay=False),
+    help="Of an adapter: the model that it changes, whose config.json is read. [default: where adapter_config.json says]",
+)
+@click.option(
     "--outtype",
     type=click.Choice(OUTTYPES),
     default="auto",
@@ -28,6 +33,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 )
 @flags.mla_layout
 @flags.architecture
+@flags.lora
 @flags.allow_nonfinite
 @flags.remote
 @flags.delete_source_shards
@@ -40,6 +46,8 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.
 
+    A folder with adapter_config.json (a LoRA adapter that peft saved) becomes a GGUF for --lora of llama.cpp and this program.
+
     fp8 is decoded on the fly, mxfp4 is kept or decoded. Norms, routers and biases are written as f32. A repository is
     downloaded into the hub's cache (HF_HOME; a token in HF_TOKEN), for --dry-run its headers only. Licence, authors, base model
     and tags come from its model card.
@@ -50,6 +58,8 @@ def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
       ggufmill convert Llama-3.2-1B/ llama.gguf --outtype q8_0 --dry-run
       ggufmill convert gpt-oss-20b/ gpt-oss.gguf --outtype mxfp4
       ggufmill convert hf:Qwen/Qwen3-8B@main qwen3.gguf --remote
+      ggufmill convert my-adapter/ adapter.gguf --base Llama-3.2-1B/
+      ggufmill convert Llama-3.2-1B/ tuned.gguf --lora my-adapter/
     """
     from ..pipeline.convert import convert_model
 

@@ -59,6 +59,7 @@ _role_types = flags.together(
 @flags.metadata
 @flags.mla_layout
 @flags.architecture
+@flags.lora
 @flags.split_max_size
 @flags.split_max_tensors
 @flags.tensor_first_split

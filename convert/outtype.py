@@ -22,7 +22,7 @@ def outtype_rules(source: TensorSource, name: str) -> tuple[TensorType, list[Rul
     if name not in ("auto", "mxfp4"):
         return TYPES[name], []
     weights = [t for t in source.tensors.values() if len(t.shape) > 1]
-    quantised = [t for t in weights if t.stored is not None and not t.stored.is_float]
+    quantised = [t for t in weights if t.raw is not None and t.stored is not None and not t.stored.is_float]
     floats = {t.source_type for t in weights if t not in quantised}
     rules = [f"^{re.escape(t.name)}$={t.stored.name}" for t in quantised if t.stored is not None]
     if name == "mxfp4":
@@ -30,6 +30,14 @@ def outtype_rules(source: TensorSource, name: str) -> tuple[TensorType, list[Rul
             raise PlanError(f"{source.path} has no experts, which are what outtype mxfp4 writes in mxfp4; choose another")
         rules = [f"{EXPERTS}={name}"]
     return TYPES["f16" if floats == {"f16"} else "bf16"], parse_rules("\n".join(rules), f"--outtype {name}")
+
+
+def adapter_types(source: TensorSource, name: str) -> dict[str, TensorType]:
+    """An outtype -> the type of each factor of an adapter; auto: as stored. Raises PlanError for mxfp4."""
+    if name == "mxfp4":
+        raise PlanError(f"{source.path} is an adapter; write it in auto, f32, f16, bf16 or q8_0")
+    chosen = {n: t.source_type if t.source_type in TYPES else "f32" for n, t in source.tensors.items()}
+    return {n: TYPES[own if name == "auto" else name] for n, own in chosen.items()}
 
 
 def recipe_types(source: TensorSource, recipe: Recipe) -> tuple[TensorType | str | None, list[Rule]]:

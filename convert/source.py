@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..formats import FormatError, PlanError, TensorSource
@@ -11,6 +12,7 @@ from .architectures.registry import model_spec
 from .checkpoint import assemble, open_checkpoint, stored_values
 from .config import read_config
 from .hub.fetch import FetchedRepository, fetch_repository, is_repository
+from .lora import AdapterFile, load_adapters, merge_adapters
 from .metadata import general_keys, size_label
 from .model_card import card_metadata
 from .model_spec import ModelSpec
@@ -20,7 +22,12 @@ MLA_LAYOUTS = ("ik", "mainline", "legacy")
 
 
 def open_source(
-    path: str | Path, *, mla_layout: str | None = None, remote: bool = False, architecture: str | None = None
+    path: str | Path,
+    *,
+    mla_layout: str | None = None,
+    remote: bool = False,
+    architecture: str | None = None,
+    lora: Sequence[str | Path | AdapterFile] = (),
 ) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
@@ -29,6 +36,8 @@ def open_source(
     remote      a repository's weights are not downloaded: their headers are read now, their data when it is needed
     architecture  as which a checkpoint is converted, a name as in config.json's architectures (None: what is there); a relative
                 of a model that is not known may do. Every tensor has to fit all the same
+    lora        LoRA adapters, FILE or FILE=SCALE, which are merged into the weights as these are read: a GGUF, or for a
+                checkpoint a folder of peft
 
     Without `remote` a repository is downloaded into the hub's cache. No tensor data is read. Raises FormatError for malformed
     or incomplete models and unknown architectures, PlanError for an unknown layout or `architecture`, or one for a GGUF.
@@ -36,20 +45,21 @@ def open_source(
     if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout or MLA_LAYOUTS[0], architecture)
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora)
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FormatError(f"{path} is no checkpoint: it has no config.json")
-        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout or MLA_LAYOUTS[0], architecture)
+        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora)
     if path.suffix == ".gguf":
         if mla_layout is not None:
             raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
         if architecture is not None:
             raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
-        return gguf_source(path)
+        source = gguf_source(path)
+        return merge_adapters(source, load_adapters(lora, source, None))
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
 
@@ -59,11 +69,13 @@ def describe(folder: Path, mla_layout: str | None = None) -> ModelSpec:
     return model_spec(read_config(folder), mla_layout or MLA_LAYOUTS[0])
 
 
-def _checkpoint_source(fetched: FetchedRepository, mla_layout: str, architecture: str | None) -> TensorSource:
+def _checkpoint_source(
+    fetched: FetchedRepository, mla_layout: str | None, architecture: str | None, lora: Sequence[str | Path | AdapterFile]
+) -> TensorSource:
     folder = fetched.folder
     checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
     config = checkpoint.config
-    model = model_spec(config, mla_layout, architecture)
+    model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture)
     tensors, assembly_notes = assemble(checkpoint, model)
     vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size)
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
@@ -72,4 +84,5 @@ def _checkpoint_source(fetched: FetchedRepository, mla_layout: str, architecture
     metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
     identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
-    return TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)
+    source = TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)
+    return merge_adapters(source, load_adapters(lora, source, model))

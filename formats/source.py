@@ -20,6 +20,8 @@ from .types import TensorType
 if TYPE_CHECKING:
     from .safetensors import LocalShard
 
+LORA_A, LORA_B = ".lora_a", ".lora_b"  # what the names of an adapter's factors end with, after the changed tensor's whole name
+
 
 def files_stamp(files: Iterable[Path]) -> bytes:
     """Name, size and modification time of each file, as bytes to hash: weights may change without a change of any header.

@@ -72,6 +72,7 @@ class Calibration:
         s = model.settings
         settings = (s.batch, s.ubatch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
         settings += ("round_bf16",) if s.round_bf16 else ()
+        settings += s.lora
         text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
         return xxhash.xxh3_128_hexdigest(text.encode())
 

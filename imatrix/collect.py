@@ -98,6 +98,8 @@ class Collector(Observer):
         """Whether the op has linear weights of a layer or, if the options say so, the output matrix."""
         if not isinstance(op, Linear | ExpertLinear | LatentAttention):
             return False
+        if op.weights[0].is_of_adapter:
+            return False
         return op.weights[0].name.startswith(("blk.", "per_layer_model_proj.")) or self._options.output
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:

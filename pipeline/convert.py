@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
+from ..convert.lora.gguf import open_adapter
+from ..convert.lora.peft_folder import is_peft_folder
 from ..convert.model_card import file_metadata
-from ..convert.outtype import outtype_rules
+from ..convert.outtype import adapter_types, outtype_rules
 from ..formats import TYPES
+from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
-from .common.arguments import Size, as_bytes
+from .common.arguments import Size, as_adapters, as_bytes, refuse_unused
 from .common.progress import OnProgress, reporting
 from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model
 
@@ -22,9 +25,11 @@ def convert_model(
     source: str | Path,
     out: str | Path,
     *,
+    base: str | Path | None = None,
     outtype: str = "auto",
     mla_layout: str | None = None,
     architecture: str | None = None,
+    lora: str | Path | Sequence[str | Path] = (),
     allow_nonfinite: bool = False,
     remote: bool = False,
     delete_source_shards: bool = False,
@@ -42,15 +47,18 @@ def convert_model(
     threads: int | None = None,
     progress: OnProgress | bool | None = None,
 ) -> WriteResult:
-    """Converts a Hugging Face checkpoint to a GGUF file.
+    """Converts a Hugging Face checkpoint, or a LoRA adapter of one, to a GGUF file.
 
-    source                a checkpoint folder, or hf:OWNER/NAME[@REVISION], which is downloaded into the hub's cache
+    source                a checkpoint folder, or hf:OWNER/NAME[@REVISION], which is downloaded into the hub's cache; or a
+                          folder of peft (adapter_config.json), which becomes an adapter as convert_lora_to_gguf.py makes it
     out                   the file to write
+    base                  of an adapter: the model that it changes, of which config.json is read; None: where the adapter says
     outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16; experts stored in mxfp4 stay in it,
                           symmetric int4 in groups of 32 becomes q4_0 without loss), f32, f16, bf16, q8_0 or mxfp4 (all
                           experts); norms, routers and biases are f32
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
+    lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights: a GGUF or a folder of peft
     allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors
     remote                weights of a repository are read as they are needed, without downloading its files
     delete_source_shards  DELETES each file of the checkpoint once all its tensors are written
@@ -81,27 +89,34 @@ def convert_model(
         earlier = finished_without_source(source, out, mla_layout, options, named, "")
         if earlier is not None:
             return earlier
-    opened = open_source(
-        source,
-        mla_layout=mla_layout,
-        remote=remote or (dry_run and is_repository(source)),
-        architecture=architecture,
-    )
-    weights, rules = outtype_rules(opened, outtype)
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
-    plan = plan_quantize(
-        opened,
-        out,
-        type=weights,
-        rules=rules,
-        allow_requantize=True,
-        override_kv=metadata_to_set(metadata, override_kv),
-        split_max_size=as_bytes(split_max_size),
-        split_max_tensors=split_max_tensors,
-        tensor_first_split=tensor_first_split,
-        nonfinite_counts=replaced,
-        version=__version__,
-    )
+    keys = metadata_to_set(metadata, override_kv)
+    planning: dict[str, Any] = {"override_kv": keys, "nonfinite_counts": replaced, "version": __version__}
+    if is_peft_folder(source):
+        refuse_unused({"--lora": as_adapters(lora)}, "a checkpoint, into which adapters are merged")
+        opened = open_adapter(source, base, mla_layout, architecture)
+        plan = plan_types(opened, out, adapter_types(opened, outtype), rule=f"--outtype {outtype}", **planning)
+    else:
+        refuse_unused({"--base": base}, "an adapter (a folder with adapter_config.json)")
+        opened = open_source(
+            source,
+            mla_layout=mla_layout,
+            remote=remote or (dry_run and is_repository(source)),
+            architecture=architecture,
+            lora=as_adapters(lora),
+        )
+        weights, rules = outtype_rules(opened, outtype)
+        plan = plan_quantize(
+            opened,
+            out,
+            type=weights,
+            rules=rules,
+            allow_requantize=True,
+            split_max_size=as_bytes(split_max_size),
+            split_max_tensors=split_max_tensors,
+            tensor_first_split=tensor_first_split,
+            **planning,
+        )
     with reporting(progress) as report:
         return write_model(
             plan,

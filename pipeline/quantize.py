@@ -20,7 +20,18 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
-from .common.arguments import FileType, Size, TypeName, as_bytes, as_file_type, as_type, refuse_inputs, refuse_unused
+from .common.adapters import adapters_of_recipe
+from .common.arguments import (
+    FileType,
+    Size,
+    TypeName,
+    as_adapters,
+    as_bytes,
+    as_file_type,
+    as_type,
+    refuse_inputs,
+    refuse_unused,
+)
 from .common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from .common.importance import load_importance
 from .common.progress import OnProgress, reporting
@@ -74,6 +85,7 @@ def quantize_model(
     override_kv: Mapping[str, Any] | None = None,
     mla_layout: str | None = None,
     architecture: str | None = None,
+    lora: str | Path | Sequence[str | Path] = (),
     split_max_size: Size | None = None,
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
@@ -117,6 +129,8 @@ def quantize_model(
     strict                every warning is an error
     no_timing             with dry_run: this machine's encoders are not timed; with a covariance they never are
     keep_split            as many files as the source has, with the same tensors
+    lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
+                          or for a checkpoint a folder of peft
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, architecture, split_max_size,
     split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
                           as for `convert_model`
@@ -164,6 +178,7 @@ def quantize_model(
         mla_layout=layout,
         remote=remote or (dry_run and is_repository(source)),
         architecture=architecture,
+        lora=as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder),
     )
     importance = None
     if imatrix is not None:

@@ -23,6 +23,7 @@ from ..quantize.recipes.lint import (
 )
 from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..recipes import find, names
+from .common.adapters import adapters_of_recipe
 from .common.arguments import FileType, as_file_type
 from .common.importance import load_importance
 from .common.messages import note
@@ -162,8 +163,10 @@ def explain_recipe(
 
 def _plan(model: str | Path, recipe: str | Path | None, type: FileType | None, imatrix: str | Path | None) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
-    loaded, given = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], ""), as_file_type(type, "--type")
-    source = open_source(model, mla_layout=loaded.stages.get("convert", {}).get("mla_layout"), remote=is_repository(model))
+    path, given = find(recipe) if recipe is not None else None, as_file_type(type, "--type")
+    loaded, folder = (load_recipe(path), path.parent) if path is not None else (Recipe("", [], ""), Path())
+    mla_layout, lora = loaded.stages.get("convert", {}).get("mla_layout"), adapters_of_recipe(loaded, folder)
+    source = open_source(model, mla_layout=mla_layout, remote=is_repository(model), lora=lora)
     importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})
     default, rules = recipe_types(source, loaded)
     plan = plan_quantize(

@@ -269,7 +269,7 @@ def _is_quantized(tensor: SourceTensor) -> bool:
 
 def _repacks(tensor: SourceTensor, target: TensorType) -> bool:
     """Whether the tensor becomes `target` by copying or repacking its stored bytes."""
-    return tensor.stored is not None and tensor.stored.repacks_to(target)
+    return tensor.raw is not None and tensor.stored is not None and tensor.stored.repacks_to(target)
 
 
 def _uses_importance(tensor: SourceTensor, target: TensorType) -> bool:

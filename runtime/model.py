@@ -14,6 +14,7 @@ from ..formats import MillError, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from ..quantize import gguf_source
 from ..simd.workers import Workers
+from .adapters import with_adapters
 from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
@@ -42,15 +43,16 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     setting that is not known, FormatError when tensors or metadata keys are missing or do not fit together.
     """
     chosen = settings_from(settings)
-    source = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
+    stored = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
+    source = with_adapters(stored, chosen.lora)
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
-    stored, packed_bytes = source, 0
+    packed_bytes = 0
     placement = place_threads(chosen.threads, chosen.cpus, chosen.numa)
     workers = Workers(placement.threads, placement.places)
     if chosen.repack:
         with workers.placed():
-            source, packed_bytes = repack_source(stored, workers)
+            source, packed_bytes = repack_source(source, workers)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
     graph = build_graph(source, chosen.n_ctx)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from ..formats import PlanError
@@ -45,6 +46,7 @@ class Settings:
     checkpoints       recurrent states of a sequence that are kept to go back to, of models with such layers (at prompts' ends)
     round_bf16        prompts' products with bf16 weights take activations rounded to bf16, as in llama.cpp, and not sums of two
                       bf16 numbers: up to twice as fast with AVX512-BF16, and as rough as eight-bit activations
+    lora              LoRA adapters, FILE or FILE=SCALE: a GGUF, or for a checkpoint a folder of peft
     """
 
     n_ctx: int | None = None
@@ -65,6 +67,7 @@ class Settings:
     exact: bool = False
     checkpoints: int = 8
     round_bf16: bool = False
+    lora: tuple[str, ...] = ()
 
     @property
     def cache_types(self) -> tuple[str, str]:
@@ -107,7 +110,9 @@ def settings_from(values: dict[str, Any]) -> Settings:
         raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {plain} work")
     if chosen.expert_reduction is not None:
         _check_reduction(chosen.expert_reduction)
-    return chosen
+    if not isinstance(chosen.lora, tuple | list) or not all(isinstance(file, str | Path) for file in chosen.lora):
+        raise PlanError(f"setting lora has to be a list of files, FILE or FILE=SCALE, not {chosen.lora!r:.60}")
+    return replace(chosen, lora=tuple(map(str, chosen.lora)))
 
 
 def check_latent(values: Mapping[str, Any], hparams: HParams) -> None:

@@ -29,12 +29,14 @@ def origin_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
 
 def settings_text(settings: dict[str, Any]) -> str:
     """'threads 2, batch 2048, ...'."""
-    keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact")
+    keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact", "lora")
     return ", ".join(f"{key} {_setting(settings[key])}" for key in keys if settings.get(key) is not None)
 
 
 def _setting(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def comparison_text(ours: dict[str, Any], other: dict[str, Any], verdict: dict[str, Any]) -> str:

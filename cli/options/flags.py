@@ -104,6 +104,12 @@ architecture = click.option(
     metavar="NAME",
     help="Convert a checkpoint as this architecture of config.json: a relative of one that is not known.",
 )
+lora = click.option(
+    "--lora",
+    multiple=True,
+    metavar="FILE[=SCALE]",
+    help="Merge a LoRA adapter into the weights, a GGUF or (into a checkpoint) a folder of peft; several add up.",
+)
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
 target = together(
     click.option("--target-size", type=SIZE, metavar="SIZE", help="The file's size to stay below (180G, 20GiB)."),

@@ -45,6 +45,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "run_time_repack": ("repack", bool),
     "smart_expert_reduction": ("expert_reduction", tuple),
     "ctx_checkpoints": ("checkpoints", int),
+    "lora": ("lora", tuple),
 }
 
 
@@ -93,6 +94,13 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             "--ctx-checkpoints",
             type=click.IntRange(1),
             help="Recurrent states of a sequence that are kept to go back to, of models with such layers. [default: 8]",
+        ),
+        click.option(
+            "--lora",
+            multiple=True,
+            metavar="FILE[=SCALE]",
+            callback=lambda ctx, param, files: files or None,
+            help="Run with a LoRA adapter, a GGUF or (of a checkpoint) a folder of peft; several add up.",
         ),
         click.option(
             "-np",

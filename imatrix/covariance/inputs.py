@@ -64,6 +64,8 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
     shared: dict[int, list[Op]] = {}
     own: list[Input] = []
     for op in (*graph.head, *graph.ops):
+        if op.weights and op.weights[0].is_of_adapter:
+            continue
         if isinstance(op, Linear) or (isinstance(op, ExpertLinear) and len(op.x.shape) == 1):
             shared.setdefault(op.x.index, []).append(op)
         elif isinstance(op, ExpertLinear) and experts:

@@ -52,6 +52,11 @@ def as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
 
 
+def as_adapters(lora: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
+    """Adapters, FILE or FILE=SCALE, one or several, as a tuple."""
+    return (lora,) if isinstance(lora, str | Path) else tuple(lora)
+
+
 def refuse_unused(arguments: Mapping[str, Any], without: str) -> None:
     """Raises UsageError for the first argument that was given: it has nothing to act on.
 

@@ -26,6 +26,7 @@ from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack
 from ...runtime import Model, load_model
+from ..common.adapters import adapters_of_recipe
 from ..common.arguments import refuse_inputs
 from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from ..common.messages import gib
@@ -70,7 +71,8 @@ class Run:
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
-        self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout)
+        lora = adapters_of_recipe(recipe, self.path.parent)
+        self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout, lora=lora)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
         self.target, self.collected = target_of(recipe), imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
         self.covariance = self.collected or covariance_of_recipe(recipe, self.path.parent)

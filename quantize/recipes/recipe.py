@@ -69,7 +69,7 @@ def load_recipe(path: str | Path) -> Recipe:
 
 # A local path in a TOML recipe, up to the file name at its end. Windows separates folders by backslashes too.
 _FOLDERS = re.compile(
-    r"""((?<![\w-])(?:model|text|file|covariance)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])"""
+    r"""((?<![\w-])(?:model|text|file|covariance|lora)["']?\s*=\s*(["']))(?!hf:)(?:(?!\2).)*[/\\](?=(?!\2)[^/\\\n])"""
 )
 
 
@@ -88,6 +88,11 @@ class KeySpec:
 
 def _integer(minimum: int) -> KeySpec:
     return KeySpec(f"a whole number, at least {minimum}", lambda v: type(v) is int and v >= minimum)
+
+
+def _are_names(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name != "" for name in names)
 
 
 def _is_number(value: Any) -> bool:
@@ -126,6 +131,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
     "convert": {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
+        "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
     "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME},
     "quantize": {

@@ -108,6 +108,8 @@ def describe_settings(model: Model) -> dict[str, Any]:
     for name in ("cpus", "numa"):
         if settings[name] is None:
             del settings[name]
+    if not settings["lora"]:
+        del settings["lora"]
     return settings
 
 

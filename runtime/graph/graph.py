@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError, PlanError, TensorSource
+from ...formats.source import LORA_A, LORA_B
 from . import ops
 from .ops import Op
 from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Temperature, Value, Weight
@@ -113,7 +114,20 @@ class GraphBuilder:
     def linear(self, x: Value, name: str, rows: int) -> Value:
         columns = prod(x.shape)
         weight = self.weight(f"{name}.weight", (columns, rows))
-        return self.append(ops.Linear(self.value(rows), x, weight, self.optional(f"{name}.bias", (rows,))))
+        out = self.append(ops.Linear(self.value(rows), x, weight, self.optional(f"{name}.bias", (rows,))))
+        if weight.name + LORA_A not in self:
+            return out
+        inner = self._adapter_factor(weight, LORA_A)
+        low = self.append(ops.Linear(self.value(inner.shape[1]), x, inner))
+        return self.add(out, self.append(ops.Linear(self.value(rows), low, self._adapter_factor(weight, LORA_B))))
+
+    def _adapter_factor(self, weight: Weight, part: str) -> Weight:
+        """One factor of the change that an adapter (see `runtime.adapters`) makes of a weight."""
+        name = weight.name + part
+        columns, rows = self.shape(name)[:2]
+        fits = weight.shape[0] == columns if part == LORA_A else weight.shape[1] == rows
+        self._fit(fits, f"{name} {self.shape(name)} of {weight.shape}")
+        return self.weight(name, (columns, rows, *weight.shape[2:]))
 
     def split(self, x: Value, *sizes: int) -> tuple[Value, ...]:
         self._fit(sum(sizes) == x.shape[-1], f"a split of {x.shape} into {sizes}")
@@ -244,7 +258,12 @@ class GraphBuilder:
     def expert_linear(self, x: Value, routing: RoutingValue, name: str, rows: int, experts: int) -> Value:
         weight = self.weight(f"{name}.weight", (x.shape[-1], rows, experts))
         bias = self.optional(f"{name}.bias", (rows, experts))
-        return self.append(ops.ExpertLinear(self.value(*routing.shape, rows), x, routing, weight, bias))
+        out = self.append(ops.ExpertLinear(self.value(*routing.shape, rows), x, routing, weight, bias))
+        if weight.name + LORA_A not in self:
+            return out
+        inner, outer = (self._adapter_factor(weight, part) for part in (LORA_A, LORA_B))
+        low = self.append(ops.ExpertLinear(self.value(*routing.shape, inner.shape[1]), x, routing, inner))
+        return self.add(out, self.append(ops.ExpertLinear(self.value(*routing.shape, rows), low, routing, outer)))
 
     def scale_by_routing(self, x: Value, routing: RoutingValue) -> Value:
         return self.append(ops.ScaleByRouting(self.value(*routing.shape, *x.shape), x, routing))

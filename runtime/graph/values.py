@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...formats.source import LORA_A, LORA_B
+
 
 @dataclass(frozen=True)
 class Value:
@@ -26,6 +28,11 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
+
+    @property
+    def is_of_adapter(self) -> bool:
+        """Whether it is a factor of an adapter (see `runtime.adapters`), not of the model itself."""
+        return self.name.endswith((LORA_A, LORA_B))
 
 
 @dataclass(frozen=True, eq=False)
