@@ -102,7 +102,7 @@ def _check(adapter: Adapter, source: TensorSource) -> None:
 def with_notes(source: TensorSource, adapters: Sequence[Adapter], identity: str) -> TensorSource:
     """The source with the adapters' files, notes on what they change, and another identity."""
     notes = [
-        note for adapter in adapters for note in (*adapter.notes, f"{adapter.path}: {len(adapter.changes)} matrices changed")
+        note for adapter in adapters for note in (*adapter.notes, f"{adapter.path}: {len(adapter.changes)} tensors changed")
     ]
     files = [path for adapter in adapters for path in adapter.files]
     return replace(source, identity=identity, files=[*source.files, *files], notes=[*source.notes, *notes])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...formats import SourceTensor
+from ...formats import SourceTensor, dims
 from ...simd.compile import kernel
 
 
@@ -41,8 +41,7 @@ class LowRank:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether it can be added to a tensor of this ne shape."""
-        matrices = shape[2] if len(shape) > 2 else 1
-        return len(shape) in (2, 3) and (self.columns, self.rows, self.matrices) == (shape[0], shape[1], matrices)
+        return len(shape) in (2, 3) and dims(shape) == (self.columns, self.rows, self.matrices)
 
     def with_scale(self, scale: float) -> LowRank:
         """The same change with another `scale`; b changes unless it is the present one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def _converted(path: Path, spec: TensorSpec, sources: Sequence[LowRank | None], 
     if maps is None:
         raise FormatError(f"{path}: a change of {spec.sources[0]} cannot be converted to {spec.name}; merge it with peft first")
     first = max((source for source in sources if source is not None), key=lambda source: abs(source.scale))
-    per_source, height = spec.shape[0] if len(spec.shape) == 3 else 1, spec.shape[-2]
+    per_source, height = prod(spec.shape[:-2]), prod(spec.shape[-2:-1])
     blocks: dict[int, _Factors] = {}  # by the number of a matrix of the sources
     for i, source in enumerate(sources):
         if source is not None:

@@ -42,13 +42,14 @@ def test_options_not_given_are_left_to_the_library(run):
 def test_every_option_becomes_a_setting(run):
     short = (
         "-c 99 -t 3 -C 0x5 -Cr 2-3 --numa isolate "
-        "-b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4 --ctx-checkpoints 3"
+        "-b 64 -ub 32 -np 4 -ctk q8_KV -ctv IQ4_NL -fa off -mla 1 -amb 256 -rtr -ser 6,0.4 --ctx-checkpoints 3 "
+        "--lora a.gguf --lora b=0.5"
     )
     long = (
         "--ctx-size 99 --threads 3 --cpu-mask 5 --cpu-range 2-3 --numa ISOLATE "
         "--batch-size 64 --ubatch-size 32 --parallel 4 --cache-type-k q8_kv --cache-type-v iq4_nl "
         "--flash-attn 0 --mla-use 1 --attn-max-batch 256 --run-time-repack --smart-expert-reduction 6,0.4 "
-        "--ctx-checkpoints 3"
+        "--ctx-checkpoints 3 --lora a.gguf --lora b=0.5"
     )
     expected = {
         "n_ctx": 99,
@@ -66,6 +67,7 @@ def test_every_option_becomes_a_setting(run):
         "repack": True,
         "expert_reduction": [6, 0.4],
         "checkpoints": 3,
+        "lora": ["a.gguf", "b=0.5"],
     }
     assert run(*short.split()) == run(*long.split()) == expected
     assert expected.keys() <= {field.name for field in dataclasses.fields(Settings)}
