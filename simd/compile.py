@@ -13,6 +13,7 @@ from typing import Any
 
 _PACKAGE = __name__.rpartition(".simd")[0]
 _lock = RLock()
+_PLAIN_CALLEES = f"{_PACKAGE}.runtime."  # whose inner loops are LLVM code already (see PlainCalleeCompiler)
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
@@ -30,7 +31,7 @@ class Kernel:
     """A function that numba compiles when it, or a kernel that calls it, is first called; else as numba's dispatcher of it."""
 
     def __init__(self, function: Callable, options: dict[str, Any]):
-        self._function, self._options, self._dispatcher = function, options, None
+        self._function, self._options, self._dispatcher, self._callee = function, options, None, None
         functools.update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -39,23 +40,39 @@ class Kernel:
     def __getattr__(self, name: str) -> Any:  # what this class does not have, so also what numba asks of a global in a kernel
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "_numba_type_":
+            return self._make_callee()._numba_type_
         return getattr(self._dispatcher or self._make(), name)
 
     def _make(self) -> Any:
         with _lock:
             if self._dispatcher is None:
                 _count_compilations()
-                import numba
-
+                from .callees import EntryCompiler
                 from .kernel_cache import cache_of
-                from .target import target
 
-                target()  # sets numba's target, before anything is compiled
-                options: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | self._options
-                dispatcher: Any = numba.njit(**options)(self._function)
+                dispatcher = self._njit(pipeline_class=EntryCompiler)
                 dispatcher._cache = cache_of(self._function)
                 self._dispatcher = dispatcher
             return self._dispatcher
+
+    def _make_callee(self) -> Any:
+        with _lock:
+            if self._callee is None:
+                from .callees import CalleeCompiler, PlainCalleeCompiler
+
+                plain = self._function.__module__.startswith(_PLAIN_CALLEES)
+                compiler = PlainCalleeCompiler if plain else CalleeCompiler
+                self._callee = self._njit(pipeline_class=compiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+            return self._callee
+
+    def _njit(self, **options: Any) -> Any:
+        import numba
+
+        from .target import target
+
+        target()  # sets numba's target, before anything is compiled
+        return numba.njit(**{"nogil": True, "error_model": "numpy"} | self._options | options)(self._function)
 
 
 def intrinsic(function: Callable) -> Any:
@@ -73,13 +90,16 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     from numba.core import sigutils
     from numba.core.ccallback import CFunc
 
+    from .callees import EntryCompiler
     from .kernel_cache import cache_of
     from .target import target
 
     target()
     _count_compilations()
     options.setdefault("error_model", "numpy")
-    compiled: Any = CFunc(function, sigutils.normalize_signature(signature), locals={}, options=options)
+    compiled: Any = CFunc(
+        function, sigutils.normalize_signature(signature), locals={}, options=options, pipeline_class=EntryCompiler
+    )
     compiled._cache = cache_of(function)
     compiled.compile()
     return compiled

@@ -182,6 +182,10 @@ class _Files:
     def __init__(self, folder: str, name: str):
         self._folder, self._index, self._name = Path(folder), Path(folder, f"{name}.index"), name
 
+    @property
+    def exists(self) -> bool:
+        return self._index.is_file()
+
     def save(self, key: Any, data: Any) -> None:
         name = f"{self._name}.{uuid.uuid4().hex[:16]}.kernel"  # of its own, as other processes may save at the same time
         self._write(self._folder / name, data)
@@ -232,6 +236,10 @@ class KernelCache(caching.FunctionCache):
         super().__init__(function)
         self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base)
 
+    @property
+    def is_stored(self) -> bool:
+        return self._cache_file.exists
+
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
@@ -242,6 +250,11 @@ class KernelCache(caching.FunctionCache):
 def cache_of(function: Any) -> Any:
     """The cache of a function's kernels: none if it has no file (typed into an interpreter)."""
     return KernelCache(function) if Path(function.__code__.co_filename).is_file() else caching.NullCache()
+
+
+def is_stored(function: Any) -> bool:
+    """Whether kernels of a function are on disk."""
+    return Path(function.__code__.co_filename).is_file() and KernelCache(function).is_stored
 
 
 @cache

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from math import prod
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.np.arrayobj import populate_array
 from numpy.typing import DTypeLike
 
 from .compile import intrinsic, kernel
@@ -56,20 +57,44 @@ def address(typingctx, array):
 
 
 @intrinsic
-def _pointer(typingctx, address, dtype):
-    """An address as a pointer to elements of a dtype."""
-    target = types.CPointer(dtype.dtype)
+def view(typingctx, address, shape, dtype):
+    """The elements of a dtype (np.float32, ...) that begin at an address, as a C-contiguous array; shape: int or tuple of ints.
+
+    As numba.carray, which is compiled as a function of its own for every dtype.
+    """
+    shape_type = shape if isinstance(shape, types.BaseTuple) else types.UniTuple(types.int64, 1)
+    array_type = types.Array(dtype.dtype, len(shape_type), "C")
 
     def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(target))
+        extents = cgutils.unpack_tuple(builder, args[1]) if isinstance(shape, types.BaseTuple) else [args[1]]
+        array = context.make_array(array_type)(context, builder)
+        item_bytes = context.get_abi_sizeof(context.get_data_type(dtype.dtype))
+        strides = [_I64(item_bytes)]
+        for extent in extents[:0:-1]:
+            strides.insert(0, builder.mul(strides[0], extent, flags=["nsw"]))
+        data = builder.inttoptr(args[0], context.get_data_type(dtype.dtype).as_pointer())
+        populate_array(array, data, extents, strides, item_bytes, None)
+        return array._getvalue()
 
-    return target(types.int64, dtype), generate
+    extent_types = types.UniTuple(types.int64, len(shape_type)) if isinstance(shape, types.BaseTuple) else types.int64
+    return array_type(types.int64, extent_types, dtype), generate
 
 
-@kernel(inline="always")
-def view(address, size, dtype):
-    """The `size` elements of a dtype (np.float32, ...) that begin at an address, as an array."""
-    return numba.carray(_pointer(address, dtype), size)  # type: ignore[attr-defined]
+@intrinsic
+def keep_alive(typingctx, array):
+    """Does nothing, but the array stays alive until here, where only its address was used."""
+
+    def generate(context, builder, signature, args):
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+@kernel
+def fill(array, value):
+    """Sets all elements of an array of one dimension: numba's `array[:] = value` takes far longer to compile."""
+    for i in range(array.size):
+        array[i] = value
 
 
 @intrinsic

@@ -28,6 +28,7 @@ from llvmlite import ir
 from numba import types
 
 from . import llvm
+from .background import wait_for
 from .compile import intrinsic, kernel, native_entry
 from .target import target
 
@@ -137,6 +138,7 @@ class Part:
 
     @cached_property
     def address(self) -> int:
+        wait_for(self.function)
         self._native = native_entry(types.void(types.int64, types.int64), self.function)  # keeps the code in memory
         return self._native.address
 

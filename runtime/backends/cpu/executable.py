@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....formats import PlanError
+from ....simd.background import compile_in_background
 from ....simd.workers import Workers
 from ...cache_layout import CachePart, graph_layers, state_offsets
 from ...graph import Graph, Observer, Weight, check_support
@@ -17,7 +18,7 @@ from ...graph.ops import Attention, LatentAttention, Op, Route
 from ...settings import Settings
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
-from .lower import SUPPORT, steps_of
+from .lower import SLOW_PARTS, SUPPORT, steps_of
 from .passes import Pass, Step
 from .weights import WeightMatrix, WeightStore
 
@@ -117,6 +118,7 @@ class Executable:
         observer = self.observer
         current = self._take(key) if observer is None else None
         if current is None:
+            self._compile_in_background()
             current = self._new_pass(self.steps, *key, observer)
         current.run(tokens, list(caches))
         out = current.view(self.graph.hidden).matrix.copy()
@@ -149,6 +151,12 @@ class Executable:
         out = Pass(self, counts, names, observer)
         self._write(out, steps)
         return out
+
+    def _compile_in_background(self) -> None:
+        """Has another process compile what takes longest of this graph's parts, if they are not on disk."""
+        if self.workers.count > 1:
+            kernels = [part for op in self.all_ops for part in SLOW_PARTS.get(type(op), ())]
+            compile_in_background([part.function for part in dict.fromkeys(kernels)])
 
     def _write(self, out: Pass, steps: Sequence[Step]) -> None:
         for out.position, step in enumerate(steps):

@@ -70,8 +70,10 @@ def quantise_run(x, block, codes, scales, sums):
             scales[b] = largest / np.float32(127)
             inverse = np.float32(127) / largest
         if inverse == 0:
-            codes[first : first + block] = 0
-            sums[first // RUN : (first + block) // RUN] = 0
+            for i in range(first, first + block):
+                codes[i] = 0
+            for i in range(first // RUN, (first + block) // RUN):
+                sums[i] = 0
             continue
         for i in range(first, first + block, RUN):
             code = low_bytes(fma_lanes(load(x, i), splat(inverse), splat(ROUNDING_CONSTANT)))

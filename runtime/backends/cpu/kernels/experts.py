@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .....simd.compile import kernel
-from .....simd.memory import view
+from .....simd.memory import fill, view
 from .....simd.team import part
 from .elementwise import route
 from .gemv.gemv import FIRST, MATRIX, TARGET, TOKENS
@@ -23,7 +23,7 @@ def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places,
     places, matrices int64; of each token its rows, int64 [n, used], -1 for none, in the order of experts, and their factors.
     """
     n, used = chosen.shape
-    counts[:] = 0
+    fill(counts, 0)
     for t in range(n):
         for k in range(used):
             if chosen[t, k] >= 0:
@@ -38,8 +38,13 @@ def arrange(chosen, weights, experts, unit, gemv_tokens, starts, counts, places,
         if counts[e] <= gemv_tokens:
             starts[e] = total
             total += counts[e]
-    places[:total], matrices[:total], rows[:], factors[:] = -1, 0, -1, 0
-    filled = np.zeros(experts, np.int64)
+    for r in range(total):
+        places[r], matrices[r] = -1, 0
+    for t in range(n):
+        for k in range(used):
+            rows[t, k], factors[t, k] = -1, 0
+    filled = np.empty(experts, np.int64)
+    fill(filled, 0)
     order = np.empty(used, np.int64)
     for t in range(n):
         size = 0  # the token's choices, sorted by expert
@@ -74,7 +79,7 @@ def combine_part(argument, number):
         factors, rows = view(table[1] + 4 * t * count, count, np.float32), view(table[2] + 8 * t * count, count, np.int64)
         out = view(table[3] + 4 * t * columns, columns, np.float32)
         if table[12]:
-            out[:] = 0
+            fill(out, 0)
         for k in range(count):
             row, factor = rows[k], factors[k]
             if row < low or row >= high:
@@ -124,10 +129,10 @@ def route_part(argument, number):
     table, real = view(argument, 17, np.int64), view(argument, 17, np.float64)
     first, experts, used = number * table[1], table[5], table[11]
     n = min(table[1], table[0] - first)
-    scores = view(table[4] + 4 * first * experts, n * experts, np.float32).reshape(n, experts)
+    scores = view(table[4] + 4 * first * experts, (n, experts), np.float32)
     bias = view(table[7], experts if table[7] else 0, np.float32)
-    chosen = view(table[12] + 8 * first * used, n * used, np.int64).reshape(n, used)
-    weights = view(table[13] + 4 * first * used, n * used, np.float32).reshape(n, used)
+    chosen = view(table[12] + 8 * first * used, (n, used), np.int64)
+    weights = view(table[13] + 4 * first * used, (n, used), np.float32)
     route(scores, table[6] != 0, bias, table[8], table[9], table[10] != 0, real[15], chosen, weights)
     if table[14]:
         for t in range(n):
@@ -145,16 +150,18 @@ def arrange_part(argument, number):
     table = view(argument, 12, np.int64)
     n, used, experts = table[2], table[3], table[4]
     choices = n * used
-    chosen = view(table[0], choices, np.int64).reshape(n, used)
-    weights = view(table[1], choices, np.float32).reshape(n, used)
+    chosen = view(table[0], (n, used), np.int64)
+    weights = view(table[1], (n, used), np.float32)
     starts, counts = view(table[5], experts, np.int64), view(table[6], experts, np.int64)
     places, matrices = view(table[7], choices, np.int64), view(table[8], choices, np.int64)
-    rows = view(table[9], choices, np.int64).reshape(n, used)
-    factors = view(table[10], choices, np.float32).reshape(n, used)
-    places[:], matrices[:] = -1, 0  # of rows without a choice
+    rows = view(table[9], (n, used), np.int64)
+    factors = view(table[10], (n, used), np.float32)
+    fill(places, -1)  # of rows without a choice
+    fill(matrices, 0)
     arrange(chosen, weights, experts, 1, 0, starts, counts, places, matrices, rows, factors)
-    jobs = view(table[11], 8 * choices, np.int64).reshape(2, choices, 4)
-    jobs[:, :, TOKENS] = 0
+    jobs = view(table[11], (2, choices, 4), np.int64)
+    for job in range(choices):
+        jobs[0, job, TOKENS] = jobs[1, job, TOKENS] = 0
     job = 0
     for expert in range(experts):
         if counts[expert] > 0:

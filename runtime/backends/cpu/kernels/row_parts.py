@@ -16,7 +16,7 @@ import numpy as np
 
 from .....simd.compile import kernel
 from .....simd.exponential import exp
-from .....simd.memory import view
+from .....simd.memory import fill, view
 from .....simd.team import ARGUMENT, FUNCTION, atomic_load, call_part, part
 from .activations import RUN, quantise_run
 from .attention.cache_rows import store_row
@@ -99,7 +99,8 @@ def gate(argument, number):
     which activation, limit (float64)."""
     table, limit = view(argument, 12, np.int64), np.float32(view(argument, 12, np.float64)[11])
     first, stop, column, width = _cell(table, number)
-    ones = np.ones(0 if table[6] else width, np.float32)
+    ones = np.empty(0 if table[6] else width, np.float32)
+    fill(ones, 1)
     for r in range(first, stop):
         x, out = _row(table[4], table[5], r, column, width), _row(table[8], table[9], r, column, width)
         if table[6]:

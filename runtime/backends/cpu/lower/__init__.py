@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .....formats import PlanError
+from .....simd.team import Part
 from ....graph import Support
 from ....graph import ops as o
+from ..kernels.attention.flash import attend
+from ..kernels.experts import combine_part, route_part
+from ..kernels.recurrent import delta_rule
 from ..passes import Step
 from .attention import AttentionStep
 from .elementwise import (
@@ -58,6 +62,14 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.SoftplusGate: SoftplusGateStep,
     o.Split: SplitStep,
     o.Xielu: ElementwiseStep,
+}
+
+# Op -> those of its parts whose compiling takes seconds (see simd.background).
+SLOW_PARTS: dict[type[o.Op], tuple[Part, ...]] = {
+    o.Attention: (attend,),
+    o.LatentAttention: (attend,),
+    o.GatedDeltaRule: (delta_rule,),
+    o.Route: (route_part, combine_part),
 }
 
 # Supported ops, their fields, and the values of these where only some are supported (see graph.check_support).

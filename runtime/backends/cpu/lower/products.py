@@ -76,10 +76,10 @@ def gemm_inputs(out: Pass, x: View, form: gemm.InputForm, take: Callable[[View],
     memory = take(out.allocate(1, 1, sum(sizes) // 4))
     starts = (memory.address + np.concatenate([[0], np.cumsum(sizes)[:-1]])).tolist()
     at_places = 0 if places is None else places.address
-    table = out.schedule.table([x.address, at_places, x.rows, columns, form.kind, *starts, *form.parameters])
+    table = out.schedule.table([x.address, at_places, x.rows, columns, *starts, *form.parameters])
     partition = Partition(x.axis if places is None else EXPERT_ROWS, count, tokens, columns, gemm_parts.SPAN)
     reads = (x,) if places is None else (x, places)
-    out.schedule.place(gemm_parts.prepare_part.address, table, partition, reads, (memory,))
+    out.schedule.place(gemm_parts.PREPARE_PARTS[form.kind].address, table, partition, reads, (memory,))
     return Panels(table, memory)
 
 

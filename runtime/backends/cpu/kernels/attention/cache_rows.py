@@ -17,7 +17,7 @@ from ......simd.byte_lanes import (
 )
 from ......simd.compile import kernel
 from ......simd.lanes import LANES, load, load_half, splat, store
-from ......simd.memory import view
+from ......simd.memory import fill, view
 from .tiles import PANEL, load_bfloat16, store_bfloat16, store_float16, transpose
 
 # The types that a cache may have, and the numbers that kernels know them by. Those from _Q8_0 to _IQ4_NL have blocks of 32.
@@ -95,7 +95,7 @@ def decode_columns(type_id, address, step, count, width, out, start, scratch):
     """
     for first in range(0, count, LANES):
         rows = min(LANES, count - first)
-        decode_rows(type_id, address + first * step, step, rows, width, scratch, 0, width, PANEL)
+        decode_rows(type_id, address + first * step, step, rows, width, scratch, 0, width, np.int64(PANEL))
         for i in range(rows * width, LANES * width, LANES):
             store(scratch, i, splat(0))
         target = out.ctypes.data + 4 * (start + first // PANEL * width * PANEL + first % PANEL)
@@ -107,7 +107,8 @@ def decode_columns(type_id, address, step, count, width, out, start, scratch):
 def store_row(type_id, row, address):
     """Writes a float32 row to an address as f32, f16 or bf16, followed by zeros up to a multiple of sixteen numbers."""
     width = row.size
-    full, last = width // LANES * LANES, np.zeros(LANES, np.float32)
+    full, last = width // LANES * LANES, np.empty(LANES, np.float32)
+    fill(last, 0)
     for j in range(0, width, LANES):
         if j < full:
             numbers = load(row, j)

@@ -17,7 +17,7 @@ import numpy as np
 from ......simd.compile import kernel
 from ......simd.exponential import exp, exp_lanes
 from ......simd.lanes import LANES, load, max_lanes, reduce_max, reduce_sum, splat, store
-from ......simd.memory import view
+from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import call_part, part
 from .cache_rows import TYPE_IDS, decode_columns, decode_rows
 from .shared_values import FIELDS, KEYS, ROWS, UNIT, sum_squares
@@ -79,6 +79,14 @@ _MAX_LEVELS = 64  # of the tree of blocks
 @kernel
 def _round_up(n, unit):
     return (n + unit - 1) // unit * unit
+
+
+@kernel
+def _clear(maxima_at, sums_at, rows, values_at, count):
+    """Sets the sums of rows, and so many of their values, to those before the first key."""
+    fill(view(maxima_at, rows, np.float32), _LOWEST)
+    fill(view(sums_at, rows, np.float32), 0)
+    fill(view(values_at, count, np.float32), 0)
 
 
 @kernel
@@ -269,16 +277,19 @@ def attend(argument, number):
     value_size = padded_rows * width
     sizes = (rows * k_width, rows * KEYS, buffers * value_size, KEYS * max(k_width, v_width), LANES * k_width)
     scratch = np.empty(sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + LANES, np.float32)
-    at = (-scratch.ctypes.data & 63) // 4
-    queries, at = scratch[at : at + sizes[0]], at + sizes[0]
-    scores, at = scratch[at : at + sizes[1]], at + sizes[1]
-    all_values, at = scratch[at : at + sizes[2]], at + sizes[2]
-    decoded, at = scratch[at : at + sizes[3]], at + sizes[3]
-    column_scratch = scratch[at : at + sizes[4]]
-    all_maxima, all_sums = np.empty(buffers * rows, np.float32), np.empty(buffers * rows, np.float32)
-    nodes, levels = np.arange(_MAX_LEVELS), np.empty(_MAX_LEVELS, np.int64)
-    decoded_at, values_at, value_step = decoded.ctypes.data, all_values.ctypes.data, 4 * value_size
-    maxima_at, sums_at = all_maxima.ctypes.data, all_sums.ctypes.data
+    queries_at = (address(scratch) + 63) // 64 * 64
+    scores_at = queries_at + 4 * sizes[0]
+    values_at = scores_at + 4 * sizes[1]
+    decoded_at = values_at + 4 * sizes[2]
+    queries, scores = view(queries_at, sizes[0], np.float32), view(scores_at, sizes[1], np.float32)
+    decoded, column_scratch = view(decoded_at, sizes[3], np.float32), view(decoded_at + 4 * sizes[3], sizes[4], np.float32)
+    results = np.empty(2 * buffers * rows, np.float32)
+    maxima_at, value_step = address(results), 4 * value_size
+    sums_at = maxima_at + 4 * buffers * rows
+    stack = np.empty(2 * _MAX_LEVELS, np.int64)
+    nodes, levels = view(address(stack), _MAX_LEVELS, np.int64), view(address(stack) + 8 * _MAX_LEVELS, _MAX_LEVELS, np.int64)
+    for i in range(_MAX_LEVELS):
+        nodes[i] = i
     weighing = np.empty(len(FIELDS), np.int64)
     # Blocks are counted from the beginning of the first query's window, or from key 0 where queries are many.
     origin = _first_key(job[_PAST], window) if split_blocks else 0
@@ -290,50 +301,58 @@ def attend(argument, number):
             window and not split_blocks
         ):  # from a multiple of LANES on: then a query's sums do not depend on the task's first query
             key = max(key, _first_key(position, window) // LANES * LANES)
-        depth = 0
-        values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
-        maxima[:], sums[:], values[:] = _LOWEST, 0, 0
+        depth = np.int64(0)
+        _clear(maxima_at, sums_at, rows, values_at, value_size)
         while key < last_end:
             block = (key - origin) // KEYS
             count = min(origin + (block + 1) * KEYS, last_end) - key
             skipped = max(0, key - position) * members  # rows of the queries before these keys
+            block_maxima, block_sums, block_values = maxima_at, sums_at, values_at
             if split_blocks:
-                values = all_values[depth * value_size : (depth + 1) * value_size]
-                maxima, sums = all_maxima[depth * rows : (depth + 1) * rows], all_sums[depth * rows : (depth + 1) * rows]
-                maxima[:], sums[:], values[: skipped * width] = _LOWEST, 0, 0
+                block_maxima += 4 * depth * rows
+                block_sums += 4 * depth * rows
+                block_values += depth * value_step
+                _clear(block_maxima, block_sums, rows, block_values, skipped * width)
+            maxima, sums = view(block_maxima, rows, np.float32), view(block_sums, rows, np.float32)
+            values = view(block_values, value_size, np.float32)
             k = job[_K] + head * job[_K_HEAD_BYTES] + key * job[_K_ROW_BYTES]
             panels = _round_up(count, PANEL) // PANEL
             # Products also run over what is behind the last key or number: what lay there before may be subnormal, and slow.
             if _round_up(count, LANES) < panels * PANEL:
-                decoded[(panels - 1) * k_width * PANEL : panels * k_width * PANEL] = 0
+                fill(view(decoded_at + 4 * (panels - 1) * k_width * PANEL, k_width * PANEL, np.float32), 0)
             decode_columns(job[_K_TYPE], k, job[_K_ROW_BYTES], count, k_width, decoded, 0, column_scratch)
-            q_at, scores_at = queries.ctypes.data + 4 * k_width * skipped, scores.ctypes.data + 4 * KEYS * skipped
-            multiply_panels(q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, scores_at, 4 * KEYS, True)
+            q_at, block_scores = queries_at + 4 * k_width * skipped, scores_at + 4 * KEYS * skipped
+            multiply_panels(
+                q_at, 4 * k_width, rows - skipped, decoded_at, panels, k_width, block_scores, 4 * KEYS, np.bool_(True)
+            )
             scaled = 0 if split_blocks else width
             _exponentiate(scores, skipped, rows, members, position, window, key, count, softcap, maxima, sums, values, scaled)
             v = job[_V] + head * job[_V_HEAD_BYTES] + key * job[_V_ROW_BYTES]
             panels = v_width // PANEL
             if v_decoded < v_width:
-                decoded[(panels - 1) * count * PANEL : panels * count * PANEL] = 0
-            decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, PANEL, count * PANEL)
-            to, overwrite = values.ctypes.data + 4 * width * skipped, split_blocks > 0
-            multiply_panels(scores_at, 4 * KEYS, rows - skipped, decoded_at, panels, count, to, 4 * width, overwrite)
+                fill(view(decoded_at + 4 * (panels - 1) * count * PANEL, count * PANEL, np.float32), 0)
+            decode_rows(job[_V_TYPE], v, job[_V_ROW_BYTES], count, v_decoded, decoded, 0, np.int64(PANEL), count * PANEL)
+            weights, to = scores_at + 4 * KEYS * skipped, block_values + 4 * width * skipped
+            multiply_panels(weights, 4 * KEYS, rows - skipped, decoded_at, panels, count, to, 4 * width, split_blocks > 0)
             if job[_SHARED_PART]:
-                weighing[0], weighing[1], weighing[2] = scores.ctypes.data, values.ctypes.data + 4 * v_width, 4 * width
+                weighing[0], weighing[1], weighing[2] = scores_at, block_values + 4 * v_width, 4 * width
                 weighing[3], weighing[4], weighing[5], weighing[6] = rows, skipped, key, count
                 weighing[7], weighing[8] = job[_SHARED_VALUES], shared
                 weighing[9], weighing[10] = position, members
-                call_part(job[_SHARED_PART], weighing.ctypes.data, 0)
+                call_part(job[_SHARED_PART], address(weighing), 0)
             if split_blocks:
                 leaf = block % split_blocks
                 depth = _push_node(leaf, depth, nodes, levels, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
             key += count
         _add_stack(depth, nodes, rows, width, values_at, value_step, maxima_at, sums_at, 4 * rows)
-        values, maxima, sums = all_values[:value_size], all_maxima[:rows], all_sums[:rows]
-        _write_results(job, task, head, maxima, sums, values, v_width, width)
+        maxima, sums = view(maxima_at, rows, np.float32), view(sums_at, rows, np.float32)
+        _write_results(job, task, head, maxima, sums, view(values_at, value_size, np.float32), v_width, width)
         if job[_SHARED_PART] and not job[_SHARED_HEADS]:
             squares = view(job[_SHARED_OUT] + 8 * number * job[_SHARED_WIDTH], job[_SHARED_WIDTH], np.float64)
-            sum_squares(values.ctypes.data + 4 * v_width, 4 * width, rows, sums, squares)
+            sum_squares(values_at + 4 * v_width, 4 * width, rows, sums, squares)
+    keep_alive(scratch)
+    keep_alive(results)
+    keep_alive(stack)
 
 
 @part
@@ -346,7 +365,7 @@ def merge(argument, number):
     token, first = number // per_token, number % per_token * job[_MERGE_HEADS]
     rows, row, step = min(job[_MERGE_HEADS], heads - first), token * heads + first, 4 * job[_N] * heads
     values, maxima, sums = job[_SPLIT_VALUES] + 4 * row * width, job[_MAXIMA] + 4 * row, job[_SUMS] + 4 * row
-    nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), 0
+    nodes, levels, depth = np.empty(_MAX_LEVELS, np.int64), np.empty(_MAX_LEVELS, np.int64), np.int64(0)
     for split in range(splits):
         nodes[depth] = split
         depth = _push_node(split, depth, nodes, levels, rows, width, values, step * width, maxima, sums, step)

@@ -21,7 +21,7 @@ from ......simd import team
 from ......simd.compile import intrinsic, kernel, native_entry
 from ......simd.half_precision import half_to_float
 from ......simd.llvm import F32X16, I32X16, I64, LANES, constant, load, loop, shuffle, store
-from ......simd.memory import address, aligned_empty, scratch, view
+from ......simd.memory import address, aligned_empty, fill, keep_alive, scratch, view
 from ......simd.target import target
 from ......simd.team import part
 from .byte_tiles import PANEL
@@ -32,16 +32,6 @@ STEP, AMX_TOKENS = 32, 16  # columns of rows and panels are filled up to multipl
 PACKED, ROW_BYTES, ROWS, COLUMNS, PANELS, CODES, SCALES, TERMS = range(8)
 COLUMN_BYTES = SCALES  # of a matrix of float32 whose columns lie together: bytes from one to the next
 UNPACK_FIELDS = 8
-
-
-@intrinsic
-def keep_alive(typingctx, array):
-    """Does nothing, but the array stays alive until here, where only its address was used."""
-
-    def generate(context, builder, signature, args):
-        return context.get_dummy_value()
-
-    return types.void(array), generate
 
 
 # --- activations ----------------------------------------------------------------------------------------------------
@@ -131,7 +121,7 @@ def place_row(bf16, source, columns, first, stop, block_tokens, target, remainde
             place = 2 * block_tokens * column
             _round_step(at, target + place, remainder + place if remainder else 0)
         if at == address(last):
-            last[:] = 0
+            fill(last, 0)
 
 
 @kernel
@@ -252,11 +242,12 @@ def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, i
     """size: bytes of a number in the rows."""
     column_bytes = PANEL * (4 if bf16 is None else 2)
 
-    def fill(argument, number):
+    def write_panels(argument, number):
         table = view(argument, UNPACK_FIELDS, np.int64)
         columns, row_bytes, last = table[COLUMNS], table[ROW_BYTES], table[ROWS] - 1
         whole, width = columns // STEP * STEP, -(-columns // STEP) * STEP
-        tail = np.zeros(PANEL * STEP * size if whole < columns else 0, np.uint8)
+        tail = np.empty(PANEL * STEP * size if whole < columns else 0, np.uint8)
+        fill(tail, 0)
         for panel in range(table[PANELS]):
             first = min(panel * PANEL, last)
             rows, at = min(PANEL, last + 1 - first), table[PACKED] + first * row_bytes
@@ -266,11 +257,13 @@ def _rows_part(type_name: str, size: int, bf16: bool | None) -> Callable[[int, i
             if whole < columns:  # reading on would leave the row, and perhaps the file
                 some = (columns - whole) * size
                 for r in range(rows):
-                    tail[r * STEP * size : r * STEP * size + some] = view(at + r * row_bytes + whole * size, some, np.uint8)
+                    source = view(at + r * row_bytes + whole * size, some, np.uint8)
+                    for i in range(some):
+                        tail[r * STEP * size + i] = source[i]
                 _transpose_step(type_name, bf16, address(tail), STEP * size, rows, to + whole * column_bytes)
         keep_alive(tail)
 
-    return fill
+    return write_panels
 
 
 def _pairs_part(argument, number):
@@ -280,7 +273,7 @@ def _pairs_part(argument, number):
         source = table[PACKED] + min(panel * PANEL, table[ROWS] - PANEL) * table[ROW_BYTES]
         to = table[CODES] + panel * width * PANEL * 4
         _widen_pairs(source, to, columns // 2)
-        view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32)[:] = 0
+        fill(view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32), 0)
 
 
 @intrinsic
@@ -313,10 +306,10 @@ def columns_part(argument, number):
             _copy_columns(source, step, columns, to)
         else:
             for c in range(columns):
-                line = view(to + 4 * PANEL * c, PANEL, np.float32)
-                line[:rows] = view(source + c * step, rows, np.float32)
-                line[rows:] = 0
-        view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32)[:] = 0
+                line, numbers = view(to + 4 * PANEL * c, PANEL, np.float32), view(source + c * step, rows, np.float32)
+                for r in range(PANEL):
+                    line[r] = numbers[r] if r < rows else np.float32(0)
+        fill(view(to + columns * PANEL * 4, (width - columns) * PANEL, np.float32), 0)
 
 
 @cache

@@ -79,7 +79,7 @@ class InputBlocks:
         memory = aligned_empty((int(ends[-1]),), np.uint8)
         starts = (memory.ctypes.data + np.concatenate([[0], ends[:-1]])).tolist()
         at_places = 0 if places is None else places.ctypes.data
-        words = [x.ctypes.data, at_places, len(x), columns, form.kind, *starts, *form.parameters]
+        words = [x.ctypes.data, at_places, len(x), columns, *starts, *form.parameters]
         self.table = np.array(words, np.int64)
         assert len(self.table) == INPUTS
         self._arrays = memory, x, places
@@ -179,7 +179,7 @@ class Program:
     def fill(self, stage: int, form: InputForm, x: np.ndarray, rows: int, places: np.ndarray | None = None) -> InputBlocks:
         """Enters the filling of blocks with activations x float32 [n, columns]; see InputBlocks."""
         blocks = InputBlocks(form, x, rows, places)
-        self.task(stage, gemm_parts.prepare_part.address, blocks.table, blocks.parts, blocks)
+        self.task(stage, gemm_parts.PREPARE_PARTS[form.kind].address, blocks.table, blocks.parts, blocks)
         return blocks
 
     def blocks_of(self, stage: int, form: InputForm, activations: Activations) -> InputBlocks:

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from ......simd.compile import kernel
-from ......simd.memory import address, view
+from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
@@ -31,7 +31,6 @@ from .float_panels import (
     STEP,
     TERMS,
     UNPACK_FIELDS,
-    keep_alive,
     place_row,
 )
 from .unpack_panels import PANEL
@@ -39,10 +38,10 @@ from .vector_products import BLOCK_TOKENS, multiply_panels
 
 FLOAT32, BF16, BYTES = range(3)  # forms of activations: float32, sums of one or two bf16, 8-bit codes
 
-# Words of the table of activations: address of x, of the places (0: the first X_ROWS), sizes, form, addresses of the results.
-(X, PLACES, X_ROWS, X_COLUMNS, FORM, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, FIRST_PARAMETER, SECOND_PARAMETER) = range(11)
+# Words of the table of activations: address of x, of the places (0: the first X_ROWS), sizes, addresses of the results.
+(X, PLACES, X_ROWS, X_COLUMNS, BLOCKS, TOKEN_SCALES, OFFSETS, TOTALS, FIRST_PARAMETER, SECOND_PARAMETER) = range(10)
 BF16_PARTS, TOKENS_PER_BLOCK = FIRST_PARAMETER, SECOND_PARAMETER  # of floats: numbers that are added up, tokens of a block
-INPUTS = 11
+INPUTS = 10
 
 # Words of the table of a product: addresses, bytes and numbers as in `gemv`; slices of STEP rows each.
 (WEIGHTS, MATRIX_BYTES, WEIGHT_ROW_BYTES, WEIGHT_ROWS, WEIGHT_COLUMNS) = range(5)
@@ -72,7 +71,8 @@ def _fill_block(table, bf16, block, first, stop):
     columns, parts, tokens = table[X_COLUMNS], table[BF16_PARTS], table[TOKENS_PER_BLOCK]
     size = 4 if bf16 is None else 2
     part_bytes = -(-columns // STEP) * STEP * tokens * size
-    last = np.zeros(STEP, np.float32)
+    last = np.empty(STEP, np.float32)
+    fill(last, 0)
     for r in range(tokens):
         row_of_x = _source_row(table, block * tokens + r)
         source = table[X] + 4 * row_of_x * columns if row_of_x >= 0 else 0
@@ -90,7 +90,9 @@ def _quantise_block(table, block, first, stop):
         codes = view(table[BLOCKS] + row * columns + first, size, np.uint8)
         scales = view(table[TOKEN_SCALES] + 4 * (row * columns + first) // BLOCK, size // BLOCK, np.float32)
         if row_of_x < 0:
-            codes[:], scales[:], run_sums[:] = 0, 0, 0
+            fill(codes, 0)
+            fill(scales, 0)
+            fill(run_sums, 0)
         else:
             quantise_run(view(table[X] + 4 * (row_of_x * columns + first), size, np.float32), BLOCK, codes, scales, run_sums)
         at = 4 * (row * groups + first // group)
@@ -102,23 +104,26 @@ def _quantise_block(table, block, first, stop):
             totals[g] = np.float32(total) * scales[g * group // BLOCK]
 
 
-@kernel
-def _fill_columns(table, block, first, stop):
-    if table[FORM] == BYTES:
-        _quantise_block(table, block, first, stop)
-    elif table[FORM] == BF16:
-        _fill_block(table, True, block, first, stop)
-    else:
-        _fill_block(table, None, block, first, stop)
+def _prepare(bf16: bool | None) -> Part:
+    def prepare_floats(argument, number):
+        table = view(argument, INPUTS, np.int64)
+        spans = -(-table[X_COLUMNS] // SPAN)
+        first = number % spans * SPAN
+        _fill_block(table, bf16, number // spans, first, min(first + SPAN, table[X_COLUMNS]))
+
+    return part(prepare_floats)
 
 
 @part
-def prepare_part(argument, number):
-    """Activations as a table says; parts: units x spans of columns."""
+def _prepare_bytes(argument, number):
     table = view(argument, INPUTS, np.int64)
     spans = -(-table[X_COLUMNS] // SPAN)
     first = number % spans * SPAN
-    _fill_columns(table, number // spans, first, min(first + SPAN, table[X_COLUMNS]))
+    _quantise_block(table, number // spans, first, min(first + SPAN, table[X_COLUMNS]))
+
+
+# Form of activations -> the part that fills blocks as a table of activations says; its numbers: blocks x spans of columns.
+PREPARE_PARTS = {FLOAT32: _prepare(None), BF16: _prepare(True), BYTES: _prepare_bytes}
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -134,14 +139,14 @@ def _job(table, number):
 
 @kernel
 def _out(table, job):
-    return view(table[OUT] + 4 * job[3] * table[STRIDE], job[2] * table[STRIDE], np.float32).reshape(job[2], table[STRIDE])
+    return view(table[OUT] + 4 * job[3] * table[STRIDE], (job[2], table[STRIDE]), np.float32)
 
 
 @kernel
 def _sums(at, panels, tokens):
     """Sums at an address, and how many bytes they take."""
     pairs = min(_SUMS[0], (panels + 1) // 2)
-    return view(at, pairs * tokens * 2 * PANEL, np.float32).reshape(pairs, tokens, 2 * PANEL)
+    return view(at, (pairs, tokens, 2 * PANEL), np.float32)
 
 
 @kernel
@@ -161,10 +166,10 @@ def _unpack(table, job, start, rows, panels, at):
     words[CODES], words[SCALES], words[TERMS] = at, at + code_bytes, at + code_bytes + scale_bytes
     call_part(table[UNPACKER], words.ctypes.data, 0)
     keep_alive(words)
-    codes = view(at, code_bytes, np.uint8).reshape(panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS)
-    scales = view(at + code_bytes, scale_bytes // 4, np.float32).reshape(panels, groups, PANEL)
+    codes = view(at, (panels, columns // CODE_COLUMNS, PANEL, CODE_COLUMNS), np.uint8)
+    scales = view(at + code_bytes, (panels, groups, PANEL), np.float32)
     count = panels if table[HAS_TERMS] else 0
-    terms = view(words[TERMS], count * groups * PANEL, np.float32).reshape(count, groups, PANEL)
+    terms = view(words[TERMS], (count, groups, PANEL), np.float32)
     return codes, scales, terms
 
 
@@ -188,8 +193,7 @@ def _blocks(table, job, parts):
     """The tokens of a job as bf16 for the tile unit."""
     inputs, steps, count = view(table[INPUT], INPUTS, np.int64), -(-table[WEIGHT_COLUMNS] // STEP), -(-job[2] // AMX_TOKENS)
     size = parts * steps * AMX_TOKENS * STEP
-    blocks = view(inputs[BLOCKS] + job[1] // AMX_TOKENS * size * 2, count * size, np.uint16)
-    return blocks.reshape(count, parts, steps, AMX_TOKENS, STEP)
+    return view(inputs[BLOCKS] + job[1] // AMX_TOKENS * size * 2, (count, parts, steps, AMX_TOKENS, STEP), np.uint16)
 
 
 @part
@@ -213,7 +217,8 @@ def _fill(table, job, start, rows, panels, at):
     weights = table[WEIGHTS] + job[0] * table[MATRIX_BYTES] + start * table[WEIGHT_ROW_BYTES]
     if not table[UNPACKER]:
         return weights
-    words = np.zeros(UNPACK_FIELDS, np.int64)
+    words = np.empty(UNPACK_FIELDS, np.int64)
+    fill(words, 0)
     words[PACKED], words[ROW_BYTES], words[ROWS] = weights, table[WEIGHT_ROW_BYTES], rows
     words[COLUMNS], words[PANELS], words[CODES], words[COLUMN_BYTES] = table[WEIGHT_COLUMNS], panels, at, table[GROUP]
     call_part(table[UNPACKER], words.ctypes.data, 0)
@@ -231,7 +236,7 @@ def tiles_part(argument, number):
     memory, at = _memory(2 * PANEL * panels * width + 4 * PANEL * COLUMN_TILE, panels, token_tile)
     buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, token_tile)
     weights = _fill(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
-    filled = view(weights, panels * PANEL * width, np.uint16).reshape(panels, width // 2, PANEL, 2)
+    filled = view(weights, (panels, width // 2, PANEL, 2), np.uint16)
     multiply_tiles(filled, tokens, sums, buffer, _out(table, job), start, table[WEIGHT_ROWS])
     keep_alive(memory)
 
@@ -248,9 +253,9 @@ def dots_part(argument, number):
     memory, at = _memory(2 * PANEL * panels * width, panels, token_tile)
     sums = _sums(at, panels, token_tile)
     weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
-    filled = view(weights, panels * PANEL * width, np.uint16).reshape(panels, width // 2, PANEL, 2)
-    blocks = view(inputs[BLOCKS] + 2 * job[1] * parts * width, count * BLOCK_TOKENS * parts * width, np.uint16)
-    tokens = blocks.reshape(count, parts, width // STEP, BLOCK_TOKENS, STEP)
+    filled = view(weights, (panels, width // 2, PANEL, 2), np.uint16)
+    shape = (count, parts, width // STEP, BLOCK_TOKENS, STEP)
+    tokens = view(inputs[BLOCKS] + 2 * job[1] * parts * width, shape, np.uint16)
     multiply_panels(True, filled, tokens, sums, _out(table, job), start, table[WEIGHT_ROWS])
     keep_alive(memory)
 
@@ -266,9 +271,8 @@ def floats_part(argument, number):
     memory, at = _memory(4 * PANEL * panels * width, panels, token_tile)
     sums = _sums(at, panels, token_tile)
     weights = _fill(table, job, start, rows, panels, at + 4 * sums.size)
-    filled = view(weights, panels * PANEL * width, np.float32).reshape(panels, width, PANEL)
-    blocks = view(inputs[BLOCKS] + 4 * job[1] * width, count * BLOCK_TOKENS * width, np.float32)
-    tokens = blocks.reshape(count, 1, width // STEP, BLOCK_TOKENS, STEP)
+    filled = view(weights, (panels, width, PANEL), np.float32)
+    tokens = view(inputs[BLOCKS] + 4 * job[1] * width, (count, 1, width // STEP, BLOCK_TOKENS, STEP), np.float32)
     multiply_panels(None, filled, tokens, sums, _out(table, job), start, table[WEIGHT_ROWS])
     keep_alive(memory)
 
@@ -284,11 +288,11 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
         memory, at = _byte_memory(table, panels, token_tile)
         sums = _sums(at, panels, token_tile)
         codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * sums.size)
-        tokens = view(inputs[BLOCKS] + first * columns, n * columns, np.int8).reshape(n, columns)
+        tokens = view(inputs[BLOCKS] + first * columns, (n, columns), np.int8)
         blocks = columns // BLOCK
-        token_scales = view(inputs[TOKEN_SCALES] + 4 * first * blocks, n * blocks, np.float32).reshape(n, blocks)
-        offsets = view(inputs[OFFSETS] + 4 * first * groups, n * groups, np.int32).reshape(n, groups)
-        totals = view(inputs[TOTALS] + 4 * first * groups, n * groups, np.float32).reshape(n, groups)
+        token_scales = view(inputs[TOKEN_SCALES] + 4 * first * blocks, (n, blocks), np.float32)
+        offsets = view(inputs[OFFSETS] + 4 * first * groups, (n, groups), np.int32)
+        totals = view(inputs[TOTALS] + 4 * first * groups, (n, groups), np.float32)
         out = _out(table, job)
         if table[HAS_TERMS]:
             multiply_bytes(half_groups, pairs, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)

@@ -1,0 +1,101 @@
+"""Compiling a kernel with all it calls as one module of LLVM code, which is translated to machine code once.
+
+numba prepares each function that it compiles, also those that only other kernels call, for calls from Python: it optimises its
+module, generates machine code and wrappers. A caller's module then gets a copy of it, and optimises it again. Here functions
+that are called remain LLVM code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.environment import lookup_environment
+
+_ENVIRONMENT = "_ZN08NumbaEnv"  # how the names of those global variables begin that point to functions' constants
+
+
+class _NotLoaded:
+    """The code generator of a function that is not loaded: it has no variables that could be set."""
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        pass
+
+
+class _Callee(JITCodeLibrary):
+    """The code of a function, optimised together with that of what it calls, but not loaded."""
+
+    @property
+    def codegen(self) -> Any:
+        return _NotLoaded()
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+
+class _PlainCallee(_Callee):
+    """The code of a function as numba generated it, with that of what it calls: it is optimised within its callers only."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+
+class _Entry(JITCodeLibrary):
+    """A function that Python or a team calls, with all that it calls."""
+
+    def _finalize_specific(self) -> None:
+        super()._finalize_specific()
+        codegen: Any = self._codegen
+        for variable in self._final_module.global_variables:
+            environment = lookup_environment(variable.name) if variable.name.startswith(_ENVIRONMENT) else None
+            if environment is not None:
+                codegen.set_env(variable.name, environment)
+
+
+class EntryCompiler(Compiler):
+    """For kernels as Python or a team calls them."""
+
+    library: type[JITCodeLibrary] = _Entry
+
+    def _compile_core(self) -> Any:
+        codegen = self.state.targetctx.codegen()
+        self.state.library = self.library(codegen, self.state.func_id.func_qualname)
+        self.state.library.enable_object_caching()
+        with _callees_only(codegen):
+            return super()._compile_core()
+
+
+class CalleeCompiler(EntryCompiler):
+    """For kernels as other kernels call them."""
+
+    library = _Callee
+
+
+class PlainCalleeCompiler(EntryCompiler):
+    """For kernels as other kernels call them, in a fraction of the time. Loops that LLVM has to vectorise or unroll may become
+    slower, by up to a half in encoders."""
+
+    library = _PlainCallee
+
+
+@contextmanager
+def _callees_only(codegen: Any) -> Iterator[None]:
+    """Within this, libraries that numba makes itself, for functions of its own, are _PlainCallee."""
+    outermost = "create_library" not in vars(codegen)
+    if outermost:
+        codegen.create_library = lambda name, **options: _PlainCallee(codegen, name, **options)
+    try:
+        yield
+    finally:
+        if outermost:
+            del codegen.create_library
