@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,14 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(encoded)) + encoded
 
 
+@lru_cache(maxsize=4)
+def _strings(texts: tuple[str, ...]) -> bytes | None:
+    """An array of strings, encoded; None if not all are strings. Kept, as many plans of one model have the same vocabulary."""
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    return struct.pack("<IQ", STRING, len(texts)) + b"".join(map(_string, texts))
+
+
 def _value(key: str, value: Any) -> tuple[int, bytes]:
     """(GGUF value type id, encoded value). Raises FormatError."""
     if isinstance(value, (bool, np.bool_)):
@@ -64,9 +73,11 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
             return ARRAY, struct.pack("<IQ", BOOL, len(value)) + value.astype("u1").tobytes()
         if value.dtype in _VALUE_TYPE:
             return ARRAY, struct.pack("<IQ", _VALUE_TYPE[value.dtype], len(value)) + value.tobytes()
-    if isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return ARRAY, struct.pack("<IQ", STRING, len(value)) + b"".join(map(_string, value))
-    if isinstance(value, list):  # an array of arrays
+    if isinstance(value, list) and (not value or isinstance(value[0], str)):
+        strings = _strings(tuple(value))
+        if strings is not None:
+            return ARRAY, strings
+    elif isinstance(value, list):  # an array of arrays
         items = [_value(key, v) for v in value]
         if {type_id for type_id, _ in items} == {ARRAY}:
             return ARRAY, struct.pack("<IQ", ARRAY, len(items)) + b"".join(payload for _, payload in items)

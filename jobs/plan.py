@@ -172,13 +172,13 @@ def make_plan(
     """
     path = Path(path)
     alignment = _alignment(metadata)
-    first_header = len(header_bytes(metadata, [], alignment)[0])
     is_split = split_max_size is not None or split_max_tensors is not None
     if shards is not None:
         if is_split or not tensor_first_split:
             raise PlanError("the shards are to be as in the source, so no size, number or first shard can be asked for")
         groups = _group_by_shard(outputs, shards)
     elif is_split or tensor_first_split:
+        first_header = len(header_bytes(metadata, [], alignment)[0]) if is_split else 0
         groups = _group_by_limits(outputs, alignment, first_header, split_max_size, split_max_tensors, tensor_first_split)
     else:
         raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")

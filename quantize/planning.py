@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,11 @@ class Importance:
         return None
 
 
+@cache
+def _ones(matrices: int, columns: int) -> np.ndarray:
+    return np.broadcast_to(np.float32(1), (matrices, columns))
+
+
 class PendingImportance(Importance):
     """Stands for an imatrix that has yet to be computed: ones, without using memory, for each tensor that will get an entry.
 
@@ -93,7 +99,7 @@ class PendingImportance(Importance):
     def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
         columns, _, matrices = dims(tensor.shape)
         collected = self.includes_embeddings or tensor.name.startswith("blk.")
-        return np.broadcast_to(np.float32(1), (matrices, columns)) if collected else None
+        return _ones(matrices, columns) if collected else None
 
 
 class AssumedImportance(PendingImportance):

@@ -25,8 +25,6 @@ from ...formats.deleted_shards import record_path
 from ...formats.safetensors import ShardOpener, StoredTensor, shard_names
 from ...operating_system.files import cache_home
 from ..checkpoint import TOKENIZER_FILES
-from .http_ranges import Transport
-from .remote_shards import CONNECTIONS, Prefetcher, RemoteShard
 
 PREFIX = "hf:"
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
@@ -111,6 +109,9 @@ def fetch_repository(text: str, *, remote: bool = False) -> FetchedRepository:
         is_deleted = {f: record_path(folder / f.name).exists() and not (folder / f.name).exists() for f in shard_files}
         hub.download(commit, [f for f in shard_files if not is_deleted[f]])
         return FetchedRepository(display_name, folder)
+    from .http_ranges import Transport  # the modules of HTTP take longer to import than a local file's header to read
+    from .remote_shards import CONNECTIONS, Prefetcher, RemoteShard
+
     prefetcher = Prefetcher(Transport(hub.token))
     shards = {f.name: RemoteShard(hub.url(commit, f.name), f.size, prefetcher) for f in shard_files}
     with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -167,6 +168,8 @@ class _Hub:
     def download(self, commit: str, files: list[_File]) -> Path:
         """Downloads files and checks their hashes; returns the folder in the hub's cache."""
         from huggingface_hub import snapshot_download
+
+        from .remote_shards import CONNECTIONS
 
         folder = self._call(
             lambda: snapshot_download(
