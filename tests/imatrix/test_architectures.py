@@ -62,10 +62,32 @@ NAMES = {
     "per_layer_projection": ["proj"],
     "per_layer_model_projection": ["per_layer_model_proj"],
     "lm_head": ["output"],
+    "conv.in_proj": ["shortconv.in_proj"],
+    "conv.out_proj": ["shortconv.out_proj"],
+    "self_attn.out_proj": ["attn_output"],
+    "feed_forward.w1": ["ffn_gate"],
+    "feed_forward.w2": ["ffn_down"],
+    "feed_forward.w3": ["ffn_up"],
+    ".in_proj": ["ssm_in"],
+    "x_proj": ["ssm_x"],
+    "dt_proj": ["ssm_dt"],
+    ".out_proj": ["ssm_out"],
+    "mixer.experts.up_proj": ["ffn_up_exps"],
+    "mixer.up_proj": ["ffn_up"],
+    "mixer.down_proj": ["ffn_down"],
+    "fc1_latent_proj": ["ffn_latent_down"],
+    "fc2_latent_proj": ["ffn_latent_up"],
+    "forget_gate.f_a_proj": ["ssm_f_a"],
+    "forget_gate.f_b_proj": ["ssm_f_b"],
+    "g_a_proj": ["ssm_g_a"],
+    "g_b_proj": ["ssm_g_b"],
+    "self_attn.b_proj": ["ssm_beta"],
 }
 ROUTERS = (
     "router.gate",
     "feed_forward.router",
+    "feed_forward.gate",
+    "mixer.gate",
     "mlp.gate",
     "mlp.router",
     "block_sparse_moe.gate",
@@ -77,13 +99,17 @@ SHARED = {"gate_proj": ["ffn_gate_shexp"], "up_proj": ["ffn_up_shexp"], "down_pr
 SHARED |= {"input_linear": ["ffn_gate_shexp", "ffn_up_shexp"], "output_linear": ["ffn_down_shexp"]}
 
 
-def gguf_names(name):
-    """The GGUF tensors that a parameter of transformers becomes; [] for parameters that are not collected."""
+def gguf_names(name, has_experts=True):
+    """The GGUF tensors that a parameter of transformers becomes; [] for parameters that are not collected.
+
+    has_experts: of the model; a shared expert without others is a dense block (Granite 4)."""
     name = name.removesuffix(".weight")
     layer = re.search(r"layers\.(\d+)\.", name)
     prefix = f"blk.{layer[1]}." if layer else ""
     if "shared_expert" in name or "shared_mlp" in name:
         tensors = next((SHARED[end] for end in SHARED if name.endswith(end)), [])  # not the gate of a shared expert, a vector
+        if not has_experts:
+            tensors = [tensor.removesuffix("_shexp") for tensor in tensors]
     elif name.endswith(ROUTERS):
         tensors = ["ffn_gate_inp"]
     else:
@@ -123,6 +149,8 @@ class InputRecorder:
             def __torch_function__(self, function, types, args=(), kwargs=None):
                 if function in products:
                     recorder.record(args[0], args[1])
+                    if args[0].dim() == 2 and args[1].dim() == 3:  # Jamba's W @ x.T
+                        recorder.record(args[1].transpose(1, 2), args[0])
                 return function(*args, **(kwargs or {}))
 
         return Mode()
@@ -161,7 +189,7 @@ def reference(case, folder):
     for (name, matrix), pieces in recorder.inputs.items():
         if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
-        for tensor in gguf_names(name):
+        for tensor in gguf_names(name, getattr(config, "num_local_experts", 1) != 0):
             inputs[tensor, matrix] = as_in_gguf(config, tensor, np.concatenate(pieces))
     for layer, pieces in queries.items():
         latents = recorder.inputs[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
@@ -177,7 +205,12 @@ def reference(case, folder):
 
 def as_in_gguf(config, tensor, x):
     """What differs between the inputs of a parameter and those of its tensor: the order of value heads in Qwen 3.5 (see
-    convert/architectures/qwen3next.py), and MiMo's factor of the values, which here multiplies the product."""
+    convert/architectures/qwen3next.py), MiMo's factor of the values, which here multiplies the product, and Falcon-H1's factors,
+    which are in the matrices."""
+    if config.model_type == "falcon_h1":
+        factors = {"attn_q": config.attention_in_multiplier, "attn_k": config.attention_in_multiplier}
+        factors |= {"attn_v": config.attention_in_multiplier, "ssm_in": config.ssm_in_multiplier}
+        return x / factors.get(tensor.split(".")[-2], 1.0)
     if tensor.endswith(".ssm_out.weight") and config.model_type.startswith("qwen3_5"):
         keys, width = config.linear_num_key_heads, config.linear_value_head_dim
         return x.reshape(len(x), keys, -1, width).swapaxes(1, 2).reshape(x.shape)
@@ -188,7 +221,7 @@ def as_in_gguf(config, tensor, x):
 
 def temperature(config):
     """Factors of the queries at each position; those of a model without are 1."""
-    rope, positions = config.rope_parameters or {}, np.arange(N_CTX)
+    rope, positions = getattr(config, "rope_parameters", None) or {}, np.arange(N_CTX)
     beta, length = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     return 1 + beta * np.log1p(positions // length) if beta else np.ones(N_CTX)
 

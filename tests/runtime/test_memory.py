@@ -3,8 +3,10 @@
 import re
 
 import pytest
+from checkpoint_cases import convert_case
 
 from ggufmill.formats import TYPES, PlanError
+from ggufmill.runtime import load_model
 from ggufmill.runtime.memory import (
     Override,
     Use,
@@ -172,6 +174,42 @@ def test_recurrent_states():
     assert gpu.cache == 36 * 2 * state + 12 * 32768 * 2048
     assert cpu.cache == 36 * 8 * state  # checkpoints
     assert cache_state_bytes(LLAMA) == 0
+
+
+def test_states_beside_keys_and_values():
+    """Falcon-H1 has both in every layer; of Nemotron-H's layers each has one of them, or is a feed-forward block."""
+    keys = {"block_count": 3, "embedding_length": 1024, "feed_forward_length": 4096, "attention.head_count": 8}
+    keys |= {"attention.head_count_kv": 2, "attention.key_length": 64, "attention.value_length": 64, "vocab_size": 32000}
+    keys |= {
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 128,
+        "ssm.group_count": 1,
+        "ssm.time_step_rank": 24,
+        "ssm.inner_size": 1536,
+    }
+    falcon = {"general.architecture": "falcon-h1"} | {f"falcon-h1.{key}": value for key, value in keys.items()}
+    state = 4 * (24 * 128 * 64 + 3 * (1536 + 2 * 128))
+    assert (cache_state_bytes(falcon), cache_token_bytes(falcon, use())) == (state, 2 * 2 * 64 * 2)
+    keys |= {"attention.head_count_kv": [0, 2, 0], "feed_forward_length": [0, 0, 4096]}
+    nemotron = {"general.architecture": "nemotron_h"} | {f"nemotron_h.{key}": value for key, value in keys.items()}
+    assert [cache_state_bytes(nemotron, layer) for layer in range(3)] == [state, 0, 0]
+    assert [cache_token_bytes(nemotron, use(), layer) for layer in range(3)] == [0, 2 * 2 * 64 * 2, 0]
+    lfm2 = {"general.architecture": "lfm2", "lfm2.attention.head_count_kv": [0, 2], "lfm2.shortconv.l_cache": 3}
+    assert cache_state_bytes(lfm2 | {"lfm2.embedding_length": 1000}) == 4 * 2 * 1008  # rows are filled up
+
+
+@pytest.mark.parametrize(
+    "case", ["lfm2", "mamba", "mamba2-odd", "granitehybrid", "nemotron-h", "falcon-h1", "jamba", "kimi-linear"]
+)
+def test_planned_states_are_those_of_a_session(tmp_path, case):
+    path = convert_case(case, tmp_path)[2]
+    model = load_model(path)
+    cache = model.session(n_ctx=32).cache
+    layers = range(model.n_layers)
+    metadata = model.source.metadata
+    settings = use(n_ctx=32)
+    assert sum(cache_state_bytes(metadata, layer) for layer in layers) == cache.state.size
+    assert sum(cache_token_bytes(metadata, settings, layer) for layer in layers) == cache.token_bytes
 
 
 def weights(n_layer, kind="q4_0"):

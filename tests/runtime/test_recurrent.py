@@ -13,9 +13,12 @@ from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
 ROUNDING = 1e-4  # between GEMM and GEMV
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return convert_case("qwen35", tmp_path_factory.mktemp("qwen35"))[2]
+CASES = ("qwen35", "lfm2", "mamba2", "granitehybrid", "nemotron-h-moe", "falcon-h1", "jamba", "kimi-linear")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def path(request, tmp_path_factory):
+    return convert_case(request.param, tmp_path_factory.mktemp(request.param))[2]
 
 
 @pytest.fixture(scope="module")
