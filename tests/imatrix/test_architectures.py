@@ -205,7 +205,7 @@ def reference(case, folder):
 
 def as_in_gguf(config, tensor, x):
     """What differs between the inputs of a parameter and those of its tensor: the order of value heads in Qwen 3.5 (see
-    convert/architectures/qwen3next.py), MiMo's factor of the values, which here multiplies the product, and Falcon-H1's factors,
+    convert/architectures/qwen3next.py), MiMo's factor of the values, which here multiplies the product, and Falcon-H1's,
     which are in the matrices."""
     if config.model_type == "falcon_h1":
         factors = {"attn_q": config.attention_in_multiplier, "attn_k": config.attention_in_multiplier}

@@ -63,7 +63,8 @@ def test_missing_and_unknown_tensors_are_refused(tmp_path, family):
     last = [name for name in tensors if "layers.2." in name and any(part in name for part in parts)]
     gone = next(name for name in last if not name.endswith("experts.down_proj"))  # a stack may be there one by one
     del tensors[gone]
-    added = {f"model.layers.{at}.strange.weight": np.zeros((2, 2), np.float32) for at in (0, 9)}
+    prefix = gone.partition("layers.2.")[0]
+    added = {f"{prefix}layers.{at}.strange.weight": np.zeros((2, 2), np.float32) for at in (0, 9)}
     safetensors.save_file(tensors | added, tmp_path / "model.safetensors")
     with pytest.raises(FormatError) as error:
         open_source(tmp_path)

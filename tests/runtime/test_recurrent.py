@@ -8,6 +8,7 @@ from checkpoint_cases import convert_case
 
 from ggufmill.runtime import load_model
 from ggufmill.runtime.graph import Observer
+from ggufmill.runtime.graph.ops import Route
 from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
 
 ROUNDING = 1e-4  # between GEMM and GEMV
@@ -105,9 +106,11 @@ def test_settings_do_not_change_the_logits(path, tokens, full):
 
 
 def test_the_bits_do_not_depend_on_passes(model, path, tokens):
-    """Long passes are all GEMM."""
+    """Long passes are all GEMM, but for the few tokens that an expert may have."""
     expected = model.logits(tokens[:192])
-    assert np.array_equal(load_model(path, exact=True, ubatch=96, threads=1).logits(tokens[:192]), expected)
+    logits = load_model(path, exact=True, ubatch=96, threads=1).logits(tokens[:192])
+    has_experts = any(isinstance(op, Route) for op in model.graph.ops)
+    assert close(logits, expected) if has_experts else np.array_equal(logits, expected)
 
 
 def test_a_prompt_that_begins_like_the_last_one_is_not_read_again(model, tokens):
