@@ -126,6 +126,8 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
             if any(others) and (_has_shape(alternative, others) or not any(sources)):
                 spec, sources = alternative, others
             alternative = alternative.alternative
+        if spec.is_optional and not any(sources):
+            continue
         weights, tensors = [], []
         for name, source in zip(spec.sources, sources, strict=True):
             if source is None:

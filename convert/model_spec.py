@@ -19,6 +19,7 @@ class TensorSpec:
     fallback_source  taken if the only source is missing: tied embeddings may be stored under either name
     alternative      the same tensor from other sources, used if none of these exists or they have another shape: experts one by
                      one, in a stack, or in a stack of transposed matrices
+    is_optional      the GGUF lacks the tensor if none of its sources exists
     """
 
     name: str
@@ -27,6 +28,7 @@ class TensorSpec:
     transform: Transform = unchanged
     fallback_source: str | None = None
     alternative: TensorSpec | None = None
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)

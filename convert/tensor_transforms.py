@@ -204,6 +204,21 @@ def scaled(factors: float | np.ndarray) -> Transform:
     return transform
 
 
+def padded_rows(count: int) -> Transform:
+    """A matrix with at most `count` rows; behind its own, copies of its first one fill it up to `count`."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+
+        def order(start: int, stop: int) -> Rows:
+            rows = np.arange(start, stop)
+            return slice(start, stop) if stop <= weight.rows else np.where(rows < weight.rows, rows, 0)
+
+        return _reordered(name, (weight.columns, count), weight, order)
+
+    return transform
+
+
 def expert_rows(first: int = 0, step: int = 1) -> Transform:
     """From a stack [experts, rows, columns] every step-th row of each matrix -> ne shape (columns, rows / step, experts)."""
 

@@ -85,6 +85,13 @@ class HParams:
             raise FormatError(f"{self.path}: metadata key {key} has no number for layer {layer}")
         return number
 
+    def number_of_layer(self, key: str, layer: int) -> float:
+        """A real number, perhaps infinite, of one layer from a list. Raises FormatError for a missing one and for NaN."""
+        value = np.ravel(self._get(key, _REQUIRED))
+        if layer >= len(value) or math.isnan(number := float(value[layer])):
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} has no number for layer {layer}")
+        return number
+
     def positive(self, key: str, default: float = _REQUIRED) -> float:
         """As `float`, for a number above 0."""
         value = self.float(key, default)

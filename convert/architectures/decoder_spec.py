@@ -52,6 +52,7 @@ class LayerTensor:
     source       in the checkpoint, without the layer's prefix; with n_experts, {} stands for the expert's number
     n_experts    how many sources it is stacked from; 0: it has one source
     alternative  the same tensor from other sources (see `TensorSpec`)
+    is_optional  the GGUF lacks it where the checkpoint does
     """
 
     name: str
@@ -60,13 +61,14 @@ class LayerTensor:
     transform: Transform = unchanged
     n_experts: int = 0
     alternative: LayerTensor | None = None
+    is_optional: bool = False
 
     def spec(self, block: str, layer: str) -> TensorSpec:
         """The tensor of one layer: `block` is its prefix in the GGUF, `layer` in the checkpoint."""
         experts = range(self.n_experts) if self.n_experts else (0,)
         sources = tuple(f"{layer}.{self.source.format(expert)}" for expert in experts)
         alternative = self.alternative.spec(block, layer) if self.alternative else None
-        return TensorSpec(f"{block}.{self.name}", sources, self.shape, self.transform, alternative=alternative)
+        return TensorSpec(f"{block}.{self.name}", sources, self.shape, self.transform, None, alternative, self.is_optional)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma.gemma2",
     "Gemma3ForCausalLM": "gemma.gemma3",
     "Gemma3ForConditionalGeneration": "gemma.gemma3",
+    "Gemma3nForCausalLM": "local_attention.gemma3n.gemma3n",
+    "Gemma3nForConditionalGeneration": "local_attention.gemma3n.gemma3n",
     "Gemma4ForCausalLM": "gemma4.gemma4",
     "Gemma4ForConditionalGeneration": "gemma4.gemma4",
     "DeepseekV2ForCausalLM": "deepseek.deepseek2",

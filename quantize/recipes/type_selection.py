@@ -23,6 +23,8 @@ _UNQUANTIZED_PARTS = (
     "ssm_dt.weight",
     "attn_rel_b.weight",
     "exp_probs_b",
+    "altup_",
+    "laurel_",
 )
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"

@@ -402,11 +402,3 @@ class SoftCap(Op):
 
     x: Value
     cap: float
-
-
-OPS: tuple[type[Op], ...] = (
-    *(Embedding, Linear, Split, Reshape, Norm, Rope, Attention, LatentAttention, SelectKeys),
-    *(ShortConvolution, GatedDeltaRule, SelectiveScan, Activation, Xielu, Clamp, SoftplusGate, GatedActivation),
-    *(Route, ScaleByRouting, ExpertLinear, CombineExperts, SigmoidGate),
-    *(Add, Scale, ScaleByPosition, SoftCap),
-)

@@ -28,11 +28,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         raise PlanError(f"{hparams.path}: Gemma 4's mixture of experts is not supported")
 
     x = graph.embedding("token_embd", n_embd, n_embd**0.5)
-    per_layer = _inputs_per_layer(graph, hparams, x, count, epsilon)
+    per_layer = inputs_per_layer(graph, hparams, x, count, epsilon)
     for layer in range(count):
         prefix, local = f"blk.{layer}.", is_local[layer]
         h = graph.norm(x, f"{prefix}attn_norm", epsilon)
-        attended = _attention(
+        attended = attention(
             graph,
             hparams,
             h,
@@ -59,7 +59,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     return graph.finish(hparams.architecture, hidden, hparams.size("context_length"), softcap=softcap)
 
 
-def _inputs_per_layer(graph: GraphBuilder, hparams: HParams, x: Value, count: int, epsilon: float) -> tuple[Value, ...]:
+def inputs_per_layer(graph: GraphBuilder, hparams: HParams, x: Value, count: int, epsilon: float) -> tuple[Value, ...]:
     """What each layer adds to the residual stream: an embedding of the token, and a projection of the first layer's input."""
     width = hparams.size("embedding_length_per_layer_input", 0, 0)
     if not width:
@@ -71,7 +71,7 @@ def _inputs_per_layer(graph: GraphBuilder, hparams: HParams, x: Value, count: in
     return graph.split(both, *[width] * count)
 
 
-def _attention(
+def attention(
     graph: GraphBuilder,
     hparams: HParams,
     x: Value,

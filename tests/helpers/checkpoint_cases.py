@@ -34,7 +34,7 @@ def randomise(model):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if any(part in name for part in ("inv_freq", "embed_scale", "mup_vector")):
+            if any(part in name for part in ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")):
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
             if "bias" in name:

@@ -63,6 +63,31 @@ def test_internlm3_is_a_llama(tmp_path, write_checkpoint):
     assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
 
 
+def test_gemma3n_within_a_multimodal_checkpoint(tmp_path, write_checkpoint):
+    """As in the hub's files: layers that share keys and values have matrices for their own, and defaults are left out."""
+    _, transformers = oracle()
+    family, options = CASES["gemma3n-odd"]
+    tokens, expected, tensors = other_model(family, options)
+    text = transformers.Gemma3nTextConfig(**(COMMON | options)).to_dict()
+    for key in ("layer_types", "rope_parameters", "tie_word_embeddings", "altup_active_idx", "hidden_activation"):
+        del text[key]
+    text["layer_types"] = options["layer_types"]
+    stored = {
+        name.replace("model.", "model.language_model."): tensor for name, tensor in tensors.items() if "lm_head" not in name
+    }
+    stored["model.vision_tower.conv.weight"] = stored["model.audio_tower.conv.weight"] = np.zeros((2, 2), np.float32)
+    for part, source in (("k_proj", 3), ("v_proj", 3), ("k_norm", 3)):
+        prefix = "model.language_model.layers.{}.self_attn." + f"{part}.weight"
+        stored[prefix.format(5)] = stored[prefix.format(source)]
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": text}
+    source = open_source(write_checkpoint(tmp_path / "gemma", config, stored))
+    assert "blk.5.attn_k.weight" in source.tensors
+    assert "blk.4.attn_k.weight" not in source.tensors
+    assert source.tensors["per_layer_token_embd.weight"].shape == (6 * 16, COMMON["vocab_size"])
+    assert sum("tower" in note for note in source.notes) == 2
+    assert np.abs(load_model(source, **EXACT).logits(tokens) - expected).max() < TOLERANCE
+
+
 def halves(matrix, heads):
     """Rows of heads whose neighbours are rotated together, in the order where a head's halves are."""
     parts = matrix.reshape(heads, -1, 2, matrix.shape[-1])

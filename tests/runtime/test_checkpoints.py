@@ -77,6 +77,7 @@ def test_every_architecture_is_tried():
     tried = {f"{family}ForCausalLM" for family, *_ in CASES.values()}
     others = {
         "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "ExaoneForCausalLM",
         "BailingMoeForCausalLM",

@@ -16,6 +16,7 @@ from ...graph.values import RotaryEmbedding, Temperature
 from . import recurrent
 from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
 from .step import Step
+from .streams import STREAM_FUNCTIONS
 
 
 def embedding(step: Step, table: np.ndarray, scale: float) -> np.ndarray:
@@ -279,6 +280,7 @@ _BY_CLASS = {
     ops.Scale: scale,
     ops.ScaleByPosition: scale_by_position,
     ops.SoftCap: softcap,
+    **STREAM_FUNCTIONS,
 }
 FUNCTIONS = {op: (function, [*inspect.signature(function).parameters][1:]) for op, function in _BY_CLASS.items()}
 

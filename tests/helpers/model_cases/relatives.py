@@ -24,7 +24,15 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_e
 LONG |= {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.7 * i for i in range(8)]}
 LONG |= {"short_mscale": 1.2, "long_mscale": 1.2}
 
+GEMMA3N = TIED | WINDOW | {"head_dim": 24, "num_hidden_layers": 6, "vocab_size_per_layer_input": 200}
+GEMMA3N |= {"hidden_size_per_layer_input": 16, "laurel_rank": 8, "num_kv_shared_layers": 0}
+GEMMA3N |= {"layer_types": ["sliding_attention", "full_attention"] * 3, "rms_norm_eps": 1e-4}
+GEMMA3N_ODD = {"altup_num_inputs": 3, "num_kv_shared_layers": 2, "intermediate_size": [96, 80, 96, 64, 96, 96]}
+GEMMA3N_ODD |= {"activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.95, 0.0, 0.7], "final_logit_softcapping": 5.0}
+
 CASES = {
+    "gemma3n": ("Gemma3n", GEMMA3N),
+    "gemma3n-odd": ("Gemma3n", GEMMA3N | GEMMA3N_ODD),
     "llama4": ("Llama4", LLAMA4),
     "llama4-chunks": ("Llama4", LLAMA4 | LLAMA4_CHUNKS | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
     "llama4-many": ("Llama4", LLAMA4 | {"num_local_experts": 128, "use_qk_norm": False, "rope_parameters": LLAMA3}),
@@ -57,6 +65,7 @@ CASES = {
 }
 
 BEYOND_LLAMA_CPP = {
+    "gemma3n-odd": "sizes and layers of the published models only",
     "ministral": "no windows in this architecture",
     "llama4-chunks": "chunks of 8192 tokens only",
     "llama4-biases": "queries are always scaled by position",
@@ -68,6 +77,10 @@ BEYOND_LLAMA_CPP = {
     "gemma-gelu": "always a tied output",
     "jais2-plain": "biases everywhere",
 }
-COARSE_IN_LLAMA_CPP = {"gemma": 5e-3}  # its gelu comes from a table of f16
+COARSE_IN_LLAMA_CPP = {
+    "gemma3n": {"laurel_rank": 64, "hidden_size_per_layer_input": 256, "num_hidden_layers": 20, "layer_types": None}
+    | {"vocab_size_per_layer_input": 288},
+    "gemma": 5e-3,
+}  # its gelu comes from a table of f16
 # It has neither a soft cap of the router nor a tied output.
 IN_LLAMA_CPP = {"laguna-elements": {"moe_router_logit_softcapping": 0.0}, "apertus-biases": {"tie_word_embeddings": False}}

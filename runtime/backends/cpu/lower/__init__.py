@@ -35,6 +35,7 @@ from .linear import LinearStep
 from .recurrent import GatedDeltaRuleStep, SelectiveScanStep, ShortConvolutionStep
 from .sparse_attention import SelectKeysStep
 from .special import ElementwiseStep, SoftplusGateStep
+from .streams import STREAM_STEPS, STREAM_SUPPORT
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -62,6 +63,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.SoftplusGate: SoftplusGateStep,
     o.Split: SplitStep,
     o.Xielu: ElementwiseStep,
+    **STREAM_STEPS,
 }
 
 # Op -> those of its parts whose compiling takes seconds (see simd.background).
@@ -105,6 +107,7 @@ SUPPORT: Support = {
     o.SoftplusGate: dict.fromkeys(("gate", "x")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),
     o.Xielu: dict.fromkeys(("x", "alpha_p", "alpha_n", "beta", "epsilon")),
+    **STREAM_SUPPORT,
 }
 
 

@@ -1,0 +1,55 @@
+"""The ops of several residual streams, as `functions`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph import stream_ops
+from .step import Step
+
+
+def _with_magnitude(x: np.ndarray, like: np.ndarray, epsilon: float) -> np.ndarray:
+    """x [n, streams, width] with the root mean square of like [n, width]."""
+    squares = np.maximum(np.square(x).mean(axis=-1, keepdims=True), np.float32(epsilon))
+    return x * np.sqrt(np.square(like).mean(axis=-1)[:, None, None]) / np.sqrt(squares)
+
+
+def expand_streams(step: Step, x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    others = np.einsum("nc,src->nsr", x, weight)
+    return np.concatenate([x[:, None], _with_magnitude(others, x, epsilon)], axis=1)
+
+
+def merge_streams(step: Step, x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    others = _with_magnitude(np.einsum("nsc,src->nsr", x[:, 1:], weight), x[:, 0], epsilon)
+    return (x[:, 0] + others.sum(axis=1)) / np.float32(x.shape[1])
+
+
+def mix_streams(step: Step, x: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    n, streams, _ = x.shape
+    return x + np.einsum("nos,nsw->now", coefficients.reshape(n, streams, streams), x)
+
+
+def add_to_streams(
+    step: Step, x: np.ndarray, update: np.ndarray, coefficients: np.ndarray | None, constants: tuple[float, ...]
+) -> np.ndarray:
+    factors = np.array(constants, np.float32)[None] + (np.float32(0) if coefficients is None else coefficients)
+    return x + factors[..., None] * update[:, None]
+
+
+def scale_channels(step: Step, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x * weight
+
+
+def keep_largest(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
+    cutoff = x.mean(axis=-1, keepdims=True) + np.float32(factor) * x.std(axis=-1, keepdims=True)
+    return np.maximum(x - cutoff, 0)
+
+
+STREAM_FUNCTIONS = {
+    stream_ops.ExpandStreams: expand_streams,
+    stream_ops.MergeStreams: merge_streams,
+    stream_ops.MixStreams: mix_streams,
+    stream_ops.AddToStreams: add_to_streams,
+    stream_ops.ScaleChannels: scale_channels,
+    stream_ops.KeepLargest: keep_largest,
+}

@@ -1,0 +1,68 @@
+"""Ops of models with several residual streams (alternating updates, arXiv:2301.13310; Gemma 3n), and what else only these have.
+
+Streams are one value (streams, width).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ops import Op
+from .values import Value, Weight
+
+
+@dataclass(frozen=True)
+class ExpandStreams(Op):
+    """x (width,) -> (streams, width): x, and the product of each matrix with x, with the root mean square of x.
+
+    weight (width, width, streams - 1); epsilon: the least mean square of a product
+    """
+
+    x: Value
+    weight: Weight
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class MergeStreams(Op):
+    """x (streams, width) -> (width,): the mean of the first stream and of the products of the matrices with the others, which
+    get the root mean square of the first stream. weight, epsilon: as in `ExpandStreams`."""
+
+    x: Value
+    weight: Weight
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class MixStreams(Op):
+    """x (streams, width), coefficients (streams * streams,), a row for each result -> x + coefficients @ x."""
+
+    x: Value
+    coefficients: Value
+
+
+@dataclass(frozen=True)
+class AddToStreams(Op):
+    """x (streams, width), update (width,), coefficients (streams,) -> each stream plus its coefficient, which `constants` are
+    added to, times the update. coefficients None: the constants alone."""
+
+    x: Value
+    update: Value
+    coefficients: Value | None
+    constants: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScaleChannels(Op):
+    """x times weight, of one shape."""
+
+    x: Value
+    weight: Weight
+
+
+@dataclass(frozen=True)
+class KeepLargest(Op):
+    """max(0, x - (mean(x) + factor * standard deviation of x)): keeps a share of normally distributed numbers."""
+
+    x: Value
+    factor: float
