@@ -11,7 +11,7 @@ import numpy as np
 
 from ...formats import FormatError, PlanError, TensorSource
 from ...formats.source import LORA_A, LORA_B
-from . import ops
+from . import ops, special_ops
 from .ops import Op
 from .values import CacheSpec, RotaryEmbedding, RoutingValue, StateSpec, Temperature, Value, Weight
 
@@ -235,14 +235,14 @@ class GraphBuilder:
         return self.append(ops.Activation(self.value(*x.shape), x, function))
 
     def xielu(self, x: Value, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Value:
-        return self.append(ops.Xielu(self.value(*x.shape), x, alpha_p, alpha_n, beta, epsilon))
+        return self.append(special_ops.Xielu(self.value(*x.shape), x, alpha_p, alpha_n, beta, epsilon))
 
     def clamp(self, x: Value, limit: float) -> Value:
-        return self.append(ops.Clamp(self.value(*x.shape), x, limit)) if limit else x
+        return self.append(special_ops.Clamp(self.value(*x.shape), x, limit)) if limit else x
 
     def softplus_gate(self, gate: Value, x: Value) -> Value:
         self._fit(gate.shape[0] in (x.shape[0], prod(x.shape)), f"a gate of {gate.shape} for {x.shape}")
-        return self.append(ops.SoftplusGate(self.value(*x.shape), gate, x))
+        return self.append(special_ops.SoftplusGate(self.value(*x.shape), gate, x))
 
     def gated(self, gate: Value, up: Value, function: str, limit: float = 0.0) -> Value:
         self._fit(gate.shape == up.shape, f"a product of {gate.shape} and {up.shape}")

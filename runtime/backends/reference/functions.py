@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from ...graph import Value, ops
+from ...graph import Value, ops, special_ops
 from ...graph.values import RotaryEmbedding, Temperature
 from . import recurrent
 from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
@@ -267,9 +267,9 @@ _BY_CLASS = {
     ops.SelectiveScan: recurrent.selective_scan,
     ops.SelectKeys: select_keys,
     ops.Activation: activation,
-    ops.Xielu: xielu,
-    ops.Clamp: clamp,
-    ops.SoftplusGate: softplus_gate,
+    special_ops.Xielu: xielu,
+    special_ops.Clamp: clamp,
+    special_ops.SoftplusGate: softplus_gate,
     ops.GatedActivation: gated_activation,
     ops.Route: route,
     ops.ScaleByRouting: scale_by_routing,

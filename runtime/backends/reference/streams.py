@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import stream_ops
+from ...graph import special_ops
 from .step import Step
 
 
@@ -46,10 +46,10 @@ def keep_largest(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
 
 
 STREAM_FUNCTIONS = {
-    stream_ops.ExpandStreams: expand_streams,
-    stream_ops.MergeStreams: merge_streams,
-    stream_ops.MixStreams: mix_streams,
-    stream_ops.AddToStreams: add_to_streams,
-    stream_ops.ScaleChannels: scale_channels,
-    stream_ops.KeepLargest: keep_largest,
+    special_ops.ExpandStreams: expand_streams,
+    special_ops.MergeStreams: merge_streams,
+    special_ops.MixStreams: mix_streams,
+    special_ops.AddToStreams: add_to_streams,
+    special_ops.ScaleChannels: scale_channels,
+    special_ops.KeepLargest: keep_largest,
 }

@@ -30,7 +30,7 @@ def _row(address, row_bytes, row, column, width):
 
 @part
 def xielu(argument, number):
-    """As graph.ops.Xielu. Table: ..., x, out (each with its row bytes), alpha_p, alpha_n, beta, epsilon (float64)."""
+    """As graph.special_ops.Xielu. Table: ..., x, out (each with its row bytes), alpha_p, alpha_n, beta, epsilon (float64)."""
     table, real = view(argument, 12, np.int64), view(argument, 12, np.float64)
     first, stop, column, width = _cell(table, number)
     alpha_p, alpha_n, beta, epsilon = np.float32(real[8]), np.float32(real[9]), np.float32(real[10]), np.float32(real[11])

@@ -1,4 +1,4 @@
-"""Operations on several residual streams (see graph.stream_ops), as parts like those of row_parts, over whole rows."""
+"""Operations on several residual streams (see graph.special_ops), as parts like those of row_parts, over whole rows."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
 from .recurrent import GatedDeltaRuleStep, SelectiveScanStep, ShortConvolutionStep
 from .sparse_attention import SelectKeysStep
-from .special import ElementwiseStep, SoftplusGateStep
+from .special import SPECIAL_STEPS, SPECIAL_SUPPORT
 from .streams import STREAM_STEPS, STREAM_SUPPORT
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Activation: GateStep,
     o.Add: AddStep,
     o.Attention: AttentionStep,
-    o.Clamp: ElementwiseStep,
     o.Embedding: EmbeddingStep,
     o.GatedActivation: GateStep,
     o.GatedDeltaRule: GatedDeltaRuleStep,
@@ -60,9 +59,8 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.ShortConvolution: ShortConvolutionStep,
     o.SigmoidGate: SigmoidGateStep,
     o.SoftCap: SoftCapStep,
-    o.SoftplusGate: SoftplusGateStep,
     o.Split: SplitStep,
-    o.Xielu: ElementwiseStep,
+    **SPECIAL_STEPS,
     **STREAM_STEPS,
 }
 
@@ -79,7 +77,6 @@ SUPPORT: Support = {
     o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
     o.Add: dict.fromkeys(("a", "b", "scale")),
     o.Attention: dict.fromkeys(("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked")),
-    o.Clamp: dict.fromkeys(("x", "limit")),
     o.CombineExperts: dict.fromkeys(("x", "routing", "weighted")),
     o.Embedding: dict.fromkeys(("table", "scale")),
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
@@ -104,9 +101,8 @@ SUPPORT: Support = {
     o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
-    o.SoftplusGate: dict.fromkeys(("gate", "x")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),
-    o.Xielu: dict.fromkeys(("x", "alpha_p", "alpha_n", "beta", "epsilon")),
+    **SPECIAL_SUPPORT,
     **STREAM_SUPPORT,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....graph.ops import Clamp, SoftplusGate, Xielu
+from ....graph.special_ops import Clamp, SoftplusGate, Xielu
 from ..kernels import special_parts
 from ..passes import Pass, Step
 from ..schedule import real
@@ -41,3 +41,11 @@ class SoftplusGateStep(Step):
         to = with_heads(out.result(op.out, op.x, partition, rows=True), *op.x.shape)
         words = (x.address, x.row_bytes, gate.address, gate.row_bytes, to.address, to.row_bytes, x.size // gate.size)
         out.schedule.task(special_parts.softplus_gate.address, (*partition.words(), *words), partition, (gate, x), (to,))
+
+
+SPECIAL_STEPS = {Clamp: ElementwiseStep, SoftplusGate: SoftplusGateStep, Xielu: ElementwiseStep}
+SPECIAL_SUPPORT = {
+    Clamp: dict.fromkeys(("x", "limit")),
+    SoftplusGate: dict.fromkeys(("gate", "x")),
+    Xielu: dict.fromkeys(("x", "alpha_p", "alpha_n", "beta", "epsilon")),
+}

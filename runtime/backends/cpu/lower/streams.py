@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....graph.stream_ops import AddToStreams, ExpandStreams, KeepLargest, MergeStreams, MixStreams, ScaleChannels
+from ....graph.special_ops import AddToStreams, ExpandStreams, KeepLargest, MergeStreams, MixStreams, ScaleChannels
 from ....graph.values import Value
 from ..kernels import stream_parts
 from ..memory import View

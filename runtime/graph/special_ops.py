@@ -1,6 +1,5 @@
-"""Ops of models with several residual streams (alternating updates, arXiv:2301.13310; Gemma 3n), and what else only these have.
-
-Streams are one value (streams, width).
+"""Ops of single families of models: activations and gates, and several residual streams (alternating updates,
+arXiv:2301.13310; Gemma 3n), which are one value (streams, width).
 """
 
 from __future__ import annotations
@@ -9,6 +8,33 @@ from dataclasses import dataclass
 
 from .ops import Op
 from .values import Value, Weight
+
+
+@dataclass(frozen=True)
+class Xielu(Op):
+    """xIELU (arXiv:2411.13010): alpha_p x^2 + beta x for x above 0, else alpha_n (e^min(x, epsilon) - 1 - x) + beta x."""
+
+    x: Value
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Clamp(Op):
+    """x limited to -limit ... limit."""
+
+    x: Value
+    limit: float
+
+
+@dataclass(frozen=True)
+class SoftplusGate(Op):
+    """x times ln(1 + e^gate): x (heads, width), and gate (heads,), a factor for each head, or (heads * width,) (Laguna)."""
+
+    gate: Value
+    x: Value
 
 
 @dataclass(frozen=True)
