@@ -28,8 +28,13 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     type=click.Choice(OUTTYPES),
     default="auto",
     show_default=True,
-    help="auto: f16 for an f16 checkpoint, else bf16; experts that are stored in mxfp4 stay in it, symmetric int4 in groups of "
-    "32 (Kimi-K2-Thinking) becomes q4_0 without loss; mxfp4: all experts.",
+    help="auto: f16 for an f16 checkpoint, else bf16; weights that are stored in mxfp4 or nvfp4 stay in it, symmetric int4 in "
+    "groups of 32 (Kimi-K2-Thinking) becomes q4_0, both without loss; mxfp4: all experts.",
+)
+@click.option(
+    "--symmetric-q40",
+    is_flag=True,
+    help="Weights stored in symmetric int4 with groups of 32 become q4_0 without loss, whatever --outtype; refused if inexact.",
 )
 @flags.mla_layout
 @flags.architecture

@@ -254,6 +254,12 @@ def open_safetensors(folder: Path, shards: Mapping[str, ShardOpener] | None = No
     else:
         names = list(openers)
         if not names:
+            pickled = sorted(path.name for pattern in ("*.bin", "*.pth", "*.pt") for path in folder.glob(pattern))
+            if pickled:
+                raise FormatError(
+                    f"{folder}: the weights are in {pickled[0]}, a torch file, which can run code and is not read; save them as"
+                    " safetensors first, with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW)"
+                )
             raise FormatError(f"{folder}: no *.safetensors file in this folder")
     tensors: dict[str, StoredTensor] = {}
     for shard in names:

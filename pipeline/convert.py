@@ -27,6 +27,7 @@ def convert_model(
     *,
     base: str | Path | None = None,
     outtype: str = "auto",
+    symmetric_q40: bool = False,
     mla_layout: str | None = None,
     architecture: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
@@ -53,9 +54,11 @@ def convert_model(
                           folder of peft (adapter_config.json), which becomes an adapter as convert_lora_to_gguf.py makes it
     out                   the file to write
     base                  of an adapter: the model that it changes, of which config.json is read; None: where the adapter says
-    outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16; experts stored in mxfp4 stay in it,
-                          symmetric int4 in groups of 32 becomes q4_0 without loss), f32, f16, bf16, q8_0 or mxfp4 (all
-                          experts); norms, routers and biases are f32
+    outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16; weights stored in mxfp4 and nvfp4
+                          stay in it, symmetric int4 in groups of 32 becomes q4_0, both without loss), f32, f16, bf16, q8_0
+                          or mxfp4 (all experts); norms, routers and biases are f32
+    symmetric_q40         weights stored in symmetric int4 with groups of 32 become q4_0 without loss, whatever outtype says; an
+                          error if there are none, or int4 weights of another form
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights: a GGUF or a folder of peft
@@ -93,7 +96,8 @@ def convert_model(
     keys = metadata_to_set(metadata, override_kv)
     planning: dict[str, Any] = {"override_kv": keys, "nonfinite_counts": replaced, "version": __version__}
     if is_peft_folder(source):
-        refuse_unused({"--lora": as_adapters(lora)}, "a checkpoint, into which adapters are merged")
+        given = {"--lora": as_adapters(lora), "--symmetric-q40": symmetric_q40}
+        refuse_unused(given, "a checkpoint, not an adapter")
         opened = open_adapter(source, base, mla_layout, architecture)
         plan = plan_types(opened, out, adapter_types(opened, outtype), rule=f"--outtype {outtype}", **planning)
     else:
@@ -105,7 +109,7 @@ def convert_model(
             architecture=architecture,
             lora=as_adapters(lora),
         )
-        weights, rules = outtype_rules(opened, outtype)
+        weights, rules = outtype_rules(opened, outtype, symmetric_q40)
         plan = plan_quantize(
             opened,
             out,

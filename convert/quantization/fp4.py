@@ -1,7 +1,7 @@
 """Weights of four-bit floats (E2M1), two per byte with the lower four bits first, and a scale per group of columns.
 
 NVFP4: groups of 16, fp8 (e4m3) scales, and a global float32 scale: a multiplier (`weight_scale_2`, modelopt) or a divisor
-(`weight_global_scale`, compressed-tensors). MXFP4 as compressed-tensors packs it: groups of 32, e8m0 scales.
+(`weight_global_scale`, compressed-tensors). MXFP4 as compressed-tensors and DeepSeek-V4 pack it: groups of 32, e8m0 scales.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from ...formats.floats import e8m0_to_f32
 from ...formats.safetensors import StoredTensor
 from ...simd.compile import kernel
 from .integer_weights import DecodedWeight, to_float32
-from .stored_weights import Rows, WeightTensors, sibling_tensors
+from .stored_weights import Rows, WeightTensors, find_scale, sibling_tensors
 
+_PACKED = ("U8", "I8")  # dtypes that hold two codes
 NO_NUMBER = 0x7F  # of E4M3, without its sign
 
 
@@ -80,7 +81,7 @@ class Fp4Weight(DecodedWeight):
         source_type, self._group_size = ("nvfp4", 16) if scales.dtype == "F8_E4M3" else ("mxfp4", 32)
         shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if len(codes.shape) > 1 else (0, 0)
         groups = (*shape[:-1], shape[-1] // self._group_size)
-        is_known = codes.dtype == "U8" and scales.dtype in ("F8_E4M3", "F8_E8M0", "U8") and shape[-1] % self._group_size == 0
+        is_known = codes.dtype in _PACKED and scales.dtype in ("F8_E4M3", "F8_E8M0", "U8") and shape[-1] % self._group_size == 0
         if not is_known or scales.shape != groups:
             raise FormatError(
                 f"{codes.path}: {codes.name} is {codes.dtype} {list(codes.shape)} with scales {scales.dtype}"
@@ -129,7 +130,8 @@ class Fp4Weight(DecodedWeight):
             )
         out = np.empty((rows.stop - rows.start, self.ggml_type.row_bytes(self.columns)), np.uint8)
         groups_per_block = self.ggml_type.block // self._group_size
-        _blocks(self._matrix.rows(rows.start, rows.stop), scales, groups_per_block, self._group_size, out)
+        codes = self._matrix.rows(rows.start, rows.stop).view(np.uint8)
+        _blocks(codes, scales, groups_per_block, self._group_size, out)
         return out
 
     def read_run(self, start: int, stop: int) -> np.ndarray:
@@ -141,10 +143,18 @@ class Fp4Weight(DecodedWeight):
             global_scale = np.float32(self._global_scale.data.reshape(()))
             scale = to_float32(scales, self._scales.dtype)
             scale = scale / global_scale if self._global_is_divisor else scale * global_scale
-        codes = self._matrix.rows(start, stop)
+        codes = self._matrix.rows(start, stop).view(np.uint8)
         out = np.empty((stop - start, self.columns), np.float32)
         _dequantise(codes, scale, self._group_size, out)
         return out
+
+
+def find_mxfp4_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:
+    """A weight NAME in MXFP4 beside weights in fp8, with e8m0 scales under one of SCALE_NAMES: the experts of DeepSeek-V4."""
+    codes, scales = stored.get(name), find_scale(name, stored)
+    if codes is None or codes.dtype not in _PACKED or scales is None or scales.dtype not in ("F8_E8M0", "U8"):
+        return None
+    return Fp4Weight(codes, scales, None, global_is_divisor=False), [codes, scales]
 
 
 def find_modelopt_weight(name: str, stored: Mapping[str, StoredTensor], shape: tuple[int, ...]) -> WeightTensors | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...formats.safetensors import StoredTensor
 from ..config import Config, read_json
-from . import awq, fp4, gptq
+from . import awq, bitsandbytes, fp4, gptq
 from . import compressed_tensors as compressed
 from .mxfp4 import Mxfp4Weight
 from .stored_weights import BLOCKS_SUFFIX, SCALES_SUFFIX, Weight, WeightTensors, find_scale
@@ -41,14 +41,19 @@ class Method:
     finder: Callable[[Config, dict], FindWeight] | None = None
 
 
+def _mxfp4_finder(config: Config, settings: dict) -> FindWeight:
+    return fp4.find_mxfp4_weight
+
+
 METHODS = {
-    "fp8": Method("fmt", (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2")),
+    "fp8": Method("fmt", (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), _mxfp4_finder),
     "fbgemm_fp8": Method("quant_method", ("fbgemm_fp8",)),
     "compressed-tensors": Method("format", (*COMPRESSED, None), lambda config, settings: compressed.find_weight),
     "modelopt": Method("quant_algo", MODELOPT, lambda config, settings: fp4.find_modelopt_weight),
     "modelopt_fp4": Method("quant_algo", (*MODELOPT, None), lambda config, settings: fp4.find_modelopt_weight),
     "mxfp4": Method("quant_method", ("mxfp4",)),  # stacks of experts with _blocks in their names: see mxfp4.py
     "gptq": Method("quant_method", ("gptq",), gptq.weight_finder),
+    "bitsandbytes": Method("quant_method", ("bitsandbytes",), lambda config, settings: bitsandbytes.find_weight),
     "awq": Method("quant_method", ("awq",), awq.weight_finder),
 }
 

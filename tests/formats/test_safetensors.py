@@ -126,3 +126,10 @@ def test_an_index_nested_too_deep(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
     with pytest.raises(FormatError, match="not an index of safetensors shards"):
         open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth"])
+def test_torch_files_are_refused_with_what_to_do(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(FormatError, match=f"weights are in {name}, a torch file, .* save them as safetensors first"):
+        open_safetensors(tmp_path)

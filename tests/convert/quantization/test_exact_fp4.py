@@ -1,12 +1,19 @@
 """Four-bit float checkpoints written bit for bit: nvfp4 with its factors as tensors of their own, and mxfp4."""
 
+import json
+
+import ml_dtypes
 import numpy as np
 import pytest
 from quantized_weights import CT, E4M3
 
 from ggufmill import convert_model, quantize_model
 from ggufmill.convert import open_source
+from ggufmill.convert.config import Config
+from ggufmill.convert.quantization.methods import WeightFinder
 from ggufmill.formats import MillError, open_gguf
+from ggufmill.formats.safetensors import open_safetensors
+from ggufmill.quantize import decode
 from ggufmill.quantize.tensor_scale import takes_scale
 from ggufmill.runtime import load_model
 
@@ -149,3 +156,32 @@ def test_float_weights_become_nvfp4_with_a_factor_of_each_matrix(tmp_path, write
             values = expected[name].read(0, tensor.n_rows)
             error = tensor.read(0, tensor.n_rows) - values
             assert np.sqrt((error**2).mean() / (values**2).mean()) < 0.13
+
+
+def test_fp8_with_experts_in_fp4(tmp_path, write_checkpoint):
+    """As DeepSeek-V4 stores them: NAME.scale in e8m0 beside fp8 in blocks and beside packed four-bit floats of int8."""
+    rng, e8m0 = np.random.default_rng(5), ml_dtypes.float8_e8m0fnu
+    codes = rng.integers(0, 256, (64, 48)).astype(np.uint8)
+    exponents = rng.integers(118, 128, (64, 3)).astype(np.uint8)
+    values = rng.standard_normal((64, 96)).astype(E4M3)
+    blocks = np.array([[120, 121, 126], [127, 119, 128]], np.uint8)
+    tensors = {
+        "expert.weight": codes.view(np.int8),
+        "expert.scale": exponents.view(e8m0),
+        "dense.weight": values,
+        "dense.scale": blocks.view(e8m0),
+    }
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [32, 32]}
+    folder = write_checkpoint(tmp_path / "model", {"quantization_config": settings, "expert_dtype": "fp4"}, tensors)
+    find = WeightFinder(Config(folder / "config.json", json.loads((folder / "config.json").read_text())))
+    stored = open_safetensors(folder)
+    expert, used = find("expert.weight", stored, (64, 96))
+    assert {t.name for t in used} == {"expert.weight", "expert.scale"}
+    assert (expert.shape, expert.ggml_type.name, expert.scale) == ((64, 96), "mxfp4", None)
+    expected = E2M1[np.stack([codes & 15, codes >> 4], -1).reshape(64, 96)]
+    expected = expected * np.repeat(np.ldexp(np.float32(1), exponents.astype(int) - 127), 32, 1)
+    assert np.array_equal(expert.read(slice(0, 64)), expected)
+    assert np.array_equal(decode(expert.raw(slice(3, 60)), "mxfp4", 96), expected[3:60])
+    dense, _ = find("dense.weight", stored, (64, 96))
+    factors = np.ldexp(np.float32(1), blocks.astype(int) - 127).repeat(32, 0).repeat(32, 1)
+    assert np.array_equal(dense.read(slice(0, 64)), values.astype(np.float32) * factors)

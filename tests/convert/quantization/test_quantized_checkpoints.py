@@ -79,9 +79,31 @@ def test_symmetric_int4_is_converted_without_loss(tmp_path, write_checkpoint, ti
         if name.startswith("blk.") and "norm" not in name:
             assert tensor.source_type == "q4_0", name
             assert np.array_equal(tensor.read(0, tensor.n_rows), values), name
+    convert_model(folder, tmp_path / "flag.gguf", outtype="q8_0", symmetric_q40=True)
+    for name, tensor in open_source(tmp_path / "flag.gguf").tensors.items():
+        if name.startswith("blk.") and "norm" not in name:
+            assert tensor.source_type == "q4_0", name
     quantize_model(folder, tmp_path / "q5.gguf", "q5_1")
     with pytest.raises(PlanError, match="loses twice"):
         quantize_model(tmp_path / "out.gguf", tmp_path / "q5-again.gguf", "q5_1")
+
+
+def test_symmetric_q40_without_such_weights(tmp_path, write_checkpoint, tiny_llama):
+    config, tensors = tiny_llama(np.float32, hidden_size=64, intermediate_size=128, num_key_value_heads=4)
+    plain = write_checkpoint(tmp_path / "plain", config, tensors)
+    with pytest.raises(PlanError, match="--symmetric-q40: .*plain has no weights in symmetric int4"):
+        convert_model(plain, tmp_path / "out.gguf", symmetric_q40=True)
+    for name in [n for n in tensors if "_proj" in n]:
+        x, stem = tensors.pop(name), name.removesuffix("weight")
+        scale = (np.abs(x).max(1, keepdims=True) / 7).astype(BF16)  # one per row, not per 32 columns
+        codes = np.clip(np.round(x / scale.astype(np.float32)), -8, 7)
+        tensors |= {f"{stem}weight_packed": packed(codes + 8, 4), f"{stem}weight_scale": scale}
+    config["quantization_config"] = CT
+    with pytest.raises(
+        PlanError, match=r"14 weights in int4 are not symmetric in groups of 32 \(the first is blk.0.attn_q.weight"
+    ):
+        convert_model(write_checkpoint(tmp_path / "rows", config, tensors), tmp_path / "out.gguf", symmetric_q40=True)
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_a_gptq_checkpoint_with_biases_of_zero(tmp_path, write_checkpoint, tiny_llama):
