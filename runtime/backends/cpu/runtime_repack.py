@@ -8,6 +8,7 @@ import numpy as np
 
 from ....formats import TYPES, SourceTensor, TensorSource, TensorType
 from ....quantize import decode
+from ....quantize.tensor_scale import scaled_tensor
 from ....repack import pack
 from ....simd.workers import Workers
 
@@ -60,4 +61,5 @@ def _in_memory(tensor: SourceTensor, packed: np.ndarray, packed_type: TensorType
         low, high = start // rows * rows, -(-stop // rows) * rows
         return decode(packed[low:high], packed_type.name, tensor.shape[0])[start - low : stop - low]
 
-    return replace(tensor, source_type=packed_type.name, read=read, raw=raw, stored=packed_type, mapped=packed)
+    packed_tensor = replace(tensor, source_type=packed_type.name, read=read, raw=raw, stored=packed_type, mapped=packed)
+    return scaled_tensor(packed_tensor, tensor.scale)
