@@ -13,7 +13,7 @@ import click
 
 from .command import Verb
 from .display.console import speeds_text
-from .options.sampling import sampling_options, template_option
+from .options.sampling import draft_option, sampling_options, template_option
 from .options.settings import run_options
 from .options.types import MODEL
 
@@ -36,6 +36,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C ends an answer."""
 )
 @click.option("--timings", is_flag=True, help="After each answer its counts and speeds, on stderr.")
 @sampling_options
+@draft_option
 @run_options()
 def command(model: Path, timings: bool, settings: dict[str, Any], **options: Any) -> None:
     """Talk with MODEL (a GGUF or a Hugging Face folder), which answers as it goes along.

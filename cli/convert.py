@@ -37,6 +37,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     help="Weights stored in symmetric int4 with groups of 32 become q4_0 without loss, whatever --outtype; refused if inexact.",
 )
 @flags.mla_layout
+@flags.mtp
 @flags.architecture
 @flags.lora
 @flags.allow_nonfinite

@@ -10,7 +10,7 @@ import click
 from .command import Verb
 from .display.console import speeds_text
 from .options import flags
-from .options.sampling import sampling_options
+from .options.sampling import draft_option, sampling_options
 from .options.settings import run_options
 from .options.types import MODEL
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     help="Tokens at most; -1: no limit.",
 )
 @sampling_options
+@draft_option
 @run_options()
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @flags.as_json

@@ -58,6 +58,7 @@ _role_types = flags.together(
 @flags.delete_source_shards
 @flags.metadata
 @flags.mla_layout
+@flags.mtp
 @flags.architecture
 @flags.lora
 @flags.split_max_size

@@ -9,7 +9,7 @@ import click
 
 from .command import Verb
 from .display.console import speeds_text
-from .options.sampling import sampling_options, template_option
+from .options.sampling import draft_option, sampling_options, template_option
 from .options.settings import run_options
 from .options.types import MODEL
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
 @sampling_options
+@draft_option
 @run_options(parallel=True)
 def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
     """Serve MODEL (a GGUF or a Hugging Face folder) to OpenAI's clients, with a page to chat at the same address.

@@ -16,6 +16,7 @@ from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_
 from ..formats.source import files_stamp
 from ..quantize.tensor_scale import takes_scale
 from .config import Config, read_config
+from .draft_layers import with_draft_layers
 from .model_spec import ModelSpec, TensorSpec
 from .quantization.methods import WeightFinder, missing_name
 from .quantization.stored_weights import Weight, WeightTensors
@@ -99,13 +100,18 @@ def open_checkpoint(
     return Checkpoint(folder, read_config(folder, len(stored)), stored, origin, prefetch)
 
 
-def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, SourceTensor], list[str]]:
-    """The tensors of the GGUF in order, and notes on what was left out. No tensor data is read.
+def assemble(
+    checkpoint: Checkpoint, model: ModelSpec, mtp: bool | None = None
+) -> tuple[ModelSpec, dict[str, SourceTensor], list[str]]:
+    """What the GGUF is made from, its tensors in order, and notes on what was left out. No tensor data is read.
+
+    mtp: draft layers that the checkpoint has are kept (None: unless the program that the file is for does not load them)
 
     Raises FormatError if tensors are missing, have no counterpart in the GGUF, or have another shape, dtype or scale than they
     should; all problems are in one message.
     """
     stored, find_weight = _renamed(checkpoint.stored, model.renamed_prefixes), WeightFinder(checkpoint.config)
+    model = with_draft_layers(model, stored, mtp)
     missing: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
@@ -151,7 +157,7 @@ def assemble(checkpoint: Checkpoint, model: ModelSpec) -> tuple[dict[str, Source
         raise FormatError(f"{checkpoint.folder}: {'; '.join(p for p in problems if p)}")
     if checkpoint.prefetch is not None:
         checkpoint.prefetch([tensor for _, _, tensors in assembled for tensor in tensors])
-    return {spec.name: _transform(spec, weights, tensors) for spec, weights, tensors in assembled}, notes
+    return model, {spec.name: _transform(spec, weights, tensors) for spec, weights, tensors in assembled}, notes
 
 
 def stored_values(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, np.ndarray]:

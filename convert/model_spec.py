@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .draft_layers import DraftLayers
 from .tensor_transforms import Transform, unchanged
 
 
@@ -43,6 +44,7 @@ class ModelSpec:
     notes             for the user, one line each
     renamed_prefixes  prefix of tensor names -> its replacement, applied first: text models inside multimodal checkpoints
     stored_values     metadata key -> names of tensors of one number each, whose numbers are the key's array of float32
+    draft             layers that predict further tokens, which the checkpoint may have
     """
 
     architecture: str
@@ -53,3 +55,4 @@ class ModelSpec:
     notes: list[str] = field(default_factory=list)
     renamed_prefixes: dict[str, str] = field(default_factory=dict)
     stored_values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    draft: DraftLayers | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..formats import FormatError, PlanError, TensorSource
 from ..formats.safetensors import LocalShard
 from ..quantize import gguf_source
+from ..quantize.prune import drop_draft_layers
 from .architectures.registry import model_spec
 from .checkpoint import assemble, open_checkpoint, stored_values
 from .config import read_config
@@ -28,6 +29,7 @@ def open_source(
     remote: bool = False,
     architecture: str | None = None,
     lora: Sequence[str | Path | AdapterFile] = (),
+    mtp: bool | None = None,
 ) -> TensorSource:
     """A checkpoint folder (config.json, *.safetensors, tokenizer.json), a .gguf file, or hf:OWNER/NAME[@REVISION] as a source.
 
@@ -38,6 +40,8 @@ def open_source(
                 of a model that is not known may do. Every tensor has to fit all the same
     lora        LoRA adapters, FILE or FILE=SCALE, which are merged into the weights as these are read: a GGUF, or for a
                 checkpoint a folder of peft
+    mtp         draft layers (multi-token prediction) of a checkpoint are kept, or not; None: they are, unless the program that
+                the layout is for does not load them. False leaves out those of a GGUF, too
 
     Without `remote` a repository is downloaded into the hub's cache. No tensor data is read. Raises FormatError for malformed
     or incomplete models and unknown architectures, PlanError for an unknown layout or `architecture`, or one for a GGUF.
@@ -45,20 +49,20 @@ def open_source(
     if mla_layout not in (None, *MLA_LAYOUTS):
         raise PlanError(f"unknown MLA layout {mla_layout!r}; known are {', '.join(MLA_LAYOUTS)}")
     if is_repository(path):
-        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora)
+        return _checkpoint_source(fetch_repository(str(path), remote=remote), mla_layout, architecture, lora, mtp)
     path = Path(path)
     if remote:
         raise PlanError(f"{path}: only a repository (hf:OWNER/NAME) can be read remotely")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FormatError(f"{path} is no checkpoint: it has no config.json")
-        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora)
+        return _checkpoint_source(FetchedRepository(str(path), path), mla_layout, architecture, lora, mtp)
     if path.suffix == ".gguf":
         if mla_layout is not None:
             raise PlanError(f"{path} has the MLA layout it has: another ({mla_layout}) is made from the checkpoint")
         if architecture is not None:
             raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
-        source = gguf_source(path)
+        source = drop_draft_layers(gguf_source(path)) if mtp is False else gguf_source(path)
         return merge_adapters(source, load_adapters(lora, source, None))
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
@@ -70,13 +74,17 @@ def describe(folder: Path, mla_layout: str | None = None) -> ModelSpec:
 
 
 def _checkpoint_source(
-    fetched: FetchedRepository, mla_layout: str | None, architecture: str | None, lora: Sequence[str | Path | AdapterFile]
+    fetched: FetchedRepository,
+    mla_layout: str | None,
+    architecture: str | None,
+    lora: Sequence[str | Path | AdapterFile],
+    mtp: bool | None,
 ) -> TensorSource:
     folder = fetched.folder
     checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
     config = checkpoint.config
     model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture)
-    tensors, assembly_notes = assemble(checkpoint, model)
+    model, tensors, assembly_notes = assemble(checkpoint, model, mtp)
     vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size)
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
     metadata = general_keys(model.architecture, folder, config) | card_metadata(folder, notes)
@@ -84,5 +92,6 @@ def _checkpoint_source(
     metadata |= model.metadata | stored_values(checkpoint, model) | vocabulary
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
     identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
+    identity = identity if mtp is None else f"{identity} {'with' if mtp else 'without'} draft layers"
     source = TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)
     return merge_adapters(source, load_adapters(lora, source, model))

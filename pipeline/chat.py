@@ -17,6 +17,7 @@ def start_chat(
     system: str | None = None,
     template: str | Path | None = None,
     n_predict: int = -1,
+    draft_max: int = 0,
     **options: Any,
 ) -> Conversation:
     """Opens a conversation with a model: `answer(message)` of the result gives the pieces of each answer.
@@ -27,6 +28,7 @@ def start_chat(
     system     system message, which comes before the first turn
     template   chat template: a Jinja file, the text of one, or a name such as 'chatml'; None: the model's own
     n_predict  tokens of an answer at most; -1: no limit
+    draft_max  as for `generate_text`
     options    of `Sampling` and settings of `load_model`, as for `generate_text`
 
     Returns a `Conversation`. Raises PlanError when there is no template, or none of that name.
@@ -41,4 +43,6 @@ def start_chat(
     """
     sampling, settings = split_options(options)
     opened = open_generating_model(model, settings)
-    return Conversation(opened, find_template(opened.metadata, read_template(template)), system, n_predict, **sampling)
+    return Conversation(
+        opened, find_template(opened.metadata, read_template(template)), system, n_predict, draft_max=draft_max, **sampling
+    )

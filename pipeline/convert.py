@@ -29,6 +29,7 @@ def convert_model(
     outtype: str = "auto",
     symmetric_q40: bool = False,
     mla_layout: str | None = None,
+    mtp: bool | None = None,
     architecture: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     allow_nonfinite: bool = False,
@@ -60,6 +61,8 @@ def convert_model(
     symmetric_q40         weights stored in symmetric int4 with groups of 32 become q4_0 without loss, whatever outtype says; an
                           error if there are none, or int4 weights of another form
     mla_layout            matrices of DeepSeek's latent attention: 'ik' (default), 'mainline' or 'legacy'
+    mtp                   draft layers (multi-token prediction) are kept, or left out; None: they are kept where the checkpoint
+                          has them, unless it is DeepSeek-V3 in a layout for ik_llama.cpp, which does not load them
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights: a GGUF or a folder of peft
     allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors
@@ -105,6 +108,7 @@ def convert_model(
         opened = open_source(
             source,
             mla_layout=mla_layout,
+            mtp=mtp,
             remote=remote or (dry_run and is_repository(source)),
             architecture=architecture,
             lora=as_adapters(lora),

@@ -28,7 +28,9 @@ class GeneratedText:
     timings: Timings
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: prompt, text, tokens, reason, prompt_tokens, prompt_per_second, generated_per_second."""
+        """What --json prints: prompt, text, tokens, reason, prompt_tokens, prompt_per_second, generated_per_second, and with
+        drafts drafted_tokens, accepted_tokens and acceptance_rate."""
+        drafts = {name: getattr(self.timings, name) for name in ("drafted_tokens", "accepted_tokens", "acceptance_rate")}
         return {
             "prompt": self.prompt,
             "text": self.text,
@@ -37,6 +39,7 @@ class GeneratedText:
             "prompt_tokens": self.timings.prompt_tokens,
             "prompt_per_second": self.timings.prompt_per_second,
             "generated_per_second": self.timings.generated_per_second,
+            **(drafts if self.timings.drafted_tokens else {}),
         }
 
 
@@ -47,6 +50,7 @@ def generate_text(
     n_predict: int = 128,
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
+    draft_max: int = 0,
     on_text: Callable[[str], None] | None = None,
     progress: OnProgress | bool | None = None,
     **options: Any,
@@ -58,13 +62,14 @@ def generate_text(
     n_predict   tokens at most; -1: no limit
     stop        texts that end the generation and are not given out
     ignore_eos  go on after the end-of-text token
+    draft_max   tokens that the model's draft layer (multi-token prediction) proposes for each pass; the text stays the same
     on_text     called with each piece of the text as it comes
     options     of `Sampling`: temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty,
                 seed; and settings of `load_model`, as for `perplexity`, with n_ctx
     progress    stage 'generate' in tokens, from when the model is loaded
 
-    Returns a `GeneratedText`. Raises PlanError for an empty prompt or options out of range, MillError when the prompt does not
-    fit into the context.
+    Returns a `GeneratedText`. Raises PlanError for an empty prompt, options out of range or draft_max without draft layers,
+    MillError when the prompt does not fit into the context.
 
     Example:
         >>> from ggufmill import generate_text
@@ -78,7 +83,9 @@ def generate_text(
     warm_up(opened)
     with reporting(progress) as report:
         stage = Stage(report, "generate", n_predict if n_predict >= 0 else None, "token")
-        running = generate(opened, prompt, n_predict=n_predict, stop=stop, ignore_eos=ignore_eos, **sampling)
+        running = generate(
+            opened, prompt, n_predict=n_predict, stop=stop, ignore_eos=ignore_eos, draft_max=draft_max, **sampling
+        )
         pieces = []
         for piece in running:
             pieces.append(piece)

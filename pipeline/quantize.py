@@ -84,6 +84,7 @@ def quantize_model(
     metadata: str | Path | None = None,
     override_kv: Mapping[str, Any] | None = None,
     mla_layout: str | None = None,
+    mtp: bool | None = None,
     architecture: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     split_max_size: Size | None = None,
@@ -131,7 +132,7 @@ def quantize_model(
     keep_split            as many files as the source has, with the same tensors
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
                           or for a checkpoint a folder of peft
-    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, architecture, split_max_size,
+    allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
     split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
                           as for `convert_model`
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
@@ -176,6 +177,7 @@ def quantize_model(
     opened = open_source(
         source,
         mla_layout=layout,
+        mtp=mtp,
         remote=remote or (dry_run and is_repository(source)),
         architecture=architecture,
         lora=as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder),

@@ -28,6 +28,7 @@ def serve_model(
     alias: str | None = None,
     template: str | Path | None = None,
     n_predict: int = -1,
+    draft_max: int = 0,
     max_queue: int = 16,
     max_body: int = 8,
     no_warmup: bool = False,
@@ -44,6 +45,7 @@ def serve_model(
     alias       name of the model in the API; None: its general.name
     template    chat template, as for `start_chat`
     n_predict   tokens of an answer at most; -1: no limit
+    draft_max   as for `generate_text`
     max_queue   requests that may wait, more get 503; max_body: MiB of a request at most
     no_warmup   do not read a short prompt first
     on_ready    called with the address when it listens; on_end: called with the `EndEvent` of each answer
@@ -85,5 +87,5 @@ def serve_model(
         alias=alias,
         api_key=api_key,
         max_body=max_body * MIB,
-        options={"n_predict": n_predict, **sampling},
+        options={"n_predict": n_predict, "draft_max": draft_max, **sampling},
     )

@@ -14,6 +14,7 @@ from ..formats import PlanError, SourceTensor, TensorSource
 
 _LAYER_PREFIX = re.compile(r"^blk\.(\d+)\.")
 _DENSE_LAYERS_KEY = "leading_dense_block_count"
+_DRAFT_LAYERS_KEY = "nextn_predict_layers"
 
 
 def parse_layers(text: str) -> list[int]:
@@ -61,9 +62,18 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     dense_key = f"{source.architecture}.{_DENSE_LAYERS_KEY}"
     if dense_key in metadata:
         metadata[dense_key] = np.uint32(sum(layer < int(metadata[dense_key]) for layer in remaining))
+    draft_key = f"{source.architecture}.{_DRAFT_LAYERS_KEY}"
+    if draft_key in metadata:
+        metadata[draft_key] = np.uint32(sum(layer >= count - int(metadata[draft_key]) for layer in remaining))
     identity = hashlib.sha256(f"{source.identity} without {sorted(layers)}".encode()).hexdigest()
     note = f"{len(set(layers))} of {count} layers are left out; those behind them move up"
     return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), old_names
+
+
+def drop_draft_layers(source: TensorSource) -> TensorSource:
+    """The source without the layers at its end that predict further tokens, if it has any."""
+    count, draft = (int(source.metadata.get(f"{source.architecture}.{key}", 0)) for key in ("block_count", _DRAFT_LAYERS_KEY))
+    return drop_layers(source, range(count - draft, count))[0] if 0 < draft < count else source
 
 
 def _remaining_values(value: Any, count: int, remaining: list[int]) -> Any:

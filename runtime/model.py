@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,20 @@ from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
+from .draft_head import DraftHead
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
 from .graph.observer import ObserverGroup
 from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
-from .models import build_graph
+from .models import build_draft_graphs, build_graph
 from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer
 from .thread_placement import place_threads
 
 if TYPE_CHECKING:
+    from .generation.drafter import Drafter
     from .generation.generate import Generation
 
 _DECODED_BYTES = 4 << 30
@@ -56,7 +58,15 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
     graph = build_graph(source, chosen.n_ctx)
-    return Model(source, compile_graph(graph, store, chosen), chosen, stored, packed_bytes, placement.notes)
+    return Model(
+        source,
+        compile_graph(graph, store, chosen),
+        chosen,
+        stored,
+        packed_bytes,
+        placement.notes,
+        lambda draft: compile_graph(draft, store, chosen),
+    )
 
 
 def decoded_bytes(free: int | None) -> int:
@@ -86,7 +96,10 @@ class Model:
         stored: TensorSource,
         packed_bytes: int,
         notes: Sequence[str] = (),
+        compile_draft: Callable[[Graph], Executable] | None = None,
     ):
+        """compile_draft: compiles the graph of a draft layer, over the same weights."""
+        self._compile_draft = compile_draft
         self.source, self.executable, self.settings = source, executable, settings
         self.graph: Graph = executable.graph
         self.stored, self.packed_bytes, self.notes = stored, packed_bytes, notes
@@ -140,6 +153,17 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Raises PlanError when the metadata has no vocabulary, or one of a kind that is not supported."""
         return Tokenizer(self.metadata)
+
+    @cached_property
+    def draft_heads(self) -> list[DraftHead]:
+        """The model's draft layers (multi-token prediction), compiled when they are first asked for; none where it has none.
+
+        Raises PlanError where those of this architecture cannot be run, FormatError for missing tensors.
+        """
+        if self._compile_draft is None:
+            return []
+        graphs = build_draft_graphs(self.source, self.settings.n_ctx)
+        return [DraftHead(self, self._compile_draft(graph)) for graph in graphs]
 
     @property
     def observer(self) -> Observer | None:
@@ -197,13 +221,20 @@ class Model:
         Returns the logits after the last token of each, float32 [sessions, n_vocab]. Raises as `hidden` does; no session has
         then changed.
         """
-        for session, _ in batch:
+        return np.concatenate(self.feed_rows([(session, tokens, 1) for session, tokens in batch]))
+
+    def feed_rows(self, batch: Sequence[tuple[Session, Sequence[int] | np.ndarray, int]]) -> list[np.ndarray]:
+        """As `feed`, with for each session the number of its last tokens whose logits are wanted: float32 [number, n_vocab]."""
+        for session, _, _ in batch:
             session.drop_unknown()
-        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens in batch])
-        logits = self.head(np.concatenate([rows[-1:] for rows in hidden]))
-        for session, tokens in batch:
+        firsts = [session.cache.length for session, _, _ in batch]
+        hidden = self.hidden([(session.cache, session.missing(tokens)) for session, tokens, _ in batch])
+        logits = self.head(np.concatenate([rows[-n:] for rows, (_, _, n) in zip(hidden, batch, strict=True)]))
+        for (session, tokens, _), rows, first in zip(batch, hidden, firsts, strict=True):
             session.tokens += [int(token) for token in tokens]
-        return logits
+            if session.drafter is not None:
+                session.drafter.observe(first, rows, session.tokens)
+        return np.split(logits, np.cumsum([n for _, _, n in batch])[:-1])
 
     def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
@@ -286,16 +317,22 @@ class Model:
 
 
 class Session:
-    """One growing sequence with its cache. `tokens` are those it holds."""
+    """One growing sequence with its cache. `tokens` are those it holds; `drafter` drafts the next ones, if it is set."""
 
     def __init__(self, model: Model, n_ctx: int):
         self.model, self.n_ctx = model, n_ctx
         self.cache = model.new_cache(n_ctx)
         self.tokens: list[int] = []
+        self.drafter: Drafter | None = None
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
         return self.model.feed([(self, tokens)])[0]
+
+    @property
+    def uncomputed(self) -> int:
+        """How many of the last tokens the cache does not hold: the next `feed` computes them again."""
+        return max(len(self.tokens) - self.cache.length, 0)
 
     def missing(self, tokens: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
         """New tokens, after those of this sequence that its cache does not hold: it went back to an earlier checkpoint."""
@@ -316,16 +353,25 @@ class Session:
         _check_length(length)
         self.drop_unknown()
         other = Session(self.model, self.n_ctx)
-        other.cache = self.cache.fork(length)
         other.tokens = self.tokens[:length]
+        if self.drafter is not None:
+            length = self._computed(len(other.tokens))
+            other.drafter = self.drafter.fork(len(other.tokens))
+        other.cache = self.cache.fork(length)
         return other
+
+    def _computed(self, length: int) -> int:
+        """What the cache may hold of the first `length` tokens, so that the drafter gets the hidden states that it lacks."""
+        return length if self.drafter is None or not self.drafter.needs_last(length) else max(length - 1, 0)
 
     def rewind(self, length: int) -> None:
         """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the
         tokens (see `resumable`) is computed again with the next ones."""
         _check_length(length)
         del self.tokens[length:]  # first: an interruption may come in between
-        self.cache.truncate(length)
+        self.cache.truncate(self._computed(len(self.tokens)))
+        if self.drafter is not None:
+            self.drafter.truncate(len(self.tokens))
 
 
 def _check_length(length: int | None) -> None:

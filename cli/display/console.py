@@ -99,4 +99,7 @@ def speeds_text(t: Timings) -> str:
     parts = [f"{t.prompt_tokens} prompt tokens" + (f" ({t.cached_tokens} known)" if t.cached_tokens else "")]
     parts += [f"{t.generated_tokens} generated"]
     rates = t.prompt_per_second, t.generated_per_second
-    return "; ".join(part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True))
+    texts = [part + (f", {rate:.1f} per second" if rate else "") for part, rate in zip(parts, rates, strict=True)]
+    if t.acceptance_rate is not None:
+        texts.append(f"{t.accepted_tokens} of {t.drafted_tokens} drafts accepted ({t.acceptance_rate:.1%})")
+    return "; ".join(texts)

@@ -110,6 +110,12 @@ lora = click.option(
     metavar="FILE[=SCALE]",
     help="Merge a LoRA adapter into the weights, a GGUF or (into a checkpoint) a folder of peft; several add up.",
 )
+mtp = click.option(
+    "--mtp/--no-mtp",
+    default=None,
+    help="Keep draft layers (multi-token prediction), or leave them out. [default: keep; not of DeepSeek-V3 in the ik layout, "
+    "since ik_llama.cpp does not load them]",
+)
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
 target = together(
     click.option("--target-size", type=SIZE, metavar="SIZE", help="The file's size to stay below (180G, 20GiB)."),

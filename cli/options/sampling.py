@@ -45,6 +45,13 @@ sampling_options = together(
     click.option("-s", "--seed", type=click.IntRange(0), help="The same seed gives the same text."),
 )
 
+draft_option = click.option(
+    "--draft-max",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Tokens that the model's draft layer (MTP) proposes for each pass. The text stays the same. 0: none.",
+)
 template_option = click.option(
     "--template",
     metavar="FILE|NAME",

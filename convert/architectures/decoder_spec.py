@@ -23,6 +23,7 @@ from functools import partial
 import numpy as np
 
 from ..config import Config
+from ..draft_layers import DEEPSEEK_NAMES, DraftLayers, nextn_tensors
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
@@ -119,6 +120,7 @@ class DecoderSpec:
     rope                                          the rotary embedding
     metadata, notes                               may be added to
     skipped_prefixes, renamed_prefixes, stored_values  as in `ModelSpec`; may be added to
+    draft                                         as in `ModelSpec`; see `add_draft_layers`
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class DecoderSpec:
         self.skipped_prefixes: dict[str, str] = {}
         self.renamed_prefixes: dict[str, str] = {}
         self.stored_values: dict[str, tuple[str, ...]] = {}
+        self.draft: DraftLayers | None = None
         self.hidden_size, self.vocab_size = config.integer("hidden_size"), config.integer("vocab_size")
         self.intermediate_size = config.integer((keys or {}).get("feed_forward_length", "intermediate_size"))
         self.n_layers = config.count("num_hidden_layers")
@@ -285,6 +288,22 @@ class DecoderSpec:
             self.add_uint32({"expert_feed_forward_length": rows})
         return experts
 
+    def add_draft_layers(self, layer: list[LayerTensor], more: list[LayerTensor] | None = None) -> None:
+        """The num_nextn_predict_layers layers after the last one, each with these tensors (and `more`) and those of
+        `DEEPSEEK_NAMES`, draft further tokens."""
+        count = self.config.count("num_nextn_predict_layers", 0, minimum=0)
+        tensors: list[TensorSpec] = []
+        optional: list[TensorSpec] = []
+        for number in range(self.n_layers, self.n_layers + count):
+            block, source = f"blk.{number}", f"model.layers.{number}"
+            names = {part: name for part, name in DEEPSEEK_NAMES.items() if more is None or part != "shared_head_norm"}
+            nextn, own = nextn_tensors(block, source, (self.vocab_size, self.hidden_size), names)
+            tensors += [*(tensor.spec(block, source) for tensor in [*layer, *(more or [])]), *nextn]
+            optional += own
+        if count:
+            prefixes = tuple(f"model.layers.{self.n_layers + i}." for i in range(count))
+            self.draft = DraftLayers(count, tuple(tensors), tuple(optional), prefixes)
+
     def skip_prediction_layers(self, count: int) -> None:
         """The `count` layers after the last one, for multi-token prediction, are left out."""
         for number in range(self.n_layers, self.n_layers + count):
@@ -343,4 +362,5 @@ class DecoderSpec:
             self.notes,
             self.renamed_prefixes,
             self.stored_values,
+            self.draft,
         )

@@ -8,12 +8,13 @@ key-value head of the latent's width), 'legacy' (only attn_kv_b).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..config import Config
+from ..draft_layers import DEEPSEEK_NAMES, DraftLayers, nextn_tensors
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import read_rope, rope_scaling_keys
@@ -114,9 +115,10 @@ def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexe
     spec = _spec(architecture, config, mla_layout)
     spec.metadata.update(uint32_keys(architecture, {f"attention.indexer.{key}": value for key, value in keys.items()}))
     hidden_size, q_rank = config.integer("hidden_size"), config.integer("q_lora_rank")
-    for i in range(config.count("num_hidden_layers")):
+
+    def indexer(i: int) -> list[TensorSpec]:
         block, source = f"blk.{i}.indexer", f"model.layers.{i}.self_attn.indexer"
-        spec.tensors.extend(
+        return [
             TensorSpec(f"{block}.{name}", (f"{source}.{stored}",), shape)
             for name, stored, shape in (
                 ("attn_q_b.weight", "wq_b.weight", (heads * width, q_rank)),
@@ -125,9 +127,14 @@ def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexe
                 ("k_norm.bias", "k_norm.bias", (width,)),
                 ("proj.weight", "weights_proj.weight", (heads, hidden_size)),
             )
-            if has_indexer(i)
-        )
-    return spec
+        ]
+
+    n_layers = config.count("num_hidden_layers")
+    spec.tensors.extend(tensor for i in range(n_layers) if has_indexer(i) for tensor in indexer(i))
+    if spec.draft is None:
+        return spec
+    indexers = [tensor for i in range(n_layers, n_layers + spec.draft.count) for tensor in indexer(i)]
+    return replace(spec, draft=replace(spec.draft, optional=(*spec.draft.optional, *indexers)))
 
 
 def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
@@ -149,12 +156,26 @@ def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     metadata |= rope_scaling_keys(architecture, rope, notes)
 
     n_layers = config.count("num_hidden_layers")
-    skipped_prefixes = {
-        f"model.layers.{n_layers + i}.": f"multi-token prediction layer {n_layers + i}"
-        for i in range(config.count("num_nextn_predict_layers", 0, minimum=0))
-    }
     tensors = list(_tensors(config, attention, mla_layout, n_layers))
-    return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), skipped_prefixes, notes)
+    draft = _draft_layers(config, attention, mla_layout, n_layers)
+    if draft is not None and architecture == "deepseek2":
+        draft = replace(draft, refused_by="ik_llama.cpp", default=mla_layout == "mainline")
+    return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), {}, notes, draft=draft)
+
+
+def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> DraftLayers | None:
+    """The layers behind the last one, with experts and tensors of their own."""
+    sizes = config.integer("vocab_size"), config.integer("hidden_size")
+    count = config.count("num_nextn_predict_layers", 0, minimum=0)
+    if not count:
+        return None
+    config.count("n_routed_experts", layers=count)
+    numbers = range(n_layers, n_layers + count)
+    nextn = [nextn_tensors(f"blk.{i}", f"model.layers.{i}", sizes, DEEPSEEK_NAMES) for i in numbers]
+    layers = [[*_layer_tensors(config, a, mla_layout, i), *own] for i, (own, _) in zip(numbers, nextn, strict=True)]
+    tensors, optional = [t for layer in layers for t in layer], [t for _, more in nextn for t in more]
+    prefixes = tuple(f"model.layers.{i}." for i in numbers)
+    return DraftLayers(count, tuple(tensors), tuple(optional), prefixes)
 
 
 def latent_attention(config: Config) -> LatentAttention:
@@ -237,21 +258,25 @@ def _topk_method(config: Config) -> str:
 
 def _tensors(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> Iterator[TensorSpec]:
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
-    dense = config.integer("first_k_dense_replace", 0, minimum=0)
     yield TensorSpec("token_embd.weight", ("model.embed_tokens.weight",), (vocab_size, hidden_size))
     for i in range(n_layers):
-        block, layer = f"blk.{i}", f"model.layers.{i}"
-        yield TensorSpec(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden_size,))
-        yield from attention_tensors(a, mla_layout, hidden_size, block, f"{layer}.self_attn")
-        yield TensorSpec(f"{block}.ffn_norm.weight", (f"{layer}.post_attention_layernorm.weight",), (hidden_size,))
-        if i < dense:
-            for p in PROJECTIONS:
-                shape = _projection(p, hidden_size, config.integer("intermediate_size"))
-                yield TensorSpec(f"{block}.ffn_{p}.weight", (f"{layer}.mlp.{p}_proj.weight",), shape)
-        else:
-            yield from _expert_tensors(config, hidden_size, block, f"{layer}.mlp")
+        yield from _layer_tensors(config, a, mla_layout, i)
     yield TensorSpec("output_norm.weight", ("model.norm.weight",), (hidden_size,))
     yield TensorSpec("output.weight", ("lm_head.weight",), (vocab_size, hidden_size))
+
+
+def _layer_tensors(config: Config, a: LatentAttention, mla_layout: str, i: int) -> Iterator[TensorSpec]:
+    hidden_size, dense = config.integer("hidden_size"), config.integer("first_k_dense_replace", 0, minimum=0)
+    block, layer = f"blk.{i}", f"model.layers.{i}"
+    yield TensorSpec(f"{block}.attn_norm.weight", (f"{layer}.input_layernorm.weight",), (hidden_size,))
+    yield from attention_tensors(a, mla_layout, hidden_size, block, f"{layer}.self_attn")
+    yield TensorSpec(f"{block}.ffn_norm.weight", (f"{layer}.post_attention_layernorm.weight",), (hidden_size,))
+    if i < dense:
+        for p in PROJECTIONS:
+            shape = _projection(p, hidden_size, config.integer("intermediate_size"))
+            yield TensorSpec(f"{block}.ffn_{p}.weight", (f"{layer}.mlp.{p}_proj.weight",), shape)
+    else:
+        yield from _expert_tensors(config, hidden_size, block, f"{layer}.mlp")
 
 
 def attention_tensors(a: LatentAttention, mla_layout: str, hidden_size: int, block: str, attn: str) -> Iterator[TensorSpec]:

@@ -34,7 +34,6 @@ def bailing2(config: Config, mla_layout: str) -> ModelSpec:
         raise config.error(f"{shared} shared experts of moe_shared_expert_intermediate_size {shared_rows} cannot be converted")
     n = _routed(spec, "num_experts", rows, dense, default_score="sigmoid")
     spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared_rows})
-    spec.skip_prediction_layers(config.count("num_nextn_predict_layers", 0, minimum=0))
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     attention = [
         spec.norm("attn_norm", "input_layernorm"),
@@ -49,6 +48,7 @@ def bailing2(config: Config, mla_layout: str) -> ModelSpec:
         routed.append(LayerTensor("exp_probs_b.bias", "mlp.gate.expert_bias", (n,)))
     if shared:
         routed += spec.gated_mlp("mlp.shared_experts", shared * shared_rows, "_shexp")
+    spec.add_draft_layers([*attention, *routed], [spec.norm("layer_output_norm", "final_layernorm")])
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)], BAILING_NAMES)
 
 

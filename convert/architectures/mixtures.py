@@ -32,7 +32,6 @@ def glm4moe(config: Config, mla_layout: str) -> ModelSpec:
         spec.add_uint32({"expert_group_count": groups, "expert_group_used_count": used_groups})
     spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 1.0, positive=True)})
     spec.metadata["glm4moe.expert_weights_norm"] = config.flag("norm_topk_prob", True)
-    spec.skip_prediction_layers(config.count("num_nextn_predict_layers", 0, minimum=0))
     head_norms = unchanged if config.flag("use_qk_norm", False) else None
     attention = [
         spec.norm("attn_norm", "input_layernorm"),
@@ -40,6 +39,7 @@ def glm4moe(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("post_attention_norm", "post_attention_layernorm"),
     ]
     routed = [*_biased_experts(spec, experts, rows), *_shared_experts(spec, rows * shared)]
+    spec.add_draft_layers([*attention, *routed])
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
 
 

@@ -8,10 +8,12 @@ checkpoint, those that share keys come in succession).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from ..config import Config
+from ..draft_layers import QWEN_NAMES, DraftLayers, nextn_tensors
 from ..model_spec import ModelSpec
 from ..tensor_transforms import add_one, flatten, negated_exponential, reorder_columns, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
@@ -19,7 +21,6 @@ from .decoder_spec import DecoderSpec, LayerTensor
 _FRACTION = {"partial_rotary_factor": 0.25}  # the default of the model's own code
 _SECTIONS = [11, 11, 10]  # likewise
 _INTERVAL = 4  # likewise
-_DRAFT_LAYERS = {"mtp.": "multi-token prediction layers", "model.mtp.": "multi-token prediction layers"}
 
 
 def qwen3next(config: Config, mla_layout: str) -> ModelSpec:
@@ -59,7 +60,6 @@ def _spec(architecture: str, config: Config) -> tuple[DecoderSpec, DeltaNet]:
         if not isinstance(sections, list) or any(type(size) is not int for size in sections) or not 0 < len(sections) <= 4:
             raise config.error(f"mrope_section is {sections!r:.60}; up to four sizes are needed")
         spec.metadata[f"{architecture}.rope.dimension_sections"] = np.array([*sections, 0, 0, 0][:4], np.int32)
-    spec.skipped_prefixes |= _DRAFT_LAYERS
     return spec, DeltaNet(spec, tiled=architecture != "qwen3next")
 
 
@@ -102,6 +102,7 @@ class DeltaNet:
         )
         if tiled and self.k_width != self.v_width:
             spec.notes.append("llama.cpp reads this architecture with keys and values of one size only")
+        self.pattern_key = ""  # of the metadata that say which layers are linear, where the interval does not
         self.is_linear = self._linear_layers()
 
     def _linear_layers(self) -> list[bool]:
@@ -118,7 +119,8 @@ class DeltaNet:
         interval = linear.index(False) + 1 if False in linear else spec.n_layers + 1
         spec.add_uint32({"full_attention_interval": interval})
         if linear != [(i + 1) % interval != 0 for i in range(spec.n_layers)]:
-            spec.metadata[f"{spec.architecture}.attention.recurrent_layers"] = np.array(linear, bool)
+            self.pattern_key = f"{spec.architecture}.attention.recurrent_layers"
+            spec.metadata[self.pattern_key] = np.array(linear, bool)
             spec.notes.append("llama.cpp does not know of this order of linear and other attention in this architecture")
         return linear
 
@@ -201,12 +203,23 @@ class DeltaNet:
         bias = spec.config.flag("attention_bias", False)
         attention = spec.attention(bias=bias, output_bias=bias, head_norms=add_one, gated=True)
 
-        def layer(number: int) -> list[LayerTensor]:
-            return [
-                spec.norm("attn_norm", "input_layernorm", transform=add_one),
-                *(linear_attention if self.is_linear[number] else attention),
-                spec.norm("post_attention_norm", "post_attention_layernorm", transform=add_one),
-                *feed_forward(number),
-            ]
+        norms = [
+            spec.norm("attn_norm", "input_layernorm", transform=add_one),
+            spec.norm("post_attention_norm", "post_attention_layernorm", transform=add_one),
+        ]
 
+        def layer(number: int) -> list[LayerTensor]:
+            mixing = linear_attention if self.is_linear[number] else attention
+            return [norms[0], *mixing, norms[1], *feed_forward(number)]
+
+        spec.renamed_prefixes["model.mtp."] = "mtp."
+        # One layer, of attention whatever its number; the config of Qwen3-Next does not say that there is one.
+        block, source = f"blk.{spec.n_layers}", "mtp.layers.0"
+        tensors, _ = nextn_tensors(block, "mtp", (spec.vocab_size, spec.hidden_size), QWEN_NAMES, add_one)
+        parts = [norms[0], *attention, norms[1], *feed_forward(spec.n_layers)]
+        spec.draft = DraftLayers(1, (*(part.spec(block, source) for part in parts), *tensors), (), ("mtp.",))
+        if spec.architecture == "qwen3next":
+            spec.draft = replace(spec.draft, refused_by="ik_llama.cpp")
+        if self.pattern_key:
+            spec.draft = replace(spec.draft, metadata={self.pattern_key: np.array([*self.is_linear, False], bool)})
         return spec.build(layer, norm_transform=add_one)

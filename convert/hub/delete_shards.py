@@ -12,6 +12,7 @@ from ...formats import PlanError, TensorSource, open_gguf
 from ...formats.deleted_shards import delete_shard, record_path
 from ...formats.safetensors import local_shards
 from ...jobs.plan import Plan
+from ..model_spec import ModelSpec
 from ..source import describe
 from .fetch import fetch_repository, is_repository
 
@@ -35,8 +36,17 @@ def completed_output(
         return None
     output, expected_model = open_gguf(first), describe(folder, mla_layout)
     metadata = {"general.architecture": expected_model.architecture, **(expected or {})}
-    same_tensors = output.tensors.keys() == {t.name for t in expected_model.tensors}
+    same_tensors = output.tensors.keys() in _possible_tensors(expected_model, output.tensors.keys())
     return first if same_tensors and all(output.metadata.get(key) == value for key, value in metadata.items()) else None
+
+
+def _possible_tensors(model: ModelSpec, names: Collection[str]) -> list[set[str]]:
+    """The names of the tensors of a complete output: without draft layers, and with those of `names` that are optional."""
+    without = {tensor.name for tensor in model.tensors}
+    if model.draft is None:
+        return [without]
+    optional = {tensor.name for tensor in model.draft.optional}.intersection(names)
+    return [without, without | {tensor.name for tensor in model.draft.tensors} | optional]
 
 
 class ShardDeleter:

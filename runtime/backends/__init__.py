@@ -60,10 +60,11 @@ class Executable(Protocol):
     def new_cache(self, limit: int) -> Any:
         """An empty cache (see `Cache`) for a sequence of at most `limit` tokens."""
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Any, int]]) -> np.ndarray:
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Any, int]], inputs: np.ndarray | None = None) -> np.ndarray:
         """One pass: int [n] -> float32 [n, n_embd], the graph's value `hidden`; the caches then hold the tokens.
 
-        caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+        caches: each sequence's cache and how many of the tokens, in order, are its next ones; inputs: float32 [n, n_embd], for
+        graphs with a `HiddenInput`.
         """
         ...
 

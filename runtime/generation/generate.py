@@ -12,6 +12,7 @@ from ...formats import MillError, PlanError
 from ..evaluate.clock import seconds_without_compilation
 from ..evaluate.provenance import tensor_sizes
 from ..model import Model, Session
+from .drafter import Drafter
 from .sampling import SampledToken, Sampler, Sampling
 
 _PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can be cancelled between passes
@@ -28,6 +29,7 @@ class Timings:
 
     cached_tokens     tokens of the prompt that were in the KV cache already; not part of prompt_tokens
     generated_passes  passes through the model; the first generated token needs none, its logits are the prompt's last
+    drafted_tokens    that the draft layer proposed, and of these accepted_tokens: the model sampled the same
     """
 
     prompt_tokens: int = 0
@@ -36,6 +38,8 @@ class Timings:
     generated_tokens: int = 0
     generated_passes: int = 0
     generated_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prompt_per_second(self) -> float:
@@ -44,8 +48,14 @@ class Timings:
 
     @property
     def generated_per_second(self) -> float:
-        """Passes per second; 0 if there was none."""
-        return self.generated_passes / self.generated_seconds if self.generated_seconds else 0.0
+        """Tokens per second, without the first; 0 if there was no other."""
+        tokens = self.generated_passes + self.accepted_tokens
+        return tokens / self.generated_seconds if self.generated_seconds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the drafted tokens that were accepted; None if none was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 def warm_up(model: Model) -> None:
@@ -70,6 +80,7 @@ def generate(
     session: Session | None = None,
     n_probs: int | None = None,
     visible_special: Collection[int] = (),
+    draft_max: int = 0,
     **sampling: Any,
 ) -> Generation:
     """Continues a prompt; iterate over the result to get the text piece by piece.
@@ -81,9 +92,12 @@ def generate(
     session          session to continue: what it shares with the beginning of the prompt is not computed again
     n_probs          record each token's log probability and those of the n_probs most probable ones in `sampled`; None: do not
     visible_special  ids of control tokens whose text is part of the output instead of left out
+    draft_max        tokens that the model's draft layer proposes at a time, for the model to verify in one pass; the text stays
+                     the same. 0: none
     sampling         fields of `Sampling` by name
 
-    Raises PlanError for an empty prompt or invalid sampling settings, MillError when the prompt does not fit.
+    Raises PlanError for an empty prompt, invalid sampling settings or draft_max without draft layers, MillError when the prompt
+    does not fit.
     """
     try:
         settings = Sampling(**sampling)
@@ -93,15 +107,20 @@ def generate(
     if not ids:
         raise PlanError("the prompt is empty and the model has no token to begin a text with")
     session = session or model.session()
-    sampler = Sampler(settings)
-    return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, frozenset(visible_special))
+    if draft_max < 0:
+        raise PlanError(f"draft_max is {draft_max}; 0 or more tokens can be drafted")
+    if draft_max and session.drafter is None:
+        session.rewind(0)
+        session.drafter = Drafter(model, session.n_ctx)
+    sampler, special = Sampler(settings), frozenset(visible_special)
+    return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max)
 
 
 class Generation:
     """A running generation: an iterator over pieces of text (whole characters, never empty).
 
     A caller that runs several generations in one pass feeds their sessions itself: `pending_tokens` are what the session has to
-    be fed next, `advance` takes the resulting logits.
+    be fed next, `advance` takes the resulting logits of the last `n_logits` of them.
 
     pending_tokens  tokens for the next pass; empty when the generation has ended
     tokens          generated token ids, without the one that ended the generation
@@ -121,6 +140,7 @@ class Generation:
         sampler: Sampler,
         n_probs: int | None = None,
         visible_special: Collection[int] = (),
+        draft_max: int = 0,
     ):
         """Rewinds the session to the longest beginning that it shares with the prompt. Arguments as of `generate`."""
         if len(prompt) > session.n_ctx:
@@ -128,7 +148,8 @@ class Generation:
             raise MillError(f"the context is full: the prompt has {n_tokens}; choose a larger n_ctx (-c)")
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
-        self.n_probs, self.visible_special = n_probs, visible_special
+        self.n_probs, self.visible_special, self.draft_max = n_probs, visible_special, draft_max
+        self._drafts: list[int] = []  # the last of the pending tokens
         self.tokens: list[int] = []
         self.sampled: list[SampledToken] = []
         self.reason = ""
@@ -159,9 +180,17 @@ class Generation:
                 text = self.finish_cancelled()
             else:
                 start = seconds_without_compilation()
-                text = self.advance(self.session.feed(self.pending_tokens), start)
+                text = self.advance(self._feed(), start)
             if text:
                 yield text
+
+    def _feed(self) -> np.ndarray:
+        return feed_pending(self.model, [self])[0] if self._drafts else self.session.feed(self.pending_tokens)
+
+    @property
+    def n_logits(self) -> int:
+        """Of how many of the last pending tokens `advance` needs the logits."""
+        return 1 + len(self._drafts)
 
     def finish_cancelled(self) -> str:
         """Ends the generation now with the reason 'cancelled'. Returns the text that was not returned yet."""
@@ -170,8 +199,8 @@ class Generation:
     def advance(self, logits: np.ndarray, start: float) -> str:
         """Continues after the session was fed with `pending_tokens`. Returns the new text, often none.
 
-        logits: float32 [n_vocab] after the last of these tokens; start: `seconds_without_compilation()` at the beginning of the
-        pass. Raises MillError for logits that are not finite.
+        logits: float32 [n_logits, n_vocab], or [n_vocab], after the last of these tokens; start: the clock's
+        `seconds_without_compilation()` at the beginning of the pass. Raises MillError for logits that are not finite.
         """
         if not np.isfinite(logits).all():
             raise self.model.explain_nonfinite(self.session.tokens)
@@ -187,16 +216,54 @@ class Generation:
                 return self._finish("length")
         else:
             timings.generated_passes += 1
-        token = self.sampler.sample(logits, self.session.tokens)
+        text = self._sample(logits.reshape(-1, logits.shape[-1]))
+        if not self.reason:
+            self._draft()
         timings.generated_seconds += seconds_without_compilation() - start
+        return text
+
+    def _sample(self, rows: np.ndarray) -> str:
+        """Samples a token from each row of logits, up to the first that is not the token drafted there. Returns the new text.
+
+        The session then has the accepted drafts, and not the others.
+        """
+        session, drafts, pieces = self.session, self._drafts, []
+        first = len(session.tokens) - len(drafts)
+        self._drafts, accepted = [], 0
+        for logits in rows:
+            length = first + accepted
+            token = self.sampler.sample(logits, session.tokens if not drafts else session.tokens[:length])
+            pieces.append(self._take(token, logits, length))
+            if self.reason or accepted == len(drafts) or token != drafts[accepted]:
+                break
+            accepted += 1
+        if accepted < len(drafts):
+            session.rewind(first + accepted)
+        self.timings.drafted_tokens += len(drafts)
+        self.timings.accepted_tokens += accepted
+        return "".join(pieces)
+
+    def _take(self, token: int, logits: np.ndarray, length: int) -> str:
+        """Adds a sampled token to the text; length: tokens before it. Returns the new text."""
         if token in self._eog_ids:
             return self._finish("eos")
         self.tokens.append(token)
         if self.n_probs is not None:
             self.sampled.append(SampledToken.from_logits(token, logits, self.n_probs))
-        timings.generated_tokens += 1
+        self.timings.generated_tokens += 1
         self.pending_tokens = [token]
-        return self._new_text(token)
+        return self._new_text(token, length)
+
+    def _draft(self) -> None:
+        """Adds drafts to the pending token: as many as the answer, the context and a pass with exact results have space for."""
+        session, count = self.session, self.draft_max
+        if not count or session.drafter is None:
+            return
+        if self.n_predict >= 0:
+            count = min(count, self.n_predict - len(self.tokens) - 1)
+        count = min(count, session.n_ctx - len(session.tokens) - 1, self.model.decode_batch - 1 - session.uncomputed)
+        self._drafts = session.drafter.propose(session.tokens, self.pending_tokens[0], count)
+        self.pending_tokens = [*self.pending_tokens, *self._drafts]
 
     def _next_prompt_tokens(self) -> list[int]:
         """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
@@ -205,8 +272,10 @@ class Generation:
         last = len(self.prompt) - _LAST_TOKENS
         return self.prompt[start : last if self.model.is_recurrent and start < last < end else end]
 
-    def _new_text(self, token: int) -> str:
-        """The text that is certain after a new token: what may be the beginning of a stop text waits in `_unsent`."""
+    def _new_text(self, token: int, length: int) -> str:
+        """The text that is certain after a new token: what may be the beginning of a stop text waits in `_unsent`.
+
+        length: tokens before it."""
         stream = self._stream
         if token in self.visible_special:
             self._unsent += stream.flush() + self.model.tokenizer.vocabulary.tokens[token]
@@ -219,7 +288,7 @@ class Generation:
             return self._finish("stop")
         if len(self.tokens) == self.n_predict:
             return self._finish("length")
-        if len(self.session.tokens) >= self.session.n_ctx:
+        if length >= self.session.n_ctx:
             return self._finish("context")
         n_certain = len(self._unsent) - self._partial_stop_length(self._unsent)
         text, self._unsent = self._unsent[:n_certain], self._unsent[n_certain:]
@@ -228,13 +297,20 @@ class Generation:
     def _finish(self, reason: str) -> str:
         """Ends the generation. Returns the text that was not returned yet."""
         text = self._unsent + self._stream.flush()
-        self.reason, self.pending_tokens, self._unsent = reason, [], ""
+        self.reason, self.pending_tokens, self._unsent, self._drafts = reason, [], "", []
         return text
 
     def _partial_stop_length(self, text: str) -> int:
         """Length of the longest suffix of the text that is a beginning of a stop text."""
         lengths = [n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return max(lengths, default=0)
+
+
+def feed_pending(model: Model, generations: Sequence[Generation]) -> list[np.ndarray]:
+    """Feeds the pending tokens of several generations in one pass; returns what each one's `advance` needs."""
+    if all(each.n_logits == 1 for each in generations):
+        return [*model.feed([(each.session, each.pending_tokens) for each in generations])]
+    return model.feed_rows([(each.session, each.pending_tokens, each.n_logits) for each in generations])
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

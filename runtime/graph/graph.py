@@ -111,6 +111,13 @@ class GraphBuilder:
         table = self.weight(f"{name}.weight", (n_embd, n_vocab))
         return self.append(ops.Embedding(self.value(n_embd), table, scale))
 
+    def hidden_input(self, n_embd: int) -> Value:
+        return self.append(ops.HiddenInput(self.value(n_embd)))
+
+    def concat(self, a: Value, b: Value) -> Value:
+        self._fit(len(a.shape) == len(b.shape) == 1, f"rows of {a.shape} and {b.shape} one behind the other")
+        return self.append(ops.Concat(self.value(a.shape[0] + b.shape[0]), a, b))
+
     def linear(self, x: Value, name: str, rows: int) -> Value:
         columns = prod(x.shape)
         weight = self.weight(f"{name}.weight", (columns, rows))
@@ -293,16 +300,28 @@ class GraphBuilder:
         """Says that x is the residual stream behind the next layer."""
         self.layers.append(x)
 
-    def finish(self, architecture: str, hidden: Value, n_ctx_train: int, *, scale: float = 1.0, softcap: float = 0.0) -> Graph:
-        """Adds the head: output.weight (or the embeddings, where the model has none), logits times scale, soft cap."""
+    def finish(
+        self,
+        architecture: str,
+        hidden: Value,
+        n_ctx_train: int,
+        *,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        output: str = "output",
+    ) -> Graph:
+        """Adds the head: output.weight (or the embeddings, where the model has none), logits times scale, soft cap.
+
+        output: the name of another matrix, used where the model has it."""
         body, self.ops = self.ops, []
         embedding = next(op.table for op in body if isinstance(op, ops.Embedding))
-        name = "output" if "output.weight" in self else embedding.name.removesuffix(".weight")
+        outputs = (output, "output", embedding.name.removesuffix(".weight"))
+        name = next(name for name in outputs if f"{name}.weight" in self)
         logits = self.softcap(self.scale(self.linear(hidden, name, embedding.shape[1]), scale), softcap)
         head = self.ops
-        output = next(op.weight for op in head if isinstance(op, ops.Linear))
+        matrix = next(op.weight for op in head if isinstance(op, ops.Linear))
         layers, cache = tuple(self.layers), tuple(self.cache)
-        return Graph(architecture, tuple(body), tuple(head), hidden, logits, layers, cache, embedding, output, n_ctx_train)
+        return Graph(architecture, tuple(body), tuple(head), hidden, logits, layers, cache, embedding, matrix, n_ctx_train)
 
 
 def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:

@@ -45,6 +45,19 @@ class Embedding(Op):
 
 
 @dataclass(frozen=True)
+class HiddenInput(Op):
+    """Rows that are given to the pass beside the token ids: the hidden states of another graph."""
+
+
+@dataclass(frozen=True)
+class Concat(Op):
+    """The numbers of a, and behind them those of b."""
+
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True)
 class Linear(Op):
     """weight @ x + bias. x of shape (heads, width) counts as (heads * width,)."""
 

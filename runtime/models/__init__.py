@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from ...formats import PlanError, TensorSource
 from ..graph import Graph
-from ..hparams import HParams
+from ..hparams import HParams, n_draft_layers, n_layers
 from . import deepseek2, gemma3n, gemma4, llama, qwen3next
 from .delta_net import DELTA_NET_ARCHITECTURES
 from .recurrent import hybrid
@@ -41,3 +41,21 @@ def build_graph(source: TensorSource, n_ctx: int | None = None) -> Graph:
             "docs/adding/architecture.md says how to add one"
         )
     return build(source, HParams(source.metadata, source.path), n_ctx)
+
+
+# architectures whose draft layers can be run; their `build` takes the number of a draft layer's block
+_DRAFTING: dict[str, Callable[[TensorSource, HParams, int | None, int], Graph]] = {
+    **dict.fromkeys(("glm4moe", "bailingmoe2"), llama.build),
+    **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2.build),
+    **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
+}
+
+
+def build_draft_graphs(source: TensorSource, n_ctx: int | None = None) -> list[Graph]:
+    """The graphs of a model's draft layers, in order; none where it has none. Raises as `build_graph`."""
+    hparams = HParams(source.metadata, source.path)
+    count, first = n_draft_layers(hparams), n_layers(hparams)
+    build = _DRAFTING.get(source.architecture)
+    if count and build is None:
+        raise PlanError(f"{source.path}: draft layers of architecture {source.architecture!r} cannot be run")
+    return [build(source, hparams, n_ctx, first + number) for number in range(count)] if build is not None else []

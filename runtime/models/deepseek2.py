@@ -4,9 +4,10 @@ deepseek32 and glm-dsa, all with a mixture of experts; and minicpm3."""
 from __future__ import annotations
 
 from ...formats import TensorSource
-from ..graph import Graph, GraphBuilder
+from ..graph import Graph, GraphBuilder, Value
 from ..hparams import HParams, n_layers
 from .attention import temperature_of
+from .draft import draft_input, finish_draft
 from .feed_forward import SIGMOID, feed_forward
 from .latent_attention import Indexer, LatentHeads, latent_attention
 from .rotary import frequency_factors, rotary_embedding, yarn_mscale
@@ -15,8 +16,10 @@ NORMALISED = {"expert_weights_norm": True}
 DEFAULTS = {"mistral4": NORMALISED, "glm-dsa": NORMALISED | {"expert_gating_func": SIGMOID}}
 
 
-def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
-    """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
+def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draft: int | None = None) -> Graph:
+    """The model's graph, or that of the draft layer with this number.
+
+    Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
     is_minicpm = hparams.architecture == "minicpm3"
     hparams = hparams.with_defaults(_minicpm3(hparams) if is_minicpm else DEFAULTS.get(hparams.architecture, {}))
     graph, heads, indexer = GraphBuilder(source), LatentHeads.of(hparams), Indexer.of(hparams)
@@ -29,8 +32,9 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     temperature, selection = temperature_of(hparams), None
     residual_scale = hparams.float("residual_scale", 0.0) or 1.0
 
-    x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or 1.0)
-    for layer in range(n_layers(hparams)):
+    embedding_scale, logit_scale = hparams.float("embedding_scale", 0.0) or 1.0, hparams.float("logit_scale", 0.0) or 1.0
+
+    def decoder_layer(x: Value, layer: int, selection: Value | None) -> tuple[Value, Value | None]:
         h = graph.norm(x, f"blk.{layer}.attn_norm", epsilon)
         attended, selection = latent_attention(
             graph,
@@ -46,10 +50,16 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         )
         x = graph.add(x, attended, residual_scale)
         h = graph.norm(x, f"blk.{layer}.ffn_norm", epsilon)
-        x = graph.add(x, feed_forward(graph, hparams, layer, h), residual_scale)
+        return graph.add(x, feed_forward(graph, hparams, layer, h), residual_scale), selection
+
+    if draft is not None:
+        x, _ = decoder_layer(draft_input(graph, draft, n_embd, epsilon, embedding_scale), draft, None)
+        return finish_draft(graph, hparams, draft, x, epsilon, scale=logit_scale)
+    x = graph.embedding("token_embd", n_embd, embedding_scale)
+    for layer in range(n_layers(hparams)):
+        x, selection = decoder_layer(x, layer, selection)
         graph.end_layer(x)
     hidden = graph.norm(x, "output_norm", epsilon)
-    logit_scale = hparams.float("logit_scale", 0.0) or 1.0
     return graph.finish(hparams.architecture, hidden, hparams.size("context_length"), scale=logit_scale)
 
 

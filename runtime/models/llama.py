@@ -12,13 +12,16 @@ from ..graph import Graph, GraphBuilder, Value
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
 from .attention import Heads, grouped_attention, temperature_of
+from .draft import draft_input, finish_draft
 from .feed_forward import FeedForward, feed_forward
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding, rotated_dims
 from .variants import VARIANTS, Variant
 
 
-def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
-    """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
+def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draft: int | None = None) -> Graph:
+    """The model's graph, or that of the draft layer with this number.
+
+    Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
     variant = VARIANTS[hparams.architecture]
     hparams = hparams.with_defaults(variant.defaults)
     graph, heads, n_embd = GraphBuilder(source), Heads.of(hparams), hparams.size("embedding_length")
@@ -32,7 +35,8 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         temperature_of(hparams, variant.temperature_offset or 0),
         hparams.float("attention.value_scale", 0.0) or 1.0,
     )
-    windows, clamp = _windows(hparams), hparams.float("attention.clamp_kqv", 0.0)
+    windows = _windows(hparams, n_layers(hparams) if draft is None else draft + 1)
+    clamp = hparams.float("attention.clamp_kqv", 0.0)
     block = FeedForward(variant.activation, variant.ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
@@ -44,8 +48,12 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     def optional_norm(x: Value, name: str) -> Value:
         return norm(x, name) if f"{name}.weight" in graph else x
 
-    x = graph.embedding("token_embd", n_embd, hparams.float("embedding_scale", 0.0) or variant.embedding_scale(n_embd))
-    for layer, window in enumerate(windows):
+    logit_scale = hparams.float("logit_scale", 0.0) or 1.0
+    head_scale = 1 / logit_scale if variant.divide_logits else logit_scale
+    head_softcap = hparams.float("final_logit_softcapping", 0.0)
+    embedding_scale = hparams.float("embedding_scale", 0.0) or variant.embedding_scale(n_embd)
+
+    def decoder_layer(x: Value, layer: int, window: int) -> Value:
         prefix, rotates = f"blk.{layer}.", variant.rotates(hparams, layer, window > 0, any(windows))
         h = norm(x, f"{prefix}attn_norm") if variant.pre_norm else x
         attended = grouped_attention(
@@ -72,22 +80,22 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         if not variant.parallel:
             h = norm(x, prefix + variant.ffn_norm) if variant.pre_norm else x
         fed_forward = feed_forward(graph, hparams, layer, h, block)
-        x = graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm"), residual_scale)
+        return graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm"), residual_scale)
+
+    if draft is not None:
+        x = decoder_layer(draft_input(graph, draft, n_embd, epsilon, embedding_scale), draft, windows[draft])
+        return finish_draft(graph, hparams, draft, x, epsilon, scale=head_scale, softcap=head_softcap)
+    x = graph.embedding("token_embd", n_embd, embedding_scale)
+    for layer, window in enumerate(windows):
+        x = decoder_layer(x, layer, window)
         graph.end_layer(x)
-
-    logit_scale = hparams.float("logit_scale", 0.0) or 1.0
-    return graph.finish(
-        hparams.architecture,
-        norm(x, "output_norm"),
-        hparams.size("context_length"),
-        scale=1 / logit_scale if variant.divide_logits else logit_scale,
-        softcap=hparams.float("final_logit_softcapping", 0.0),
-    )
+    hidden, n_ctx_train = norm(x, "output_norm"), hparams.size("context_length")
+    return graph.finish(hparams.architecture, hidden, n_ctx_train, scale=head_scale, softcap=head_softcap)
 
 
-def _windows(hparams: HParams) -> list[int]:
-    """Each layer's window; 0: it sees everything."""
-    layers, window = n_layers(hparams), hparams.size("attention.sliding_window", 0, 0)
+def _windows(hparams: HParams, layers: int) -> list[int]:
+    """The window of each of the first layers; 0: it sees everything."""
+    window = hparams.size("attention.sliding_window", 0, 0)
     is_local = hparams.flags("attention.sliding_window_pattern", layers) or [True] * layers
     return [window if local else 0 for local in is_local]
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from ...formats import TensorSource
-from ..graph import Graph, GraphBuilder
+from ..graph import Graph, GraphBuilder, Value
 from ..hparams import HParams, n_layers
 from .attention import Heads, grouped_attention
 from .delta_net import DeltaHeads, gated_delta_net
+from .draft import draft_input, finish_draft
 from .feed_forward import feed_forward
 from .rotary import frequency_factors, rotary_embedding, rotated_dims
 from .variants import NORMALISED
 
 
-def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
-    """A layer with a convolution (ssm_conv1d) has linear attention. Text has the same position on all axes of the rotary
+def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draft: int | None = None) -> Graph:
+    """The model's graph, or that of the draft layer with this number.
+
+    A layer with a convolution (ssm_conv1d) has linear attention. Text has the same position on all axes of the rotary
     embedding, so that its sections (rope.dimension_sections) do not matter.
 
     Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported.
@@ -26,8 +29,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     scale = heads.k_width**-0.5
     tiled = hparams.architecture != "qwen3next"
 
-    x = graph.embedding("token_embd", n_embd)
-    for layer in range(n_layers(hparams)):
+    def decoder_layer(x: Value, layer: int) -> Value:
         prefix = f"blk.{layer}."
         h = graph.norm(x, f"{prefix}attn_norm", epsilon)
         if f"{prefix}ssm_conv1d.weight" in graph:
@@ -35,6 +37,13 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
         else:
             mixed = grouped_attention(graph, h, layer, heads, scale=scale, epsilon=epsilon, rope=rope)
         x = graph.add(x, mixed)
-        x = graph.add(x, feed_forward(graph, hparams, layer, graph.norm(x, f"{prefix}post_attention_norm", epsilon)))
+        return graph.add(x, feed_forward(graph, hparams, layer, graph.norm(x, f"{prefix}post_attention_norm", epsilon)))
+
+    if draft is not None:
+        x = decoder_layer(draft_input(graph, draft, n_embd, epsilon), draft)
+        return finish_draft(graph, hparams, draft, x, epsilon)
+    x = graph.embedding("token_embd", n_embd)
+    for layer in range(n_layers(hparams)):
+        x = decoder_layer(x, layer)
         graph.end_layer(x)
     return graph.finish(hparams.architecture, graph.norm(x, "output_norm", epsilon), hparams.size("context_length"))

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...formats import PlanError
+from ..generation.drafter import check_draft_layers
 from ..generation.sampling import Sampling
 from ..model import Model
 from ..text.chat import ChatTemplate, find_template, prompt_tokens
@@ -57,12 +58,15 @@ def make_app(
     api_key   key that clients have to send
     host      name or address that the server is bound to
     max_body  largest size of a request in bytes
-    options   n_predict and fields of `Sampling` for requests that do not set them
+    options   n_predict, draft_max and fields of `Sampling` for requests that do not set them
 
-    Raises PlanError if `template` does not exist or options are out of range.
+    Raises PlanError if `template` does not exist, options are out of range, or draft_max is set for a model without draft
+    layers.
     """
     defaults = {"n_predict": -1, **(options or {})}
-    Sampling(**{key: value for key, value in defaults.items() if key != "n_predict"})  # raises PlanError
+    Sampling(**{key: value for key, value in defaults.items() if key not in ("n_predict", "draft_max")})  # raises PlanError
+    if defaults.get("draft_max"):
+        check_draft_layers(model)
     has_tool_template = template is None and "tokenizer.chat_template.tool_use" in model.metadata
     templates = _template(model, template), _template(model, "tool_use" if has_tool_template else template)
     routes = _Routes(model, engine or Engine(model), templates, alias or model_name(model), max_body, defaults)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...formats import MillError, PlanError
 from ..evaluate.clock import seconds_without_compilation
-from ..generation.generate import Generation, Timings, common_prefix, generate
+from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
 from ..generation.sampling import SampledToken
 from ..model import Model, Session
 
@@ -183,11 +183,19 @@ class Engine:
 
     def _step(self) -> None:
         """One token for each task that has read its prompt, and a part of one prompt."""
-        generating = [running for running in self._running if len(running.generation.pending_tokens) == 1]
-        batch = self.model.decode_batch  # up to this size a batch gives each sequence the same logits as alone
-        for first in range(0, len(generating), batch):
-            self._feed(generating[first : first + batch])
-        reading = next((running for running in self._running if len(running.generation.pending_tokens) > 1), None)
+        pending = [(running, len(running.generation.pending_tokens)) for running in self._running]
+        batch: list[_RunningTask] = []
+        size, limit = 0, self.model.decode_batch  # up to this size a batch gives each sequence the same logits as alone
+        for running, count in [(each, n) for each, n in pending if n == each.generation.n_logits]:
+            count += running.slot.session.uncomputed
+            if batch and size + count > limit:
+                self._feed(batch)
+                batch, size = [], 0
+            batch.append(running)
+            size += count
+        if batch:
+            self._feed(batch)
+        reading = next((each for each, n in pending if n > each.generation.n_logits), None)
         if reading is not None:
             self._running.remove(reading)
             self._running.append(reading)  # the next part is that of another prompt
@@ -196,7 +204,7 @@ class Engine:
     def _feed(self, batch: list[_RunningTask]) -> None:
         """One pass for the pending tokens of some tasks."""
         try:
-            logits = self.model.feed([(running.slot.session, running.generation.pending_tokens) for running in batch])
+            logits = feed_pending(self.model, [running.generation for running in batch])
         except Exception as error:
             if len(batch) == 1:
                 self._fail(batch[0], error)
@@ -204,9 +212,9 @@ class Engine:
             for running in batch:  # one by one, so that only the task at fault ends
                 self._feed([running])
             return
-        for running, row in zip(batch, logits, strict=True):
+        for running, rows in zip(batch, logits, strict=True):
             try:
-                text = running.generation.advance(row, running.start)
+                text = running.generation.advance(rows, running.start)
             except Exception as error:
                 self._fail(running, error)
                 continue

@@ -107,8 +107,9 @@ class Executable:
         layers = self.layers if self.observer is None else self.observed_layers
         return KVCache(layers, limit, self.settings.checkpoints)
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[KVCache, int]]) -> np.ndarray:
-        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
 
         Returns the value `hidden` of the graph, float32 [n, n_embd]; the caches then hold the tokens.
         """
@@ -120,7 +121,7 @@ class Executable:
         if current is None:
             self._compile_in_background()
             current = self._new_pass(self.steps, *key, observer)
-        current.run(tokens, list(caches))
+        current.run(tokens, list(caches), inputs)
         out = current.view(self.graph.hidden).matrix.copy()
         if observer is None:
             self._keep(key, current)

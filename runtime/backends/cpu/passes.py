@@ -41,6 +41,7 @@ class Run:
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     batch: Batch = field(default_factory=list)
     positions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    inputs: np.ndarray | None = None
 
 
 @dataclass
@@ -295,10 +296,10 @@ class Pass:
         self._steps = self.schedule.finish()
         self.attention.finish()
 
-    def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]]) -> None:
-        """Runs the pass; `caches` then have the tokens' rows, not yet committed."""
+    def run(self, tokens: np.ndarray, caches: list[tuple[KVCache, int]], inputs: np.ndarray | None = None) -> None:
+        """Runs the pass; `caches` then have the tokens' rows, not yet committed. inputs: rows for `HiddenInput`."""
         state, row = self.run_state, 0
-        state.tokens, state.batch, positions = tokens, [], []
+        state.tokens, state.inputs, state.batch, positions = tokens, inputs, [], []
         for cache, count in caches:
             state.batch.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))

@@ -25,8 +25,9 @@ class Executable:
         """An empty cache for a sequence of at most `limit` tokens."""
         return Cache(limit)
 
-    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]]) -> np.ndarray:
-        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones.
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+        """One pass. tokens int [n]; caches: each sequence's cache and how many of the tokens, in order, are its next ones;
+        inputs: float32 [n, n_embd], for graphs with a `HiddenInput`.
 
         Returns the normalised output of the last layer, float32 [n, n_embd]; the caches then hold the tokens. Raises MillError
         where they do not fit.
@@ -38,7 +39,7 @@ class Executable:
             segments.append((cache, slice(row, row + count)))
             positions.append(np.arange(cache.length, cache.length + count))
             row += count
-        step = Step(np.asarray(tokens), np.concatenate(positions), segments, self.observer or Observer())
+        step = Step(np.asarray(tokens), np.concatenate(positions), segments, self.observer or Observer(), inputs=inputs)
         out = self._run(self.graph.ops, {}, step)[self.graph.hidden.index]
         for cache, count in caches:
             cache.length += count

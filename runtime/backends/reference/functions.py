@@ -23,6 +23,15 @@ def embedding(step: Step, table: np.ndarray, scale: float) -> np.ndarray:
     return table[step.tokens] * np.float32(scale)
 
 
+def hidden_input(step: Step, out: Value) -> np.ndarray:
+    assert step.inputs is not None
+    return step.inputs.reshape(-1, *out.shape)
+
+
+def concat(step: Step, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.concatenate([a, b], axis=1)
+
+
 def linear(step: Step, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     x = x.reshape(len(x), -1)
     if observing := step.observing():
@@ -255,6 +264,8 @@ def softcap(step: Step, x: np.ndarray, cap: float) -> np.ndarray:
 
 _BY_CLASS = {
     ops.Embedding: embedding,
+    ops.HiddenInput: hidden_input,
+    ops.Concat: concat,
     ops.Linear: linear,
     ops.Split: split,
     ops.Reshape: reshape,

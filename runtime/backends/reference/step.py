@@ -37,13 +37,15 @@ class Cache:
 
 @dataclass
 class Step:
-    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens."""
+    """One pass. op: the one that is being computed; segments: each sequence's cache, and the rows that are its tokens; inputs:
+    rows for `HiddenInput`."""
 
     tokens: np.ndarray
     positions: np.ndarray
     segments: list[tuple[Cache, slice]]
     observer: Observer
     op: Op | None = None
+    inputs: np.ndarray | None = None
 
     def observing(self) -> tuple[Observer, Op] | None:
         """The observer and the op, if it wants that op's inputs."""

@@ -82,6 +82,9 @@ def test_metadata(convert, layout):
         "deepseek2.rope.scaling.yarn_log_multiplier": np.float32(0.1),
         "tokenizer.ggml.model": "no_vocab",
     }
+    if layout == "mainline":  # ik_llama.cpp does not load draft layers of deepseek2
+        expected |= {"deepseek2.block_count": np.uint32(4), "deepseek2.nextn_predict_layers": np.uint32(1)}
+        expected["general.size_label"] = "4x148K"
     assert source.metadata == expected
     assert {k: type(v) for k, v in source.metadata.items()} == {k: type(v) for k, v in expected.items()}
 
@@ -174,13 +177,27 @@ def test_router_and_dense_layer(convert):
     assert "blk.0.ffn_gate_inp.weight" not in source.tensors
 
 
-def test_prediction_layers_are_left_out(convert):
+def test_draft_layers_are_left_out_for_ik_llama_cpp(convert):
     source, tensors = convert()
     count = sum(n.startswith("model.layers.3.") for n in tensors)
-    assert f"multi-token prediction layer 3: {count} tensors left out (model.layers.3.*)" in source.notes
+    reason = "multi-token prediction, which ik_llama.cpp does not load; --mtp keeps them"
+    assert f"draft layers ({reason}): {count} tensors left out (model.layers.3.*)" in source.notes
     assert not any(n.startswith("blk.3.") for n in source.tensors)
     source, _ = convert(num_nextn_predict_layers=0)
     assert not any("prediction" in note for note in source.notes)
+
+
+def test_draft_layers_are_a_block_of_their_own(convert):
+    source, tensors = convert(layout="mainline")
+    own = {name.removeprefix("blk.3.nextn.") for name in source.tensors if name.startswith("blk.3.nextn.")}
+    parts = ("eh_proj", "enorm", "hnorm", "shared_head_norm", "embed_tokens", "shared_head_head")
+    assert own == {f"{part}.weight" for part in parts}
+    others = {name[6:] for name in source.tensors if name.startswith("blk.3.") and "nextn" not in name}
+    assert others == {name[6:] for name in source.tensors if name.startswith("blk.2.")}
+    for name, stored in (("eh_proj", "eh_proj"), ("shared_head_head", "shared_head.head")):
+        weight = tensors[f"model.layers.3.{stored}.weight"].astype(np.float32)
+        assert np.array_equal(read_all(source.tensors[f"blk.3.nextn.{name}.weight"]), weight)
+    assert any("ik_llama.cpp does not load deepseek2 with its draft layers" in note for note in source.notes)
 
 
 LITE = {
@@ -247,7 +264,7 @@ def test_rope_parameters_and_dtype_keys(convert):
         ({"num_nextn_predict_layers": 10**8}, "num_nextn_predict_layers is 100000000, more than the"),
         ({"n_routed_experts": 10**9}, "n_routed_experts is 1000000000 in each of 2 layers, more than the"),
         ({"num_hidden_layers": 90, "n_routed_experts": 90}, "n_routed_experts is 90 in each of 89 layers, more than the"),
-        ({"first_k_dense_replace": 3, "n_routed_experts": 10**9}, "tensors are missing"),
+        ({"first_k_dense_replace": 3, "n_routed_experts": 10**9}, "n_routed_experts is 1000000000 in each of 1 layers, more"),
         ({"scoring_func": [1]}, r"scoring_func is \[1\]; known are softmax, sigmoid"),
         ({"scoring_func": {"a": 1}}, r"scoring_func is "),
         ({"topk_method": ["greedy"]}, r"topk_method is \['greedy'\]; known are"),
@@ -304,7 +321,8 @@ def test_deepseek_v3_in_full_size(header_only_deepseek_v3):
     assert shapes["blk.60.attn_kv_b.weight"] == (512, 32768)
     assert shapes["blk.3.ffn_down_exps.weight"] == (2048, 7168, 256)
     assert source.metadata["general.size_label"] == "256x20B"
-    assert len(open_source(header_only_deepseek_v3, mla_layout="mainline").tensors) == 1086
+    assert len(open_source(header_only_deepseek_v3, mla_layout="mainline", mtp=False).tensors) == 1086
+    assert len(open_source(header_only_deepseek_v3, mla_layout="mainline").tensors) == 1086 + 18 + 6  # the draft layer
     assert len(open_source(header_only_deepseek_v3, mla_layout="legacy").tensors) == 1025
     expert = source.tensors["blk.60.ffn_up_exps.weight"].read(255 * 2048 + 100, 255 * 2048 + 110)
     assert expert.shape == (10, 7168)

@@ -148,10 +148,10 @@ def spec_of(name, n_stored=10**6, **changes):
 def convert(tmp_path, write_checkpoint):
     """The source of a checkpoint of zeros with all tensors that the spec needs, and more (name -> shape)."""
 
-    def run(name, more=None, **changes):
+    def run(name, more=None, mtp=None, **changes):
         shapes = {s: t.shape for t in spec_of(name, **changes).tensors for s in t.sources} | (more or {})
         tensors = {n: np.zeros(shape, np.float32) for n, shape in shapes.items()}
-        return open_source(write_checkpoint(tmp_path / "tiny", SIZES | CONFIGS[name] | changes, tensors))
+        return open_source(write_checkpoint(tmp_path / "tiny", SIZES | CONFIGS[name] | changes, tensors), mtp=mtp)
 
     return run
 
@@ -258,9 +258,11 @@ def test_which_layers_have_experts():
 
 def test_prediction_layers_are_left_out(convert):
     source = convert(
-        "glm4moe", {f"model.layers.4.{n}.weight": (64, 64) for n in ("eh_proj", "self_attn.q_proj", "shared_head.head")}
+        "glm4moe",
+        {f"model.layers.4.{n}.weight": (64, 64) for n in ("eh_proj", "self_attn.q_proj", "shared_head.head")},
+        mtp=False,
     )
-    assert "multi-token prediction layer 4: 3 tensors left out (model.layers.4.*)" in source.notes
+    assert "draft layers (multi-token prediction): 3 tensors left out (model.layers.4.*)" in source.notes
     assert "glm4moe.nextn_predict_layers" not in source.metadata
     more = {"model.mtp_block.0.mlp.up_proj.weight": (64, 64), "model.mtp_emb_norm.0.weight": (64,)}
     notes = convert("ernie4_5-moe", more).notes

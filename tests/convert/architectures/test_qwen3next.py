@@ -77,10 +77,10 @@ def sources_of(name, **changes):
 def convert(tmp_path, write_checkpoint):
     """The source of a checkpoint with all tensors that the spec needs, each of the numbers 0, 1, ..., and more."""
 
-    def run(name, more=None, **changes):
+    def run(name, more=None, mtp=None, **changes):
         shapes = sources_of(name, **changes) | (more or {})
         tensors = {n: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for n, shape in shapes.items()}
-        return open_source(write_checkpoint(tmp_path / "tiny", CONFIGS[name] | changes, tensors))
+        return open_source(write_checkpoint(tmp_path / "tiny", CONFIGS[name] | changes, tensors), mtp=mtp)
 
     return run
 
@@ -139,10 +139,10 @@ def test_joined_projections_are_taken_apart(convert):
 
 def test_what_is_left_out_is_said(convert):
     more = {"mtp.fc.weight": (256, 512), "mtp.layers.0.input_layernorm.weight": (256,), "model.visual.x.weight": (3, 3)}
-    source = convert("qwen35moe", more)
-    assert not any("mtp" in name or "visual" in name for name in source.tensors)
+    source = convert("qwen35moe", more, mtp=False)
+    assert not any("nextn" in name or "visual" in name for name in source.tensors)
     notes = " ".join(source.notes)
-    assert "multi-token prediction layers" in notes
+    assert "draft layers (multi-token prediction): 2 tensors left out (mtp.*)" in notes
     assert "vision tower" in notes
 
 

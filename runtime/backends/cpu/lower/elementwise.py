@@ -7,9 +7,11 @@ import numpy as np
 from ....graph.ops import (
     Activation,
     Add,
+    Concat,
     Embedding,
     ExpertLinear,
     GatedActivation,
+    HiddenInput,
     LatentAttention,
     Linear,
     Norm,
@@ -47,6 +49,33 @@ class EmbeddingStep(Step):
                 np.multiply(target, factor, out=target)
 
         out.call(look_up)
+
+
+class HiddenInputStep(Step):
+    def __init__(self, executable, op: HiddenInput):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        target, state = out.new(self.op.out).matrix, out.run_state
+
+        def take() -> None:
+            assert state.inputs is not None
+            target[:] = state.inputs
+
+        out.call(take)
+
+
+class ConcatStep(Step):
+    def __init__(self, executable, op: Concat):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        view, first = out.new(self.op.out), 0
+        for value in (self.op.a, self.op.b):
+            out.copy(out.view(value), view.columns(first, value.shape[0]))
+            first += value.shape[0]
 
 
 class SplitStep(Step):

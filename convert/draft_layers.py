@@ -1,0 +1,97 @@
+"""Draft layers, which predict further tokens (multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2).
+
+A draft layer is an ordinary layer of the model whose input is eh_proj @ [enorm(embedding of the next token), hnorm(hidden
+state)]. In a GGUF it is a block behind those of the model: block_count counts it, nextn_predict_layers says how many there are,
+and its own tensors are blk.N.nextn.*, as llama.cpp and ik_llama.cpp name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .tensor_transforms import Transform, unchanged
+
+if TYPE_CHECKING:
+    from .model_spec import ModelSpec, TensorSpec
+
+# What the parts are called in the checkpoint: DeepSeek and GLM, with the layer's prefix before; Qwen.
+DEEPSEEK_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
+DEEPSEEK_NAMES |= {"embed_tokens": "embed_tokens", "shared_head_head": "shared_head.head"}
+QWEN_NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+
+
+@dataclass(frozen=True)
+class DraftLayers:
+    """The draft layers that a config.json describes; whether the checkpoint has them, its tensors say.
+
+    count     how many
+    tensors   all that they need
+    optional  tensors that a checkpoint may lack: embeddings and output of their own, an indexer
+    prefixes  of the names of all their tensors in the checkpoint
+    metadata  keys that differ from those of the model without them: lists with a value for each layer
+    refused_by  a program that does not load files of this architecture with them: it ends at tensors that it does not know
+    default   whether they are kept where nothing is said: not in a layout that is for that program only
+    """
+
+    count: int
+    tensors: tuple[TensorSpec, ...]
+    optional: tuple[TensorSpec, ...]
+    prefixes: tuple[str, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    refused_by: str = ""
+    default: bool = True
+
+
+def nextn_tensors(
+    block: str, source: str, sizes: tuple[int, int], names: Mapping[str, str], norm: Transform = unchanged
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The tensors blk.N.nextn.* of a draft layer: those that it needs, and the optional ones.
+
+    block: prefix in the GGUF, blk.N; source: in the checkpoint; sizes: of the vocabulary and of the hidden state; names: in the
+    checkpoint; norm: the transform of the norms' weights
+    """
+    from .model_spec import TensorSpec
+
+    n_vocab, n = sizes
+    shapes = {"eh_proj": (n, 2 * n), "embed_tokens": (n_vocab, n), "shared_head_head": (n_vocab, n)}
+    required, optional = [], []
+    for part, name in names.items():
+        transform = unchanged if part in shapes else norm
+        tensor = TensorSpec(f"{block}.nextn.{part}.weight", (f"{source}.{name}.weight",), shapes.get(part, (n,)), transform)
+        (optional if part in ("embed_tokens", "shared_head_head") else required).append(tensor)
+    return required, optional
+
+
+def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | None = None) -> ModelSpec:
+    """The model with its draft layers, if the checkpoint has them and they are to be kept; else their tensors are skipped.
+
+    names: of the checkpoint's tensors, as the `ModelSpec` has them; keep: None: as `DraftLayers.default` says.
+    """
+    draft = model.draft
+    if draft is None:
+        return model
+    if not (draft.default if keep is None else keep) or not any(name.startswith(draft.prefixes) for name in names):
+        why = f", which {draft.refused_by} does not load; --mtp keeps them" if keep is None and not draft.default else ""
+        what = f"draft layers (multi-token prediction{why})"
+        return replace(model, skipped_prefixes=model.skipped_prefixes | dict.fromkeys(draft.prefixes, what))
+    architecture, metadata = model.architecture, {**model.metadata, **draft.metadata}
+    metadata[f"{architecture}.block_count"] = np.uint32(metadata[f"{architecture}.block_count"] + draft.count)
+    metadata[f"{architecture}.nextn_predict_layers"] = np.uint32(draft.count)
+    at = next(i for i, tensor in enumerate(model.tensors) if tensor.name.startswith("output_norm"))
+    added = [*draft.tensors, *_stored(draft.optional, names)]
+    notes = list(model.notes)
+    if draft.refused_by:
+        notes.append(f"{draft.refused_by} does not load {architecture} with its draft layers; --no-mtp leaves them out")
+    return replace(model, metadata=metadata, tensors=[*model.tensors[:at], *added, *model.tensors[at:]], notes=notes)
+
+
+def _stored(tensors: Iterable[TensorSpec], names: Collection[str]) -> Iterator[TensorSpec]:
+    """Those of which the checkpoint has anything: a weight, or its codes and scales."""
+    for tensor in tensors:
+        stem = tensor.sources[0].removesuffix("weight").removesuffix("bias")
+        if any(name.startswith(stem) for name in names):
+            yield tensor

@@ -1,0 +1,66 @@
+"""Running a model's draft layers: from hidden states and the tokens behind them to predictions of the tokens after those."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .backends import Cache, Executable
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class DraftHead:
+    """A draft layer with its head. Its row i comes from the hidden state behind token i and the embedding of token i + 1, and
+    predicts token i + 2.
+
+    executable  its graph, compiled
+    """
+
+    def __init__(self, model: Model, executable: Executable):
+        self._model, self.executable = model, executable
+
+    def new_cache(self, limit: int) -> Cache:
+        """An empty cache for at most `limit` rows."""
+        self.executable.observer = self._model.observer
+        return self.executable.new_cache(limit)
+
+    def hidden(self, cache: Cache, tokens: np.ndarray, states: np.ndarray) -> np.ndarray:
+        """The next rows of a sequence, `settings.ubatch` per pass: normalised outputs float32 [n, n_embd].
+
+        tokens: int [n]; states: float32 [n, n_embd], the hidden states behind the tokens before them. Raises MillError when the
+        cache is full; whatever is raised, it is then as it was before.
+        """
+        cache.check_capacity(len(tokens))
+        self.executable.observer, step, before = self._model.observer, self._model.settings.ubatch, cache.length
+        pieces = []
+        try:
+            with self._model.workers.placed():
+                for first in range(0, len(tokens), step):
+                    ids, inputs = np.asarray(tokens[first : first + step], np.int64), states[first : first + step]
+                    pieces.append(self.executable.hidden(ids, [(cache, len(ids))], inputs))
+        except BaseException:  # an interruption, too
+            cache.truncate(before)
+            raise
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] from `hidden` -> float32 [n, n_vocab]."""
+        with self._model.workers.placed():
+            return self.executable.logits(hidden)
+
+
+def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
+    """Runs all draft layers over a window of tokens: each from the hidden states of the one before.
+
+    window: int [n]; hidden: float32 [n, n_embd] of the model. Returns for each layer d = 0, 1, ... float32 [n - 1 - d, n_embd],
+    whose row i predicts token i + d + 2.
+    """
+    out = []
+    for depth, head in enumerate(model.draft_heads):
+        tokens = window[depth + 1 :]
+        hidden = head.hidden(head.new_cache(max(len(tokens), 1)), tokens, hidden[: len(tokens)])
+        out.append(hidden)
+    return out
