@@ -112,6 +112,6 @@ def convert_draft_case(case, folder, *, copies_first_layer=False, **options):
     (folder / "config.json").write_text(json.dumps(config | config_changes))
     save_tokenizer(folder / "tokenizer.json")
     layout = CASES[case][2:] or ("ik",)
-    source = open_source(folder, **{"mla_layout": layout[0]} | options)
+    source = open_source(folder, **{"mla_layout": layout[0], "mtp": True} | options)
     path = write_gguf(source, folder / "model.gguf")[0]
     return DraftCase(tokens, out.logits[0].numpy(), draft_logits, path, folder)
