@@ -40,14 +40,14 @@ class Emitter:
         """`kind` from the address (int64) base + offset."""
         return llvm.load(self.builder, base, kind, offset)
 
-    def prefetch(self, base: Any, size: int) -> None:
-        """Prefetches `size` bytes PREFETCH_DISTANCE after an address; where no memory is, nothing happens.
+    def prefetch(self, base: Any, size: int, distance: int = PREFETCH_DISTANCE, locality: int = PREFETCH_LOCALITY) -> None:
+        """Prefetches `size` bytes `distance` after an address; where no memory is, nothing happens.
 
         Products with weights from memory are up to twice as fast with it. A shorter distance, or the first level of the caches,
-        is slower by up to a tenth (the processor can wait for a small number of lines there).
+        is slower by up to a tenth for most types (the processor can wait for a small number of lines there).
         """
         for offset in range(0, size, CACHE_LINE):
-            llvm.prefetch(self.builder, base, PREFETCH_DISTANCE + offset, PREFETCH_LOCALITY)
+            llvm.prefetch(self.builder, base, distance + offset, locality)
 
     def splat(self, value: Any, count: int = LANES) -> Any:
         return llvm.splat(self.builder, value, count)
