@@ -10,6 +10,7 @@ import numpy as np
 
 from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, TensorType, open_gguf
 from ..jobs.plan import Output, Plan
+from . import i2_s
 from .codecs.registry import decode
 from .tensor_scale import apply_scales, scale_outputs, scaled_tensor
 
@@ -45,6 +46,9 @@ def simulated_tensor(output: Output) -> SourceTensor:
 
 
 def _source_tensor(info: TensorInfo) -> SourceTensor:
+    if info.type.id == i2_s.TYPE_ID:
+        return i2_s.i2_s_tensor(info)
+
     def read(start: int, stop: int) -> np.ndarray:
         return _decode_rows(info.read, info.type, info.shape[0], start, stop)
 
