@@ -256,60 +256,41 @@ def byte_dots_bias(of: Target | None = None) -> int:
     return of.choose(_BYTE_FOURS)(of, 128).bias
 
 
-def pairs_that_fit(most: int, of: Target | None = None) -> int:
-    """How many sums of two products of bytes, unsigned ones up to `most` and signed ones of -127 to 127, fit 16 bits together.
+def pairs_that_fit(most: int, of: Target | None = None) -> int | None:
+    """How many sums of two products of bytes, unsigned ones up to `most` and signed ones of -127 to 127, fit 16 bits together;
+    0 if the target has no instruction for them.
 
-    0 where `PairDots` is not the best form: the target has an instruction for four products, or none for pairs of bytes.
+    None where `ByteDots` is the best form: the target has an instruction for four products.
     """
     of = of or target()
-    direct = not isinstance(of.choose(_BYTE_FOURS)(of, 0), _Pairs)
-    return 0 if direct or not of.has("ssse3") else _I16_MAX // (2 * 127 * most)
+    if not isinstance(of.choose(_BYTE_FOURS)(of, 0), _Pairs):
+        return None
+    return _I16_MAX // (2 * 127 * most) if of.has("ssse3") else 0
 
 
 class PairDots:
     """As ByteDots, for x86 processors without an instruction for four products: vpmaddubsw adds two as 16-bit numbers.
 
-    run: so many of these sums are added before they are widened, see `pairs_that_fit`; 0: bytes of up to 255 less 128, of which
-    the size is multiplied with the signed byte, negated where need be.
+    run: so many of these sums are added before they are widened, see `pairs_that_fit`.
     """
 
     def __init__(self, builder: Any, run: int, of: Target | None = None):
-        self.builder, self.of, self.run, self.is_centred = builder, of or target(), max(run, 1), run == 0
+        self.builder, self.of, self.run = builder, of or target(), run
 
     def unsigned(self, value: Any) -> Any:
-        b, value = self.builder, self.builder.bitcast(value, I8X64)
-        if not self.is_centred:
-            return value, None
-        centred = b.xor(value, constant(I8X64, -128))
-        is_negative = b.icmp_signed("<", centred, constant(I8X64, 0))
-        return b.select(is_negative, b.neg(centred), centred), centred
+        return self.builder.bitcast(value, I8X64)
 
     def signed_word(self, word: Any) -> Any:
         return self.builder.bitcast(splat(self.builder, word), I8X64)
 
     def add_pairs(self, sums: Any, unsigned: Any, signed: Any) -> Any:
         """<32 x i16> sums (None: nothing yet) + sums of two products each; at most `run` of them may be added up."""
-        size, centred = unsigned
-        if centred is not None:
-            signed = self.of.choose(_SIGNS)(self.builder, signed, centred)
-        pairs = byte_pairs(self.builder, size, signed, self.of)
+        pairs = byte_pairs(self.builder, unsigned, signed, self.of)
         return pairs if sums is None else self.builder.add(sums, pairs)
 
     def widen(self, total: Any, sums: Any) -> Any:
         """<16 x i32> total + the sums of two neighbours of `add_pairs`' sums."""
         return self.builder.add(total, word_pairs(self.builder, sums, constant(I16X32, 1), self.of))
-
-
-def _negated_where_negative(builder: Any, value: Any, signs: Any) -> Any:
-    is_negative = builder.icmp_signed("<", signs, constant(signs.type, 0))
-    return builder.select(is_negative, builder.neg(value), value)
-
-
-_SIGNS = (
-    (("avx512bw",), _negated_where_negative),
-    (("avx2",), _Instruction(256, x86.psignb)),
-    ((), _Instruction(128, x86.psignb)),
-)
 
 
 def byte_dots_instruction(of: Target) -> str:

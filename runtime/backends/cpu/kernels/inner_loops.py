@@ -43,7 +43,7 @@ def gemv_loop(of: Target, type_name: str, tokens: int = 1) -> InnerLoop:
 
 def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerLoop:
     """A block of 32 columns of a tile of codes up to `most`; group: columns that share a scale."""
-    pairs = byte_tiles.pair_sums(most, 0 if most < 128 else 128, of)
+    pairs = byte_tiles.pair_sums(most, of)
 
     def write(b: Any, codes, scales, terms, step, scale_step, tokens, token_scales, offsets, sums, *rest) -> None:
         *token_steps, out, count, first = rest

@@ -8,6 +8,7 @@ codes are exact integers; each group's is turned to float32, scaled and added up
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +18,13 @@ from numba.core.cgutils import alloca_once
 
 from ......simd import arm
 from ......simd.compile import intrinsic
-from ......simd.dot_products import ByteDots, PairDots, byte_dots_bias, pairs_that_fit
+from ......simd.dot_products import ByteDots, PairDots, add_word_pairs, byte_dots_bias, pairs_that_fit
 from ......simd.llvm import (
     F32,
     F32X16,
     I8,
     I8X64,
+    I16X32,
     I32,
     I32X16,
     I64,
@@ -76,6 +78,8 @@ TILES: Forms[Tile] = (
     (("neon", "i8mm"), Tile(1, 4, 2)),
     (("neon", "dotprod"), Tile(1, 3)),
     (("neon",), Tile(1, 3, rolled=True)),
+    (("avxvnni",), Tile(1, 3)),
+    (("avx2",), Tile(1, 6)),
     ((), Tile(1, 3)),
 )
 _TILE = target().choose(TILES)
@@ -90,15 +94,12 @@ def code_bias(of: Target) -> int:
 CODE_BIAS = code_bias(target())
 
 
-def pair_sums(most: int, zero: int, of: Target | None = None) -> tuple[bool, ...] | None:
-    """How codes of up to `most` are multiplied: by `ByteDots` (None), or by `PairDots` with a `run` of the tuple's length.
-
-    An empty tuple stands for codes less 128, where that is the zero: offsets are not added then.
-    """
-    fitting = pairs_that_fit(most, of)
-    if fitting or (zero == 128 and pairs_that_fit(zero, of)):
-        return (True,) * fitting
-    return None
+def pair_sums(most: int, of: Target | None = None) -> tuple[bool, ...] | None:
+    """How codes of up to `most` are multiplied: by `ByteDots` (None), by `PairDots` with a `run` of the tuple's length, or, if
+    that is 0, as 16-bit numbers, less the code that stands for 0: no more multiplications than of pairs of bytes whose sums are
+    widened one by one, and none to make bytes unsigned."""
+    run = pairs_that_fit(most, of)
+    return None if run is None else (True,) * (run if run > 1 else 0)
 
 
 def write_tile(
@@ -108,13 +109,17 @@ def write_tile(
     """LLVM code that adds the products of a tile over `count` blocks of 32 columns to `out`, float32 [tokens, 16 * panels], or
     writes them there if `first` (an i1).
 
-    groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`. The others are int64 addresses (terms: None
+    groups: of a block, 1 or 2; run: None for `ByteDots`, else that of `PairDots`; 0 for 16-bit numbers, of weights in lines of
+    two columns, less their zeros, and of tokens. The others are int64 addresses (terms: None
     if there are none) and distances in bytes; steps: from one panel to the next of codes and of scales; token_steps: from one
     token to the next of codes, of scales, and of offsets and sums.
     """
     tile, zero = of.choose(TILES), constant(F32X16, 0.0)
-    if run is not None:
-        exact_sums: Any = partial(_pair_products, run=run)
+    words = run == 0
+    if words:
+        exact_sums: Any = _word_products
+    elif run is not None:
+        exact_sums = partial(_pair_products, run=run)
     elif tile.rolled:
         exact_sums = _rolled_dot_products
     else:
@@ -162,13 +167,12 @@ def write_tile(
             b.store(zero, totals[pair])
 
         def block(i: Any) -> None:
-            codes, scales = b.mul(i, I64(BLOCK * PANEL)), b.mul(i, I64(groups * 4 * PANEL))
-            token, number, offset = b.mul(i, I64(BLOCK)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
+            codes, scales = b.mul(i, I64(BLOCK * PANEL << words)), b.mul(i, I64(groups * 4 * PANEL))
+            token, number, offset = b.mul(i, I64(BLOCK << words)), b.mul(i, I64(4)), b.mul(i, I64(4 * groups))
             parts = {}
             for group in range(groups):
                 place = b.add(offset, I64(4 * group))
-                # Codes less 128 are multiplied then.
-                starts = [constant(I32X16, 0) if run == 0 else of_tokens(at, I32, place) for at in offset_at]
+                starts = [constant(I32X16, 0) if words else of_tokens(at, I32, place) for at in offset_at]
                 columns = range(group * BLOCK // groups, (group + 1) * BLOCK // groups, tile.columns)
                 exact = exact_sums(b, of, starts, code_at, codes, token_at, token, columns)
                 for p in range(tile.panels):
@@ -258,18 +262,56 @@ def _pair_products(
     b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range, run: int
 ) -> dict:
     """As _dot_products, with sums of so many products of pairs as 16-bit numbers."""
-    dots, sums = PairDots(b, run, of), {}
+    dots = PairDots(b, run, of)
     exact = {(p, t): start for p in range(len(code_at)) for t, start in enumerate(starts)}
-    for i, column in enumerate(columns):
-        place = b.add(codes, I64(PANEL * column))
-        weights = [dots.unsigned(load(b, at, I32X16, place)) for at in code_at]
+
+    def four_columns(at_codes: Any, at_token: Any, sums: dict) -> None:
+        weights = [dots.unsigned(load(b, at, I32X16, at_codes)) for at in code_at]
         for t, (at,) in enumerate(token_at):
-            word = dots.signed_word(load(b, at, I32, b.add(token, I64(column))))
-            for p in range(len(code_at)):
-                sums[p, t] = dots.add_pairs(sums.get((p, t)), weights[p], word)
-                if i % dots.run == dots.run - 1 or i + 1 == len(columns):
-                    exact[p, t] = dots.widen(exact[p, t], sums.pop((p, t)))
+            word = dots.signed_word(load(b, at, I32, at_token))
+            for p, codes_of_panel in enumerate(weights):
+                b.store(dots.add_pairs(b.load(sums[p, t]), codes_of_panel, word), sums[p, t])
+
+    for first in range(columns.start, columns.stop, 4 * run):
+        part = range(first, min(first + 4 * run, columns.stop), 4)
+        sums = _summed(b, I16X32, part, code_at, codes, PANEL, token_at, token, 1, four_columns)
+        exact = {place: dots.widen(total, sums[place]) for place, total in exact.items()}
     return exact
+
+
+def _word_products(
+    b: Any, of: Target, starts: list, code_at: list, codes: Any, token_at: list, token: Any, columns: range
+) -> dict:
+    """As _dot_products, of 16-bit numbers, two columns at a time; starts are 0."""
+
+    def two_columns(at_codes: Any, at_token: Any, sums: dict) -> None:
+        weights = [load(b, at, I16X32, at_codes) for at in code_at]
+        for t, (at,) in enumerate(token_at):
+            word = b.bitcast(splat(b, load(b, at, I32, at_token)), I16X32)
+            for p, numbers in enumerate(weights):
+                b.store(add_word_pairs(b, b.load(sums[p, t]), numbers, word, of), sums[p, t])
+
+    part = range(columns.start, columns.stop, 2)
+    return _summed(b, I32X16, part, code_at, codes, 2 * PANEL, token_at, token, 2, two_columns)
+
+
+def _summed(
+    b: Any, ir_type: ir.Type, columns: range, code_at: list, codes: Any, code_step: int, token_at: list, token: Any,
+    token_step: int, add: Callable[[Any, Any, dict], None],
+) -> dict:  # fmt: skip
+    """(panel, token) -> what `add` has added up over some columns, as a loop: unrolled, LLVM would load more than there are
+    registers for. add(distance of the codes, distance of the tokens' codes, places of the sums); code_step, token_step: bytes
+    of a column."""
+    sums = {(p, t): alloca_once(b, ir_type) for p in range(len(code_at)) for t in range(len(token_at))}
+    for place in sums.values():
+        b.store(constant(ir_type, 0), place)
+
+    def body(i: Any) -> None:
+        column = b.add(b.mul(i, I64(columns.step)), I64(columns.start))
+        add(b.add(codes, b.mul(column, I64(code_step))), b.add(token, b.mul(column, I64(token_step))), sums)
+
+    loop(b, I64(len(columns)), body)
+    return {place: b.load(total) for place, total in sums.items()}
 
 
 def _matrix_products(

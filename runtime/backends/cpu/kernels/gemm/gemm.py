@@ -139,7 +139,7 @@ def plan(
     numbers = [unpacker(stored.name).address, panels.zero, panels.group, int(panels.has_terms)]
     if amx.permitted():
         return _plan_of(packed, columns, matrices, gemm_parts.expanded_part.address, InputForm(BF16, (1, AMX_TOKENS)), numbers)
-    function = gemm_parts.bytes_part(panels.group, pair_sums(panels.most, panels.zero)).address
+    function = gemm_parts.bytes_part(panels.group, pair_sums(panels.most)).address
     form = InputForm(BYTES, (panels.zero, panels.group))
     return _plan_of(packed, columns, matrices, function, form, numbers)
 

@@ -16,7 +16,7 @@ from ......simd.memory import address, fill, keep_alive, view
 from ......simd.team import Part, call_part, part
 from ..activations import RUN, quantise_run
 from .amx_products import COLUMN_TILE, multiply_expanded, multiply_tiles
-from .byte_products import multiply_bytes
+from .byte_products import multiply_bytes, word_bytes
 from .byte_tiles import BLOCK, CODE_BIAS, CODE_COLUMNS, TILE_TOKENS
 from .float_panels import (
     AMX_TOKENS,
@@ -182,10 +182,10 @@ def _memory(size, panels, tokens):
 
 
 @kernel
-def _byte_memory(table, panels, tokens):
-    """As _memory, for panels of bytes with their scales and terms, and COLUMN_TILE columns of two of them as bf16."""
+def _byte_memory(table, panels, tokens, more):
+    """As _memory, for panels of bytes with their scales and terms, and so many bytes more."""
     numbers = panels * PANEL * table[WEIGHT_COLUMNS]
-    return _memory(numbers + 8 * numbers // table[GROUP] + 4 * PANEL * COLUMN_TILE, panels, tokens)
+    return _memory(numbers + 8 * numbers // table[GROUP] + more, panels, tokens)
 
 
 @kernel
@@ -203,7 +203,7 @@ def expanded_part(argument, number):
     job, start, rows = _job(table, number)
     panels, tokens = -(-rows // (2 * PANEL)) * 2, _blocks(table, job, 1)
     token_tile = min(len(tokens) * AMX_TOKENS, _SUMS[1])
-    memory, at = _byte_memory(table, panels, token_tile)
+    memory, at = _byte_memory(table, panels, token_tile, 4 * PANEL * COLUMN_TILE)
     buffer, sums = view(at, 2 * PANEL * COLUMN_TILE, np.uint16), _sums(at + 4 * PANEL * COLUMN_TILE, panels, token_tile)
     codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * PANEL * COLUMN_TILE + 4 * sums.size)
     multiply_expanded(codes, scales, terms, table[ZERO], table[GROUP], tokens, sums, buffer, _out(table, job), start)
@@ -285,7 +285,10 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
         panels, columns, groups = -(-rows // (2 * PANEL)) * 2, table[WEIGHT_COLUMNS], table[WEIGHT_COLUMNS] // table[GROUP]
         n, first = -(-job[2] // TILE_TOKENS) * TILE_TOKENS, job[1]
         token_tile = _byte_tokens(n)
-        memory, at = _byte_memory(table, panels, token_tile)
+        as_words = pairs is not None and len(pairs) == 0
+        more = word_bytes(token_tile) if as_words else 0
+        memory, words = _byte_memory(table, panels, token_tile, more)
+        at = words + more
         sums = _sums(at, panels, token_tile)
         codes, scales, terms = _unpack(table, job, start, rows, panels, at + 4 * sums.size)
         tokens = view(inputs[BLOCKS] + first * columns, (n, columns), np.int8)
@@ -294,10 +297,11 @@ def _bytes_part(half_groups: bool | None, pairs: tuple[bool, ...] | None) -> Cal
         offsets = view(inputs[OFFSETS] + 4 * first * groups, (n, groups), np.int32)
         totals = view(inputs[TOTALS] + 4 * first * groups, (n, groups), np.float32)
         out = _out(table, job)
+        zero, inputs_of_tokens = table[ZERO], (tokens, token_scales, offsets, totals)
         if table[HAS_TERMS]:
-            multiply_bytes(half_groups, pairs, codes, scales, terms, tokens, token_scales, offsets, totals, sums, out, start)
+            multiply_bytes(half_groups, pairs, codes, zero, scales, terms, *inputs_of_tokens, sums, words, out, start)
         else:
-            multiply_bytes(half_groups, pairs, codes, scales, None, tokens, token_scales, offsets, totals, sums, out, start)
+            multiply_bytes(half_groups, pairs, codes, zero, scales, None, *inputs_of_tokens, sums, words, out, start)
         keep_alive(memory)
 
     return product

@@ -15,7 +15,7 @@ from ggufmill.formats import TYPES
 from ggufmill.quantize import decode
 from ggufmill.runtime.backends.cpu.kernels.gemm import gemm
 from ggufmill.runtime.backends.cpu.kernels.gemm.amx_products import multiply_tiles
-from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes
+from ggufmill.runtime.backends.cpu.kernels.gemm.byte_products import multiply_bytes, word_bytes
 from ggufmill.runtime.backends.cpu.kernels.gemm.byte_tiles import CODE_BIAS, CODE_COLUMNS, TILE_TOKENS, pair_sums
 from ggufmill.runtime.backends.cpu.kernels.gemm.float_panels import block_rows, panels_of, round_rows
 from ggufmill.runtime.backends.cpu.kernels.gemm.vector_products import BLOCK_TOKENS, multiply_panels
@@ -45,10 +45,12 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
     terms = random.integers(-9, 10, scales.shape).astype(np.float32) if has_terms else None
     sums = tokens.reshape(filled, -1, group).sum(axis=2, dtype=np.int32)
     out = np.full((n, rows + 5), np.nan, np.float32)
+    words = aligned_empty((word_bytes(4 * TILE_TOKENS),), np.uint8)
     multiply_bytes(
         None if group == 32 else True,
-        pair_sums(most, 128),
+        pair_sums(most),
         np.ascontiguousarray((codes - np.uint8(CODE_BIAS)).reshape(panels, 16, -1, CODE_COLUMNS).transpose(0, 2, 1, 3)),
+        128,
         scales,
         terms,
         tokens,
@@ -56,6 +58,7 @@ def bytes_case(n, rows, columns, group, has_terms, seed, most=255):
         (CODE_BIAS - 128) * sums,
         sums.astype(np.float32),
         aligned_empty((2, 4 * TILE_TOKENS, 32), np.float32),
+        words.ctypes.data,
         out,
         5,
     )
