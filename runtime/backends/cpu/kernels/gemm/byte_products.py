@@ -107,8 +107,9 @@ def multiply_bytes(
 
     half_groups: True if groups have 16 columns, None if 32. pairs: what pair_sums says of the codes; where that is an empty
     tuple, `zero` is subtracted from them, and there are no offsets. codes: uint8 [panels, columns / CODE_COLUMNS, 16,
-    CODE_COLUMNS], less CODE_BIAS, panels a multiple of 2; scales and terms (or None): float32 [panels, groups, 16]. tokens: int8 [n, columns], n a multiple of TILE_TOKENS, token_scales: float32 [n, columns / 32],
-    offsets: int32 [n, groups], totals: float32 [n, groups]. Working memory: sums, float32 [pairs, tokens, 32], and words (of an
+    CODE_COLUMNS], less CODE_BIAS, panels a multiple of 2; scales and terms (or None): float32 [panels, groups, 16]. tokens:
+    int8 [n, columns], n a multiple of TILE_TOKENS, token_scales: float32 [n, columns / 32], offsets: int32 [n, groups], totals:
+    float32 [n, groups]. Working memory: sums, float32 [pairs, tokens, 32], and words (of an
     empty tuple), the address of word_bytes(tokens). out: float32 [n or less, any]: rows of the panels beyond its last column
     are left out. All C-contiguous.
     """
