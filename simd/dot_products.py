@@ -310,6 +310,53 @@ def add_byte_dots(builder: Any, total: Any, unsigned: Any, signed: Any, largest:
     return dots.add(dots.add_bias(total, signed), unsigned, signed)
 
 
+def _negated_where_negative(builder: Any, value: Any, signs: Any) -> Any:
+    is_negative = builder.icmp_signed("<", signs, constant(signs.type, 0))
+    return builder.select(is_negative, builder.neg(value), value)
+
+
+_SIGNS = (
+    (("avx512bw",), _negated_where_negative),
+    (("avx2",), _Instruction(256, x86.psignb)),
+    ((), _Instruction(128, x86.psignb)),
+)
+
+
+def _signed_pairs(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:
+    pairs = byte_pairs(builder, _negated_where_negative(builder, a, a), of.choose(_SIGNS)(builder, b, a), of)
+    return builder.add(total, word_pairs(builder, pairs, constant(I16X32, 1), of))
+
+
+def _signed_quarters(builder: Any, total: Any, a: Any, b: Any, of: Target) -> Any:
+    parts = zip(*(split(builder, value, 4) for value in (total, a, b)), strict=True)
+    instruction = arm.sdot if of.has("dotprod") else _smull
+    return concat(builder, [instruction(builder, *part) for part in parts])
+
+
+# None: the target has one instruction for unsigned bytes with signed ones, and not for signed ones, or none for bytes.
+_SIGNED_FOURS: Forms[Callable | None] = (
+    (("avx512f", "avx512vnni"), None),
+    (("avxvnni",), None),
+    (("ssse3",), _signed_pairs),
+    (("neon",), _signed_quarters),
+    ((), None),
+)
+
+
+def multiplies_signed(of: Target) -> bool:
+    """Whether products of signed bytes take fewer instructions than those of unsigned bytes beyond 128 with signed ones."""
+    return of.choose(_SIGNED_FOURS) is not None
+
+
+def add_signed_byte_dots(builder: Any, total: Any, a: Any, b: Any, of: Target | None = None) -> Any:
+    """<16 x i32> total + the sums of four products of <64 x i8> each: a -128 to 127, b -127 to 127; for targets that
+    `multiplies_signed`."""
+    of = of or target()
+    form = of.choose(_SIGNED_FOURS)
+    assert form is not None
+    return form(builder, total, a, b, of)
+
+
 def _dots_with_ones(builder: Any, value: Any, of: Target) -> Any:
     ones, none = constant(I8, [1] * 64), constant(I32X16, 0)
     return builder.trunc(add_byte_dots(builder, none, value, ones, 63, of), vector(I8, 16))
@@ -327,50 +374,3 @@ def byte_sums(builder: Any, value: Any, of: Target | None = None) -> Any:
     """<16 x i8> of <64 x i8>: sums of four bytes, 0 to 63 each."""
     of = of or target()
     return of.choose(_BYTE_SUMS)(builder, value, of)
-
-
-# --- scaled fours ---------------------------------------------------------------------------------------------------
-
-
-class _ScaledPairs:
-    """Sums of two products fit 16 bits, and are multiplied by their scale two at a time."""
-
-    @staticmethod
-    def scales(builder: Any, scales: Any) -> Any:
-        wide = builder.zext(scales, I32X16)
-        return builder.or_(builder.shl(wide, constant(I32X16, 16)), wide)
-
-    @staticmethod
-    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
-        products = byte_pairs(builder, unsigned, signed, of)
-        return add_word_pairs(builder, total, products, builder.bitcast(scales, I16X32), of)
-
-
-class _ScaledFours:
-    """Sums of four products are multiplied by their scale as 32-bit integers."""
-
-    @staticmethod
-    def scales(builder: Any, scales: Any) -> Any:
-        return builder.sext(scales, I32X16)
-
-    @staticmethod
-    def add(builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target) -> Any:
-        products = add_byte_dots(builder, constant(I32X16, 0), unsigned, signed, largest, of)
-        return builder.add(total, builder.mul(products, scales))
-
-
-_SCALED: Forms[type[_ScaledPairs] | type[_ScaledFours]] = ((("neon",), _ScaledFours), ((), _ScaledPairs))
-
-
-def scales_of_dots(builder: Any, scales: Any, of: Target | None = None) -> Any:
-    """<16 x i32>: scales, <16 x i16>, in the form that `add_scaled_dots` takes; lanes may be permuted."""
-    return (of or target()).choose(_SCALED).scales(builder, scales)
-
-
-def add_scaled_dots(
-    builder: Any, total: Any, unsigned: Any, signed: Any, scales: Any, largest: int, of: Target | None = None
-) -> Any:
-    """<16 x i32> total + scale * the sums of four products of <64 x i8> each: unsigned 0 to `largest`, 128 or less, signed -127
-    to 127; scales from `scales_of_dots`."""
-    of = of or target()
-    return of.choose(_SCALED).add(builder, total, unsigned, signed, scales, largest, of)

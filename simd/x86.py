@@ -14,6 +14,7 @@ from .llvm import F32, I8, I16, I32, bits_of, call, vector
 _PSHUFB = {512: "avx512.pshuf.b.512", 256: "avx2.pshuf.b", 128: "ssse3.pshuf.b.128"}
 _PMADDWD = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}
 _PMADDUBSW = {512: "avx512.pmaddubs.w.512", 256: "avx2.pmadd.ub.sw", 128: "ssse3.pmadd.ub.sw.128"}
+_PSIGNB = {256: "avx2.psign.b", 128: "ssse3.psign.b.128"}
 _VPERMPS = {512: "avx512.permvar.sf.512", 256: "avx2.permps"}
 
 
@@ -66,6 +67,11 @@ def vdpbf16ps(builder: Any, total: Any, a: Any, b: Any) -> Any:
     pairs = vector(BFloat(), 2 * total.type.count)
     numbers = (builder.bitcast(v, pairs) for v in (a, b))
     return _call(builder, f"avx512bf16.dpbf16ps.{bits_of(total.type)}", total.type, total, *numbers)
+
+
+def psignb(builder: Any, value: Any, signs: Any) -> Any:
+    """Byte lanes: value where signs is positive, 0 where it is 0, -value where it is negative (SSSE3, AVX2; no 512 bits)."""
+    return _call(builder, _PSIGNB[bits_of(value.type)], value.type, value, signs)
 
 
 # --- permutations ---------------------------------------------------------------------------------------------------

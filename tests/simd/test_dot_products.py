@@ -10,15 +10,16 @@ from ggufmill.simd.dot_products import (
     ByteDots,
     PairDots,
     add_byte_dots,
-    add_scaled_dots,
+    add_signed_byte_dots,
     add_word_pairs,
     byte_pairs,
     byte_sums,
+    multiplies_signed,
     pairs_that_fit,
-    scales_of_dots,
     word_pairs,
 )
 from ggufmill.simd.llvm import I8X64, I16, I16X32, I32, I32X16, concat, constant, shuffle, vector
+from ggufmill.simd.scaled_dots import add_scaled_dots, scales_of_dots
 from ggufmill.simd.target import Target, target, target_at
 
 RANDOM = np.random.default_rng(0)
@@ -78,6 +79,17 @@ def test_byte_dots_with_a_word_for_all_lanes(level, run_piece):
     for unsigned, signed, total in byte_cases(255):
         out = run_piece(dots_with_a_word(target_at(level)), np.zeros(16, np.int32), total, unsigned, signed)
         assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
+
+
+@levels
+def test_signed_bytes(level, run_piece):
+    of = target_at(level)
+    if not multiplies_signed(of):
+        pytest.skip("this level multiplies unsigned bytes with signed ones")
+    for unsigned, signed, total in byte_cases(255):
+        a = unsigned.view(np.int8)
+        out = run_piece(lambda b, *v: add_signed_byte_dots(b, *v, of), np.zeros(16, np.int32), total, a, signed)
+        assert np.array_equal(out, total + fours(a, signed))
 
 
 def scaled(of):
@@ -187,6 +199,10 @@ def test_the_arithmetic_around_arm_instructions(features, run_piece, arm_instruc
             out = np.zeros(16, np.int32)
             run_piece(lambda b, t, u, s, n=largest: add_byte_dots(b, t, u, s, n, of), out, total, unsigned, signed)
             assert np.array_equal(out, total + fours(unsigned, signed))
+            if multiplies_signed(of):
+                a = unsigned.view(np.int8)
+                run_piece(lambda b, *v: add_signed_byte_dots(b, *v, of), out, total, a, signed)
+                assert np.array_equal(out, total + fours(a, signed))
             run_piece(dots_with_a_word(of), out, total, unsigned, signed)
             assert np.array_equal(out, total + fours(unsigned, np.tile(signed[12:16], 16)))
             if largest <= 128:

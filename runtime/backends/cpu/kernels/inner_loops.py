@@ -55,9 +55,11 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
 
     tile = of.choose(byte_tiles.TILES)
     bodies = sorted((body for body in loops(assembly(of, write, 15)) if _multiplies_integers(body)), key=len)
-    instructions = bodies[0]
-    if tile.rolled and pairs is None:  # within a block there is a loop over the columns of each group
-        instructions = bodies[-1] + (group // tile.columns - 1) * [i for body in bodies[:-1] for i in body]
+    instructions, inner = bodies[-1], bodies[:-1]
+    if inner:  # within a block there are loops over the columns, of each group or of what fits 16 bits
+        columns = 2 if pairs == () else tile.columns
+        times = byte_tiles.BLOCK // columns // len(inner)
+        instructions = instructions + (times - 1) * [i for body in inner for i in body]
     return InnerLoop(instructions, byte_tiles.BLOCK * tile.panels * tile.rows * tile.tokens)
 
 

@@ -123,7 +123,7 @@ def _unpack_step(typingctx, name, block, row_head, codes, scales, terms):
         loaded: dict = {}
         for vector in step.code_vectors:
             shift = constant(I8X64, step.lowest + form.zero - CODE_BIAS)
-            numbers = builder.add(step.unsigned_codes(emit, block, vector, loaded), shift)
+            numbers = builder.add(step.codes_less(step.lowest, emit, block, vector, loaded), shift)
             at = word_places(np.array(vector.lane_rows), vector.words)
             _store_lanes(builder, builder.bitcast(numbers, I32X16), at, codes)
         return context.get_dummy_value()

@@ -1,9 +1,10 @@
 """The inner loop of a matrix-vector product on packed weights, written for one type from its `GemvLayout`.
 
 A step takes one block of 256 weights of each row of a group (fewer where rows are interleaved and blocks small).
-Codes become bytes 0 to 255 (table value minus the smallest of the table) in the order in which they are stored; activations are
-permuted into that order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is
-multiplied by the scale of their group. The number subtracted from the table, flags and minima contribute a multiple of the sum
+Codes become bytes 0 to 255 (table value minus the smallest of the table) in the order in which they are stored; where these go
+beyond 128 and products of signed bytes take fewer instructions, bytes are the values themselves. Activations are permuted into
+that order. Each 32-bit lane then holds the sum of products of four neighbouring columns of one row, which is multiplied by the
+scale of their group. The number subtracted from the table, flags and minima contribute a multiple of the sum
 of the activations' codes:
 
     w . a = sum over blocks of  d S (u . a)  +  (d S (lowest + shift flag) - dmin minimum) sum(a)
@@ -86,10 +87,16 @@ class BlockStep:
         groups = np.where(code_vector.words < 0, -1, code_vector.words * 4 // self.layout.group)
         return tuple(zip(code_vector.lane_rows, groups.tolist(), strict=True))
 
+    def _subtracted(self, emit: Emitter) -> int:
+        """What is subtracted from table values for the products: the lowest, or 0 where signed bytes are multiplied."""
+        is_signed = self.highest > 128 and self.lowest >= -128 and self.lowest + self.highest <= 127
+        return 0 if is_signed and emit.multiplies_signed else self.lowest
+
     # --- instructions -------------------------------------------------------------------------------------------------
 
-    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
-        """<64 x i8>: table[code] - lowest of 64 codes. loaded: values that were loaded for other codes of this step."""
+    def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+        """<64 x i8>: table[code] - subtracted of 64 codes. loaded: values that were loaded for other codes of this step."""
+        table = None if self.table is None and subtracted == self.lowest else [v - subtracted & 255 for v in self.layout.table]
         bits = self.codes[code_vector.rows, np.where(code_vector.columns < 0, 0, code_vector.columns)]
         total: Any = None
         for first, stop in runs_of_bits(self.codes):
@@ -98,8 +105,8 @@ class BlockStep:
             if value is None:
                 value = emit.gather(base, addresses, self.size)
                 value = loaded[addresses.tobytes()] = self._gray_of_words(emit, value) if self.layout.gray_words else value
-            if width == self.codes.shape[-1] == 2 and self.table is not None and (shift == shift[0]).all():
-                return self._look_up_pairs(emit, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
+            if width == self.codes.shape[-1] == 2 and table is not None and (shift == shift[0]).all():
+                return self._look_up_pairs(emit, table, value, int(shift[0]), (addresses.tobytes(), "halves"), loaded)
             by_word = shift.reshape(LANES, 4)
             if (by_word != by_word[:, :1]).any() or (width == 1 and (shift != shift[0]).any()):
                 part = self._tested_bits(emit, value, shift, width, first)
@@ -109,10 +116,10 @@ class BlockStep:
                     part = emit.builder.and_(part, constant(I8, [((1 << width) - 1) << first] * BYTES))
             total = part if total is None else emit.builder.or_(total, part)
         if self.layout.signed_bytes:
-            return emit.builder.xor(total, constant(I8, [128] * BYTES))
+            return emit.builder.sub(total, constant(I8, [subtracted] * BYTES)) if subtracted else total
         if self.layout.code_offset is not None:
             total = emit.builder.or_(total, constant(I8, self.layout.code_offset[code_vector.columns]))
-        return total if self.table is None else emit.look_up(self.table, total)
+        return total if table is None else emit.look_up(table, total)
 
     @staticmethod
     def _tested_bits(emit: Emitter, value: Any, shift: np.ndarray, width: int, first: int) -> Any:
@@ -123,14 +130,14 @@ class BlockStep:
             total = part if total is None else emit.builder.or_(total, part)
         return total
 
-    def _look_up_pairs(self, emit: Emitter, value: Any, shift: int, key: tuple, loaded: dict) -> Any:
+    @staticmethod
+    def _look_up_pairs(emit: Emitter, table: list[int], value: Any, shift: int, key: tuple, loaded: dict) -> Any:
         """Entries for codes of two bits by a look-up of four bits of each byte: shift and mask then serve two codes."""
-        assert self.table is not None
         key = (*key, shift // 4)
         if key not in loaded:
             right = np.full(BYTES, shift // 4 * 4)
             loaded[key] = emit.builder.and_(emit.byte_shift(value, right), constant(I8, [15] * BYTES))
-        return emit.look_up([self.table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
+        return emit.look_up([table[code >> shift % 4 & 3] for code in range(16)], loaded[key])
 
     @staticmethod
     def _gray_of_words(emit: Emitter, value: Any) -> Any:
@@ -212,11 +219,12 @@ class BlockStep:
         if f.unit != 1:
             scale = builder.fmul(scale, constant(F32, [f.unit] * LANES))
         offset: Any = None
+        subtracted = self._subtracted(emit)
         if f.flags is not None:
-            low, high = (constant(F32, [float(v)] * LANES) for v in (self.lowest, self.lowest + f.shift))
+            low, high = (constant(F32, [float(v)] * LANES) for v in (subtracted, subtracted + f.shift))
             offset = builder.fmul(scale, builder.select(self.flags_set(emit, base, numbers), high, low))
-        elif self.lowest:
-            offset = builder.fmul(scale, constant(F32, [float(self.lowest)] * LANES))
+        elif subtracted:
+            offset = builder.fmul(scale, constant(F32, [float(subtracted)] * LANES))
         if f.minima is not None and f.dmin is not None:
             minimum = emit.to_float(self._integers(emit, base, f.minima, numbers))
             assert offset is None
@@ -262,17 +270,19 @@ class BlockStep:
             token.start_step(self, emit, scales)
             if offsets[0] is not None:
                 token.add_offsets(self, emit, offsets)
-        loaded: dict = {}
+        loaded, subtracted = {}, self._subtracted(emit)
         for position, code_vector in enumerate(self.code_vectors):
             key = self.keys(code_vector)
-            codes = self.unsigned_codes(emit, base, code_vector, loaded)
+            codes = self.codes_less(subtracted, emit, base, code_vector, loaded)
             last = position + 1 == len(self.code_vectors) or self.keys(self.code_vectors[position + 1]) != key
             number = np.array([block * self.rows + row if block >= 0 else -1 for row, block in key])
             for token in tokens:
                 before = token.products if token.products is not None else constant(I32, [0] * LANES)
-                token.products = emit.dot(
-                    before, codes, self.activation_words(emit, token.codes, code_vector.words), self.highest
-                )
+                words = self.activation_words(emit, token.codes, code_vector.words)
+                if subtracted != self.lowest:
+                    token.products = emit.signed_dot(before, codes, words)
+                else:
+                    token.products = emit.dot(before, codes, words, self.highest)
                 if last:
                     scale = emit.pick(token.scales, number // LANES, np.where(number < 0, -1, number % LANES))
                     token.add(code_vector.lane_rows, emit.to_float(token.products), scale, emit)

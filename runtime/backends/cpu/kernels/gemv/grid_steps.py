@@ -26,10 +26,11 @@ class GridStep(BlockStep):
             code_vectors.append(CodeVector(rows, np.tile(np.where(columns < self.columns, columns, -1), self.rows)))
         return code_vectors
 
-    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+    def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder
         assert f.grid is not None
         assert f.indices is not None
+        assert subtracted == self.lowest, "values of grids fit unsigned bytes up to 128"
         size = f.grid.shape[1]
         points = self._in_all_blocks(f.indices)
         element = ir.IntType(8 * size)
@@ -56,7 +57,7 @@ class GridStep(BlockStep):
         negative = self._negative(emit, base, code_vector)
         if negative is None:
             return value
-        middle = constant(I8, [-self.lowest] * BYTES)
+        middle = constant(I8, [-subtracted] * BYTES)
         return builder.select(negative, builder.sub(middle, value), builder.add(middle, value))
 
     def _negative(self, emit: Emitter, base: Any, code_vector: CodeVector) -> Any:

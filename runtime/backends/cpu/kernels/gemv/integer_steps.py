@@ -96,7 +96,7 @@ class IntegerStep(BlockStep):
         totals = [nothing if offset is None else emit.add_low_pairs(nothing, offset, s) for s in sums]
         loaded: dict = {}
         for code_vector in self.code_vectors:
-            codes = self.unsigned_codes(emit, base, code_vector, loaded)
+            codes = self.codes_less(self.lowest, emit, base, code_vector, loaded)
             factors = emit.shuffle(scales, code_vector.words * 4 // RUN)
             for t, token in enumerate(tokens):
                 words = self.activation_words(emit, token.codes, code_vector.words)

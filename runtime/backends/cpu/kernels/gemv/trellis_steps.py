@@ -14,7 +14,7 @@ from .grid_steps import GridStep
 class TrellisStep(GridStep):
     """State j after a start is start * multiplier^j (mod 2^32), so the states of a group are computed side by side."""
 
-    def unsigned_codes(self, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
+    def codes_less(self, subtracted: int, emit: Emitter, base: Any, code_vector: CodeVector, loaded: dict) -> Any:
         f, builder = self.layout, emit.builder
         assert f.indices is not None
         assert f.trellis is not None
@@ -30,10 +30,10 @@ class TrellisStep(GridStep):
             parts.append(emit.byte_sums(masked))
         value = emit.concat(parts)
         if not f.magnitudes:
-            return value
+            more = self.lowest - subtracted
+            return builder.add(value, constant(I8, [more] * BYTES)) if more else value
         middle = constant(I8, [trellis.mean] * BYTES)
         above = builder.icmp_unsigned(">", value, middle)
         size_of = builder.select(above, builder.sub(value, middle), builder.sub(middle, value))
-        return builder.select(
-            self._negative(emit, base, code_vector), builder.sub(middle, size_of), builder.add(middle, size_of)
-        )
+        zero = constant(I8, [-subtracted] * BYTES)
+        return builder.select(self._negative(emit, base, code_vector), builder.sub(zero, size_of), builder.add(zero, size_of))
