@@ -55,11 +55,11 @@ def byte_tile_loop(of: Target, group: int, has_terms: bool, most: int) -> InnerL
 
     tile = of.choose(byte_tiles.TILES)
     bodies = sorted((body for body in loops(assembly(of, write, 15)) if _multiplies_integers(body)), key=len)
-    instructions, inner = bodies[-1], bodies[:-1]
-    if inner:  # within a block there are loops over the columns, of each group or of what fits 16 bits
+    instructions, inner = bodies[0], bodies[:-1]
+    if inner and (tile.rolled or pairs is not None):  # loops over the columns of each group, or of what fits 16 bits
         columns = 2 if pairs == () else tile.columns
         times = byte_tiles.BLOCK // columns // len(inner)
-        instructions = instructions + (times - 1) * [i for body in inner for i in body]
+        instructions = bodies[-1] + (times - 1) * [i for body in inner for i in body]
     return InnerLoop(instructions, byte_tiles.BLOCK * tile.panels * tile.rows * tile.tokens)
 
 
