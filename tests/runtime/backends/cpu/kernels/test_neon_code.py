@@ -28,15 +28,15 @@ def share_on_stack(loop):
         ("q4_0", "neon", SMULL | {"fcvtl", "prfm"}, {"sdot", "mul"}),
         ("q4_0", "neon-dotprod", {"sdot", "fcvtl", "prfm"}, {"eor", "smull", "mul"}),  # codes of 15 need no bias
         ("q8_0", "neon-dotprod", {"sdot", "prfm"}, {"smull", "mul"}),
-        ("q8_0", "neon-i8mm", {"usdot"}, {"sdot", "smull", "mul"}),
+        ("q8_0", "neon-i8mm", {"sdot"}, {"usdot", "smull", "mul"}),
         ("q4_K", "neon-i8mm", {"usdot", "prfm"}, {"smull"}),
         ("q6_K", "neon-dotprod", {"sdot"}, {"smull"}),
         ("iq4_nl", "neon-dotprod", {"tbl", "sdot"}, {"smull"}),
         ("iq4_nl", "neon", {"tbl"} | SMULL, {"sdot"}),
         ("iq2_k", "neon-dotprod", {"tbl", "sdot", "mla"}, {"sbfx", "umov"}),  # integer scales
-        ("iq6_k", "neon-i8mm", {"tbl", "usdot"}, {"smull"}),
+        ("iq6_k", "neon-i8mm", {"tbl", "sdot"}, {"smull"}),
         ("iq2_xxs", "neon-dotprod", {"sdot"}, {"smull", "sbfx"}),  # signs from bits
-        ("iq2_kt", "neon-i8mm", {"addp", "usdot"}, set()),
+        ("iq2_kt", "neon-i8mm", {"addp", "sdot"}, set()),
         ("mxfp4", "neon-dotprod", {"tbl", "sdot"}, {"smull"}),
         ("f16", "neon", {"fcvtl", "fcvtl2", "fmla", "prfm"}, set()),
         ("bf16", "neon", {"fmla", "prfm"}, set()),
