@@ -128,11 +128,11 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
             op = latent[layer]
             (heads, width), (rank,), (rope,) = op.q.shape, op.latent.shape, op.k_pe.shape
             rows = latent_parts(heads, width, op.v_width, rank, rope, settings)
-            if "index_k" in kept:
-                rows["index_k"] = CachePart(1, kept["index_k"].width)
             extra = {} if settings.mla else {"kv": CachePart(1, rank + rope)}
         elif kept:
             rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, settings)
+        if "index_k" in kept:
+            rows["index_k"] = CachePart(1, kept["index_k"].width)
         plain.append(LayerCache(rows, states))
         observed.append(LayerCache({**extra, **rows}, states))
     return plain, observed

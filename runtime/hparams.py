@@ -92,6 +92,16 @@ class HParams:
             raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} has no number for layer {layer}")
         return number
 
+    def float_of_layer(self, key: str, layer: int, default: float = _REQUIRED) -> float:
+        """As `float`, for a number that is the same in all layers, or one of a list with one for each."""
+        value = self._get(key, default)
+        if np.ndim(value) == 0:
+            return self.float(key, default)
+        number = float(value[layer]) if layer < len(value) else math.nan
+        if not math.isfinite(number):
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {number} in layer {layer}")
+        return number
+
     def positive(self, key: str, default: float = _REQUIRED) -> float:
         """As `float`, for a number above 0."""
         value = self.float(key, default)

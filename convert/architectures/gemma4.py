@@ -1,4 +1,4 @@
-"""Gemma 4 without experts: heads of two widths, embeddings per layer, keys and values that layers share."""
+"""Gemma 4: heads of two widths, embeddings per layer, keys and values that layers share, experts beside the dense block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..config import Config
 from ..model_spec import ModelSpec, TensorSpec
-from ..tensor_transforms import computed
+from ..tensor_transforms import computed, expert_rows
 from .decoder_spec import DecoderSpec, LayerTensor
 from .gemma import GEMMA3_RENAMED_PREFIXES, GEMMA3_SKIPPED_PREFIXES
 
@@ -40,7 +40,6 @@ def gemma4(config: Config, mla_layout: str) -> ModelSpec:
     for key, supported, what in (
         ("hidden_activation", "gelu_pytorch_tanh", "this activation"),
         ("attention_bias", False, "biases in the attention"),
-        ("enable_moe_block", False, "Gemma 4's mixture of experts"),
     ):
         text.require(key, supported, what)
     if text.get("use_bidirectional_attention") == "all":
@@ -78,6 +77,10 @@ def gemma4(config: Config, mla_layout: str) -> ModelSpec:
     spec.add_float32({"final_logit_softcapping": text.number("final_logit_softcapping", 0.0)})  # without it readers take 30
     per_layer = text.integer("hidden_size_per_layer_input", 256, minimum=0)
     spec.add_uint32({"embedding_length_per_layer_input": per_layer})
+    experts = rows = 0
+    if text.flag("enable_moe_block", False):
+        rows = text.integer("moe_intermediate_size")
+        experts = spec.add_expert_counts("num_experts", rows, "top_k_experts", layers=0)
     for i in range(own, spec.n_layers):  # published files have them, unused
         for name in ("k_proj", "v_proj", "k_norm", "v_norm"):
             spec.skipped_prefixes[f"model.layers.{i}.self_attn.{name}."] = f"{name} of layer {i}, which uses an earlier one's"
@@ -88,7 +91,8 @@ def gemma4(config: Config, mla_layout: str) -> ModelSpec:
     def layer(i: int) -> list[LayerTensor]:
         width = spec.head_dim if is_local[i] else global_dim
         k_is_v = text.flag("attention_k_eq_v", False) and not is_local[i]
-        return _layer(spec, width, kv_heads[i] if i < own else 0, k_is_v, wide[i], per_layer)
+        tensors = _layer(spec, width, kv_heads[i] if i < own else 0, k_is_v, wide[i], per_layer)
+        return [*tensors, *_experts(spec, experts, rows)] if experts else tensors
 
     model = spec.build(layer, tied=True)
     pairs = int(full.number("partial_rotary_factor") * global_dim / 2)
@@ -143,6 +147,21 @@ def _layer(spec: DecoderSpec, width: int, kv_heads: int, k_is_v: bool, rows: int
             spec.norm("post_norm", "post_per_layer_input_norm"),
         ]
     return tensors
+
+
+def _experts(spec: DecoderSpec, n: int, rows: int) -> list[LayerTensor]:
+    """A layer's router, which has a norm of its own, and n experts beside the dense block; gate and up of all in one tensor."""
+    hidden_size = spec.hidden_size
+    return [
+        LayerTensor("ffn_gate_inp.weight", "router.proj.weight", (n, hidden_size)),
+        LayerTensor("ffn_gate_inp.scale", "router.scale", (hidden_size,)),
+        LayerTensor("ffn_gate_up_exps.weight", "experts.gate_up_proj", (n, 2 * rows, hidden_size), expert_rows()),
+        LayerTensor("ffn_down_exps.weight", "experts.down_proj", (n, hidden_size, rows), expert_rows()),
+        LayerTensor("ffn_down_exps.scale", "router.per_expert_scale", (n,)),
+        spec.norm("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+        spec.norm("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+        spec.norm("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ]
 
 
 def _embeddings_per_layer(spec: DecoderSpec, width: int) -> list[TensorSpec]:

@@ -15,6 +15,8 @@ SKIPPED_PREFIXES = {
     "visual.": "vision tower",
     "audio_tower.": "audio tower",
     "multi_modal_projector.": "projector of images",
+    "vit_large_projector.": "projector of images",
+    "patch_merge_mlp.": "projector of images",
     "mm_projector.": "projector of images",
     "image_newline": "projector of images",
 }

@@ -81,6 +81,11 @@ ARCHITECTURES = {
     "AfmoeForCausalLM": "local_attention.mixtures.afmoe",
     "Cohere2MoeForCausalLM": "local_attention.mixtures.cohere2moe",
     "GraniteForCausalLM": "llama_variants.granite",
+    "Step3p5ForCausalLM": "recent.step35.step35",
+    "Step3p7ForConditionalGeneration": "multimodal.text_model",
+    "MiniMaxM3VLForCausalLM": "recent.minimax_m3.minimax_m3",
+    "MiniMaxM3SparseForCausalLM": "recent.minimax_m3.minimax_m3",
+    "MiniMaxM3SparseForConditionalGeneration": "multimodal.text_model",
     "MiniCPM3ForCausalLM": "minicpm3.minicpm3",
     "MiniMaxM2ForCausalLM": "mixtures.minimax_m2",
     "ExaoneForCausalLM": "exaone.exaone",
@@ -138,6 +143,8 @@ TEXT_MODELS = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
+    "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
 }
 

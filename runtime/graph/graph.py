@@ -166,7 +166,7 @@ class GraphBuilder:
         return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, layer: int, scale: float, **options) -> Value:
-        """options: window, softcap, sinks, chunked of `ops.Attention`."""
+        """options: window, softcap, sinks, chunked, selection, block of `ops.Attention`."""
         if k is None or v is None:
             kept = {spec.name: spec for spec in self.cache if spec.layer == layer and isinstance(spec, CacheSpec)}
             fits = {"k", "v"} <= kept.keys() and q.shape[1] == kept["k"].width and q.shape[0] % kept["k"].heads == 0
@@ -205,6 +205,11 @@ class GraphBuilder:
         self._fit(q.shape == (*factors.shape, *k.shape), f"an indexer of queries {q.shape}, key {k.shape}, {factors.shape}")
         self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
         return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k))
+
+    def select_blocks(self, q: Value, k: Value, layer: int, *, block: int, top_k: int, local: int) -> Value:
+        self._fit(q.shape[1:] == k.shape, f"an indexer of queries {q.shape}, key {k.shape}")
+        self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
+        return self.append(ops.SelectBlocks(self.value(q.shape[0], top_k), q, k, layer, block, top_k, local))
 
     def short_convolution(self, x: Value, name: str, layer: int, activation: str = "silu", state: str = "convolution") -> Value:
         (channels,), kernel = x.shape, self.shape(f"{name}.weight")[0]
@@ -280,6 +285,10 @@ class GraphBuilder:
 
     def sigmoid_gate(self, x: Value, y: Value, name: str) -> Value:
         return self.append(ops.SigmoidGate(self.value(*y.shape), x, y, self.weight(f"{name}.weight", x.shape)))
+
+    def gate_heads(self, x: Value, gate: Value) -> Value:
+        self._fit(gate.shape == x.shape[:1], f"a gate {gate.shape} of heads {x.shape}")
+        return self.append(ops.GateHeads(self.value(*x.shape), x, gate))
 
     def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
         self._fit(a.shape == b.shape, f"a sum of {a.shape} and {b.shape}")

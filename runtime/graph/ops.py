@@ -7,33 +7,16 @@ A backend that does not know an op, or an option's value, refuses the graph when
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
-from .values import RotaryEmbedding, RoutingValue, Temperature, Value, Weight
-
-
-@dataclass(frozen=True)
-class Op:
-    """Base of all ops. out: what it computes."""
-
-    out: Value
-
-    @cached_property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values it reads, in the order of its fields."""
-        given = (getattr(self, f.name) for f in fields(self) if f.name not in ("out", "more"))
-        return tuple(value for value in given if isinstance(value, Value))
-
-    @cached_property
-    def outputs(self) -> tuple[Value, ...]:
-        return (self.out,)
-
-    @cached_property
-    def weights(self) -> tuple[Weight, ...]:
-        """The tensors it reads."""
-        given = (getattr(self, f.name) for f in fields(self))
-        return tuple(value for value in given if isinstance(value, Weight))
+from .mixture_ops import CombineExperts as CombineExperts
+from .mixture_ops import ExpertLinear as ExpertLinear
+from .mixture_ops import Route as Route
+from .mixture_ops import ScaleByRouting as ScaleByRouting
+from .mixture_ops import SigmoidGate as SigmoidGate
+from .op import Op as Op
+from .values import RotaryEmbedding, Temperature, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -125,6 +108,7 @@ class Attention(Op):
     chunked  positions are in chunks of `window`, and a query sees those of its own chunk (Llama 4)
     softcap  scores become softcap * tanh(score / softcap); 0: not
     sinks    a logit per head that takes part in the softmax and has no value (gpt-oss)
+    selection, block  the keys that each query sees, of `SelectBlocks`, and how many keys a block has; None: all
     """
 
     q: Value
@@ -136,6 +120,8 @@ class Attention(Op):
     softcap: float = 0.0
     sinks: Weight | None = None
     chunked: bool = False
+    selection: Value | None = None
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +181,25 @@ class SelectKeys(Op):
     factors: Value
     layer: int
     top_k: int
+
+
+@dataclass(frozen=True)
+class SelectBlocks(Op):
+    """The blocks of `block` keys that a token's queries should see (MiniMax Sparse Attention).
+
+    Appends k to the cache of `layer`. A block counts by the largest q . k of its keys up to the token itself; the token's own
+    block and the `local` - 1 before it come first.
+
+    q (heads, width), k (width,), both rotated -> (heads, top_k): numbers of blocks in any order, as float32; of fewer blocks
+    than top_k, which are all seen, -1 comes first. Head h selects for the h-th run of the attention's heads.
+    """
+
+    q: Value
+    k: Value
+    layer: int
+    block: int
+    top_k: int
+    local: int
 
 
 @dataclass(frozen=True)
@@ -284,8 +289,12 @@ class Activation(Op):
 
 @dataclass(frozen=True)
 class GatedActivation(Op):
-    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'identity', 'clamped_swish' (gpt-oss: both limited to `limit`, (up + 1) *
-    swish(gate))."""
+    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'identity', 'clamped_silu', 'clamped_swish'.
+
+    limit          with 'silu': 0: none; else gate is limited to at most `limit`, up to +-limit (DeepSeek-V4)
+    clamped_silu   silu(gate) limited to at most `limit`, up to +-limit (Step-3.5)
+    clamped_swish  gate limited to at most `limit`, up to +-limit: gate * sigmoid(1.702 gate) * (up + 1) (gpt-oss)
+    """
 
     gate: Value
     up: Value
@@ -294,67 +303,11 @@ class GatedActivation(Op):
 
 
 @dataclass(frozen=True)
-class Route(Op):
-    """Chooses each token's experts from the router's logits, best first; of equals the lower number.
-
-    gating               'softmax' or 'sigmoid' of the logits are the scores; 'sparse_mixer' (arXiv:2409.12136): of two experts,
-                         a weight is the softmax over the logits, of those not chosen before, that are at most 2 * jitter
-                         below the largest, relative to the larger of this and their magnitude
-    bias                 added to the scores for the choice only (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)
-    groups, groups_used  experts come in `groups` equal runs; only those of the best `groups_used` can be chosen. A group counts
-                         by its best score (softmax) or by the sum of its best two (sigmoid)
-    normalise, scale     weights are divided by their sum, then multiplied by scale
-    """
-
-    out: RoutingValue
-    logits: Value
-    used: int
-    gating: str = "softmax"
-    bias: Weight | None = None
-    groups: int = 1
-    groups_used: int = 1
-    normalise: bool = False
-    scale: float = 1.0
-    jitter: float = 0.0
-
-
-@dataclass(frozen=True)
-class ScaleByRouting(Op):
-    """x (columns,) -> (used, columns): x times the weight of each of a token's experts (Llama 4 weighs experts' inputs)."""
+class GateHeads(Op):
+    """x (heads, width), each head times the sigmoid of its gate (heads,) (Step-3.5)."""
 
     x: Value
-    routing: RoutingValue
-
-
-@dataclass(frozen=True)
-class ExpertLinear(Op):
-    """The product with the matrix of each of a token's experts: x (columns,) or (used, columns) -> (used, rows).
-
-    weight (columns, rows, experts); bias (rows, experts)
-    """
-
-    x: Value
-    routing: RoutingValue
-    weight: Weight
-    bias: Weight | None = None
-
-
-@dataclass(frozen=True)
-class CombineExperts(Op):
-    """The sum of the experts' results (used, size), each times its weight -> (size,). weighted: else all weights count as 1."""
-
-    x: Value
-    routing: RoutingValue
-    weighted: bool = True
-
-
-@dataclass(frozen=True)
-class SigmoidGate(Op):
-    """y * sigmoid(x . gate): one factor per token (the shared expert of Qwen 2 MoE). gate (columns,)."""
-
-    x: Value
-    y: Value
-    gate: Weight
+    gate: Value
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
@@ -31,6 +32,34 @@ class Heads:
         return cls(n_head, n_kv, k_width, hparams.size("attention.value_length", n_embd // n_head))
 
 
+@dataclass(frozen=True)
+class BlockIndexer:
+    """MiniMax Sparse Attention: which top_k blocks of `block` keys each query sees, by queries of `heads` times `width` numbers
+    and one key of that width per token. local: blocks up to the token's own that are always seen."""
+
+    heads: int
+    width: int
+    block: int
+    top_k: int
+    local: int
+
+    @classmethod
+    def of(cls, hparams: HParams) -> BlockIndexer | None:
+        """None where the metadata has no attention.indexer.block_size."""
+        prefix = "attention.indexer."
+        if f"{prefix}block_size" not in hparams:
+            return None
+        heads, width, block, top_k = (hparams.size(prefix + k) for k in ("head_count", "key_length", "block_size", "top_k"))
+        return cls(heads, width, block, top_k, hparams.size(f"{prefix}local_blocks", 1, 0))
+
+    def select(self, graph: GraphBuilder, x: Value, layer: int, rope: RotaryEmbedding, epsilon: float) -> Value:
+        prefix = f"blk.{layer}.indexer."
+        q = graph.reshape(graph.linear(x, f"{prefix}q_proj", self.heads * self.width), self.heads, self.width)
+        k = graph.linear(x, f"{prefix}k_proj", self.width)
+        q, k = (graph.rope(graph.norm(part, f"{prefix}{n}_norm", epsilon), rope) for n, part in (("q", q), ("k", k)))
+        return graph.select_blocks(q, k, layer, block=self.block, top_k=self.top_k, local=self.local)
+
+
 def grouped_attention(
     graph: GraphBuilder,
     x: Value,
@@ -48,6 +77,7 @@ def grouped_attention(
     plain_head_norms: bool = False,
     clamp: float = 0.0,
     gate_function: str = "sigmoid",
+    blocks: BlockIndexer | None = None,
 ) -> Value:
     """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm, attn_sinks and attn_gate
     (factors of heads, or of all their numbers) where the model has them. Where attn_q has twice the rows, each head's queries
@@ -60,6 +90,7 @@ def grouped_attention(
     plain_head_norms  queries and keys are normalised without weights after their rotation
     clamp            limit of queries, keys and values; 0: none
     gate_function    of attn_gate: 'sigmoid' or 'softplus'
+    blocks           the indexer of a layer that has the tensors blk.N.indexer.{q_proj,k_proj,q_norm,k_norm}
     """
     prefix = f"blk.{layer}.attn_"
     shapes = {"q": (heads.n, heads.k_width), "k": (heads.n_kv, heads.k_width), "v": (heads.n_kv, heads.v_width)}
@@ -88,7 +119,10 @@ def grouped_attention(
 
     sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
     q, k = graph.scale_by_position(positioned("q", q), temperature), positioned("k", k)
-    out = graph.attention(q, k, v, layer, scale, window=window, softcap=softcap, sinks=sinks, chunked=chunked)
+    options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "chunked": chunked}
+    if blocks is not None and rope is not None and f"blk.{layer}.indexer.q_proj.weight" in graph:
+        options |= {"selection": blocks.select(graph, x, layer, rope, epsilon), "block": blocks.block}
+    out = graph.attention(q, k, v, layer, scale, **options)
     if gate is not None:
         out = graph.gated(gate, out, "sigmoid")
     if f"{prefix}gate.weight" in graph:
@@ -99,6 +133,8 @@ def grouped_attention(
 def _gated_output(graph: GraphBuilder, gate: Value, out: Value, function: str) -> Value:
     if function == "softplus":
         return graph.softplus_gate(gate, out)
+    if gate.shape == out.shape[:1]:
+        return graph.gate_heads(out, gate)
     return graph.gated(graph.reshape(gate, *out.shape), out, function)
 
 

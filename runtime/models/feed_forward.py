@@ -39,12 +39,18 @@ def feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, bl
     block, prefix = block or FeedForward(), f"blk.{layer}.ffn_"
     if f"{prefix}gate_inp.weight" in graph:
         return _experts(graph, hparams, layer, x, block)
+    return dense_block(graph, hparams, layer, x, block)
+
+
+def dense_block(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value:
+    """`feed_forward` without experts."""
+    prefix, limit = f"blk.{layer}.ffn_", _limit(hparams, "shexp", layer)
     activation, n_ff = block.activation, hparams.of_layer("feed_forward_length", layer)
     if f"{prefix}gate.weight" in graph or f"{prefix}up.weight" not in graph:
-        return _gated(graph, x, prefix, "", n_ff, activation)
+        return _gated(graph, x, prefix, "", n_ff, activation, limit)
     if graph.shape(f"{prefix}up.weight")[-1] == 2 * n_ff:
         gate, up = graph.split(graph.linear(x, f"{prefix}up", 2 * n_ff), n_ff, n_ff)
-        inner = _activated(graph, gate, up, activation)
+        inner = _activated(graph, gate, up, activation, limit)
     else:
         inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up", n_ff), block.ungated)
     return graph.linear(inner, f"{prefix}down", x.shape[0])
@@ -58,44 +64,61 @@ def _ungated(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, functi
     return graph.xielu(x, math.log1p(math.exp(alpha_p)), beta + math.log1p(math.exp(alpha_n)), beta, epsilon)
 
 
-def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, activation: str) -> Value:
+def _gated(graph: GraphBuilder, x: Value, prefix: str, suffix: str, n_ff: int, activation: str, limit: float) -> Value:
     """down(activation(gate(x)) * up(x)) (SwiGLU and its like, arXiv:2002.05202)."""
     gate, up = (graph.linear(x, f"{prefix}{part}{suffix}", n_ff) for part in ("gate", "up"))
-    return graph.linear(_activated(graph, gate, up, activation), f"{prefix}down{suffix}", x.shape[0])
+    return graph.linear(_activated(graph, gate, up, activation, limit), f"{prefix}down{suffix}", x.shape[0])
 
 
-def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str) -> Value:
-    return graph.gated(gate, up, activation, SWISH_LIMIT if activation == "clamped_swish" else 0.0)
+def _activated(graph: GraphBuilder, gate: Value, up: Value, activation: str, limit: float) -> Value:
+    if activation == "clamped_swish":
+        return graph.gated(gate, up, activation, SWISH_LIMIT)
+    return graph.gated(gate, up, activation if limit or activation != "clamped_silu" else "silu", limit)
+
+
+def _limit(hparams: HParams, part: str, layer: int) -> float:
+    """Of the gate's and up's numbers in a layer's experts ('exp'), or its shared expert and dense block ('shexp'); 0: none."""
+    return hparams.float_of_layer(f"swiglu_clamp_{part}", layer, 0.0)
 
 
 def _experts(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value:
-    """The routed experts' results, added to those of the shared expert, if there is one.
+    """The routed experts' results, added to those of the shared expert, if there is one."""
+    shared = _shared_expert(graph, hparams, layer, x, block)
+    routed = routed_experts(graph, hparams, layer, x, block)
+    if shared is None:
+        return routed
+    both = graph.add(shared, routed)
+    return graph.scale(both, 0.5) if block.shared_average else both
 
-    Experts without ffn_gate_exps have the activation `ungated`. With ffn_latent_down they read what this matrix makes of x, and
-    ffn_latent_up multiplies their sum (Nemotron 3 Super)."""
+
+def routed_experts(
+    graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward, routed_by: Value | None = None
+) -> Value:
+    """The sum of the experts' results, gate and up from two tensors or from one.
+
+    Experts without gates have the activation `ungated`. With ffn_latent_down they read what this matrix makes of x, and
+    ffn_latent_up multiplies their sum (Nemotron 3 Super). routed_by: the router's input, where it is not x.
+    """
     prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
     n_ff = hparams.of_layer("expert_feed_forward_length", layer, 0, 0) or hparams.of_layer("feed_forward_length", layer, 0, 0)
-    routing = _route(graph, hparams, layer, x, n_expert, block.gating)
-    shared, inputs = _shared_expert(graph, hparams, layer, x, block), x
+    routing, inputs = _route(graph, hparams, layer, x if routed_by is None else routed_by, n_expert, block.gating), x
     has_latent = f"{prefix}latent_down.weight" in graph
     if has_latent:
         inputs = graph.linear(x, f"{prefix}latent_down", graph.shape(f"{prefix}latent_down.weight")[1])
     if block.weigh_inputs:
         inputs = graph.scale_by_routing(inputs, routing)
-    names = ("gate", "up") if f"{prefix}gate_exps.weight" in graph else ("up",)
-    parts = [graph.expert_linear(inputs, routing, f"{prefix}{name}_exps", n_ff, n_expert) for name in names]
+    if f"{prefix}gate_up_exps.weight" in graph:
+        parts = graph.split(graph.expert_linear(inputs, routing, f"{prefix}gate_up_exps", 2 * n_ff, n_expert), n_ff, n_ff)
+    else:
+        names = ("gate", "up") if f"{prefix}gate_exps.weight" in graph else ("up",)
+        parts = tuple(graph.expert_linear(inputs, routing, f"{prefix}{name}_exps", n_ff, n_expert) for name in names)
     if len(parts) == 2:
-        inner = _activated(graph, parts[0], parts[1], block.activation)
+        inner = _activated(graph, parts[0], parts[1], block.activation, _limit(hparams, "exp", layer))
     else:
         inner = _ungated(graph, hparams, layer, parts[0], block.ungated)
     out = graph.expert_linear(inner, routing, f"{prefix}down_exps", inputs.shape[-1], n_expert)
     routed = graph.combine(out, routing, not block.weigh_inputs)
-    if has_latent:
-        routed = graph.linear(routed, f"{prefix}latent_up", x.shape[0])
-    if shared is None:
-        return routed
-    both = graph.add(shared, routed)
-    return graph.scale(both, 0.5) if block.shared_average else both
+    return graph.linear(routed, f"{prefix}latent_up", x.shape[0]) if has_latent else routed
 
 
 def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int, gating: str) -> RoutingValue:
@@ -124,6 +147,7 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
         normalise=hparams.flag("expert_weights_norm"),
         scale=hparams.float("expert_weights_scale", 0.0) or 1.0,
         jitter=hparams.float("expert_router_jitter", 0.0),
+        factors=graph.optional(f"blk.{layer}.ffn_down_exps.scale", (n_expert,)),
     )
 
 
@@ -136,5 +160,6 @@ def _shared_expert(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, 
     if f"{prefix}gate_shexp.weight" not in graph:
         inner = _ungated(graph, hparams, layer, graph.linear(x, f"{prefix}up_shexp", n_ff), block.ungated)
         return graph.linear(inner, f"{prefix}down_shexp", x.shape[0])
-    out, gate = _gated(graph, x, prefix, "_shexp", n_ff, block.activation), f"{prefix}gate_inp_shexp"
+    limit, gate = _limit(hparams, "shexp", layer), f"{prefix}gate_inp_shexp"
+    out = _gated(graph, x, prefix, "_shexp", n_ff, block.activation, limit)
     return graph.sigmoid_gate(x, out, gate) if f"{gate}.weight" in graph else out

@@ -1,12 +1,13 @@
-"""Gemma 4: local and global layers with heads of different widths, embeddings per layer, keys and values shared by layers."""
+"""Gemma 4: local and global layers with heads of different widths, embeddings per layer, keys and values shared by layers,
+experts beside the dense block."""
 
 from __future__ import annotations
 
-from ...formats import PlanError, TensorSource
-from ..graph import Graph, GraphBuilder, Value
+from ...formats import TensorSource
+from ..graph import Graph, GraphBuilder, Value, ops
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
-from .feed_forward import FeedForward, feed_forward
+from .feed_forward import FeedForward, dense_block, routed_experts
 from .rotary import frequency_factors, plain_frequencies
 
 ACTIVATION = "gelu"
@@ -24,8 +25,6 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     factors = frequency_factors(graph, hparams, width, n_ctx)
     rope = RotaryEmbedding(frequencies if factors is None else frequencies / factors)
     local_rope = RotaryEmbedding(plain_frequencies(hparams.positive("rope.freq_base_swa", 10000.0), local_width))
-    if "blk.0.ffn_gate_inp.weight" in graph:
-        raise PlanError(f"{hparams.path}: Gemma 4's mixture of experts is not supported")
 
     x = graph.embedding("token_embd", n_embd, n_embd**0.5)
     per_layer = inputs_per_layer(graph, hparams, x, count, epsilon)
@@ -45,8 +44,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
             epsilon=epsilon,
         )
         x = graph.add(x, graph.norm(attended, f"{prefix}post_attention_norm", epsilon))
-        h = graph.norm(x, f"{prefix}ffn_norm", epsilon)
-        fed_forward = feed_forward(graph, hparams, layer, h, FeedForward(ACTIVATION))
+        fed_forward = _feed_forward(graph, hparams, layer, x, epsilon)
         x = graph.add(x, graph.norm(fed_forward, f"{prefix}post_ffw_norm", epsilon))
         if per_layer:
             gate = graph.linear(x, f"{prefix}inp_gate", per_layer[layer].shape[0])
@@ -69,6 +67,21 @@ def inputs_per_layer(graph: GraphBuilder, hparams: HParams, x: Value, count: int
     projected = graph.norm(graph.reshape(projected, count, width), "per_layer_proj_norm", epsilon)
     both = graph.scale(graph.add(graph.reshape(projected, count * width), of_token), 2**-0.5)
     return graph.split(both, *[width] * count)
+
+
+def _feed_forward(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, epsilon: float) -> Value:
+    """The dense block and, where the layer has a router, the sum of its experts, each with norms of its own."""
+    prefix, block = f"blk.{layer}.", FeedForward(ACTIVATION)
+    dense = dense_block(graph, hparams, layer, graph.norm(x, f"{prefix}ffn_norm", epsilon), block)
+    if f"{prefix}ffn_gate_inp.weight" not in graph:
+        return dense
+    size = x.shape[0]
+    weight = graph.weight(f"{prefix}ffn_gate_inp.scale", (size,))
+    routed_by = graph.scale(graph.append(ops.Norm(graph.value(size), x, weight, epsilon)), size**-0.5)
+    h = graph.norm(x, f"{prefix}pre_ffw_norm_2", epsilon)
+    routed = routed_experts(graph, hparams.with_defaults({"expert_weights_norm": True}), layer, h, block, routed_by)
+    dense, routed = (graph.norm(part, f"{prefix}post_ffw_norm_{n}", epsilon) for n, part in ((1, dense), (2, routed)))
+    return graph.add(dense, routed)
 
 
 def attention(

@@ -11,7 +11,7 @@ from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder, Value
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
-from .attention import Heads, grouped_attention, temperature_of
+from .attention import BlockIndexer, Heads, grouped_attention, temperature_of
 from .draft import draft_input, finish_draft
 from .feed_forward import FeedForward, feed_forward
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding, rotated_dims
@@ -36,7 +36,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
         hparams.float("attention.value_scale", 0.0) or 1.0,
     )
     windows = _windows(hparams, n_layers(hparams) if draft is None else draft + 1)
-    clamp = hparams.float("attention.clamp_kqv", 0.0)
+    clamp, blocks = hparams.float("attention.clamp_kqv", 0.0), BlockIndexer.of(hparams)
     block = FeedForward(variant.activation, variant.ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
@@ -72,6 +72,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
             plain_head_norms=rotates and variant.head_norms(hparams),
             clamp=clamp,
             gate_function=variant.attention_gate,
+            blocks=blocks,
         )
         attended = graph.scale(attended, value_scale)
         if variant.ffn_norm != "post_attention_norm":
@@ -104,11 +105,12 @@ def _rotary_embeddings(
     graph: GraphBuilder, hparams: HParams, variant: Variant, width: int, n_ctx: int | None
 ) -> tuple[RotaryEmbedding, RotaryEmbedding]:
     """Of layers without a window, and of those with one."""
-    dims = rotated_dims(hparams, width)
-    rope = rotary_embedding(hparams, dims, variant.interleaved, frequency_factors(graph, hparams, dims, n_ctx))
+    stored = rotated_dims(hparams, width)
+    dims = stored // 2 if variant.half_rope else stored
+    rope = rotary_embedding(hparams, dims, variant.interleaved, frequency_factors(graph, hparams, dims, n_ctx, stored))
     if not variant.local_rope:
         return rope, rope
-    local_dims = hparams.size("rope.dimension_count_swa", dims, 2, width)
+    local_dims = hparams.size("rope.dimension_count_swa", stored, 2, width)
     base = hparams.positive("rope.freq_base_swa", hparams.float("rope.freq_base", 10000.0))
     frequencies = plain_frequencies(base, local_dims)
     return rope, RotaryEmbedding(frequencies, interleaved=variant.interleaved)

@@ -29,8 +29,12 @@ def plain_frequencies(base: float, dims: int) -> np.ndarray:
     return base ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
 
 
-def frequency_factors(graph: GraphBuilder, hparams: HParams, dims: int, n_ctx: int | None) -> np.ndarray | None:
+def frequency_factors(
+    graph: GraphBuilder, hparams: HParams, dims: int, n_ctx: int | None, stored: int | None = None
+) -> np.ndarray | None:
     """What the frequencies of `dims` rotated elements are divided by, float32 [dims / 2]; None where no tensor says so.
+
+    stored: how many elements the tensor is for, of which the first `dims` are rotated; None: `dims`.
 
     Of LongRoPE's two sets the one for long texts is used when more tokens than the original context may come: n_ctx, or else
     the context length that the model was trained for.
@@ -39,7 +43,7 @@ def frequency_factors(graph: GraphBuilder, hparams: HParams, dims: int, n_ctx: i
     if "rope_factors_long.weight" in graph:
         is_long = (n_ctx or hparams.int("context_length")) > hparams.int("rope.scaling.original_context_length", 0)
         name = f"rope_factors_{'long' if is_long else 'short'}.weight"
-    return graph.vector(name, dims // 2) if name in graph else None
+    return graph.vector(name, (stored or dims) // 2)[: dims // 2] if name in graph else None
 
 
 def yarn_mscale(factor: float, multiplier: float) -> float:

@@ -58,7 +58,8 @@ class Variant:
     interleaved        rotary embedding pairs neighbouring elements (0, 1), (2, 3), ...; else (0, d/2), (1, d/2 + 1), ...
     defaults           values of metadata keys that a file lacks
     local_rope         layers with a window rotate by rope.freq_base_swa, without scaling
-    activation         of a gate: 'silu', 'gelu' or 'clamped_swish'
+    half_rope          layers without a window rotate half of the elements that those with one rotate
+    activation         of a gate: 'silu', 'gelu', 'clamped_silu' or 'clamped_swish'
     ungated            activation of a feed-forward block without a gate: 'gelu' or 'squared_relu'
     embedding_scale    n_embd -> factor of the embeddings, where the metadata does not say
     attention_scale    width of a head -> factor of the attention's scores, where the metadata does not say
@@ -82,6 +83,7 @@ class Variant:
     interleaved: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     local_rope: bool = False
+    half_rope: bool = False
     activation: str = "silu"
     ungated: str = "gelu"
     embedding_scale: Callable[[int], float] = lambda n_embd: 1.0
@@ -157,6 +159,8 @@ VARIANTS = {
     "granitemoe": Variant(interleaved=True, defaults=NORMALISED, divide_logits=True),
     "exaone-moe": Variant(defaults=EXAONE4 | SIGMOID_ROUTER, rotates=_only_local),
     "dots1": Variant(defaults=SIGMOID_ROUTER),
+    "minimax-m3": Variant(defaults=NORMALISED | SIGMOID_ROUTER, activation="clamped_swish"),
+    "step35": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, half_rope=True, activation="clamped_silu"),
     "llama4": Variant(
         interleaved=True,
         defaults=LLAMA4,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from model_cases import CASES
-from model_cases.common import COMMON
+from model_cases.common import COMMON, VISION
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ggufmill.convert import open_source
@@ -71,14 +71,23 @@ def save_tokenizer(path):
     tokenizer.save(str(path))
 
 
+def new_config(transformers, family, options):
+    """(class, config) of a row of CASES: a class of transformers without ForCausalLM, or a multimodal class, for which the
+    options are those of the text model."""
+    if not family.endswith("ForConditionalGeneration"):
+        architecture = getattr(transformers, f"{family}ForCausalLM")
+        return architecture, architecture.config_class(**options, attn_implementation="eager")
+    architecture = getattr(transformers, family)
+    values = {"text_config": options, "vision_config": VISION, "tie_word_embeddings": options["tie_word_embeddings"]}
+    return architecture, architecture.config_class(**values, attn_implementation="eager")
+
+
 def convert_case(case, folder, changes=None):
     """(tokens, logits of transformers for them, path of the GGUF) of a case's random model; changes: of its config."""
     torch, transformers = oracle()
     family, options, *layout = CASES[case]
-    architecture = getattr(transformers, f"{family}ForCausalLM")
-    reference = randomise(
-        architecture(architecture.config_class(**(COMMON | options | (changes or {})), attn_implementation="eager"))
-    )
+    architecture, config = new_config(transformers, family, COMMON | options | (changes or {}))
+    reference = randomise(architecture(config))
     tokens = np.random.default_rng(3).integers(3, COMMON["vocab_size"], LENGTH)
     with torch.no_grad():
         expected = reference(torch.tensor(tokens[None])).logits[0].numpy()

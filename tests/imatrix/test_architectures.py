@@ -26,6 +26,8 @@ COVARIANCE_CASES = ("llama", "mixtral", "v3", "v3-mainline", "phi3")  # dense, e
 
 # suffix of a parameter's name in transformers -> tensors in GGUF; a stack of gate and up becomes two
 NAMES = {
+    "indexer.q_proj": ["indexer.q_proj"],
+    "indexer.k_proj": ["indexer.k_proj"],
     "qkv_proj": ["attn_qkv"],
     "q_proj": ["attn_q"],
     "k_proj": ["attn_k"],
@@ -38,9 +40,9 @@ NAMES = {
     "mlp.gate_proj": ["ffn_gate"],
     "mlp.up_proj": ["ffn_up"],
     "mlp.down_proj": ["ffn_down"],
-    "experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps"],
+    "experts.gate_up_proj": ["ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"],  # those that the file has
     "experts.down_proj": ["ffn_down_exps"],
-    "mlp.gate_up_proj": ["ffn_up"],
+    "mlp.gate_up_proj": ["ffn_gate", "ffn_up"],  # those that the file has
     "feed_forward.gate_proj": ["ffn_gate"],
     "feed_forward.up_proj": ["ffn_up"],
     "feed_forward.down_proj": ["ffn_down"],
@@ -99,8 +101,14 @@ ROUTERS = (
     "mlp.gate.wg",
     "mlp.gate.gate",
     "block_sparse_moe.router",
+    "router.proj",
 )
-SHARED = {"gate_proj": ["ffn_gate_shexp"], "up_proj": ["ffn_up_shexp"], "down_proj": ["ffn_down_shexp"]}
+SHARED = {
+    "gate_up_proj": ["ffn_gate_shexp", "ffn_up_shexp"],
+    "gate_proj": ["ffn_gate_shexp"],
+    "up_proj": ["ffn_up_shexp"],
+    "down_proj": ["ffn_down_shexp"],
+}
 SHARED |= {"input_linear": ["ffn_gate_shexp", "ffn_up_shexp"], "output_linear": ["ffn_down_shexp"]}
 
 
@@ -165,10 +173,11 @@ def reference(case, folder):
     """((GGUF name, matrix) -> inputs float64 [n, columns] for the windows that `collect` reads, source, token ids)."""
     torch, transformers = checkpoints.oracle()
     family, options, *layout = checkpoints.CASES[case]
-    architecture = getattr(transformers, f"{family}ForCausalLM")
-    config = architecture.config_class(**(checkpoints.COMMON | options), attn_implementation="eager")
-    config._experts_implementation = "eager"
+    architecture, config = checkpoints.new_config(transformers, family, checkpoints.COMMON | options)
+    for each in (config, getattr(config, "text_config", config)):
+        each._experts_implementation = "eager"
     model = checkpoints.randomise(architecture(config))
+    config = getattr(config, "text_config", config)
     model.save_pretrained(folder)
     source = open_source(folder, mla_layout=layout[0] if layout else "ik")
     tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
@@ -195,6 +204,9 @@ def reference(case, folder):
         if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
         for tensor in gguf_names(name, getattr(config, "num_local_experts", 1) != 0):
+            is_optional = ".indexer." in tensor or tensor.endswith(("_exps.weight", ".ffn_gate.weight"))
+            if is_optional and tensor not in source.tensors:
+                continue
             inputs[tensor, matrix] = as_in_gguf(config, tensor, np.concatenate(pieces))
     for layer, pieces in queries.items():
         latents = recorder.inputs[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]

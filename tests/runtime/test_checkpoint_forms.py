@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, oracle, randomise
 from model_cases import CASES
-from model_cases.common import COMMON, DYNAMIC, LLAMA3, PLAIN
-from model_cases.decoders import ERNIE_MOE, GLM, LONG, TEXT, VISION, WHOLE
+from model_cases.common import COMMON, DYNAMIC, LLAMA3, PLAIN, VISION
+from model_cases.decoders import ERNIE_MOE, GLM, LONG, TEXT, WHOLE
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError

@@ -126,6 +126,11 @@ class View:
         return replace(self, offset=self.offset + first * self.row_bytes, rows=count)
 
 
+def with_heads(view: View, heads: int, width: int) -> View:
+    """The view with rows of `heads` times `width` numbers."""
+    return view if view.heads == heads and view.width == width else view.reshaped(heads, width)
+
+
 def dense(block: Block, rows: int, heads: int, width: int, axis: str = TOKENS) -> View:
     """Rows that follow each other from the block's start on."""
     return View(block, 0, rows, 4 * heads * width, heads, 4 * width, width, axis=axis)

@@ -91,6 +91,8 @@ def attention(
     softcap: float,
     sinks: np.ndarray | None,
     chunked: bool,
+    selection: np.ndarray | None,
+    block: int,
     out: Value,
 ) -> np.ndarray:
     result = np.empty((len(q), *out.shape), np.float32)
@@ -103,6 +105,8 @@ def attention(
         if chunked:
             position = np.arange(len(keys)) // window
             hidden = position[len(keys) - len(q[rows]) :, None] != position
+        if selection is not None:
+            hidden = _not_in_blocks(selection[rows], len(keys), block, q.shape[1])
         weights = _attention_weights(q[rows], keys, scale, 0 if chunked else window, softcap, sinks, hidden)
         result[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
     return result
@@ -123,14 +127,14 @@ def _attention_weights(
     hidden: np.ndarray | None = None,
 ) -> np.ndarray:
     """Causal softmax of the scores of the last n tokens' queries [n, heads, width] over keys [m, kv heads, width]:
-    [heads, n, m]. hidden: bool [n, m], keys that are not seen besides."""
+    [heads, n, m]. hidden: bool [n, m] or [heads, n, m], keys that are not seen besides."""
     n, heads, m = q.shape[0], q.shape[1], len(keys)
     scores = np.einsum("nhw,mhw->hnm", q, _for_each_head(keys, heads)) * np.float32(scale)
     if softcap:
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     distance = np.arange(m - n, m)[:, None] - np.arange(m)
     unseen = (distance < 0) | (distance >= window) if window else distance < 0
-    scores[:, unseen if hidden is None else unseen | hidden] = -np.inf
+    scores = np.where(unseen if hidden is None else unseen | hidden, np.float32(-np.inf), scores)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
     scores = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -191,6 +195,29 @@ def _not_selected(selection: np.ndarray, m: int) -> np.ndarray:
     return hidden
 
 
+def _not_in_blocks(selection: np.ndarray, m: int, block: int, heads: int) -> np.ndarray:
+    """Blocks [n, index heads, top_k] -> bool [heads, n, m]; none where the first is -1."""
+    hidden = np.repeat(selection[:, :, :1] >= 0, m, axis=2)
+    for row, chosen in zip(hidden.reshape(-1, m), selection.reshape(-1, selection.shape[2]), strict=True):
+        if chosen[0] >= 0:
+            row[np.isin(np.arange(m) // block, chosen)] = False
+    return np.repeat(hidden.transpose(1, 0, 2), heads // selection.shape[1], axis=0)
+
+
+def select_blocks(step: Step, q: np.ndarray, k: np.ndarray, layer: int, block: int, top_k: int, local: int) -> np.ndarray:
+    out = np.full((len(q), q.shape[1], top_k), -1, np.float32)
+    for cache, rows in step.segments:
+        keys = cache.append(layer, "index_k", k[rows])
+        for at in range(rows.start, rows.stop):
+            count = step.positions[at] // block + 1  # of blocks up to the token's own
+            if count > top_k:
+                scores = q[at] @ keys[: step.positions[at] + 1].T
+                best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], block), axis=1)
+                best[:, max(0, count - local) :] = np.inf
+                out[at] = np.argsort(-best, axis=1, kind="stable")[:, :top_k]
+    return out
+
+
 def select_keys(step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, layer: int, top_k: int) -> np.ndarray:
     out = np.full((len(q), top_k), -1, np.float32)
     for cache, rows in step.segments:
@@ -229,13 +256,17 @@ def gated_activation(
     step: Step,
     gate: np.ndarray,
     up: np.ndarray,
-    function: Literal["silu", "gelu", "sigmoid", "clamped_swish", "identity"],
+    function: Literal["silu", "gelu", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
     limit: float,
 ) -> np.ndarray:
     if function == "identity":
         return gate * up
+    if limit:
+        up = np.clip(up, np.float32(-limit), np.float32(limit))
+    if function == "clamped_silu":
+        return np.minimum(gate * sigmoid(gate), np.float32(limit)) * up
+    gate = np.minimum(gate, np.float32(limit)) if limit else gate
     if function == "clamped_swish":
-        gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, np.float32(-limit), np.float32(limit))
         return gate * sigmoid(np.float32(1.702) * gate) * (up + 1)
     if function == "sigmoid":
         return sigmoid(gate) * up
@@ -244,6 +275,10 @@ def gated_activation(
 
 def sigmoid_gate(step: Step, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
     return y * sigmoid(x @ gate)[:, None]
+
+
+def gate_heads(step: Step, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    return x * sigmoid(gate)[..., None]
 
 
 def add(step: Step, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
@@ -277,6 +312,7 @@ _BY_CLASS = {
     ops.GatedDeltaRule: recurrent.gated_delta_rule,
     ops.SelectiveScan: recurrent.selective_scan,
     ops.SelectKeys: select_keys,
+    ops.SelectBlocks: select_blocks,
     ops.Activation: activation,
     special_ops.Xielu: xielu,
     special_ops.Clamp: clamp,
@@ -287,6 +323,7 @@ _BY_CLASS = {
     ops.ExpertLinear: expert_linear,
     ops.CombineExperts: combine_experts,
     ops.SigmoidGate: sigmoid_gate,
+    ops.GateHeads: gate_heads,
     ops.Add: add,
     ops.Scale: scale,
     ops.ScaleByPosition: scale_by_position,

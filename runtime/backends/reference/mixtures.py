@@ -18,19 +18,23 @@ def route(
     step: Step,
     logits: np.ndarray,
     used: int,
-    gating: Literal["softmax", "sigmoid", "sparse_mixer"],
+    gating: Literal["softmax", "sigmoid", "sqrt_softplus", "sparse_mixer"],
     bias: np.ndarray | None,
     groups: int,
     groups_used: int,
     normalise: bool,
     scale: float,
     jitter: float,
+    factors: np.ndarray | None,
+    by_token: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     n, count = logits.shape
     if gating == "sparse_mixer":
         return _sparse_mixer(logits, used, jitter)
     if gating == "sigmoid":
         scores = sigmoid(logits)
+    elif gating == "sqrt_softplus":
+        scores = np.sqrt(np.logaddexp(np.float32(0), logits))
     else:
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
@@ -42,11 +46,12 @@ def route(
         open_groups = np.zeros((n, groups), bool)
         np.put_along_axis(open_groups, _best(strength, groups_used), True, axis=1)
         choice = np.where(open_groups[..., None], members, -np.inf).reshape(n, count)
-    experts = _best(choice, used)
+    experts = _best(choice, used) if by_token is None else by_token[step.tokens].astype(np.int64)
     weights = np.take_along_axis(scores, experts, axis=1)
     if normalise:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
-    return experts, weights * np.float32(scale)
+    weights = weights * np.float32(scale)
+    return experts, weights if factors is None else weights * factors[experts]
 
 
 def _sparse_mixer(logits: np.ndarray, used: int, jitter: float) -> tuple[np.ndarray, np.ndarray]:

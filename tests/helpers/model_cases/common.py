@@ -22,3 +22,5 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}  # without effect up to max_position_embeddings
 WINDOW = {"sliding_window": 20}
 TIED = {"tie_word_embeddings": True}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 16, "patch_size": 8}

@@ -135,12 +135,16 @@ def test_the_two_pairings_are_permutations_of_each_other():
 def test_activations():
     gate, up = np.linspace(-80, 80, 321, dtype=np.float32), np.full(321, 3, np.float32)
     exact, none = gate.astype(np.float64), step([])
-    silu, gelu, swish = (functions.gated_activation(none, gate, up, f, 7.0) for f in ("silu", "gelu", "clamped_swish"))
+    kinds = (("silu", 0.0), ("gelu", 0.0), ("clamped_swish", 7.0), ("silu", 2.0), ("clamped_silu", 2.0))
+    silu, gelu, swish, before, after = (functions.gated_activation(none, gate, up, *each) for each in kinds)
     assert np.allclose(silu, 3 * exact / (1 + np.exp(-exact)), rtol=1e-5, atol=1e-30)
     inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
     assert np.allclose(gelu, 3 * 0.5 * exact * (1 + np.tanh(inner)), rtol=1e-5, atol=1e-5)
     limited = np.minimum(exact, 7)
     assert np.allclose(swish, limited / (1 + np.exp(-1.702 * limited)) * (3 + 1), rtol=1e-5, atol=1e-30)
+    limited = np.minimum(exact, 2)
+    assert np.allclose(before, limited / (1 + np.exp(-limited)) * 2, rtol=1e-5, atol=1e-30)
+    assert np.allclose(after, np.minimum(exact / (1 + np.exp(-exact)), 2) * 2, rtol=1e-5, atol=1e-30)
     large = functions.gated_activation(none, up, 10 * up, "clamped_swish", 7.0)
     assert np.allclose(large, 3 / (1 + np.exp(-1.702 * 3)) * 8)
     assert np.array_equal(functions.activation(none, gate, "squared_relu"), np.where(gate > 0, gate * gate, 0))
@@ -165,7 +169,9 @@ def test_a_window_a_soft_cap_and_a_sink():
     v = np.array([10, 20, 40], np.float32).reshape(3, 1, 1)
 
     def last(window=0, softcap=0.0, sinks=None):
-        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks, Value(0, (1, 1)))[2, 0, 0]
+        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks, False, None, 0, Value(0, (1, 1)))[
+            2, 0, 0
+        ]
 
     e, values = np.exp(np.array([1.0, 2.0, 3.0])), np.array([10, 20, 40])
     assert last() == pytest.approx(e @ values / e.sum())
@@ -180,6 +186,7 @@ def test_routing():
 
     def route(**options):
         usual = {"gating": "softmax", "bias": None, "groups": 1, "groups_used": 1, "normalise": False, "scale": 1.0}
+        usual |= {"factors": None, "by_token": None}
         experts, weights = functions.route(step([0]), logits, 2, **(usual | options))
         return experts[0].tolist(), weights[0]
 

@@ -5,6 +5,8 @@ The parts of programs in row_parts and experts call them. Every sum has a fixed 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .....simd.compile import kernel
@@ -12,7 +14,8 @@ from .....simd.exponential import exp, exp_lanes
 from .....simd.lanes import LANES, load, min_lanes, select, splat, store
 
 _HUGE = 1e30
-SILU, GELU, CLAMPED_SWISH, SQUARED_RELU, SIGMOID, IDENTITY = range(6)
+SILU, GELU, CLAMPED_SWISH, SQUARED_RELU, SIGMOID, IDENTITY, CLAMPED_SILU = range(7)
+SOFTMAX, SIGMOID_SCORES, SQRT_SOFTPLUS = range(3)  # how a router's logits become scores
 
 _FAST = {"reassoc", "nsz", "contract"}  # the compiler chooses the order of a row's sum, which is then the same at every call
 
@@ -60,9 +63,13 @@ def _gate(x, y, slope, cubic, limit, shift):
 
 @kernel
 def _activated(activation, x, y, slope, cubic, limit, shift):
-    """`_gate`, or y times the sigmoid of x."""
+    """`_gate`; y times the sigmoid of x; or, for CLAMPED_SILU, the silu of x, at most the limit, times y within +-limit."""
     if activation == SIGMOID:
         return y / (exp_lanes(x * slope) + 1)
+    if activation == CLAMPED_SILU:
+        x = x / (exp_lanes(x * slope) + 1)
+        x, y = select(x > limit, splat(limit), x), select(y > limit, splat(limit), y)
+        return x * select(y < -limit, splat(-limit), y)
     return _gate(x, y, slope, cubic, limit, shift)
 
 
@@ -71,7 +78,8 @@ def gate_run(activation, gate, up, out, limit):
     """out = activation(gate) * up, element by element; out may be gate or up.
 
     activation: SILU, GELU (the tanh form), SIGMOID, CLAMPED_SWISH: gate * sigmoid(1.702 gate) * (up + 1) of gate clamped to at
-    most the limit and up to +-limit (gpt-oss); SQUARED_RELU: max(gate, 0)^2 * up; or IDENTITY: gate * up.
+    most the limit and up to +-limit (gpt-oss); CLAMPED_SILU: the silu and up clamped likewise (Step-3.5); SQUARED_RELU:
+    max(gate, 0)^2 * up; or IDENTITY: gate * up. A limit above 0 clamps gate and up of SILU too (DeepSeek-V4).
     """
     if activation == IDENTITY:
         for i in range(out.size):
@@ -88,6 +96,8 @@ def gate_run(activation, gate, up, out, limit):
         slope, cubic = np.float32(-1.5957691216), np.float32(-0.07135481282)
     elif activation == CLAMPED_SWISH:
         slope, bound, shift = np.float32(-1.702), np.float32(limit), np.float32(1)
+    elif activation == CLAMPED_SILU or (activation == SILU and limit > 0):
+        bound = np.float32(limit)
     x, y = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for i in range(0, out.size, LANES):
         if i + LANES <= out.size:
@@ -115,10 +125,11 @@ def _top_k(scores, allowed, count, indices):
 
 
 @kernel
-def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts, weights):
+def route(scores, gating, bias, groups, groups_used, normalised, scale, experts, weights):
     """Chooses experts: as graph.ops.Route, which says what the options mean.
 
-    scores: float32 [n, experts], the router's logits, overwritten; bias: float32 [experts], or [0] for none;
+    scores: float32 [n, experts], the router's logits, overwritten; gating: SOFTMAX, SIGMOID_SCORES or SQRT_SOFTPLUS; bias:
+    float32 [experts], or [0] for none;
     experts int64 [n, used] and weights float32 [n, used] are the results, best first.
     """
     n, count = scores.shape
@@ -127,9 +138,13 @@ def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts
     chosen_groups, choice = np.empty(groups_used, np.int64), np.empty(count, np.float32)
     for t in range(n):
         row = scores[t]
-        if sigmoid:
+        if gating == SIGMOID_SCORES:
             for i in range(count):
                 row[i] = np.float32(1) / (np.float32(1) + exp(-row[i]))
+        elif gating == SQRT_SOFTPLUS:
+            for i in range(count):
+                x = np.float64(row[i])
+                row[i] = np.float32(math.sqrt(x if x > 30 else math.log1p(math.exp(x))))
         else:
             maximum, total = row[0], np.float32(0)
             for i in range(count):
@@ -151,7 +166,7 @@ def route(scores, sigmoid, bias, groups, groups_used, normalised, scale, experts
                         first, second = choice[i], first
                     elif choice[i] > second:
                         second = choice[i]
-                strength[g] = first + second if sigmoid and size > 1 else first
+                strength[g] = first + second if gating == SIGMOID_SCORES and size > 1 else first
                 open_groups[g] = True
             _top_k(strength, open_groups, groups_used, chosen_groups)
             for g in chosen_groups:

@@ -97,7 +97,7 @@ def combine_part(argument, number):
 
 ROUTE_FIELDS = (
     *("rows", "row_step", "columns", "column_step"),  # the partition: of tokens
-    *("scores", "experts", "sigmoid", "bias", "groups", "groups_used", "normalise", "used", "chosen", "weights", "keep"),
+    *("scores", "experts", "gating", "bias", "groups", "groups_used", "normalise", "used", "chosen", "weights", "keep"),
     *("scale", "share"),  # float64
 )
 
@@ -133,7 +133,7 @@ def route_part(argument, number):
     bias = view(table[7], experts if table[7] else 0, np.float32)
     chosen = view(table[12] + 8 * first * used, (n, used), np.int64)
     weights = view(table[13] + 4 * first * used, (n, used), np.float32)
-    route(scores, table[6] != 0, bias, table[8], table[9], table[10] != 0, real[15], chosen, weights)
+    route(scores, table[6], bias, table[8], table[9], table[10] != 0, real[15], chosen, weights)
     if table[14]:
         for t in range(n):
             reduce_experts(chosen[t], weights[t], table[14], np.float32(real[16]), table[10] != 0)

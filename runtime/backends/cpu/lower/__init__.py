@@ -20,6 +20,7 @@ from .elementwise import (
     AddStep,
     ConcatStep,
     EmbeddingStep,
+    GateHeadsStep,
     GateStep,
     HiddenInputStep,
     NormStep,
@@ -35,7 +36,7 @@ from .experts import GATINGS, find_mixtures
 from .latent_attention import LatentAttentionStep
 from .linear import LinearStep
 from .recurrent import GatedDeltaRuleStep, SelectiveScanStep, ShortConvolutionStep
-from .sparse_attention import SelectKeysStep
+from .sparse_attention import SelectBlocksStep, SelectKeysStep
 from .special import SPECIAL_STEPS, SPECIAL_SUPPORT
 from .streams import STREAM_STEPS, STREAM_SUPPORT
 
@@ -48,6 +49,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Attention: AttentionStep,
     o.Concat: ConcatStep,
     o.Embedding: EmbeddingStep,
+    o.GateHeads: GateHeadsStep,
     o.GatedActivation: GateStep,
     o.GatedDeltaRule: GatedDeltaRuleStep,
     o.HiddenInput: HiddenInputStep,
@@ -58,6 +60,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Rope: RopeStep,
     o.Scale: ScaleStep,
     o.ScaleByPosition: ScaleByPositionStep,
+    o.SelectBlocks: SelectBlocksStep,
     o.SelectKeys: SelectKeysStep,
     o.SelectiveScan: SelectiveScanStep,
     o.ShortConvolution: ShortConvolutionStep,
@@ -80,11 +83,14 @@ SLOW_PARTS: dict[type[o.Op], tuple[Part, ...]] = {
 SUPPORT: Support = {
     o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
     o.Add: dict.fromkeys(("a", "b", "scale")),
-    o.Attention: dict.fromkeys(("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked")),
+    o.Attention: dict.fromkeys(
+        ("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked", "selection", "block")
+    ),
     o.CombineExperts: dict.fromkeys(("x", "routing", "weighted")),
     o.Concat: dict.fromkeys(("a", "b")),
     o.Embedding: dict.fromkeys(("table", "scale")),
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
+    o.GateHeads: dict.fromkeys(("x", "gate")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},
     o.GatedDeltaRule: dict.fromkeys(("q", "k", "v", "alpha", "beta", "decay", "alpha_bias", "layer", "tiled", "epsilon")),
     o.HiddenInput: {},
@@ -97,11 +103,13 @@ SUPPORT: Support = {
     o.Rope: dict.fromkeys(("x", "rope", "start")),
     o.Route: {
         **dict.fromkeys(("logits", "used", "bias", "groups", "groups_used", "normalise", "scale", "jitter")),
+        **dict.fromkeys(("factors", "by_token")),
         "gating": tuple(GATINGS),
     },
     o.Scale: dict.fromkeys(("x", "factor")),
     o.ScaleByPosition: dict.fromkeys(("x", "temperature")),
     o.ScaleByRouting: dict.fromkeys(("x", "routing")),
+    o.SelectBlocks: dict.fromkeys(("q", "k", "layer", "block", "top_k", "local")),
     o.SelectiveScan: dict.fromkeys(("x", "dt", "b", "c", "decay", "skip", "layer", "dt_bias")),
     o.ShortConvolution: {**dict.fromkeys(("x", "weight", "layer", "bias", "state")), "activation": ("silu", "none")},
     o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),

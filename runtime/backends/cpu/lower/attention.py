@@ -8,8 +8,9 @@ from .....simd.workers import Workers
 from ....graph.ops import Attention
 from ..attention import AttentionParams, causal_attention
 from ..attention_jobs import CachedAttention
-from ..memory import View
+from ..memory import with_heads
 from ..passes import Pass, Step
+from .sparse_attention import attend_blocks
 
 SCORES_BYTES = 2 << 20  # of the scores that a thread stores at a time: about what its own cache holds
 
@@ -27,12 +28,10 @@ class AttentionStep(Step):
             if value is not None:
                 out.write_cache(op.layer, name, with_heads(out.view(value), *value.shape))
         q, kv_heads = with_heads(out.dense(op.q), *op.q.shape), out.executable.part(op.layer, "k").heads
-        attend(out, CachedAttention(op.layer, q, out.new(op.out), "k", "v", kv_heads, self.params))
-
-
-def with_heads(view: View, heads: int, width: int) -> View:
-    """The view with rows of `heads` times `width` numbers."""
-    return view if view.heads == heads and view.width == width else view.reshaped(heads, width)
+        result = out.new(op.out)
+        attend(out, CachedAttention(op.layer, q, result, "k", "v", kv_heads, self.params))
+        if op.selection is not None:
+            attend_blocks(op, out, q, with_heads(result, *op.out.shape), out.view(op.selection))
 
 
 def attend(out: Pass, attention: CachedAttention) -> None:

@@ -11,6 +11,7 @@ from ....graph.ops import (
     Embedding,
     ExpertLinear,
     GatedActivation,
+    GateHeads,
     HiddenInput,
     LatentAttention,
     Linear,
@@ -24,13 +25,14 @@ from ....graph.ops import (
     Split,
 )  # fmt: skip
 from ..kernels import row_parts
-from ..kernels.elementwise import CLAMPED_SWISH, GELU, IDENTITY, SIGMOID, SILU, SQUARED_RELU
+from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
 from ..passes import CELL, Pass, Step
 from ..schedule import real
 
-GATES = {"silu": SILU, "gelu": GELU, "sigmoid": SIGMOID, "clamped_swish": CLAMPED_SWISH, "identity": IDENTITY}
+GATES = {"silu": SILU, "gelu": GELU, "sigmoid": SIGMOID, "identity": IDENTITY}
+GATES |= {"clamped_silu": CLAMPED_SILU, "clamped_swish": CLAMPED_SWISH}
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "squared_relu": SQUARED_RELU}
 _HEADS = 16  # of a part, if the number of heads is a multiple of it
 
@@ -85,7 +87,7 @@ class SplitStep(Step):
 
     def emit(self, out: Pass) -> None:
         view, first = out.view(self.op.x), 0
-        if len(self.op.x.shape) == 2 and view.heads != self.op.x.shape[0]:
+        if view.width != self.op.x.shape[-1]:  # rows of experts are of one expert each
             view = view.reshaped(*self.op.x.shape)
         for value, size in zip(self.op.outputs, self.op.sizes, strict=True):
             out.put(value, view.columns(first, size))
@@ -260,6 +262,26 @@ class SoftCapStep(Step):
             np.multiply(target, cap, out=target)
 
         out.call(soft_cap)
+
+
+class GateHeadsStep(Step):
+    def __init__(self, executable, op: GateHeads):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        heads, width = self.op.x.shape
+        x = out.view(self.op.x)
+        x = x if x.heads == heads else x.reshaped(heads, width)
+        to = out.result(self.op.out, self.op.x, None)
+        to = to if to.heads == heads else to.reshaped(heads, width)
+        source, gate, target = x.array, out.dense(self.op.gate).matrix, to.array
+
+        def multiply() -> None:
+            with np.errstate(over="ignore"):
+                np.multiply(source, (1 / (1 + np.exp(-gate)))[:, :, None], out=target)
+
+        out.call(multiply)
 
 
 class SigmoidGateStep(Step):

@@ -16,6 +16,7 @@ import numpy as np
 from .....formats import PlanError
 from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, ScaleByRouting
 from ....graph.values import Value
+from ..kernels.elementwise import SIGMOID_SCORES, SOFTMAX, SQRT_SOFTPLUS
 from ..kernels.experts import arrange_part, combine_part, route_part
 from ..kernels.gemv.gemv import TOKENS
 from ..kernels.gemv_plan import GEMV_TOKENS
@@ -30,7 +31,7 @@ from .products import EXPERT_ROWS, gemm_inputs, gemm_task, gemv_inputs, gemv_tas
 if TYPE_CHECKING:
     from ..executable import Executable
 
-GATINGS = {"softmax": 0, "sigmoid": 1, "sparse_mixer": 2}
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID_SCORES, "sqrt_softplus": SQRT_SOFTPLUS, "sparse_mixer": 3}
 
 
 def find_mixtures(executable: Executable, ops: Sequence[Op]) -> dict[int, ExpertsStep]:
@@ -75,7 +76,8 @@ class ExpertsStep(Step):
         inner = ops[1 : -1 if self.add is not None else None]
         self.combine: CombineExperts = inner[-1]  # type: ignore[assignment]
         self.inner = [self._inner(op) for op in inner[:-1]]
-        self.bias = self.vector(self.route.bias)
+        self.bias, self.factors = self.vector(self.route.bias), self.vector(self.route.factors)
+        self.by_token = None if self.route.by_token is None else executable.matrix(self.route.by_token)
         self.experts = self.route.logits.shape[0]
         self.matrices = [step.matrix for step in self.inner if isinstance(step, ExpertLinearStep)]
         self.columns = max(step.ops[0].out.shape[-1] for step in self.inner)
@@ -130,7 +132,39 @@ class ExpertsStep(Step):
         is_mixer = route.gating == "sparse_mixer"
         table = (*partition.words(), *words, real(route.jitter if is_mixer else route.scale), real(share))
         part = sparse_mixer_part if is_mixer else route_part
-        out.schedule.task(part.address, table, partition, (logits,), (logits, chosen, weights))
+        if self.by_token is None:
+            out.schedule.task(part.address, table, partition, (logits,), (logits, chosen, weights))
+        else:
+            self._choose_by_token(out, logits, chosen, weights)
+        if self.factors is not None:
+            self._multiply_weights(out, chosen, weights)
+
+    def _choose_by_token(self, out: Pass, logits: View, chosen: View, weights: View) -> None:
+        """The experts that a table has for each token id, weighted by their scores."""
+        assert self.by_token is not None
+        route, table, state, n = self.route, self.by_token, out.run_state, out.n
+        if route.gating != "sqrt_softplus":
+            raise PlanError(f"experts by token id with {route.gating} scores are not supported")
+        experts, factors = chosen.array.reshape(n, route.used), weights.array.reshape(n, route.used)
+
+        def choose() -> None:
+            experts[:] = table.lookup(state.tokens)
+            scores = np.take_along_axis(logits.matrix, experts, axis=1)
+            factors[:] = np.sqrt(np.logaddexp(np.float32(0), scores))
+            if route.normalise:
+                factors[:] /= np.maximum(factors.sum(axis=1, keepdims=True), np.float32(1e-20))
+            factors[:] *= np.float32(route.scale)
+
+        out.call(choose)
+
+    def _multiply_weights(self, out: Pass, chosen: View, weights: View) -> None:
+        experts, numbers, factors = chosen.array.reshape(-1), weights.array.reshape(-1), self.factors
+        assert factors is not None
+
+        def multiply() -> None:
+            np.multiply(numbers, factors[experts], out=numbers)  # of a dropped expert (-1) the weight is 0
+
+        out.call(multiply)
 
     def _emit_gemv(self, out: Pass, chosen: View, weights: View, fused: bool) -> None:
         n, used = out.n, self.route.used
@@ -289,7 +323,7 @@ class ExpertLinearStep(Step):
         view = out.allocate(arranged.rows, 1, self.op.out.shape[-1], EXPERT_ROWS)
         out.put(self.op.out, view)
         if plan is None:
-            x, target, places = stored.view.matrix, view.matrix, arranged.places.array[0, 0]
+            x, target, places = out.dense(self.op.x).matrix, view.matrix, arranged.places.array[0, 0]
             out.call(lambda: self._multiply_decoded(out, x, target, places, jobs))
         else:
             key = ("gathered", plan.form) if self.of_tokens else plan.form
@@ -299,7 +333,7 @@ class ExpertLinearStep(Step):
                     return out.keep_with(self.op.x, memory)
 
                 places = arranged.places if self.of_tokens else None
-                stored.inputs[key] = gemm_inputs(out, stored.view, plan.form, take, places)
+                stored.inputs[key] = gemm_inputs(out, out.dense(self.op.x), plan.form, take, places)
             gemm_task(out, plan, stored.inputs[key], view, jobs)
         self._scale_and_add_bias(out, view, arranged.matrices)
 

@@ -19,9 +19,9 @@ from ....graph.ops import LatentAttention
 from ..attention import AttentionParams
 from ..attention_jobs import CachedAttention
 from ..latent_matrices import HeadMatrices, LatentShape
-from ..memory import View
+from ..memory import View, with_heads
 from ..passes import Pass, Step
-from .attention import attend, with_heads
+from .attention import attend
 from .elementwise import heads_partition
 from .latent_batch import LatentBatch
 from .linear import multiply

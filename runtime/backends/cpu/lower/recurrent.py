@@ -9,10 +9,9 @@ import numpy as np
 from ....graph.ops import GatedDeltaRule, SelectiveScan, ShortConvolution
 from ....graph.values import Value
 from ..kernels import recurrent, selective_scan
-from ..memory import View
+from ..memory import View, with_heads
 from ..passes import Pass, Step
 from ..schedule import real
-from .attention import with_heads
 
 
 def _sequences(out: Pass, layer: int, name: str) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""Sparse attention: the keys that an indexer selects (SelectKeys), and latent attention over these alone.
+"""Sparse attention: the keys or blocks of keys that an indexer selects, and attention over these alone.
 
-A token's results differ from dense attention only when there are more than top_k keys. Then they are computed again, by numpy,
-in the place of the dense ones.
+A token's results differ from dense attention only when there are more than top_k keys, or blocks. Then they are computed again,
+by numpy, in the place of the dense ones.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....graph.ops import SelectKeys
-from ..memory import View
+from ....graph.ops import Attention, SelectBlocks, SelectKeys
+from ..memory import View, with_heads
 from ..passes import Pass, Step
-from .attention import with_heads
 
 if TYPE_CHECKING:
     from ..executable import Executable
@@ -45,6 +44,66 @@ class SelectKeysStep(Step):
                     to[row] = np.argpartition(-scores, op.top_k)[: op.top_k]
 
         out.call(select)
+
+
+class SelectBlocksStep(Step):
+    def __init__(self, executable: Executable, op: SelectBlocks):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        op, state = self.op, out.run_state
+        heads, width = op.q.shape
+        out.write_cache(op.layer, "index_k", with_heads(out.view(op.k), 1, width))
+        queries = with_heads(out.dense(op.q), heads, width).array
+        to = with_heads(out.new(op.out), heads, op.top_k).array
+
+        def select() -> None:
+            to[:] = -1
+            for cache, at in state.batch:
+                first = max(0, op.top_k * op.block - cache.length)  # the first token that sees more than top_k blocks
+                if first >= at.stop - at.start:
+                    continue
+                keys = cache.read(op.layer, "index_k", at.stop - at.start)[0]
+                for row in range(at.start + first, at.stop):
+                    scores = queries[row] @ keys[: cache.length + row - at.start + 1].T
+                    best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], op.block), axis=1)
+                    best[:, max(0, best.shape[1] - op.local) :] = np.inf
+                    to[row] = np.argpartition(-best, op.top_k - 1, axis=1)[:, : op.top_k]
+
+        out.call(select)
+
+
+def attend_blocks(op: Attention, out: Pass, q: View, result: View, selection: View) -> None:
+    """Adds to the pass that the results of tokens with a selection are those of attention over the selected blocks.
+
+    q and result: [n, heads, width]; selection: [n, index heads, top_k], as SelectBlocks gives it.
+    """
+    assert op.selection is not None
+    state, (index_heads, top_k) = out.run_state, op.selection.shape
+    queries, results, chosen = q.array, result.array, with_heads(selection, index_heads, top_k).array
+
+    def attend() -> None:
+        for cache, at in state.batch:
+            rows = at.start + np.flatnonzero(chosen[at, 0, 0] >= 0)
+            if not rows.size:
+                continue
+            new = at.stop - at.start
+            keys, values = cache.read(op.layer, "k", new), cache.read(op.layer, "v", new)
+            kv_heads, group = len(keys), queries.shape[1] // index_heads
+            for row in rows:
+                count = cache.length + row - at.start + 1
+                for index in range(index_heads):
+                    blocks = np.sort(chosen[row, index].astype(np.int64))
+                    positions = (blocks[:, None] * op.block + np.arange(op.block)).reshape(-1)
+                    positions = positions[positions < count]
+                    for head in range(index * group, (index + 1) * group):
+                        kv = head * kv_heads // queries.shape[1]
+                        scores = keys[kv, positions, : queries.shape[2]] @ queries[row, head] * np.float32(op.scale)
+                        weights = np.exp(scores - scores.max())
+                        results[row, head] = weights @ values[kv, positions, : results.shape[2]] / weights.sum()
+
+    out.call(attend)
 
 
 def attend_selected(step: LatentAttentionStep, out: Pass, q: View, result: View, selection: View) -> None:

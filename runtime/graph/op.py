@@ -1,0 +1,31 @@
+"""The base of all ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from .values import Value, Weight
+
+
+@dataclass(frozen=True)
+class Op:
+    """Base of all ops. out: what it computes."""
+
+    out: Value
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """The values it reads, in the order of its fields."""
+        given = (getattr(self, f.name) for f in fields(self) if f.name not in ("out", "more"))
+        return tuple(value for value in given if isinstance(value, Value))
+
+    @cached_property
+    def outputs(self) -> tuple[Value, ...]:
+        return (self.out,)
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """The tensors it reads."""
+        given = (getattr(self, f.name) for f in fields(self))
+        return tuple(value for value in given if isinstance(value, Weight))

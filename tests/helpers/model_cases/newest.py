@@ -1,0 +1,50 @@
+"""Models of 2026: Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4."""
+
+from .common import LLAMA3, PLAIN, TIED, WINDOW
+from .decoders import GEMMA4, GEMMA4_31B
+
+GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
+STEP_PATTERN = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+STEP = WINDOW | {"num_hidden_layers": 5, "head_dim": 32, "layer_types": STEP_PATTERN, "n_routed_experts": 6}
+STEP |= {
+    "pad_token_id": 0,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "share_expert_dim": 48,
+    "moe_router_scaling_factor": 2.5,
+}
+STEP |= {"mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"], "num_sliding_attention_heads": 6}
+STEP |= {"rope_theta": [5e6, 1e4, 1e4, 5e6, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0]}
+STEP_LIMITS = {"swiglu_limits": [0, 0.4, 0, 0.3, 0.5], "swiglu_limits_shared": [0.4, 0, 0.5, 0, 0.2]}
+STEP_LIMITS |= {"rope_parameters": {"full_attention": LLAMA3 | {"partial_rotary_factor": 0.5}}}
+STEP_LIMITS["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
+M3 = {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40}
+M3 |= {"dense_intermediate_size": 96, "shared_intermediate_size": 40, "index_n_heads": 2, "index_head_dim": 32}
+M3 |= {"index_block_size": 8, "index_topk_blocks": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+M3 |= {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}
+M3 |= {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
+M3_ODD = {
+    "index_n_heads": 1,
+    "index_block_size": 5,
+    "index_local_blocks": 2,
+    "num_hidden_layers": 4,
+    "shared_intermediate_size": 80,
+}
+M3_ODD |= {"layer_types": ["minimax_m3_sparse", "full_attention"] * 2, "mlp_layer_types": ["sparse"] * 4}
+
+CASES = {
+    "gemma4-moe": ("Gemma4", GEMMA4 | GEMMA4_31B | GEMMA4_MOE),
+    "gemma4-moe-per-layer": ("Gemma4", GEMMA4 | GEMMA4_MOE | TIED | {"top_k_experts": 3, "num_kv_shared_layers": 2}),
+    "minimax-m3": ("MiniMaxM3SparseForConditionalGeneration", M3, "mainline"),
+    "minimax-m3-odd": ("MiniMaxM3SparseForConditionalGeneration", M3 | M3_ODD, "mainline"),
+    "minimax-m3-ik": ("MiniMaxM3SparseForConditionalGeneration", M3 | {"index_topk_blocks": 20}),
+    "step35": ("Step3p7ForConditionalGeneration", STEP),
+    "step35-limits": ("Step3p7ForConditionalGeneration", STEP | STEP_LIMITS),
+}
+BEYOND_LLAMA_CPP = {
+    "minimax-m3-odd": "an indexer in every layer with experts",
+    "minimax-m3-ik": "not in this layout",
+}
+COARSE_IN_LLAMA_CPP = dict.fromkeys(("gemma4-moe", "gemma4-moe-per-layer"), 5e-2)
+# One selection of blocks for all heads, the best of any index head's: compared while all blocks are seen.
+IN_LLAMA_CPP = {"minimax-m3": {"index_topk_blocks": 20}}
