@@ -65,6 +65,7 @@ CASES = {
 }
 
 BEYOND_LLAMA_CPP = {
+    "gemma3n": "sizes and layers of the published models only; deviations of n numbers are divided by n - 1",
     "gemma3n-odd": "sizes and layers of the published models only",
     "ministral": "no windows in this architecture",
     "llama4-chunks": "chunks of 8192 tokens only",
@@ -77,16 +78,6 @@ BEYOND_LLAMA_CPP = {
     "gemma-gelu": "always a tied output",
     "jais2-plain": "biases everywhere",
 }
-COARSE_IN_LLAMA_CPP = {"gemma": 5e-3, "gemma3n": 5e-2}  # its gelu comes from a table of f16
-# It has neither a soft cap of the router nor a tied output; of Gemma 3n it knows the published sizes.
-IN_LLAMA_CPP = {
-    "laguna-elements": {"moe_router_logit_softcapping": 0.0},
-    "apertus-biases": {"tie_word_embeddings": False},
-    "gemma3n": {
-        "laurel_rank": 64,
-        "hidden_size_per_layer_input": 256,
-        "num_hidden_layers": 20,
-        "layer_types": None,
-        "vocab_size_per_layer_input": 288,
-    },
-}
+COARSE_IN_LLAMA_CPP = {"gemma": 5e-3}  # its gelu comes from a table of f16
+# It has neither a soft cap of the router nor a tied output.
+IN_LLAMA_CPP = {"laguna-elements": {"moe_router_logit_softcapping": 0.0}, "apertus-biases": {"tie_word_embeddings": False}}
