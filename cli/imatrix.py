@@ -62,6 +62,7 @@ def command() -> None:
 @click.option("--from-chunk", "--chunk", type=click.IntRange(0), help="Leave out so many windows at the beginning.")
 @click.option("--process-output", is_flag=True, help="Collect data for the output matrix too (the embeddings, if they are it).")
 @click.option("--process-embedding", is_flag=True, help="Data for token_embd.weight: its rows, as often as the text uses them.")
+@click.option("--nextn", is_flag=True, help="Data for the draft layers (MTP) too, which are run behind the model.")
 @click.option(
     "-ofreq",
     "--output-frequency",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     type=MODEL,
     help="Compare with this model, usually the bf16 one: KL divergence and agreement on the top token.",
 )
+@click.option("--mtp", is_flag=True, help="Rate the draft layer too: its perplexity, agreement with the model, acceptance.")
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
 @click.option(
     "--compare-with",
@@ -131,6 +132,11 @@ def _figures(r: Perplexity) -> str:
     lines.append(
         f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
     )
+    if r.mtp_perplexity is not None:
+        lines.append(
+            f"draft layer: perplexity {r.mtp_perplexity:.4f}, same top token as the model {r.mtp_top1_agreement:.2f} % "
+            f"(drafts accepted at temperature 0), accepted at temperature 1 {100 * (r.mtp_acceptance or 0):.2f} %"
+        )
     if r.kld_mean is None:
         return "\n".join(lines)
     perplexities = [

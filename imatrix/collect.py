@@ -16,6 +16,7 @@ import numpy as np
 
 from ..formats import PlanError, dims
 from ..runtime import Model
+from ..runtime.draft_head import check_draft_layers, window_rows
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
 from ..runtime.evaluate.score_statistics import Moments, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
@@ -37,14 +38,18 @@ class CollectOptions:
     """Which tensors are collected beside those of the layers.
 
     output      the output matrix; if it is tied to the embeddings, the entry has their name
+    nextn       the draft layers (multi-token prediction), run on the model's hidden states and the tokens of the text
     embeddings  token_embd.weight: the squares of the embeddings themselves, each as many times as the text uses it
     """
 
     output: bool = False
     embeddings: bool = False
+    nextn: bool = False
 
     def check(self, model: Model) -> None:
         """Raises PlanError if both would be the same entry."""
+        if self.nextn:
+            check_draft_layers(model)
         if self.output and self.embeddings and model.graph.output == model.graph.embedding:
             raise PlanError(
                 f"{model.source.path}: its embeddings serve as output matrix too, and token_embd.weight can only have data for "
@@ -56,10 +61,10 @@ class CollectOptions:
 class _SharedSquares:
     """Sums of squares that several weights share.
 
-    values  indexes of the graph's values that the activations are; names: the weights that have used them so far
+    values  indexes of the graph's values that the activations are, and the layer; names: the weights that have used them so far
     """
 
-    values: tuple[int, ...]
+    values: tuple[int | str, ...]
     names: set[str]
     sums: np.ndarray
 
@@ -67,7 +72,8 @@ class _SharedSquares:
 def entry_shapes(model: Model, options: CollectOptions) -> dict[str, tuple[int, int]]:
     """Name -> (matrices, columns) of the entries that an importance matrix of a model has."""
     collector, shapes = Collector(model, options), {}
-    for op in filter(collector.wants_input, (*model.graph.ops, *model.graph.head)):
+    graphs = [model.graph, *(head.executable.graph for head in (model.draft_heads if options.nextn else []))]
+    for op in filter(collector.wants_input, (op for graph in graphs for op in (*graph.ops, *graph.head))):
         for weight in op.weights if isinstance(op, LatentAttention) else op.weights[:1]:
             shapes[weight.name] = dims(weight.shape)[2], weight.shape[0]
     if options.embeddings:
@@ -132,9 +138,10 @@ class Collector(Observer):
         else:
             self._add(weight, slice(None), squares, n)
 
-    def _shared(self, values: tuple[int, ...], weight: Weight, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    def _shared(self, values: tuple[int | str, ...], weight: Weight, compute: Callable[[], np.ndarray]) -> np.ndarray:
         """Sums of squares, computed once for consecutive weights with the same input."""
         last = self._last
+        values = (*values, *weight.name.split(".")[:2]) if values else ()  # draft layers have graphs of their own
         if not values or last.values != values or weight.name in last.names:  # a name comes again in the next pass
             squares = compute()
             _check_finite(weight.name, squares)
@@ -182,6 +189,16 @@ class Collector(Observer):
 
         workers.map(sum_part, range(0, len(starts), step))
         return squares
+
+    def collect_drafts(self, window: np.ndarray, hidden: np.ndarray) -> None:
+        """Runs the draft layers over a window; hidden: float32 [n, n_embd] of the model."""
+        before, self._model.observer = self._model.observer, self
+        try:
+            for head, rows in zip(self._model.draft_heads, window_rows(self._model, window, hidden), strict=True):
+                if self._options.output:
+                    head.logits(rows)
+        finally:
+            self._model.observer = before
 
     def count_embeddings(self, tokens: np.ndarray) -> None:
         """Counts the embeddings that windows use; tokens: int64 of any shape."""
@@ -249,7 +266,9 @@ def collect(
         tokens = cut_windows(model, [TextSegment(tokens, 1, [(dataset, 0)] if dataset else [])], n_ctx, chunks=chunks)
     calibration, total = tokens, len(tokens.windows)
     collector, statistics, done = Collector(model, options), ScoreStatistics(), 0
-    fingerprint = calibration.fingerprint(model, collector.token_counts.size > 0, bool(options and options.output))
+    chosen = options or CollectOptions()
+    more = ("nextn",) if chosen.nextn else ()
+    fingerprint = calibration.fingerprint(model, collector.token_counts.size > 0, chosen.output, *more)
     if resume is not None:
         resume.check(fingerprint, total)
         collector.restore(resume)
@@ -266,7 +285,8 @@ def collect(
             if covariance is not None:
                 covariance.weight = collector.weight
             collector.count_embeddings(calibration.windows[batch])
-            for _ in score(model, calibration.windows[batch], batch.start, statistics):
+            on_hidden = collector.collect_drafts if chosen.nextn else None
+            for _ in score(model, calibration.windows[batch], batch.start, statistics, on_hidden):
                 if on_chunk is not None:
                     on_chunk(summarise(statistics, fields), total)
             before, done = done, batch.stop

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import MillError
 from ..runtime import Model
-from ..runtime.evaluate.perplexity import score_windows
+from ..runtime.evaluate.perplexity import OnHidden, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
 
 
@@ -19,11 +19,13 @@ class NotFiniteError(MillError):
         super().__init__(f"the input of {name} is not finite: the model or its file is damaged")
 
 
-def score(model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics) -> Iterator[None]:
+def score(
+    model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics, on_hidden: OnHidden | None = None
+) -> Iterator[None]:
     """As `score_windows`; for NaN or infinity in an observed input, the error names the first tensor that made one, and the
     window. first: the number of the first window, counted from 0."""
     try:
-        yield from score_windows(model, windows, statistics)
+        yield from score_windows(model, windows, statistics, on_hidden=on_hidden)
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

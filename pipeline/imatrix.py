@@ -79,6 +79,7 @@ def compute_imatrix(
     from_chunk: int | None = None,
     process_output: bool = False,
     process_embedding: bool = False,
+    nextn: bool = False,
     output_frequency: int | None = None,
     save_frequency: int | None = None,
     covariance: str | Path | None = None,
@@ -103,6 +104,7 @@ def compute_imatrix(
     in_file            imatrix files whose sums are added
     chunks             windows to read at most; from_chunk: windows to leave out at the beginning
     process_output     data for the output matrix too; process_embedding: data for token_embd.weight
+    nextn              data for the draft layers (multi-token prediction), which are run on the model's hidden states
     output_frequency   windows between saves of what `resume` needs, to OUT.state (10; 0: never)
     save_frequency     windows between copies OUT.at_N (never)
     covariance         another file to write: the covariances of the inputs of all matrices, for `quantize_model`
@@ -144,7 +146,7 @@ def compute_imatrix(
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
-    collect_options = CollectOptions(process_output, process_embedding)
+    collect_options = CollectOptions(process_output, process_embedding, nextn)
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)

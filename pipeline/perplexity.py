@@ -58,6 +58,7 @@ def perplexity(
     *,
     chunks: int | None = None,
     kl_divergence: ModelLike | None = None,
+    mtp: bool = False,
     full_hash: bool = False,
     compare_with: str | Path | None = None,
     n_ctx: int | None = None,
@@ -72,6 +73,7 @@ def perplexity(
     text           the file to read
     chunks         windows to read; None: all
     kl_divergence  a baseline with the same vocabulary, usually the bf16 model: KL divergence, agreement on the top token
+    mtp            the draft layer (multi-token prediction) is rated, too: its perplexity, agreement and acceptance
     full_hash      digests of every byte of the model files, not of samples of large ones
     compare_with   a file with what an earlier call printed with --json: whether the two can be compared, and how they differ
     n_ctx          tokens per window; None: 512
@@ -101,7 +103,7 @@ def perplexity(
         def on_chunk(so_far: Perplexity, total: int) -> None:
             stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}", so_far)
 
-        figures = score_text(opened, content, n_ctx=window, chunks=chunks, on_chunk=on_chunk, baseline=base)
+        figures = score_text(opened, content, n_ctx=window, chunks=chunks, on_chunk=on_chunk, baseline=base, mtp=mtp)
         about = describe_origin(opened, full_hash, report)
         baseline_about = describe_origin(base, full_hash, report) if base is not None else None
     warn(figures.notes)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
 from ..jobs.plan import Output, Plan, make_plan
+from .prune import draft_layer_prefixes
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
@@ -116,6 +117,7 @@ class _PlanWarnings:
     without_importance: list[str] = field(default_factory=list)  # names of tensors
     without_covariance: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of tensors
     with_covariance: int = 0
+    draft_layers: tuple[str, ...] = ()  # prefixes of their tensors' names
 
     def note_covariance(self, tensor: SourceTensor, target: TensorType, covariances: Covariances | None) -> None:
         """Counts a tensor to those that are encoded with a covariance, or notes why it is not."""
@@ -171,7 +173,7 @@ def plan_quantize(
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """
-    noticed, overrides = _PlanWarnings(), overrides or TypeOverrides()
+    noticed, overrides = _PlanWarnings(draft_layers=draft_layer_prefixes(source)), overrides or TypeOverrides()
     if pure and overrides.roles:
         raise PlanError(
             "--pure gives every weight the same type: leave it out, or the options that give roles one of their own"
@@ -299,6 +301,8 @@ def _check_importance(
     exempt = tensor.name in (*EMBEDDINGS, OUTPUT)
     if need == "hard" or (need == "soft" and not ignore_soft and not exempt):
         have = "the imatrix has no entry for it" if importance is not None else "none was given (--imatrix FILE)"
+        if tensor.name.startswith(noticed.draft_layers):
+            have += "; imatrix --nextn collects those of draft layers, --no-mtp leaves such layers out"
         raise PlanError(f"{tensor.name} is to become {target.name}, which needs importance data, and {have}")
     if importance is not None and not exempt:
         noticed.without_importance.append(tensor.name)
@@ -317,7 +321,9 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
     if selector.unselected:
         warnings.append(f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised")
     if noticed.without_importance:
-        warnings.append(f"the imatrix has no data for {abridged(noticed.without_importance)}: quantised without")
+        in_drafts = any(name.startswith(noticed.draft_layers) for name in noticed.without_importance)
+        hint = " (imatrix --nextn collects those of draft layers)" if in_drafts else ""
+        warnings.append(f"the imatrix has no data for {abridged(noticed.without_importance)}: quantised without{hint}")
     for reason, names in noticed.without_covariance.items():
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
     fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]

@@ -70,10 +70,22 @@ def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSo
     return replace(source, tensors=tensors, metadata=metadata, identity=identity, notes=[*source.notes, note]), old_names
 
 
+def draft_layers(source: TensorSource) -> range:
+    """The numbers of the layers at a model's end that predict further tokens (multi-token prediction)."""
+    keys = (f"{source.architecture}.{key}" for key in ("block_count", _DRAFT_LAYERS_KEY))
+    count, draft = (int(source.metadata.get(key, 0)) for key in keys)
+    return range(count - draft, count) if 0 < draft < count else range(0)
+
+
+def draft_layer_prefixes(source: TensorSource) -> tuple[str, ...]:
+    """Of the names of the tensors in `draft_layers`: 'blk.61.'."""
+    return tuple(f"blk.{layer}." for layer in draft_layers(source))
+
+
 def drop_draft_layers(source: TensorSource) -> TensorSource:
-    """The source without the layers at its end that predict further tokens, if it has any."""
-    count, draft = (int(source.metadata.get(f"{source.architecture}.{key}", 0)) for key in ("block_count", _DRAFT_LAYERS_KEY))
-    return drop_layers(source, range(count - draft, count))[0] if 0 < draft < count else source
+    """The source without its draft layers, if it has any."""
+    layers = draft_layers(source)
+    return drop_layers(source, layers)[0] if layers else source
 
 
 def _remaining_values(value: Any, count: int, remaining: list[int]) -> Any:

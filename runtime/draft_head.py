@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..formats import PlanError
 from .backends import Cache, Executable
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class DraftHead:
         """float32 [n, n_embd] from `hidden` -> float32 [n, n_vocab]."""
         with self._model.workers.placed():
             return self.executable.logits(hidden)
+
+
+def check_draft_layers(model: Model) -> None:
+    """Raises PlanError for a model without draft layers, or with such that cannot be run."""
+    if not model.draft_heads:
+        raise PlanError(
+            f"{model.source.path} has no draft layers (nextn_predict_layers): leave --draft-max, --mtp and --nextn away, or "
+            "convert a checkpoint that has them without --no-mtp"
+        )
 
 
 def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:

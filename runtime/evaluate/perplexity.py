@@ -15,12 +15,15 @@ import numpy as np
 import xxhash
 
 from ...formats import PlanError
+from ..draft_head import check_draft_layers
 from ..model import Model
 from .clock import seconds_without_compilation
 from .divergence import score
+from .draft_scores import DraftScores
 from .score_statistics import ScoreStatistics
 
 OnChunk = Callable[["Perplexity", int], None]
+OnHidden = Callable[[np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Perplexity:
     correlation      of the two models' losses, -1 to 1; None if one of them does not vary
     kld_*            Kullback-Leibler divergence of the model from the baseline, in nats per token
     top1_agreement   percent of predictions with the same most probable token as the baseline
+    mtp_*            of the draft layer: its perplexity on the tokens after the next; percent of its predictions with the same
+                     most probable token as the model's, which are accepted at temperature 0; the mean probability that the
+                     model gives to its most probable token: the share that is accepted at temperature 1
     delta_p_*        change of the next token's probability, in percentage points: mean, root mean square, extremes
 
     Percentiles, minima and maxima are in the final result only, not in those given to `on_chunk`.
@@ -72,6 +78,9 @@ class Perplexity:
     delta_p_min: float | None = None
     delta_p_max: float | None = None
     delta_p_percentiles: dict[str, float] | None = None
+    mtp_perplexity: float | None = None
+    mtp_top1_agreement: float | None = None
+    mtp_acceptance: float | None = None
     tokens_xxh3: str = ""
     window_losses: list[float] | None = None
     notes: list[str] = field(default_factory=list)
@@ -88,6 +97,7 @@ def perplexity(
     chunks: int | None = None,
     on_chunk: OnChunk | None = None,
     baseline: Model | None = None,
+    mtp: bool = False,
 ) -> Perplexity:
     """Scores the first windows of a text or of token ids; as many windows run in one pass as fit into the model's `batch`.
 
@@ -95,14 +105,18 @@ def perplexity(
     chunks    number of windows; None: all
     on_chunk  called after each window with the result so far and the total number of windows
     baseline  a model with the same vocabulary to compare with
+    mtp       the draft layer is scored, too
 
-    Raises PlanError when the text has less than one window or the vocabularies differ, MillError naming the first tensor or
-    layer at fault as soon as an output or prediction of either model is not finite.
+    Raises PlanError when the text has less than one window, the vocabularies differ or there is no draft layer, MillError
+    naming the first tensor or layer at fault as soon as an output or prediction of either model is not finite.
     """
     windows = make_windows(model, tokens_or_text, n_ctx, chunks)
     if baseline is not None and baseline.n_vocab != model.n_vocab:
         raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
-    statistics = ScoreStatistics()
+    statistics, drafts = ScoreStatistics(), None
+    if mtp:
+        check_draft_layers(model)
+        drafts = DraftScores(model)
     fields: dict[str, Any] = {
         "n_ctx": n_ctx,
         "tokens_xxh3": xxhash.xxh3_64_hexdigest(windows.tobytes()),
@@ -111,22 +125,29 @@ def perplexity(
     # With an observer one window at a time: the caller may save the observer's state after each window.
     step = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
     for first in range(0, len(windows), step):
-        for _ in score_windows(model, windows[first : first + step], statistics, baseline):
+        for _ in score_windows(model, windows[first : first + step], statistics, baseline, drafts.add if drafts else None):
             if on_chunk is not None:
                 on_chunk(summarise(statistics, fields), len(windows))
-    return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution())
+    measured = drafts.figures() if drafts is not None else {}
+    return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution() | measured)
 
 
 def score_windows(
-    model: Model, windows: np.ndarray, statistics: ScoreStatistics, baseline: Model | None = None
+    model: Model,
+    windows: np.ndarray,
+    statistics: ScoreStatistics,
+    baseline: Model | None = None,
+    on_hidden: OnHidden | None = None,
 ) -> Iterator[None]:
     """Runs windows int64 [n, n_ctx] in one pass and adds the scores of their second halves; yields after each window.
+
+    on_hidden: called with each window and the model's outputs for it, float32 [n_ctx, n_embd].
 
     Raises MillError as `perplexity` does.
     """
     middle = windows.shape[1] // 2
     start = seconds_without_compilation()
-    outputs = _hidden(model, windows)
+    outputs = _hidden(model, windows, on_hidden)
     statistics.seconds += seconds_without_compilation() - start
     base_outputs = _hidden(baseline, windows) if baseline is not None else [None] * len(windows)
     for window, output, base_output in zip(windows, outputs, base_outputs, strict=True):
@@ -189,7 +210,7 @@ def _bos(model: Model) -> int | None:
     return model.tokenizer.bos if model.tokenizer.add_bos else None
 
 
-def _hidden(model: Model, windows: np.ndarray) -> list[np.ndarray]:
+def _hidden(model: Model, windows: np.ndarray, on_hidden: OnHidden | None = None) -> list[np.ndarray]:
     """For each window the model's outputs that predict its scored tokens, float32 [scored, n_embd].
 
     Raises MillError when any output of a window is not finite.
@@ -199,4 +220,6 @@ def _hidden(model: Model, windows: np.ndarray) -> list[np.ndarray]:
     for output, window in zip(outputs, windows, strict=True):
         if not np.isfinite(output).all():
             raise model.explain_nonfinite(window)
+        if on_hidden is not None:
+            on_hidden(window, output)
     return [output[n_ctx // 2 : n_ctx - 1] for output in outputs]

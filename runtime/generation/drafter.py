@@ -11,19 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...formats import PlanError
+from ..draft_head import check_draft_layers
 from ..model import Model
 
 _WAITING = 64  # hidden states that wait for the next draft at most
-
-
-def check_draft_layers(model: Model) -> None:
-    """Raises PlanError for a model without draft layers, or with such that cannot be run."""
-    if not model.draft_heads:
-        raise PlanError(
-            f"{model.source.path} has no draft layers to draft with (nextn_predict_layers); leave --draft-max away, or convert "
-            "a checkpoint that has them without --no-mtp"
-        )
 
 
 class Drafter:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...formats import PlanError
-from ..generation.drafter import check_draft_layers
+from ..draft_head import check_draft_layers
 from ..generation.sampling import Sampling
 from ..model import Model
 from ..text.chat import ChatTemplate, find_template, prompt_tokens

@@ -1,0 +1,115 @@
+"""Importance data of draft layers (--nextn), what quantisation says without, and the rating of the draft layer (--mtp)."""
+
+import numpy as np
+import pytest
+from checkpoint_cases import EXACT
+from draft_cases import convert_draft_case, rms
+
+from ggufmill import compute_imatrix, plan_memory, quantize_model
+from ggufmill.formats import open_gguf
+from ggufmill.imatrix.collect import CollectOptions, collect
+from ggufmill.quantize import gguf_source
+from ggufmill.quantize.prune import draft_layers, drop_draft_layers, drop_layers
+from ggufmill.runtime import load_model
+from ggufmill.runtime.evaluate.perplexity import perplexity
+
+WINDOW = 30
+
+
+@pytest.fixture(scope="module", params=["glm4moe", "v3", "qwen35moe"])
+def made(request, tmp_path_factory):
+    return convert_draft_case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def collected(made):
+    model = load_model(made.path, **EXACT)
+    return model, collect(model, made.tokens, n_ctx=WINDOW, options=CollectOptions(nextn=True))[0]
+
+
+def test_every_matrix_of_the_draft_layer_has_data(made, collected):
+    model, imatrix = collected
+    [layer] = draft_layers(model.source)
+    matrices = {
+        name
+        for name, tensor in open_gguf(made.path).tensors.items()
+        if name.startswith(f"blk.{layer}.") and len(tensor.shape) > 1
+    }
+    looked_up = {f"blk.{layer}.nextn.{part}.weight" for part in ("embed_tokens", "shared_head_head")}
+    kv_b = {f"blk.{layer}.attn_kv_b.weight"}  # in this layout there are its parts, too
+    missing = matrices - imatrix.entries.keys() - looked_up - kv_b
+    assert not missing
+    assert imatrix.entries[f"blk.{layer}.nextn.eh_proj.weight"][1].tolist() == [3 * (WINDOW - 1)]
+
+
+def test_sums_of_the_projection_are_those_of_the_formula(made, collected):
+    model, imatrix = collected
+    [layer] = draft_layers(model.source)
+    read = {part: model.source.tensors[f"blk.{layer}.nextn.{part}.weight"].read(0, 1)[0] for part in ("enorm", "hnorm")}
+    own = f"blk.{layer}.nextn.embed_tokens.weight"
+    table = model.source.tensors[own if own in model.source.tensors else "token_embd.weight"].read(0, 288)
+    epsilon = model.metadata[f"{model.source.architecture}.attention.layer_norm_rms_epsilon"]
+    expected = np.zeros(2 * model.graph.n_embd)
+    for window in made.tokens.reshape(3, WINDOW):
+        hidden = model.hidden([(model.new_cache(WINDOW), window)])[0]
+        e, h = rms(table[window[1:]], read["enorm"], epsilon), rms(hidden[:-1], read["hnorm"], epsilon)
+        expected += np.square(np.concatenate([e, h], axis=1), dtype=np.float64).sum(axis=0)
+    assert np.allclose(imatrix.entries[f"blk.{layer}.nextn.eh_proj.weight"][0][0], expected, rtol=1e-4)
+
+
+def test_the_models_own_data_do_not_change(made, collected):
+    model, imatrix = collected
+    plain = collect(load_model(made.path, **EXACT), made.tokens, n_ctx=WINDOW)[0]
+    [layer] = draft_layers(model.source)
+    assert plain.entries.keys() == {name for name in imatrix.entries if not name.startswith(f"blk.{layer}.")}
+    for name, (sums, counts) in plain.entries.items():
+        assert np.array_equal(sums, imatrix.entries[name][0])
+        assert np.array_equal(counts, imatrix.entries[name][1])
+
+
+def test_draft_layer_is_rated(made):
+    model = load_model(made.path, **EXACT)
+    result = perplexity(model, made.tokens, n_ctx=len(made.tokens), mtp=True)
+    half = len(made.tokens) // 2
+    drafts, own = made.draft_logits[half - 1 : -1].astype(np.float64), made.logits[half:-1].astype(np.float64)
+    log_p = drafts - np.log(np.exp(drafts).sum(axis=1, keepdims=True))
+    loss = -log_p[np.arange(len(log_p)), made.tokens[half + 1 :]].mean()
+    assert result.mtp_perplexity == pytest.approx(np.exp(loss), rel=1e-4)
+    best, p = drafts.argmax(axis=1), np.exp(own) / np.exp(own).sum(axis=1, keepdims=True)
+    assert result.mtp_top1_agreement == pytest.approx(100 * (best == own.argmax(axis=1)).mean())
+    assert result.mtp_acceptance == pytest.approx(p[np.arange(len(p)), best].mean(), rel=1e-3)
+
+
+def test_layers_left_out_of_a_gguf(made):
+    source = gguf_source(made.path)
+    [layer] = draft_layers(source)
+    without = drop_draft_layers(source)
+    architecture = source.architecture
+    assert without.metadata[f"{architecture}.block_count"] == layer
+    assert without.metadata[f"{architecture}.nextn_predict_layers"] == 0
+    assert set(source.tensors) - set(without.tensors) == {n for n in source.tensors if n.startswith(f"blk.{layer}.")}
+    shorter, _ = drop_layers(source, [0])
+    assert shorter.metadata[f"{architecture}.nextn_predict_layers"] == 1
+
+
+def test_plans_count_draft_layers_and_say_what_lacks_data(tmp_path):
+    made = convert_draft_case("glm4moe", tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("hello " * 60)
+    result = compute_imatrix(made.path, text, tmp_path / "plain.gguf", n_ctx=32, chunks=2)
+    assert "nextn" not in " ".join(result.imatrix.entries)
+    rules = {"custom_q": r"blk\.3\.nextn\.eh_proj=iq4_nl,.*=f16", "dry_run": True}
+
+    def plan_with(name):
+        return quantize_model(made.path, tmp_path / "q.gguf", "f16", imatrix=tmp_path / name, **rules).plan
+
+    hint = "the imatrix has no data for blk.3.nextn.eh_proj.weight: quantised without (imatrix --nextn collects those of"
+    assert any(hint in warning for warning in plan_with("plain.gguf").warnings)
+    compute_imatrix(made.path, text, tmp_path / "nextn.gguf", n_ctx=32, chunks=2, nextn=True)
+    plan = plan_with("nextn.gguf")
+    assert not any("no data" in warning for warning in plan.warnings)
+    assert {o.name: o.type.name for o in plan.outputs}["blk.3.nextn.eh_proj.weight"] == "iq4_nl"
+    whole, without = (plan_memory(made.path, n_ctx=64, type="f16", mtp=mtp) for mtp in (None, False))
+    names = set(whole.chosen.placement.places) - set(without.chosen.placement.places)
+    assert names
+    assert all(name.startswith("blk.3.") for name in names)
