@@ -13,7 +13,9 @@ from typing import Any
 
 _PACKAGE = __name__.rpartition(".simd")[0]
 _lock = RLock()
-_PLAIN_CALLEES = f"{_PACKAGE}.runtime."  # whose inner loops are LLVM code already (see PlainCalleeCompiler)
+# Modules whose kernels are compiled by PlainCalleeCompiler (see there) when others call them: their inner loops are LLVM code
+# already, or, as measured, no slower for it.
+_PLAIN_CALLEES = tuple(f"{_PACKAGE}.{name}" for name in ("runtime.", "quantize.codecs.iqk.iq2_kl"))
 
 
 def kernel(function: Callable | None = None, **options: Any) -> Any:
