@@ -23,6 +23,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     type=Source(file_okay=False),
     help="Of an adapter: the model that it changes, whose config.json is read. [default: where adapter_config.json says]",
 )
+@click.option("--mmproj", is_flag=True, help="Convert the vision tower and its projector, as llama.cpp's projector file.")
 @click.option(
     "--outtype",
     type=click.Choice(OUTTYPES),
@@ -65,6 +66,7 @@ def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
       ggufmill convert gpt-oss-20b/ gpt-oss.gguf --outtype mxfp4
       ggufmill convert hf:Qwen/Qwen3-8B@main qwen3.gguf --remote
       ggufmill convert my-adapter/ adapter.gguf --base Llama-3.2-1B/
+      ggufmill convert Qwen3-VL-8B/ mmproj-f16.gguf --mmproj
       ggufmill convert Llama-3.2-1B/ tuned.gguf --lora my-adapter/
     """
     from ..pipeline.convert import convert_model
