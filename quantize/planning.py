@@ -301,8 +301,7 @@ def _check_importance(
     exempt = tensor.name in (*EMBEDDINGS, OUTPUT)
     if need == "hard" or (need == "soft" and not ignore_soft and not exempt):
         have = "the imatrix has no entry for it" if importance is not None else "none was given (--imatrix FILE)"
-        if tensor.name.startswith(noticed.draft_layers):
-            have += "; imatrix --nextn collects those of draft layers, --no-mtp leaves such layers out"
+        have += "; imatrix --nextn collects it" if tensor.name.startswith(noticed.draft_layers) else ""
         raise PlanError(f"{tensor.name} is to become {target.name}, which needs importance data, and {have}")
     if importance is not None and not exempt:
         noticed.without_importance.append(tensor.name)
@@ -321,9 +320,9 @@ def _warnings(noticed: _PlanWarnings, selector: TypeSelector, rules: Sequence[Ru
     if selector.unselected:
         warnings.append(f"no rule takes {abridged(selector.unselected)}, and no default type was given: they are not quantised")
     if noticed.without_importance:
-        in_drafts = any(name.startswith(noticed.draft_layers) for name in noticed.without_importance)
-        hint = " (imatrix --nextn collects those of draft layers)" if in_drafts else ""
-        warnings.append(f"the imatrix has no data for {abridged(noticed.without_importance)}: quantised without{hint}")
+        missing = noticed.without_importance
+        hint = " (imatrix --nextn collects those of draft layers)" * any(n.startswith(noticed.draft_layers) for n in missing)
+        warnings.append(f"the imatrix has no data for {abridged(missing)}: quantised without{hint}")
     for reason, names in noticed.without_covariance.items():
         warnings.append(f"the covariance is not used for {abridged(names)}: {reason}")
     fallbacks = [f"{o.name} ({o.type.name})" for o in outputs if o.note]
