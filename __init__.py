@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.compare import compare_models
     from .pipeline.convert import convert_model
     from .pipeline.covariance import merge_covariance, show_covariance
+    from .pipeline.embed import embed_texts
     from .pipeline.generate import generate_text
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
@@ -69,6 +70,7 @@ VERBS = {
     "bench": Verb("Speed of prompts and of generation", ("benchmark",)),
     "sweep-bench": Verb("Speed over the depth of the context", ("sweep_benchmark",)),
     "generate": Verb("Continue a prompt", ("generate_text",)),
+    "embed": Verb("Make vectors of texts and compare them", ("embed_texts",)),
     "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
     "serve": Verb("OpenAI-compatible server and a page to chat", ("serve_model",)),
     "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_processor")),

@@ -15,6 +15,7 @@ from ..formats import FormatError, SourceTensor
 from ..formats.safetensors import ShardOpener, StoredTensor, find_indexes, open_safetensors
 from ..formats.source import files_stamp
 from ..quantize.tensor_scale import takes_scale
+from .architectures.encoders.pooling import read_modules
 from .config import Config, read_config
 from .draft_layers import with_draft_layers
 from .model_spec import ModelSpec, TensorSpec
@@ -51,6 +52,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "vocab.txt",
     "hf_quant_config.json",
+    "modules.json",
 )
 
 
@@ -97,6 +99,8 @@ def open_checkpoint(
     """Reads config.json and the headers of all safetensors files of a folder, or of shards elsewhere. Raises FormatError."""
     read_config(folder)  # first: a folder without one is not a checkpoint at all
     stored = open_safetensors(folder, shards)
+    for place, *_ in read_modules(folder).dense:
+        stored |= {f"{place}.{name}": tensor for name, tensor in open_safetensors(folder / place).items()}
     return Checkpoint(folder, read_config(folder, len(stored)), stored, origin, prefetch)
 
 

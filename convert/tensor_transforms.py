@@ -287,12 +287,37 @@ def transposed_expert_half(half: int) -> Transform:
     return _transposed_experts(lambda rows: slice(half * rows // 2, (half + 1) * rows // 2))
 
 
+def transposed(name: str, weights: list[Weight]) -> SourceTensor:
+    """A matrix that is stored transposed, [columns, rows] -> ne shape (columns, rows)."""
+    return _transposed_experts(lambda rows: slice(0, rows))(name, weights)
+
+
+def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
+    """Vectors [columns] of one length -> ne shape (columns, vectors)."""
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return np.concatenate([weight.read(slice(0, 1)) for weight in weights[start:stop]])
+
+    return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
+
+
+def unit_rows(name: str, weights: list[Weight]) -> SourceTensor:
+    """A matrix whose rows are divided by their lengths."""
+    weight = weights[0]
+
+    def read(start: int, stop: int) -> np.ndarray:
+        rows = weight.read(slice(start, stop))
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+
+    return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
+
+
 def _transposed_experts(select: Callable[[int], slice]) -> Transform:
     """select: number of rows of a matrix -> those that are taken."""
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        experts = weight.shape[0]
+        experts = weight.shape[0] if len(weight.shape) > 2 else 1
         columns, selected = weight.rows // experts, select(weight.columns)
         n_selected = len(range(weight.columns)[selected])
 
@@ -311,7 +336,7 @@ def _transposed_experts(select: Callable[[int], slice]) -> Transform:
         def raw(start: int, stop: int) -> np.ndarray:
             return transposed(weight.words, start, stop).view(np.uint8)
 
-        shape = (columns, n_selected, experts)
+        shape = (columns, n_selected, experts) if len(weight.shape) > 2 else (columns, n_selected)
         if not stored_floats:  # blocks lie along the other axis
             return SourceTensor(name, shape, weight.source_type, read)
         return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import MillError
 from ..runtime import Model
+from ..runtime.evaluate.clock import seconds_without_compilation
 from ..runtime.evaluate.perplexity import OnHidden, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
 
@@ -22,8 +23,16 @@ class NotFiniteError(MillError):
 def score(
     model: Model, windows: np.ndarray, first: int, statistics: ScoreStatistics, on_hidden: OnHidden | None = None
 ) -> Iterator[None]:
-    """As `score_windows`; for NaN or infinity in an observed input, the error names the first tensor that made one, and the
-    window. first: the number of the first window, counted from 0."""
+    """As `score_windows`, or without scores where the model predicts no tokens; for NaN or infinity in an observed input, the
+    error names the first tensor that made one, and the window. first: the number of the first window, counted from 0."""
+    if not model.has_head:
+        start = seconds_without_compilation()
+        run(model, windows, first)
+        statistics.seconds += seconds_without_compilation() - start
+        for _ in windows:
+            statistics.add_unscored()
+            yield
+        return
     try:
         yield from score_windows(model, windows, statistics, on_hidden=on_hidden)
     except NotFiniteError as error:

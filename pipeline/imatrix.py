@@ -23,7 +23,7 @@ from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
-from .common.messages import note, warn
+from .common.messages import note, perplexity_text, warn
 from .common.models import ModelLike, open_model, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_passes, plan_covariance
@@ -177,7 +177,7 @@ def compute_imatrix(
             stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
 
             def on_chunk(so_far: Perplexity, total: int) -> None:
-                stage.reach(so_far.chunks, total * passes, f"perplexity {so_far.perplexity:.4f}", so_far)
+                stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity), so_far)
 
             imatrix, figures = collect(
                 opened,

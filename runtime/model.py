@@ -130,6 +130,11 @@ class Model:
         return any(isinstance(spec, StateSpec) for spec in self.graph.cache)
 
     @property
+    def has_head(self) -> bool:
+        """Whether it predicts tokens; encoders do not."""
+        return self.graph.logits is not None
+
+    @property
     def n_ctx_train(self) -> int:
         """The context length that it was trained for."""
         return self.graph.n_ctx_train
@@ -191,7 +196,7 @@ class Model:
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """One sequence from scratch: int [n] -> float32 [n, n_vocab]; row i predicts token i + 1.
 
-        Raises PlanError for no tokens or ids that the vocabulary does not have.
+        Raises PlanError for no tokens or ids that the vocabulary does not have, and for a model that predicts no tokens.
         """
         return self.head(self.hidden([(self.new_cache(len(tokens)), tokens)])[0])
 
@@ -203,6 +208,8 @@ class Model:
         """A sequence to generate from, of at most n_ctx tokens (the model's own length if None)."""
         if n_ctx is not None and n_ctx < 1:
             raise PlanError(f"n_ctx has to be positive, not {n_ctx}")
+        if not self.has_head:
+            raise PlanError(f"{self.source.path}: {self.graph.architecture} generates no text; `ggufmill embed` uses it")
         return Session(self, n_ctx or self.n_ctx)
 
     def generate(self, prompt: str | Sequence[int], n_predict: int = 128, **options: Any) -> Generation:
@@ -247,6 +254,7 @@ class Model:
         self.files.check()
         arrays = [self._checked(tokens) for _, tokens in batch]
         for (cache, _), tokens in zip(batch, arrays, strict=True):
+            self._check_length(cache.length, len(tokens))
             cache.check_capacity(len(tokens))
             if len(tokens) > 1:
                 cache.checkpoint()
@@ -264,12 +272,15 @@ class Model:
         out: list[list[np.ndarray]] = [[] for _ in batch]
         done = [0] * len(batch)
         while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
-            room, parts = self.settings.ubatch, []
+            left, parts = self.settings.ubatch, []
             for i, tokens in enumerate(arrays):
-                take = min(room, len(tokens) - done[i])
+                rest = len(tokens) - done[i]
+                take = min(left, rest)
+                if not self.graph.is_causal:  # a sequence is computed in one pass
+                    take = rest if rest <= left or not parts else 0
                 if take:
                     parts.append((i, tokens[done[i] : done[i] + take]))
-                    room -= take
+                    left = max(0, left - take)
             joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
             result = self.executable.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
             row = 0
@@ -293,12 +304,22 @@ class Model:
         """Runs the sequence again, looking at what every op computes; the error names the first weight or layer at fault."""
         before, self.observer = self.observer, FiniteCheck(self.source, self.new_cache(1).types)
         try:
-            self.logits(tokens)
+            hidden = self.hidden([(self.new_cache(len(tokens)), tokens)])[0]
+            if self.has_head:
+                self.head(hidden)
         except MillError as error:
             return error
         finally:
             self.observer = before
         return None
+
+    def _check_length(self, past: int, n: int) -> None:
+        """Raises PlanError where n tokens cannot follow `past` others."""
+        most = self.graph.n_positions
+        if most is not None and past + n > most:
+            raise PlanError(f"{self.source.path}: {past + n} tokens, but it has embeddings for {most} positions only")
+        if past and not self.graph.is_causal:
+            raise PlanError(f"{self.source.path}: tokens depend on later ones: a sequence has to be computed as one")
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         try:

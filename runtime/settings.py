@@ -17,7 +17,7 @@ _OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
 _FLAGS = ("flash", "repack", "exact", "round_bf16")
 _TYPES = ("cache_k", "cache_v")
 _MOST_CPUS = 1 << 16
-_PLAIN_TYPES = ("f32", "f16", "bf16")
+PLAIN_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
             raise PlanError(f"setting {name} has to be the name of a type, not {getattr(chosen, name)!r:.60}")
     if isinstance(chosen.mla, bool) or chosen.mla not in range(4):
         raise PlanError(f"setting mla is one of 0, 1, 2, 3, not {chosen.mla!r:.60}")
-    if not chosen.flash and (chosen.cache_v or "f16").lower() not in _PLAIN_TYPES:
-        plain = " and ".join((", ".join(_PLAIN_TYPES[:-1]), _PLAIN_TYPES[-1]))
+    if not chosen.flash and (chosen.cache_v or "f16").lower() not in PLAIN_TYPES:
+        plain = " and ".join((", ".join(PLAIN_TYPES[:-1]), PLAIN_TYPES[-1]))
         raise PlanError(f"quantised values (-ctv {chosen.cache_v}) need flash attention (-fa on); without it {plain} work")
     if chosen.expert_reduction is not None:
         _check_reduction(chosen.expert_reduction)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...pipeline.common.messages import duration, gib
+from ...pipeline.common.messages import duration, gib, perplexity_text
 from .console import table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def computed_text(result: ImatrixResult) -> str:
     if result.forecast is not None or result.figures is None:
         return _forecast_text(result)
     entries, chunks = len(result.imatrix.entries), result.imatrix.chunk_count
-    line = f"{result.path}: {entries} entries, {chunks} chunks, perplexity {result.figures.perplexity:.4f}"
+    line = f"{result.path}: {entries} entries, {chunks} chunks, {perplexity_text(result.figures.perplexity)}"
     return f"{coverage_text(result.layers)}\n\n{line}"
 
 

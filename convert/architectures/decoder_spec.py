@@ -319,13 +319,14 @@ class DecoderSpec:
         has_norm: bool = True,
         head_bias: bool = False,
         output_norm: str = "output_norm",
+        head_transform: Transform = unchanged,
         tied: bool = False,
     ) -> ModelSpec:
         """The complete model: embedding, layers, output norm and output.
 
         layer: the tensors of every layer, or a function from a layer's number to its tensors. norm_transform, norm_bias: of the
-        output norm; output_norm: its name in the GGUF; has_norm: whether it has weights. head_bias: the output has a bias.
-        tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
+        output norm; output_norm: its name in the GGUF; has_norm: whether it has weights. head_transform, head_bias: of the
+        output. tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
         """
         names = names or CheckpointNames()
         config, shape = self.config, (self.vocab_size, self.hidden_size)
@@ -350,7 +351,7 @@ class DecoderSpec:
         if is_tied:
             skipped_prefixes[names.head] = "output tied to the embeddings"
         else:
-            tensors.append(TensorSpec("output.weight", (names.head,), shape))
+            tensors.append(TensorSpec("output.weight", (names.head,), shape, head_transform))
         if head_bias:
             tensors.append(TensorSpec("output.bias", (f"{names.head.removesuffix('weight')}bias",), shape[:1]))
         return ModelSpec(

@@ -1,14 +1,18 @@
-"""Gemma 1 to 3: norms that multiply by 1 + weight, from Gemma 2 on also after every block, local layers between global ones.
+"""Gemma 1 to 3, EmbeddingGemma: norms that multiply by 1 + weight, from Gemma 2 on also after every block, local layers between
+global ones.
 
 All raise FormatError for settings that cannot be converted.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..tensor_transforms import Transform, add_one
-from .decoder_spec import DecoderSpec, LayerTensor
+from .decoder_spec import CheckpointNames, DecoderSpec, LayerTensor
+from .encoders.pooling import dense_tensors, pooling_keys
 
 # Defaults of the models' own code, for what config.json may leave out; Gemma 3's multimodal checkpoints leave out most.
 GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256}
@@ -77,19 +81,41 @@ def gemma3(config: Config, mla_layout: str) -> ModelSpec:
     is_multimodal = config.get("text_config") is not None
     text = (config.section("text_config") if is_multimodal else config).with_defaults(GEMMA3_DEFAULTS)
     _require_supported(text)
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        text.require(key, None, "a soft cap")
     text.require("use_bidirectional_attention", False, "attention to later tokens")
-    global_rope, local_theta = _rope_settings(text)
-    spec = DecoderSpec("gemma3", text, rope=global_rope)
-    period = text.integer("sliding_window_pattern")
-    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=6)
-    spec.add_float32({"rope.freq_base_swa": local_theta})
-    _add_attention_scale(spec)
+    spec = _gemma3_spec("gemma3", text)
     if is_multimodal:
         spec.skipped_prefixes |= GEMMA3_SKIPPED_PREFIXES
         spec.renamed_prefixes |= GEMMA3_RENAMED_PREFIXES
     return spec.build(_layer(spec, add_one), norm_transform=add_one)
+
+
+def gemma_embedding(config: Config, mla_layout: str) -> ModelSpec:
+    """EmbeddingGemma: Gemma 3 whose tokens see later ones too, without a head; two dense layers behind the pooling."""
+    config = config.with_defaults(GEMMA3_DEFAULTS)
+    _require_supported(config)
+    if not config.flag("use_bidirectional_attention", False):
+        raise config.error("use_bidirectional_attention is not set: a Gemma3TextModel is converted as an embedding model only")
+    spec = _gemma3_spec("gemma-embedding", config)
+    spec.metadata["gemma-embedding.attention.causal"] = False
+    spec.metadata |= pooling_keys("gemma-embedding", config, "mean", spec.notes)
+    dense, keys = dense_tensors("gemma-embedding", config)
+    spec.metadata |= keys
+    names = CheckpointNames("layers.{}", "embed_tokens.weight", "norm.weight")
+    spec.renamed_prefixes["model."] = ""
+    model = spec.build(_layer(spec, add_one), names, norm_transform=add_one)
+    return replace(model, tensors=[*model.tensors, *dense])
+
+
+def _gemma3_spec(architecture: str, config: Config) -> DecoderSpec:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        config.require(key, None, "a soft cap")
+    global_rope, local_theta = _rope_settings(config)
+    spec = DecoderSpec(architecture, config, rope=global_rope)
+    period = config.integer("sliding_window_pattern")
+    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=6)
+    spec.add_float32({"rope.freq_base_swa": local_theta})
+    _add_attention_scale(spec)
+    return spec
 
 
 def _require_supported(config: Config) -> None:

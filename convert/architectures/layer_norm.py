@@ -1,4 +1,4 @@
-"""Models with LayerNorm instead of RMSNorm: StarCoder 2, Nemotron, Command-R, Jais 2, Phi-3.5 MoE.
+"""Models with LayerNorm instead of RMSNorm: StarCoder 2, Nemotron, Command-R, Jais 2, Phi-3.5 MoE, StableLM, Phi 1 and 2.
 
 All raise FormatError for settings that cannot be converted.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from ..config import Config
 from ..model_spec import ModelSpec
 from ..rope import LONGROPE
-from ..tensor_transforms import add_one
-from .decoder_spec import DecoderSpec, LayerTensor, linear
+from ..tensor_transforms import add_one, stack_rows
+from .decoder_spec import CheckpointNames, DecoderSpec, LayerTensor, linear
 from .llama import MIXTRAL_EXPERTS
 
 EPSILON = "attention.layer_norm_epsilon"  # metadata key; its name in config.json differs
@@ -94,6 +94,42 @@ def phimoe(config: Config, mla_layout: str) -> ModelSpec:
         *spec.experts(n, spec.intermediate_size, MIXTRAL_EXPERTS, "block_sparse_moe.gate"),
     ]
     return spec.build(layer, norm_bias=True, head_bias=config.flag("lm_head_bias", False))
+
+
+def stablelm(config: Config, mla_layout: str) -> ModelSpec:
+    """StableLM 3B, 2 1.6B and 12B: a gated feed-forward block; in 12B parallel to the attention, with a norm of each head."""
+    config.require("hidden_act", "silu", "this activation")
+    config = config.with_defaults({"layer_norm_eps": config.number("norm_eps", 1e-5)})
+    rope = config.with_defaults({"partial_rotary_factor": config.number("rope_pct", 0.25)})
+    spec = DecoderSpec("stablelm", config, norm=(EPSILON, "layer_norm_eps"), rope=rope)
+    parallel = config.flag("use_parallel_residual", False)
+    spec.metadata["stablelm.use_parallel_residual"] = parallel
+    layer = [*spec.layer_norm("attn_norm", "input_layernorm"), *spec.attention(bias=config.flag("use_qkv_bias", False))]
+    if config.flag("qk_layernorm", False):
+        for part, heads in (("q", spec.n_heads), ("k", spec.n_kv_heads)):
+            source = f"self_attn.{part}_layernorm.norms.{{}}.weight"
+            layer.append(LayerTensor(f"attn_{part}_norm.weight", source, (spec.head_dim,), stack_rows, heads))
+    if not parallel:
+        layer += spec.layer_norm("ffn_norm", "post_attention_layernorm")
+    return spec.build([*layer, *spec.gated_mlp()], norm_bias=True)
+
+
+def phi2(config: Config, mla_layout: str) -> ModelSpec:
+    """Phi 1, 1.5 and 2: attention and feed-forward block in parallel after one norm, biases everywhere, in the output too."""
+    config.require("hidden_act", "gelu_new", "this activation")
+    config.require("qk_layernorm", False, "a norm of queries and keys")
+    config.require("tie_word_embeddings", False, "an output that is tied to the embeddings")
+    config = config.with_defaults({"layer_norm_eps": 1e-5})
+    rope = config.with_defaults({"partial_rotary_factor": 0.5})
+    spec = DecoderSpec("phi2", config, norm=(EPSILON, "layer_norm_eps"), rope=rope)
+    names = {part: f"self_attn.{part}_proj" for part in "qkv"} | {"output": "self_attn.dense"}
+    layer = [
+        *spec.layer_norm("attn_norm", "input_layernorm"),
+        *spec.attention(names, bias=True, output_bias=True),
+        *linear("ffn_up", "mlp.fc1", (spec.intermediate_size, spec.hidden_size), bias=True),
+        *linear("ffn_down", "mlp.fc2", (spec.hidden_size, spec.intermediate_size), bias=True),
+    ]
+    return spec.build(layer, CheckpointNames(norm="model.final_layernorm.weight"), norm_bias=True, head_bias=True)
 
 
 def command_r(config: Config, mla_layout: str) -> ModelSpec:

@@ -1,13 +1,18 @@
-"""Llama 2 and 3 and models with the same layers (TinyLlama, InternLM 3, ...), Mistral with its window, Ministral, Mixtral."""
+"""Llama 2 and 3 and models with the same layers (TinyLlama, InternLM 3, ...), Mistral, Ministral, Mixtral, Baichuan."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..config import Config
 from ..model_spec import ModelSpec
-from .decoder_spec import DecoderSpec, LayerTensor
+from ..tensor_transforms import interleave_halves, select_rows, unchanged, unit_rows
+from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 MIXTRAL_EXPERTS = {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
 MIXTRAL_EXPERTS |= {"down": "block_sparse_moe.experts.{}.w2"}
+
+BAICHUAN2_VOCABULARY = 125696
 
 MINISTRAL3_ROPE = {"type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
 MINISTRAL3_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
@@ -51,6 +56,26 @@ def ministral3(config: Config, mla_layout: str) -> ModelSpec:
         spec.add_float32({"rope.scaling.yarn_log_multiplier": settings.number("mscale_all_dim")})
     _add_window(spec)
     return spec.build(_layer(spec, spec.attention(permute=True), spec.gated_mlp()))
+
+
+def baichuan(config: Config, mla_layout: str) -> ModelSpec:
+    """Baichuan 1 and 2: queries, keys and values in one matrix; 13B has linear biases instead of a rotary embedding. Baichuan 2
+    divides the rows of its output by their lengths."""
+    config.require("hidden_act", "silu", "this activation")
+    config = config.with_defaults({"max_position_embeddings": config.integer("model_max_length", 4096)})
+    spec = DecoderSpec("baichuan", config)
+    size = spec.hidden_size
+
+    def halves(rows: np.ndarray) -> np.ndarray:
+        return interleave_halves(rows, spec.head_dim)
+
+    layer = [spec.norm("attn_norm", "input_layernorm")]
+    for number, (part, order) in enumerate((("q", halves), ("k", halves), ("v", None))):
+        rows = select_rows(number * size, size, order)
+        layer += linear(f"attn_{part}", "self_attn.W_pack", (3 * size, size), transform=rows)
+    layer += linear("attn_output", "self_attn.o_proj", (size, size))
+    layer += [spec.norm("ffn_norm", "post_attention_layernorm"), *spec.gated_mlp()]
+    return spec.build(layer, head_transform=unit_rows if spec.vocab_size == BAICHUAN2_VOCABULARY else unchanged)
 
 
 def mixtral(config: Config, mla_layout: str) -> ModelSpec:

@@ -13,6 +13,7 @@ from ..config import Config
 from ..model_spec import ModelSpec
 from ..tensor_transforms import flatten, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
+from .encoders.pooling import pooling_keys, read_modules
 
 NO_LAYERS: list[int] = []
 MROPE_SECTIONS = [24, 20, 20]  # the default of Qwen 3 VL's own code
@@ -26,8 +27,15 @@ def qwen2(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def qwen3(config: Config, mla_layout: str) -> ModelSpec:
-    """Qwen 3: queries and keys of every head are normalised."""
+    """Qwen 3: queries and keys of every head are normalised. With sentence-transformers' files (Qwen 3 Embedding) the head is
+    left out."""
+    is_embedding = read_modules(config.path.parent).pooling is not None or config.get("architectures") == ["Qwen3Model"]
+    if is_embedding:
+        config = config.with_values({"tie_word_embeddings": True})
     spec = _spec("qwen3", config)
+    if is_embedding:  # stored with or without a head, whose names begin otherwise
+        spec.metadata |= pooling_keys("qwen3", config, "last", spec.notes)
+        spec.renamed_prefixes |= {f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm")}
     _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
     return _qwen3_layers(spec, spec.gated_mlp())
 

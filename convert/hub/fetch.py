@@ -28,7 +28,8 @@ from ..checkpoint import TOKENIZER_FILES
 
 PREFIX = "hf:"
 _REPOSITORY = re.compile(r"hf:([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", re.ASCII)
-# What is fetched beside the weights, if the repository has it; of folders only that of chat templates.
+# What is fetched beside the weights, if the repository has it; of folders only those of chat templates and of the modules of
+# sentence-transformers.
 _SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -42,6 +43,8 @@ _SMALL_FILES = (
     "additional_chat_templates/*.jinja",
     "hf_quant_config.json",
     "quantize_config.json",
+    "[0-9]_*/config.json",  # of sentence-transformers: the pooling, dense layers
+    "[0-9]_*/model.safetensors",
 )
 
 

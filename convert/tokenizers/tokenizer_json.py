@@ -63,6 +63,8 @@ def model_keys(tokenizer: dict[str, Any], vocab_size: int, notes: list[str]) -> 
 def enclosing_tokens(tokenizer: dict[str, Any]) -> tuple[str | None, str | None]:
     """The special tokens that the post_processor's template puts before and after a text; None where it puts none."""
     for step in _steps(tokenizer.get("post_processor")):
+        if step.get("type") in ("BertProcessing", "RobertaProcessing"):
+            return step["cls"][0], step["sep"][0]
         if step.get("type") == "TemplateProcessing" and len(step["single"]) > 1:
             first, last = (step["single"][i].get("SpecialToken", {}).get("id") for i in (0, -1))
             return first, last

@@ -138,6 +138,11 @@ def _with_special_tokens(
     """The keys with those of special tokens. enclosing: tokens that the tokenizer puts before and after a text, if known."""
     texts = keys["tokens"]
     ids = _special_ids(texts, settings, config, notes)
+    last = enclosing[1]
+    if last in texts and "eos" in ids and texts[ids["eos"]] != last and keys["model"] != "bert":
+        # What ends a text is another token than what ends a turn (Qwen 3 Embedding).
+        keys["eot_token_id"] = np.uint32(ids["eos"])
+        ids["eos"] = texts.index(last)
     keys |= {_SPECIAL_KEYS[name]: np.uint32(id) for name, id in ids.items()}
     for name, token in zip(("bos", "eos"), enclosing, strict=True):
         setting = settings.get(f"add_{name}_token")

@@ -43,6 +43,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def perplexity_text(perplexity: float) -> str:
+    """'perplexity 5.1234'; of NaN that the model predicts no tokens."""
+    return "without a perplexity: the model predicts no tokens" if math.isnan(perplexity) else f"perplexity {perplexity:.4f}"
+
+
 def printable(text: str) -> str:
     """The text with escapes for what a terminal would act on or could not show: names come from whatever a file says."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

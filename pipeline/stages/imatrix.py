@@ -16,6 +16,7 @@ from ...quantize.covariance.source import CollectedInput, Covariances, PreparedC
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import Perplexity
+from ..common.messages import perplexity_text
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..covariance import begin_covariance, finish_passes, plan_covariance
 from ..warm_up import codecs_in_background
@@ -39,7 +40,7 @@ def compute(
     passes = len(job.passes) if job is not None else 1
 
     def on_chunk(so_far: Perplexity, total: int) -> None:
-        stage.reach(so_far.chunks, total * passes, f"perplexity {so_far.perplexity:.4f}")
+        stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity))
 
     with codecs_in_background(types):
         imatrix, figures = collect(model, windows, on_chunk=on_chunk, covariance=job.collector if job is not None else None)

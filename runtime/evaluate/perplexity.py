@@ -107,9 +107,13 @@ def perplexity(
     baseline  a model with the same vocabulary to compare with
     mtp       the draft layer is scored, too
 
-    Raises PlanError when the text has less than one window, the vocabularies differ or there is no draft layer, MillError
-    naming the first tensor or layer at fault as soon as an output or prediction of either model is not finite.
+    Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ or
+    there is no draft layer, MillError naming the first tensor or layer at fault as soon as an output or prediction of either
+    model is not finite.
     """
+    for each in (model, baseline):
+        if each is not None and not each.has_head:
+            raise PlanError(f"{each.source.path}: {each.graph.architecture} predicts no tokens and has no perplexity")
     windows = make_windows(model, tokens_or_text, n_ctx, chunks)
     if baseline is not None and baseline.n_vocab != model.n_vocab:
         raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")

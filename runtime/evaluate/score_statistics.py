@@ -91,8 +91,14 @@ class ScoreStatistics:
         self._klds.append(scores.divergences.astype(np.float32))
         self._delta_ps.append(delta_p.astype(np.float32))
 
+    def add_unscored(self) -> None:
+        """Counts a window of a model that predicts nothing."""
+        self.window_losses.append(math.nan)
+
     def perplexity(self) -> dict[str, Any]:
-        """The fields `perplexity` and `error` of a `Perplexity`."""
+        """The fields `perplexity` and `error` of a `Perplexity`: NaN of windows without predictions."""
+        if self.window_losses and not self.losses.count:
+            return {"perplexity": math.nan, "error": None}
         value = exp(self.losses.mean)
         return {"perplexity": value, "error": _times(value, self.losses.error)}
 

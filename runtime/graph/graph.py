@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ class Graph:
     """A model.
 
     ops         from token ids to `hidden`, in an order in which they can be run
-    head        from `hidden` to `logits`
+    head        from `hidden` to `logits`; a model that predicts no tokens (an encoder) has none, nor `logits` and `output`
     layers      the residual stream after each layer
     cache       what each layer keeps, per token or per sequence
     n_ctx_train the context length that the model was trained for
@@ -31,11 +32,11 @@ class Graph:
     ops: tuple[Op, ...]
     head: tuple[Op, ...]
     hidden: Value
-    logits: Value
+    logits: Value | None
     layers: tuple[Value, ...]
     cache: tuple[CacheSpec | StateSpec, ...]
     embedding: Weight
-    output: Weight
+    output: Weight | None
     n_ctx_train: int
 
     @property
@@ -44,7 +45,18 @@ class Graph:
 
     @property
     def n_vocab(self) -> int:
-        return self.logits.shape[0]
+        return self.embedding.shape[1] if self.logits is None else self.logits.shape[0]
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether no token depends on later ones."""
+        return all(op.causal for op in self.ops if isinstance(op, ops.Attention))
+
+    @cached_property
+    def n_positions(self) -> int | None:
+        """How many tokens a sequence may have at most: as many as positions have embeddings. None: any number."""
+        tables = (op.table for op in self.ops if isinstance(op, ops.Embedding) and op.by == "position")
+        return min((table.shape[1] for table in tables), default=None)
 
 
 class GraphBuilder:
@@ -106,10 +118,11 @@ class GraphBuilder:
         self.ops.append(op)
         return op.out
 
-    def embedding(self, name: str, n_embd: int, scale: float = 1.0) -> Value:
-        n_vocab = self.shape(f"{name}.weight")[-1]
-        table = self.weight(f"{name}.weight", (n_embd, n_vocab))
-        return self.append(ops.Embedding(self.value(n_embd), table, scale))
+    def embedding(self, name: str, n_embd: int, scale: float = 1.0, *, by: str = "token") -> Value:
+        shape = self.shape(f"{name}.weight")
+        rows = shape[1] if len(shape) > 1 else 1
+        table = self.weight(f"{name}.weight", (n_embd, rows), *[(n_embd,)] * (rows == 1))
+        return self.append(ops.Embedding(self.value(n_embd), Weight(table.name, (n_embd, rows)), scale, by))
 
     def hidden_input(self, n_embd: int) -> Value:
         return self.append(ops.HiddenInput(self.value(n_embd)))
@@ -166,7 +179,7 @@ class GraphBuilder:
         return self.append(ops.Rope(self.value(*x.shape), x, rope, start))
 
     def attention(self, q: Value, k: Value | None, v: Value | None, layer: int, scale: float, **options) -> Value:
-        """options: window, softcap, sinks, chunked, selection, block of `ops.Attention`."""
+        """options: window, softcap, sinks, chunked, selection, block, alibi, causal of `ops.Attention`."""
         if k is None or v is None:
             kept = {spec.name: spec for spec in self.cache if spec.layer == layer and isinstance(spec, CacheSpec)}
             fits = {"k", "v"} <= kept.keys() and q.shape[1] == kept["k"].width and q.shape[0] % kept["k"].heads == 0
@@ -322,15 +335,25 @@ class GraphBuilder:
         """Adds the head: output.weight (or the embeddings, where the model has none), logits times scale, soft cap.
 
         output: the name of another matrix, used where the model has it."""
-        body, self.ops = self.ops, []
-        embedding = next(op.table for op in body if isinstance(op, ops.Embedding))
+        body, embedding = self._body()
         outputs = (output, "output", embedding.name.removesuffix(".weight"))
         name = next(name for name in outputs if f"{name}.weight" in self)
         logits = self.softcap(self.scale(self.linear(hidden, name, embedding.shape[1]), scale), softcap)
         head = self.ops
         matrix = next(op.weight for op in head if isinstance(op, ops.Linear))
         layers, cache = tuple(self.layers), tuple(self.cache)
-        return Graph(architecture, tuple(body), tuple(head), hidden, logits, layers, cache, embedding, matrix, n_ctx_train)
+        return Graph(architecture, body, tuple(head), hidden, logits, layers, cache, embedding, matrix, n_ctx_train)
+
+    def finish_encoder(self, architecture: str, hidden: Value, n_ctx_train: int) -> Graph:
+        """As `finish`, of a model without a head."""
+        body, embedding = self._body()
+        layers, cache = tuple(self.layers), tuple(self.cache)
+        return Graph(architecture, body, (), hidden, None, layers, cache, embedding, None, n_ctx_train)
+
+    def _body(self) -> tuple[tuple[Op, ...], Weight]:
+        """The ops so far, and the table of the tokens' embeddings."""
+        body, self.ops = tuple(self.ops), []
+        return body, next(op.table for op in body if isinstance(op, ops.Embedding))
 
 
 def users(ops_: Sequence[Op]) -> dict[int, list[Op]]:

@@ -21,10 +21,12 @@ from .values import RotaryEmbedding, Temperature, Value, Weight
 
 @dataclass(frozen=True)
 class Embedding(Op):
-    """Rows of a table by token id, times scale."""
+    """Rows of a table, times scale. by: 'token' (the row of its id), 'position' (that of its position in the sequence), or
+    'segment' (row 0: all tokens are of the first segment, as BERT's token types are where there is one text)."""
 
     table: Weight
     scale: float = 1.0
+    by: str = "token"
 
 
 @dataclass(frozen=True)
@@ -98,17 +100,21 @@ class Rope(Op):
 
 @dataclass(frozen=True)
 class Attention(Op):
-    """Grouped-query attention: appends k and v to the KV cache of `layer`; each query sees its sequence up to its own position.
+    """Grouped-query attention: appends k and v to the KV cache of `layer`; each query sees its sequence up to its own position,
+    or all of it where the attention is not causal.
 
     q (heads, k_width), k (kv heads, k_width), v (kv heads, v_width) -> (heads, v_width); k and v are None where those are used
     that an earlier op has appended to the cache of `layer` (Gemma 4)
 
     scale    factor of the scores
-    window   positions that a query sees, its own included; 0: all
+    window   positions that a query sees, its own included; 0: all. Without `causal`: those up to window // 2 away on each side
     chunked  positions are in chunks of `window`, and a query sees those of its own chunk (Llama 4)
     softcap  scores become softcap * tanh(score / softcap); 0: not
     sinks    a logit per head that takes part in the softmax and has no value (gpt-oss)
     selection, block  the keys that each query sees, of `SelectBlocks`, and how many keys a block has; None: all
+    alibi    the largest bias of linear biases, ALiBi (arXiv:2108.12409): scores lose slope * distance, with the slopes of
+             `values.alibi_slopes`; 0: no biases
+    causal   whether queries see no later positions; without it, a sequence has to be computed in one pass
     """
 
     q: Value
@@ -122,6 +128,8 @@ class Attention(Op):
     chunked: bool = False
     selection: Value | None = None
     block: int = 0
+    alibi: float = 0.0
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -281,7 +289,8 @@ class SelectiveScan(Op):
 
 @dataclass(frozen=True)
 class Activation(Op):
-    """function(x), element by element: 'silu', 'gelu' (its tanh form, arXiv:1606.08415), 'squared_relu' (arXiv:2109.08668)."""
+    """function(x), element by element: 'silu', 'gelu' (its tanh form, arXiv:1606.08415), 'gelu_erf' (the same without the
+    approximation), 'squared_relu' (arXiv:2109.08668)."""
 
     x: Value
     function: str
@@ -289,7 +298,7 @@ class Activation(Op):
 
 @dataclass(frozen=True)
 class GatedActivation(Op):
-    """function(gate) * up: 'silu', 'gelu', 'sigmoid', 'identity', 'clamped_silu', 'clamped_swish'.
+    """function(gate) * up: 'silu', 'gelu', 'gelu_erf', 'sigmoid', 'identity', 'clamped_silu', 'clamped_swish'.
 
     limit          with 'silu': 0: none; else gate is limited to at most `limit`, up to +-limit (DeepSeek-V4)
     clamped_silu   silu(gate) limited to at most `limit`, up to +-limit (Step-3.5)

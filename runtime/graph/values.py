@@ -85,3 +85,11 @@ class StateSpec:
     layer: int
     name: str
     shape: tuple[int, ...]
+
+
+def alibi_slopes(heads: int, largest: float) -> np.ndarray:
+    """float32 [heads]: 2 ** (-largest * i / n) for i = 1 ... n, where n is the power of two that is at most `heads`; further
+    heads have those of 2 n at odd i (arXiv:2108.12409, section 3, and its code for numbers that are no power of two)."""
+    n = 1 << (heads.bit_length() - 1)
+    first, more = np.arange(1, n + 1) / n, np.arange(1, 2 * (heads - n), 2) / (2 * n)
+    return (2.0 ** (-largest * np.concatenate([first, more]))).astype(np.float32)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from ...formats import PlanError, TensorSource
 from ..graph import Graph
 from ..hparams import HParams, n_draft_layers, n_layers
-from . import deepseek2, gemma3n, gemma4, llama, qwen3next
+from . import bert, deepseek2, gemma3n, gemma4, llama, qwen3next
 from .delta_net import DELTA_NET_ARCHITECTURES
 from .recurrent import hybrid
 from .recurrent.variants import RECURRENT_VARIANTS
@@ -21,6 +21,7 @@ ARCHITECTURES: dict[str, Build] = {
     **dict.fromkeys(VARIANTS, llama.build),
     "gemma3n": gemma3n.build,
     "gemma4": gemma4.build,
+    **dict.fromkeys(bert.ENCODERS, bert.build),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "mistral4", "minicpm3"), deepseek2.build),
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
     **dict.fromkeys(RECURRENT_VARIANTS, hybrid.build),

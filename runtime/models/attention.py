@@ -74,6 +74,8 @@ def grouped_attention(
     softcap: float = 0.0,
     temperature: Temperature | None = None,
     chunked: bool = False,
+    alibi: float = 0.0,
+    causal: bool = True,
     plain_head_norms: bool = False,
     clamp: float = 0.0,
     gate_function: str = "sigmoid",
@@ -85,7 +87,7 @@ def grouped_attention(
 
     rope             None: no rotation in this layer
     norm_after_rope  queries and keys are normalised after their rotation instead of before
-    window, softcap, chunked  as in `ops.Attention`
+    window, softcap, chunked, alibi, causal  as in `ops.Attention`
     temperature      of the queries
     plain_head_norms  queries and keys are normalised without weights after their rotation
     clamp            limit of queries, keys and values; 0: none
@@ -120,6 +122,7 @@ def grouped_attention(
     sinks = graph.optional(f"{prefix}sinks.weight", (heads.n,))
     q, k = graph.scale_by_position(positioned("q", q), temperature), positioned("k", k)
     options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks, "chunked": chunked}
+    options |= {"alibi": alibi, "causal": causal}
     if blocks is not None and rope is not None and f"blk.{layer}.indexer.q_proj.weight" in graph:
         options |= {"selection": blocks.select(graph, x, layer, rope, epsilon), "block": blocks.block}
     out = graph.attention(q, k, v, layer, scale, **options)
@@ -140,11 +143,11 @@ def _gated_output(graph: GraphBuilder, gate: Value, out: Value, function: str) -
 
 def _head_norm(graph: GraphBuilder, x: Value, name: str, epsilon: float) -> Value:
     """RMS norm of queries or keys, of each head or of all together, as the weights' shape says; layer norm where each head has
-    weights of its own (Cohere). x itself where the model has no such norm."""
+    weights of its own (Cohere) or there is a bias (Jina v2). x itself where the model has no such norm."""
     if f"{name}.weight" not in graph:
         return x
     has_own_weights = len(graph.shape(f"{name}.weight")) > 1
-    return graph.norm(x, name, epsilon, kind="layer" if has_own_weights else "rms")
+    return graph.norm(x, name, epsilon, kind="layer" if has_own_weights or f"{name}.bias" in graph else "rms")
 
 
 def temperature_of(hparams: HParams, offset: int = 0) -> Temperature | None:

@@ -35,9 +35,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
         temperature_of(hparams, variant.temperature_offset or 0),
         hparams.float("attention.value_scale", 0.0) or 1.0,
     )
-    windows = _windows(hparams, n_layers(hparams) if draft is None else draft + 1)
+    windows = _windows(hparams, variant, n_layers(hparams) if draft is None else draft + 1)
     clamp, blocks = hparams.float("attention.clamp_kqv", 0.0), BlockIndexer.of(hparams)
-    block = FeedForward(variant.activation, variant.ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
+    alibi, causal = variant.alibi(hparams), hparams.flag("attention.causal", variant.has_head)
+    ungated = hparams.text("hidden_activation", variant.ungated)
+    block = FeedForward(variant.activation, ungated, variant.gating, variant.shared_average, variant.weigh_inputs)
     rope, local_rope = _rotary_embeddings(graph, hparams, variant, heads.k_width, n_ctx)
 
     def norm(x: Value, name: str) -> Value:
@@ -54,11 +56,13 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     embedding_scale = hparams.float("embedding_scale", 0.0) or variant.embedding_scale(n_embd)
 
     def decoder_layer(x: Value, layer: int, window: int) -> Value:
-        prefix, rotates = f"blk.{layer}.", variant.rotates(hparams, layer, window > 0, any(windows))
-        h = norm(x, f"{prefix}attn_norm") if variant.pre_norm else x
+        prefix, rotates = f"blk.{layer}.", not alibi and variant.rotates(hparams, layer, window > 0, any(windows))
+        first_norm = norm if variant.has_head or layer else optional_norm
+        h = first_norm(x, f"{prefix}attn_norm") if variant.pre_norm else x
+        parallel = variant.is_parallel(hparams, f"{prefix}ffn_norm.weight" in graph)
         attended = grouped_attention(
             graph,
-            h,
+            norm(x, f"{prefix}attn_norm_2") if f"{prefix}attn_norm_2.weight" in graph else h,
             layer,
             Heads.of(hparams, layer),
             scale=scale,
@@ -69,6 +73,8 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
             softcap=softcap,
             temperature=None if rotates and variant.temperature_offset is not None else temperature,
             chunked=variant.chunked and window > 0,
+            alibi=alibi,
+            causal=causal,
             plain_head_norms=rotates and variant.head_norms(hparams),
             clamp=clamp,
             gate_function=variant.attention_gate,
@@ -77,9 +83,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
         attended = graph.scale(attended, value_scale)
         if variant.ffn_norm != "post_attention_norm":
             attended = optional_norm(attended, f"{prefix}post_attention_norm")
-        x = graph.add(x, attended, residual_scale)
-        if not variant.parallel:
+        before, x = x, graph.add(x, attended, residual_scale)
+        if not parallel:
             h = norm(x, prefix + variant.ffn_norm) if variant.pre_norm else x
+        elif variant.parallel is None:
+            h = norm(before, f"{prefix}ffn_norm")
         fed_forward = feed_forward(graph, hparams, layer, h, block)
         return graph.add(x, optional_norm(fed_forward, f"{prefix}post_ffw_norm"), residual_scale)
 
@@ -87,16 +95,24 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
         x = decoder_layer(draft_input(graph, draft, n_embd, epsilon, embedding_scale), draft, windows[draft])
         return finish_draft(graph, hparams, draft, x, epsilon, scale=head_scale, softcap=head_softcap)
     x = graph.embedding("token_embd", n_embd, embedding_scale)
+    if "position_embd.weight" in graph:
+        x = graph.add(x, graph.embedding("position_embd", n_embd, by="position"))
+    x = optional_norm(x, "token_embd_norm")
     for layer, window in enumerate(windows):
         x = decoder_layer(x, layer, window)
         graph.end_layer(x)
     hidden, n_ctx_train = norm(x, "output_norm"), hparams.size("context_length")
+    if not variant.has_head or "pooling_type" in hparams:
+        return graph.finish_encoder(hparams.architecture, hidden, n_ctx_train)
     return graph.finish(hparams.architecture, hidden, n_ctx_train, scale=head_scale, softcap=head_softcap)
 
 
-def _windows(hparams: HParams, layers: int) -> list[int]:
+def _windows(hparams: HParams, variant: Variant, layers: int) -> list[int]:
     """The window of each of the first layers; 0: it sees everything."""
     window = hparams.size("attention.sliding_window", 0, 0)
+    if variant.first_global:
+        period = hparams.size("attention.sliding_window_pattern", minimum=0)
+        return [window if period == 0 or i % period else 0 for i in range(layers)]
     is_local = hparams.flags("attention.sliding_window_pattern", layers) or [True] * layers
     return [window if local else 0 for local in is_local]
 

@@ -25,6 +25,23 @@ def _scale_of_largest(layers: int) -> Callable[[HParams, int], float]:
     return scale
 
 
+def _alibi_of_metadata(hparams: HParams) -> float:
+    return hparams.float("attention.max_alibi_bias", 0.0)
+
+
+def _alibi_always(hparams: HParams) -> float:
+    return 8.0
+
+
+def _alibi_of_13b(hparams: HParams) -> float:
+    """Of Baichuan's two sizes the larger has linear biases instead of a rotary embedding; only its depth tells."""
+    return 8.0 if hparams.int("block_count") == 40 else 0.0
+
+
+def _no_layer(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
+    return False
+
+
 def _every_layer(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
     return True
 
@@ -59,15 +76,21 @@ class Variant:
     defaults           values of metadata keys that a file lacks
     local_rope         layers with a window rotate by rope.freq_base_swa, without scaling
     half_rope          layers without a window rotate half of the elements that those with one rotate
-    activation         of a gate: 'silu', 'gelu', 'clamped_silu' or 'clamped_swish'
-    ungated            activation of a feed-forward block without a gate: 'gelu' or 'squared_relu'
+    activation         of a gate: 'silu', 'gelu', 'gelu_erf', 'clamped_silu' or 'clamped_swish'
+    ungated            activation of a feed-forward block without a gate: 'gelu', 'gelu_erf' or 'squared_relu'
     embedding_scale    n_embd -> factor of the embeddings, where the metadata does not say
     attention_scale    width of a head -> factor of the attention's scores, where the metadata does not say
     ffn_norm           name of the norm before the feed-forward block; unless it is this, post_attention_norm is after attention
     pre_norm           there are norms before both blocks; else only after them
     norm_after_rope    queries and keys are normalised after their rotation instead of before
-    parallel           attention and feed-forward block see the same input, normalised once (attn_norm)
+    parallel           attention and feed-forward block see the same input, normalised once (attn_norm), or for attention by
+                       attn_norm_2 where that is there. None: as the metadata says (use_parallel_residual), each after its norm
+    parallel_unnormed  layers without ffn_norm are parallel (StableLM), whatever the metadata say
+    has_head           it predicts tokens; else it makes embeddings of texts: every token sees all others unless the metadata
+                       say otherwise (attention.causal), and the first layer may have no norm before attention
+    first_global       of layers with a window in a period, the first is global; else the last
     rotates            (hparams, layer, whether it has a window, whether any layer has) -> whether it rotates queries and keys
+    alibi              the largest of the linear biases; where there are any, nothing is rotated
     divide_logits      logits are divided by logit_scale instead of multiplied
     norm               'rms' or 'layer'; None: what the metadata has an epsilon of
     norm_weights       norms have weights
@@ -91,8 +114,12 @@ class Variant:
     ffn_norm: str = "ffn_norm"
     pre_norm: bool = True
     norm_after_rope: bool = False
-    parallel: bool = False
+    parallel: bool | None = False
+    parallel_unnormed: bool = False
+    has_head: bool = True
+    first_global: bool = False
     rotates: Callable[[HParams, int, bool, bool], bool] = _every_layer
+    alibi: Callable[[HParams], float] = _alibi_of_metadata
     divide_logits: bool = False
     norm: str | None = None
     norm_weights: bool = True
@@ -103,6 +130,12 @@ class Variant:
     temperature_offset: int | None = None
     weigh_inputs: bool = False
     shared_average: bool = False
+
+    def is_parallel(self, hparams: HParams, has_ffn_norm: bool) -> bool:
+        """Whether a layer's attention and feed-forward block see the same input."""
+        if self.parallel_unnormed:
+            return not has_ffn_norm
+        return hparams.flag("use_parallel_residual") if self.parallel is None else self.parallel
 
 
 NORMALISED = {"expert_weights_norm": True}
@@ -180,4 +213,21 @@ VARIANTS = {
     "mellum": Variant(defaults=NORMALISED | COHERE2, local_rope=True),
     "afmoe": Variant(defaults=AFMOE, embedding_scale=math.sqrt, rotates=_only_local),
     **dict.fromkeys(("cohere2moe", "cohere2_moe"), COHERE2_MOE),
+    "modern-bert": Variant(
+        defaults={"attention.sliding_window_pattern": 3, "rope.freq_base_swa": 10000.0},
+        activation="gelu_erf",
+        local_rope=True,
+        has_head=False,
+        first_global=True,
+    ),
+    "gemma-embedding": Variant(defaults=GEMMA3, activation="gelu", embedding_scale=math.sqrt, local_rope=True, has_head=False),
+    "gpt2": Variant(rotates=_no_layer),
+    "gptneox": Variant(ungated="gelu_erf", parallel=None),
+    "falcon": Variant(ungated="gelu_erf", parallel=True),
+    "bloom": Variant(rotates=_no_layer, alibi=_alibi_always),
+    "mpt": Variant(ungated="gelu_erf", rotates=_no_layer),
+    "stablelm": Variant(parallel_unnormed=True),
+    "phi2": Variant(parallel=True),
+    "baichuan": Variant(interleaved=True, alibi=_alibi_of_13b),
+    "chatglm": Variant(interleaved=True),
 }

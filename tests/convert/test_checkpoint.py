@@ -72,9 +72,9 @@ def test_tables_and_activation_scales_are_ignored(tiny):
 
 def test_unknown_architectures(tiny):
     with pytest.raises(
-        FormatError, match=r"the architecture GPT2LMHeadModel is not known; the nearest .* docs/adding/architecture.md"
+        FormatError, match=r"the architecture OPTForCausalLM is not known; the nearest .* docs/adding/architecture.md"
     ):
-        open_source(tiny({"architectures": ["GPT2LMHeadModel"]}))
+        open_source(tiny({"architectures": ["OPTForCausalLM"]}))
     for wrong in (None, [], "LlamaForCausalLM", [3], 5, {"a": 1}, [["LlamaForCausalLM"]], [None], True):
         with pytest.raises(FormatError, match=r"config.json: (the|no) architecture .*docs/adding/architecture.md"):
             open_source(tiny({"architectures": wrong}))

@@ -1,6 +1,7 @@
 """Tiny random models of transformers for every architecture: each a row of CASES, a class of transformers and what its config
 has besides COMMON."""
 
+import copy
 import dataclasses
 import math
 
@@ -34,7 +35,8 @@ def randomise(model):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if any(part in name for part in ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")):
+            parts = ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")
+            if any(part in name for part in parts) or not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
             if "bias" in name:
@@ -72,10 +74,11 @@ def save_tokenizer(path):
 
 
 def new_config(transformers, family, options):
-    """(class, config) of a row of CASES: a class of transformers without ForCausalLM, or a multimodal class, for which the
-    options are those of the text model."""
+    """(class, config) of a row of CASES: a class of transformers, without ForCausalLM where it ends so, or a multimodal class,
+    for which the options are those of the text model."""
+    options = copy.deepcopy(options)  # configs change their rotary settings
     if not family.endswith("ForConditionalGeneration"):
-        architecture = getattr(transformers, f"{family}ForCausalLM")
+        architecture = getattr(transformers, f"{family}ForCausalLM", None) or getattr(transformers, family)
         return architecture, architecture.config_class(**options, attn_implementation="eager")
     architecture = getattr(transformers, family)
     values = {"text_config": options, "vision_config": VISION, "tie_word_embeddings": options["tie_word_embeddings"]}

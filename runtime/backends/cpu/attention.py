@@ -1,4 +1,4 @@
-"""Causal softmax attention that stores its scores (no flash attention), those of a block of queries and heads at a time."""
+"""Softmax attention that stores its scores (no flash attention), those of a block of queries and heads at a time."""
 
 from __future__ import annotations
 
@@ -20,36 +20,47 @@ class AttentionParams:
     """Options of an attention op.
 
     scale     multiplies q k^T
-    window    a query attends to the last so many tokens, its own included; 0: to all; -n: to those of its chunk of n
+    window    a query attends to the last so many tokens, its own included; 0: to all; -n: to those of its chunk of n. Without
+              `causal`: to those at most window // 2 away
     softcap   scores become softcap * tanh(score / softcap); 0: they stay (Gemma 2, arXiv:2408.00118, section 2)
     sinks     float32 [heads] or None: one more score per head, which counts in the softmax's sum and has no value
+    slopes    float32 [heads] or None: scores lose slope * distance (ALiBi)
+    causal    whether queries see no later tokens
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: np.ndarray | None = None
+    slopes: np.ndarray | None = None
+    causal: bool = True
+
+    @property
+    def has_flash(self) -> bool:
+        """Whether flash attention can do it."""
+        return self.causal and self.slopes is None
 
 
-def first_key(position: int, window: int) -> int:
-    """The first position that a query sees; window: as in `AttentionParams`."""
+def first_key(position: int, window: int, causal: bool = True) -> int:
+    """The first position that a query sees; window, causal: as in `AttentionParams`."""
     if window < 0:
         return position // -window * -window
-    return max(0, position + 1 - window) if window else 0
+    before = window - 1 if causal else window // 2
+    return max(0, position - before) if window else 0
 
 
-def causal_attention(
+def scored_attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, scores_bytes: int, workers: Workers, params: AttentionParams | None = None
 ) -> np.ndarray:
-    """softmax(q k^T, causally masked) v, in float32; the caller has multiplied the scale into q.
+    """softmax(q k^T, masked) v, in float32; the caller has multiplied the scale into q.
 
     q: [kv_heads, group, n, width], the queries that share each key head; k: [kv_heads, m, width], v: [kv_heads, m, width of
     values], m >= n: the last n keys are those of the queries' own tokens; scores_bytes: for the scores of a block, per thread.
-    params: window, soft cap and sinks are applied, the scale is not. Returns [kv_heads, group, n, width of values].
+    params: everything is applied but the scale. Returns [kv_heads, group, n, width of values].
     """
     params = params or AttentionParams(1.0)
     window, softcap = params.window, np.float32(params.softcap)
-    sinks = None if params.sinks is None else params.sinks.reshape(k.shape[0], -1, 1)
+    sinks, slopes = (None if x is None else x.reshape(k.shape[0], -1, 1) for x in (params.sinks, params.slopes))
     kv_heads, group, n, width = q.shape
     m = k.shape[1]
     past = m - n
@@ -63,9 +74,9 @@ def causal_attention(
         """Attention of the block of queries from the first query, key head and query of a group on that `place` names."""
         start, h, g = place
         stop = min(start + block, n)
-        key_stop = past + stop
+        key_stop = past + stop if params.causal else min(m, past + stop + window // 2) if window else m
         # Products are summed by COLUMN_TILE keys: for the same sums in every block of queries, keys begin at a multiple of it.
-        first = first_key(past + start, window) // COLUMN_TILE * COLUMN_TILE
+        first = first_key(past + start, window, params.causal) // COLUMN_TILE * COLUMN_TILE
         queries = q[h : h + step_kv, g : g + step_group, start:stop]
         shape = queries.shape[:3]
         scores = gemm.matmul(queries.reshape(shape[0], -1, width), k[h : h + step_kv, first:key_stop].transpose(0, 2, 1))
@@ -74,10 +85,16 @@ def causal_attention(
             np.tanh(scores, out=scores)
             scores *= softcap
         by_query = scores.reshape(*shape, key_stop - first)
-        by_query[..., past + start - first :] += mask[: stop - start, : stop - start]
+        distance = np.abs(np.arange(start, stop)[:, None] + past - np.arange(first, key_stop))
+        if slopes is not None:
+            by_query -= slopes[h : h + step_kv, g : g + step_group, None] * distance.astype(np.float32)
+        if params.causal:
+            by_query[..., past + start - first :] += mask[: stop - start, : stop - start]
         if window:
-            first_keys = np.array([first_key(past + i, window) for i in range(start, stop)])
+            first_keys = np.array([first_key(past + i, window, params.causal) for i in range(start, stop)])
             by_query[..., np.arange(first, key_stop) < first_keys[:, None]] = -np.inf
+            if not params.causal:
+                by_query[..., distance > window // 2] = -np.inf
         extra = None if sinks is None else np.repeat(sinks[h : h + step_kv, g : g + step_group], stop - start, axis=2)
         total = softmax_numerator(scores, None if extra is None else extra.reshape(shape[0], -1, 1))
         result = gemm.matmul(scores, v[h : h + step_kv, first:key_stop])

@@ -97,7 +97,7 @@ class Executable:
                 for op in step.ops:
                     for value in (*op.inputs, *op.outputs):
                         last[value.index] = number
-        last[self.graph.hidden.index] = last[self.graph.logits.index] = _END
+        last.update({value.index: _END for value in (self.graph.hidden, self.graph.logits) if value is not None})
         return last
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -130,7 +130,9 @@ class Executable:
         return out
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+        """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
+        if self.graph.logits is None:
+            raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         key, observer = ("head", len(hidden)), self.observer
         head = self._take(key) if observer is None else None
         if head is None:

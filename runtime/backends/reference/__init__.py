@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ....formats import MillError, TensorSource
+from ....formats import MillError, PlanError, TensorSource
 from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
 from .functions import FUNCTIONS, SUPPORT
 from .step import Cache, Step
@@ -46,7 +46,9 @@ class Executable:
         return out
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
-        """float32 [n, n_embd] -> float32 [n, n_vocab]."""
+        """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
+        if self.graph.logits is None:
+            raise PlanError(f"{self.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         nothing = np.zeros(0, np.int64)
         step = Step(nothing, nothing, [], self.observer or Observer())
         return self._run(self.graph.head, {self.graph.hidden.index: hidden}, step)[self.graph.logits.index]

@@ -7,20 +7,22 @@ values lists them in its annotation: other values are refused when a graph is co
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from ...graph import Value, ops, special_ops
-from ...graph.values import RotaryEmbedding, Temperature
+from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes
 from . import recurrent
 from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
 from .step import Step
 from .streams import STREAM_FUNCTIONS
 
 
-def embedding(step: Step, table: np.ndarray, scale: float) -> np.ndarray:
-    return table[step.tokens] * np.float32(scale)
+def embedding(step: Step, table: np.ndarray, scale: float, by: Literal["token", "position", "segment"]) -> np.ndarray:
+    rows = {"token": step.tokens, "position": step.positions, "segment": np.zeros_like(step.tokens)}[by]
+    return table[rows] * np.float32(scale)
 
 
 def hidden_input(step: Step, out: Value) -> np.ndarray:
@@ -93,6 +95,8 @@ def attention(
     chunked: bool,
     selection: np.ndarray | None,
     block: int,
+    alibi: float,
+    causal: bool,
     out: Value,
 ) -> np.ndarray:
     result = np.empty((len(q), *out.shape), np.float32)
@@ -107,7 +111,8 @@ def attention(
             hidden = position[len(keys) - len(q[rows]) :, None] != position
         if selection is not None:
             hidden = _not_in_blocks(selection[rows], len(keys), block, q.shape[1])
-        weights = _attention_weights(q[rows], keys, scale, 0 if chunked else window, softcap, sinks, hidden)
+        options = {"hidden": hidden, "alibi": alibi, "causal": causal}
+        weights = _attention_weights(q[rows], keys, scale, 0 if chunked else window, softcap, sinks, **options)
         result[rows] = np.einsum("hnm,mhw->nhw", weights, _for_each_head(values, q.shape[1]))
     return result
 
@@ -125,15 +130,22 @@ def _attention_weights(
     softcap: float = 0.0,
     sinks: np.ndarray | None = None,
     hidden: np.ndarray | None = None,
+    alibi: float = 0.0,
+    causal: bool = True,
 ) -> np.ndarray:
-    """Causal softmax of the scores of the last n tokens' queries [n, heads, width] over keys [m, kv heads, width]:
-    [heads, n, m]. hidden: bool [n, m] or [heads, n, m], keys that are not seen besides."""
+    """Softmax of the scores of the last n tokens' queries [n, heads, width] over keys [m, kv heads, width]: [heads, n, m].
+    hidden: bool [n, m] or [heads, n, m], keys that are not seen besides."""
     n, heads, m = q.shape[0], q.shape[1], len(keys)
     scores = np.einsum("nhw,mhw->hnm", q, _for_each_head(keys, heads)) * np.float32(scale)
     if softcap:
         scores = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
     distance = np.arange(m - n, m)[:, None] - np.arange(m)
-    unseen = (distance < 0) | (distance >= window) if window else distance < 0
+    if alibi:
+        scores -= alibi_slopes(heads, alibi)[:, None, None] * np.abs(distance).astype(np.float32)
+    if causal:
+        unseen = (distance < 0) | (distance >= window) if window else distance < 0
+    else:
+        unseen = np.abs(distance) > window // 2 if window else np.zeros(distance.shape, bool)
     scores = np.where(unseen if hidden is None else unseen | hidden, np.float32(-np.inf), scores)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], axis=2)
@@ -230,11 +242,14 @@ def select_keys(step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, l
     return out
 
 
-def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "squared_relu"]) -> np.ndarray:
+def activation(step: Step, x: np.ndarray, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> np.ndarray:
     if function == "silu":
         return x * sigmoid(x)
     if function == "gelu":
         return x / 2 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+    if function == "gelu_erf":
+        erf = np.array([math.erf(value) for value in (x * np.float32(np.sqrt(0.5))).reshape(-1)], np.float32)
+        return x / 2 * (1 + erf.reshape(x.shape))
     return np.square(np.maximum(x, 0))
 
 
@@ -256,7 +271,7 @@ def gated_activation(
     step: Step,
     gate: np.ndarray,
     up: np.ndarray,
-    function: Literal["silu", "gelu", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
+    function: Literal["silu", "gelu", "gelu_erf", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
     limit: float,
 ) -> np.ndarray:
     if function == "identity":

@@ -1,14 +1,14 @@
 """Tiny random models of transformers: one module per family of architectures. Each has
 
-CASES                case -> (class of transformers without ForCausalLM, config besides COMMON[, MLA layout])
+CASES                case -> (class of transformers, without ForCausalLM if it ends so, config besides COMMON[, MLA layout])
 BEYOND_LLAMA_CPP     case -> what llama.cpp does otherwise, or not at all
 COARSE_IN_LLAMA_CPP  case -> tolerance of llama.cpp's logits where it computes with less
 IN_LLAMA_CPP         case -> changes of the config for the comparison with llama.cpp
 """
 
-from . import decoders, newest, recurrent, relatives
+from . import decoders, gpt, newest, recurrent, relatives
 
-MODULES = (decoders, newest, recurrent, relatives)
+MODULES = (decoders, gpt, newest, recurrent, relatives)
 
 
 def merged(table: str) -> dict:

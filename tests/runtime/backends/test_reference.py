@@ -12,7 +12,7 @@ from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.reference import functions
 from ggufmill.runtime.backends.reference.step import Cache, Step
 from ggufmill.runtime.graph import Observer, Value, ops
-from ggufmill.runtime.graph.values import RotaryEmbedding
+from ggufmill.runtime.graph.values import RotaryEmbedding, alibi_slopes
 from ggufmill.runtime.models import build_graph
 
 TOLERANCE = checkpoints.TOLERANCE
@@ -168,10 +168,9 @@ def test_a_window_a_soft_cap_and_a_sink():
     q, k = np.full((3, 1, 1), 2.0, np.float32), np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
     v = np.array([10, 20, 40], np.float32).reshape(3, 1, 1)
 
-    def last(window=0, softcap=0.0, sinks=None):
-        return functions.attention(step(range(3)), q, k, v, 0, 0.5, window, softcap, sinks, False, None, 0, Value(0, (1, 1)))[
-            2, 0, 0
-        ]
+    def last(window=0, softcap=0.0, sinks=None, alibi=0.0, causal=True, token=2):
+        options = (window, softcap, sinks, False, None, 0, alibi, causal)
+        return functions.attention(step(range(3)), q, k, v, 0, 0.5, *options, Value(0, (1, 1)))[token, 0, 0]
 
     e, values = np.exp(np.array([1.0, 2.0, 3.0])), np.array([10, 20, 40])
     assert last() == pytest.approx(e @ values / e.sum())
@@ -179,6 +178,17 @@ def test_a_window_a_soft_cap_and_a_sink():
     assert last(sinks=np.array([1.5], np.float32)) == pytest.approx(e @ values / (e.sum() + np.exp(1.5)))
     capped = np.exp(2 * np.tanh(np.array([1, 2, 3]) / 2))
     assert last(softcap=2.0) == pytest.approx(capped @ values / capped.sum())
+    biased = np.exp(np.array([1.0, 2.0, 3.0]) - 2.0**-3 * np.array([2, 1, 0]))  # one head: its slope is 2 ** -alibi
+    assert last(alibi=3.0) == pytest.approx(biased @ values / biased.sum())
+    assert last(causal=False, token=0) == pytest.approx(e @ values / e.sum())
+    assert last(causal=False, window=3, token=0) == pytest.approx(e[:2] @ values[:2] / e[:2].sum())
+
+
+def test_slopes_of_linear_biases():
+    """Those of the published code: 8 heads, and 12, where four more come from those of 16."""
+    assert alibi_slopes(8, 8.0).tolist() == [2.0**-i for i in range(1, 9)]
+    more = [2.0 ** -(i / 2) for i in (1, 3, 5, 7)]
+    assert np.allclose(alibi_slopes(12, 8.0), [*[2.0**-i for i in range(1, 9)], *more], rtol=1e-6)
 
 
 def test_routing():

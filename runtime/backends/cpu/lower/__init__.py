@@ -84,11 +84,11 @@ SUPPORT: Support = {
     o.Activation: {"x": None, "function": tuple(ACTIVATIONS)},
     o.Add: dict.fromkeys(("a", "b", "scale")),
     o.Attention: dict.fromkeys(
-        ("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked", "selection", "block")
+        ("q", "k", "v", "layer", "scale", "window", "softcap", "sinks", "chunked", "selection", "block", "alibi", "causal")
     ),
     o.CombineExperts: dict.fromkeys(("x", "routing", "weighted")),
     o.Concat: dict.fromkeys(("a", "b")),
-    o.Embedding: dict.fromkeys(("table", "scale")),
+    o.Embedding: {"table": None, "scale": None, "by": ("token", "position", "segment")},
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
     o.GateHeads: dict.fromkeys(("x", "gate")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},

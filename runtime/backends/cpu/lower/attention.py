@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .....formats import PlanError
 from .....simd.workers import Workers
 from ....graph.ops import Attention
-from ..attention import AttentionParams, causal_attention
+from ....graph.values import alibi_slopes
+from ....settings import PLAIN_TYPES
+from ..attention import AttentionParams, scored_attention
 from ..attention_jobs import CachedAttention
 from ..memory import with_heads
 from ..passes import Pass, Step
@@ -20,7 +23,13 @@ class AttentionStep(Step):
         super().__init__(executable, op)
         self.op = op
         window = -op.window if op.chunked else op.window
-        self.params = AttentionParams(op.scale, window, op.softcap, self.vector(op.sinks))
+        slopes = alibi_slopes(op.q.shape[0], op.alibi) if op.alibi else None
+        self.params = AttentionParams(op.scale, window, op.softcap, self.vector(op.sinks), slopes, op.causal)
+        if not self.params.has_flash and executable.settings.cache_types[1].lower() not in PLAIN_TYPES:
+            raise PlanError(
+                f"{executable.store.source.path}: values in the cache cannot be quantised (-ctv) where attention has linear "
+                f"biases or sees later tokens; {', '.join(PLAIN_TYPES[:-1])} and {PLAIN_TYPES[-1]} work"
+            )
 
     def emit(self, out: Pass) -> None:
         op = self.op
@@ -36,7 +45,7 @@ class AttentionStep(Step):
 
 def attend(out: Pass, attention: CachedAttention) -> None:
     """Adds the attention to the pass, as the settings ask: flash attention, or with stored scores."""
-    if out.settings.flash:
+    if out.settings.flash and attention.params.has_flash:
         out.attention.add(attention)
         return
     queries, result, state = attention.q.array, attention.result.array, out.run_state
@@ -61,8 +70,8 @@ def stored_scores_attention(
     scores_bytes: int,
     workers: Workers,
 ) -> None:
-    """causal_attention of q float32 [n, heads, width] over keys and values [kv heads, m, width], into out [n, heads, width]."""
+    """scored_attention of q float32 [n, heads, width] over keys and values [kv heads, m, width], into out [n, heads, width]."""
     n, heads, width = q.shape
     queries = (q * np.float32(params.scale)).reshape(n, len(keys), heads // len(keys), width).transpose(1, 2, 0, 3)
-    result = causal_attention(queries, keys, values, scores_bytes, workers, params)
+    result = scored_attention(queries, keys, values, scores_bytes, workers, params)
     out[...] = result.transpose(2, 0, 1, 3).reshape(out.shape)

@@ -25,15 +25,15 @@ from ....graph.ops import (
     Split,
 )  # fmt: skip
 from ..kernels import row_parts
-from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, IDENTITY, SIGMOID, SILU, SQUARED_RELU
+from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.parts import SPAN
 from ..memory import Partition, View
 from ..passes import CELL, Pass, Step
 from ..schedule import real
 
-GATES = {"silu": SILU, "gelu": GELU, "sigmoid": SIGMOID, "identity": IDENTITY}
+GATES = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "sigmoid": SIGMOID, "identity": IDENTITY}
 GATES |= {"clamped_silu": CLAMPED_SILU, "clamped_swish": CLAMPED_SWISH}
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "squared_relu": SQUARED_RELU}
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "squared_relu": SQUARED_RELU}
 _HEADS = 16  # of a part, if the number of heads is a multiple of it
 
 
@@ -44,9 +44,11 @@ class EmbeddingStep(Step):
 
     def emit(self, out: Pass) -> None:
         target, state, factor = out.new(self.op.out).matrix, out.run_state, np.float32(self.op.scale)
+        by = self.op.by
 
         def look_up() -> None:
-            target[:] = self.table.lookup(state.tokens)
+            rows = state.tokens if by == "token" else state.positions if by == "position" else np.zeros_like(state.tokens)
+            target[:] = self.table.lookup(rows)
             if factor != 1:
                 np.multiply(target, factor, out=target)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ggufmill.formats import TYPES
 from ggufmill.quantize import decode, encode
 from ggufmill.runtime.backends.cpu import flash
-from ggufmill.runtime.backends.cpu.attention import AttentionParams, causal_attention
+from ggufmill.runtime.backends.cpu.attention import AttentionParams, scored_attention
 from ggufmill.runtime.backends.cpu.flash import Segment, attend
 from ggufmill.runtime.backends.cpu.kernels.attention.flash import KEYS
 from ggufmill.runtime.backends.cpu.kv_cache import KVCache
@@ -109,7 +109,7 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
     for options in ({"sinks": sinks}, {"window": 1000}, {"window": -1000}):
         params = AttentionParams(k_width**-0.5, **options)
         queries = (q * np.float32(params.scale)).reshape(n, kv_heads, -1, k_width).transpose(1, 2, 0, 3)
-        expected = causal_attention(queries, k, v, 1 << 20, ALONE, params).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
+        expected = scored_attention(queries, k, v, 1 << 20, ALONE, params).transpose(2, 0, 1, 3).reshape(n, heads, v_width)
         for workers in (ALONE, MANY):
             assert np.abs(result(q, cache, past, params, workers) - expected).max() < ROUNDING
 
@@ -126,12 +126,12 @@ def test_long_contexts_and_many_heads(n, heads, kv_heads, k_width, v_width, past
 def test_stored_scores_give_a_query_the_same_bits_in_any_batch(params):
     random_ = np.random.default_rng(6)
     q, k, v = (random_.standard_normal(shape).astype(np.float32) for shape in ((1, 2, 200, 24), (1, 700, 24), (1, 700, 40)))
-    expected = causal_attention(q, k, v, 1 << 20, ALONE, params)
+    expected = scored_attention(q, k, v, 1 << 20, ALONE, params)
     for cuts in ((1, 150), (77,), (10, 11, 12)):
         ends, parts = [*cuts, 200], []
         for start, end in zip([0, *cuts], ends, strict=True):
             seen = 500 + end
-            parts.append(causal_attention(q[:, :, start:end], k[:, :seen], v[:, :seen], 1 << 14, Workers(3), params))
+            parts.append(scored_attention(q[:, :, start:end], k[:, :seen], v[:, :seen], 1 << 14, Workers(3), params))
         assert np.array_equal(np.concatenate(parts, axis=2), expected)
 
 

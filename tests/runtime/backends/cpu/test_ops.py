@@ -23,12 +23,24 @@ from ggufmill.runtime.backends import reference
 from ggufmill.runtime.graph import Observer, ops
 from ggufmill.runtime.graph.values import RotaryEmbedding
 
+FUNCTIONS = ["silu", "gelu", "gelu_erf", "sigmoid", "squared_relu", "clamped_swish"]
+
 
 @few_examples
 @given(seeds, threads, st.sampled_from([8, 33, 96]), st.booleans())
 def test_linear(seed, count, rows, biased):
     shapes = {"a__weight": (N_EMBD, rows), "b__weight": (rows, N_EMBD)} | ({"a__bias": (rows,)} if biased else {})
     run_both(lambda b, x: b.linear(b.linear(x, "a", rows), "b", N_EMBD), seed, count, **shapes)
+
+
+@few_examples
+@given(seeds, threads)
+def test_embeddings_by_position_and_segment(seed, count):
+    def build(b, x):
+        positions, segment = b.embedding("positions", N_EMBD, 0.5, by="position"), b.embedding("types", N_EMBD, by="segment")
+        return b.add(b.add(x, positions), segment)
+
+    run_both(build, seed, count, positions__weight=(N_EMBD, 60), types__weight=(N_EMBD, 2))
 
 
 @few_examples
@@ -58,7 +70,7 @@ def test_rope(seed, count, interleaved, part, used_again):
 
 
 @few_examples
-@given(seeds, threads, st.sampled_from(["silu", "gelu", "sigmoid", "squared_relu", "clamped_swish"]), st.booleans())
+@given(seeds, threads, st.sampled_from(FUNCTIONS), st.booleans())
 def test_activations(seed, count, function, gated):
     rows = 1100  # more than one part has
 
@@ -79,7 +91,7 @@ def test_activations(seed, count, function, gated):
 def test_sums_factors_and_caps(seed, count, factor):
     def build(b, x):
         y = b.scale(b.linear(x, "w", N_EMBD), 3.0)
-        z = b.add(x, b.softcap(y, 2.0), factor)
+        z = b.add(b.clamp(x, 0.4), b.softcap(y, 2.0), factor)
         return b.sigmoid_gate(x, b.add(z, z), "g")
 
     run_both(build, seed, count, w__weight=(N_EMBD, N_EMBD), g__weight=(N_EMBD,))
@@ -106,6 +118,25 @@ def test_parts_of_a_product_go_different_ways(seed, count):
     st.booleans(),
 )
 def test_attention(seed, count, heads, window, softcap, sinks):
+    run_attention(seed, count, heads, sinks, window=window, softcap=softcap)
+
+
+@few_examples
+@given(seeds, threads, st.sampled_from([(4, 4, 8, 8), (6, 2, 12, 20)]), st.sampled_from([0, 7]), st.booleans())
+def test_attention_with_linear_biases(seed, count, heads, window, sinks):
+    run_attention(seed, count, heads, sinks, window=window, alibi=8.0)
+
+
+@few_examples
+@given(
+    seeds, threads, st.sampled_from([(4, 4, 8, 8), (6, 2, 12, 20)]), st.sampled_from([0, 7, 40]), st.sampled_from([0.0, 8.0])
+)
+def test_attention_to_later_tokens(seed, count, heads, window, alibi):
+    run_attention(seed, count, heads, False, window=window, alibi=alibi, causal=False)
+
+
+def run_attention(seed, count, heads, sinks, **options):
+    """Both backends on attention with these options of `ops.Attention`; without `causal` over one pass of 200 tokens."""
     n, n_kv, k_width, v_width = heads
     rope = RotaryEmbedding(1.0 / np.arange(1, k_width // 2 + 1))
 
@@ -114,12 +145,12 @@ def test_attention(seed, count, heads, window, softcap, sinks):
         k = b.rope(b.reshape(b.linear(x, "k", n_kv * k_width), n_kv, k_width), rope)
         v = b.reshape(b.linear(x, "v", n_kv * v_width), n_kv, v_width)
         sink = b.optional("sinks.weight", (n,))
-        out = b.attention(q, k, v, 0, 0.7, window=window, softcap=softcap, sinks=sink)
+        out = b.attention(q, k, v, 0, 0.7, sinks=sink, **options)
         return b.add(x, b.linear(out, "o", N_EMBD))
 
     shapes = {"q__weight": (N_EMBD, n * k_width), "k__weight": (N_EMBD, n_kv * k_width), "v__weight": (N_EMBD, n_kv * v_width)}
     shapes |= {"o__weight": (n * v_width, N_EMBD)} | ({"sinks__weight": (n,)} if sinks else {})
-    run_both(build, seed, count, **shapes)
+    run_both(build, seed, count, counts=COUNTS if options.get("causal", True) else (200,), **shapes)
 
 
 @few_examples

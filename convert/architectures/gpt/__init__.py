@@ -1,0 +1,1 @@
+"""Decoders of the years before Llama, with LayerNorm, biases, fused queries, keys and values."""
