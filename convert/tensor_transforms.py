@@ -301,17 +301,6 @@ def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
 
 
-def unit_rows(name: str, weights: list[Weight]) -> SourceTensor:
-    """A matrix whose rows are divided by their lengths."""
-    weight = weights[0]
-
-    def read(start: int, stop: int) -> np.ndarray:
-        rows = weight.read(slice(start, stop))
-        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
-
-    return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
-
-
 def _transposed_experts(select: Callable[[int], slice]) -> Transform:
     """select: number of rows of a matrix -> those that are taken."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...formats import SourceTensor
 from ..config import Config
 from ..model_spec import ModelSpec
-from ..tensor_transforms import interleave_halves, select_rows, unchanged, unit_rows
+from ..quantization.stored_weights import Weight
+from ..tensor_transforms import interleave_halves, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor, linear
 
 MIXTRAL_EXPERTS = {"gate": "block_sparse_moe.experts.{}.w1", "up": "block_sparse_moe.experts.{}.w3"}
@@ -75,7 +77,7 @@ def baichuan(config: Config, mla_layout: str) -> ModelSpec:
         layer += linear(f"attn_{part}", "self_attn.W_pack", (3 * size, size), transform=rows)
     layer += linear("attn_output", "self_attn.o_proj", (size, size))
     layer += [spec.norm("ffn_norm", "post_attention_layernorm"), *spec.gated_mlp()]
-    return spec.build(layer, head_transform=unit_rows if spec.vocab_size == BAICHUAN2_VOCABULARY else unchanged)
+    return spec.build(layer, head_transform=_unit_rows if spec.vocab_size == BAICHUAN2_VOCABULARY else unchanged)
 
 
 def mixtral(config: Config, mla_layout: str) -> ModelSpec:
@@ -108,3 +110,14 @@ def _add_window(spec: DecoderSpec) -> None:
         spec.add_sliding_window(is_local)
         if any(is_local) and size < spec.config.integer("max_position_embeddings"):
             spec.notes.append(f"llama.cpp does not know of the sliding window of {size} tokens in this architecture")
+
+
+def _unit_rows(name: str, weights: list[Weight]) -> SourceTensor:
+    """A matrix whose rows are divided by their lengths."""
+    weight = weights[0]
+
+    def read(start: int, stop: int) -> np.ndarray:
+        rows = weight.read(slice(start, stop))
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+
+    return SourceTensor(name, (weight.columns, weight.rows), weight.source_type, read)
