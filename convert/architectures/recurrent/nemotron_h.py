@@ -25,7 +25,7 @@ _DEFAULTS = {"head_dim": 128, "n_groups": 8, "ssm_state_size": 128, "conv_kernel
 def nemotron_h(config: Config, mla_layout: str) -> ModelSpec:
     """nemotron_h, or nemotron_h_moe where layers have experts. Raises FormatError for settings that cannot be converted.
 
-    The lower bound of steps, time_step_min, is not in a GGUF: llama.cpp computes without it, as the models were trained.
+    The lower bound of steps, time_step_min, is not in a GGUF: llama.cpp computes without it.
     """
     for key, supported, what in (
         ("mlp_hidden_act", "relu2", "this activation"),
