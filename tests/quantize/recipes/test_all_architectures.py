@@ -1,5 +1,5 @@
-"""Every architecture that can be converted, as its model of one case: each matrix gets a type from stock mixes, and from shipped
-recipes with a stock mix for what no rule of theirs names."""
+"""Every architecture that can be converted, as its model of one case: each matrix gets a type from stock mixes, and from
+shipped recipes with a stock mix for what no rule of theirs names."""
 
 import json
 
