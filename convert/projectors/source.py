@@ -50,7 +50,7 @@ def open_projector(path: str | Path, *, remote: bool = False) -> TensorSource:
     embedding = _image_break(checkpoint, tower)
     model = ModelSpec("clip", metadata, [*specs, *embedding], 0)
     used = {source: checkpoint.stored[source] for spec in embedding for source in spec.sources}
-    tensors, notes = assemble(replace(checkpoint, stored=own | used), model)
+    model, tensors, notes = assemble(replace(checkpoint, stored=own | used), model)
     general = general_keys("clip", fetched.folder, config) | {"general.type": "mmproj"} | card_metadata(fetched.folder, notes)
     general["general.size_label"] = size_label({n: t.shape for n, t in tensors.items()})
     identity = f"{checkpoint.identity} mmproj"
