@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 
 from ..formats import TYPES, PlanError, TensorType
+from ..simd.compile import import_kernels
 from .bit_permutation import BitPermutation, BlockRows
 from .compile_layout import block_bytes, permutations
 
@@ -107,6 +110,10 @@ def _checked(q: np.ndarray, stored: TensorType, packed: TensorType, n: int) -> n
 
 
 def _permute(permutation: BitPermutation, source: BlockRows, target: BlockRows, block_bytes: int) -> None:
-    from .permute import permute  # imports numba, which takes longer than to plan a small job
+    _permutation_kernels().permute(permutation, source, target, block_bytes)
 
-    permute(permutation, source, target, block_bytes)
+
+@cache
+def _permutation_kernels() -> ModuleType:
+    """Imported when first needed: numba takes longer to import than a small job to plan."""
+    return import_kernels(".permute", __package__)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from threading import RLock
+from types import ModuleType
 from typing import Any
 
 _PACKAGE = __name__.rpartition(".simd")[0]
@@ -27,6 +29,18 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     if function is None:
         return lambda f: kernel(f, **options)
     return Kernel(function, options)
+
+
+def import_kernels(name: str, package: str) -> ModuleType:
+    """`importlib.import_module` of a module that defines kernels, for code that several threads run.
+
+    numba must be imported by one thread while no other uses llvmlite: it adds to what llvmlite's lock calls, and a thread that
+    holds the lock meanwhile never gives it back.
+    """
+    with _lock:
+        import numba  # noqa: F401
+
+        return import_module(name, package)
 
 
 class Kernel:

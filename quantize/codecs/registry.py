@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
+from ...simd.compile import import_kernels
 from ..covariance.covariance import EFFORTS, Covariance
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _codec(name: str) -> Codec:
     module = TYPES[name].codec
     if module is None:
         raise PlanError(f"tensor type {name} cannot be encoded or decoded yet")
-    return import_module(f".{module}", __package__).CODECS[name.lower()]
+    return import_kernels(f".{module}", __package__).CODECS[name.lower()]
 
 
 def raise_nonfinite(x: np.ndarray) -> NoReturn:

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from threading import Thread
 
 import pytest
 
-from ggufmill.simd import background, kernel_cache
+from ggufmill.simd import background, compile, kernel_cache
 
 KERNELS = textwrap.dedent("""
     import numpy as np
@@ -94,3 +95,14 @@ def test_nothing_is_started_for_parts_on_disk_or_with_one_processor(monkeypatch)
     background.compile_in_background([scale.function])
     background.wait_for(scale.function)
     assert not background._pending
+
+
+def test_one_thread_at_a_time_imports_kernels():
+    modules = []
+    thread = Thread(target=lambda: modules.append(compile.import_kernels(".codecs.floats", "ggufmill.quantize")))
+    with compile._lock:  # as while numba is imported for the first kernel
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join()
+    assert modules[0].CODECS
