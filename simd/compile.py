@@ -31,7 +31,7 @@ def kernel(function: Callable | None = None, **options: Any) -> Any:
     return Kernel(function, options)
 
 
-def import_kernels(name: str, package: str) -> ModuleType:
+def import_kernels(name: str, package: str | None) -> ModuleType:
     """`importlib.import_module` of a module that defines kernels, for code that several threads run.
 
     numba must be imported by one thread while no other uses llvmlite: it adds to what llvmlite's lock calls, and a thread that
