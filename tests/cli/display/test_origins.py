@@ -14,4 +14,4 @@ def test_nothing_and_off_are_settings_too():
         "expert_reduction": None,
     }
     assert settings_text(settings) == "threads 2, cache_k f16, flash off, mla 0, repack on"
-    assert settings_text(settings | {"expert_reduction": [6, 0.4]}).endswith("repack on, expert_reduction [6, 0.4]")
+    assert settings_text(settings | {"expert_reduction": [6, 0.4]}).endswith("repack on, expert_reduction 6 0.4")
