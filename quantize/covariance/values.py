@@ -52,7 +52,8 @@ def is_scalar(type_name: str) -> bool:
     if t.base is not None or t.codec is None or t.rows > 1 or t.name in _EXCLUDED:
         return False
     layout = BlockFields.of(type_name).layout
-    return layout.number is None and layout.digits is None and layout.size == 1 and layout.sign_codes is None
+    has_scale = layout.d is not None or layout.row_scale is not None
+    return has_scale and layout.number is None and layout.digits is None and layout.size == 1 and layout.sign_codes is None
 
 
 @cache

@@ -71,7 +71,19 @@ NAMES = {
     "lm_head": ["output"],
     "conv.in_proj": ["shortconv.in_proj"],
     "conv.out_proj": ["shortconv.out_proj"],
-    "self_attn.out_proj": ["attn_output"],
+    "attn.out_proj": ["attn_output"],
+    "c_attn": ["attn_qkv"],
+    "attn.c_proj": ["attn_output"],
+    "query_key_value": ["attn_qkv"],
+    "Wqkv": ["attn_qkv"],
+    "attention.dense": ["attn_output"],
+    "self_attn.dense": ["attn_output"],
+    "dense_h_to_4h": ["ffn_up"],
+    "dense_4h_to_h": ["ffn_down"],
+    "ffn.up_proj": ["ffn_up"],
+    "ffn.down_proj": ["ffn_down"],
+    "mlp.fc1": ["ffn_up"],
+    "mlp.fc2": ["ffn_down"],
     "feed_forward.w1": ["ffn_gate"],
     "feed_forward.w2": ["ffn_down"],
     "feed_forward.w3": ["ffn_up"],
@@ -117,7 +129,7 @@ def gguf_names(name, has_experts=True):
 
     has_experts: of the model; a shared expert without others is a dense block (Granite 4)."""
     name = name.removesuffix(".weight")
-    layer = re.search(r"layers\.(\d+)\.", name)
+    layer = re.search(r"\b(?:layers|h|blocks)\.(\d+)\.", name)
     prefix = f"blk.{layer[1]}." if layer else ""
     if "shared_expert" in name or "shared_mlp" in name:
         tensors = next((SHARED[end] for end in SHARED if name.endswith(end)), [])  # not the gate of a shared expert, a vector
@@ -140,7 +152,7 @@ class InputRecorder:
                 step = parameter.stride(0) * parameter.element_size()
                 for expert in range(parameter.shape[0]):
                     self._keys[parameter.data_ptr() + expert * step] = (name, expert)
-            elif parameter.dim() == 2 and "embed" not in name:
+            elif parameter.dim() == 2 and "embed" not in name and parameter is not model.get_input_embeddings().weight:
                 self._keys[parameter.data_ptr()] = (name, 0)
         if model.lm_head.weight.data_ptr() not in self._keys:
             self._keys[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
@@ -160,6 +172,8 @@ class InputRecorder:
 
         class Mode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
+                if function is torch.addmm:  # GPT-2's x @ W + b
+                    recorder.record(args[1], args[2])
                 if function in products:
                     recorder.record(args[0], args[1])
                     if args[0].dim() == 2 and args[1].dim() == 3:  # Jamba's W @ x.T

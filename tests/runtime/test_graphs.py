@@ -127,8 +127,8 @@ def test_wrong_models_are_refused(tiny):
     def changed(metadata=None, tensors=None):
         return dataclasses.replace(tiny, metadata=metadata or tiny.metadata, tensors=tensors or tiny.tensors)
 
-    with pytest.raises(PlanError, match="architecture 'mamba' cannot be run; the nearest that can is 'llama'"):
-        load_model(changed(tiny.metadata | {"general.architecture": "mamba"}))
+    with pytest.raises(PlanError, match="architecture 'rwkv7' cannot be run; the nearest that can is '"):
+        load_model(changed(tiny.metadata | {"general.architecture": "rwkv7"}))
     with pytest.raises(FormatError, match=r"metadata key llama\.block_count is missing"):
         load_model(changed({k: v for k, v in tiny.metadata.items() if k != "llama.block_count"}))
     with pytest.raises(FormatError, match=r"blk\.0\.attn_k\.weight is missing"):

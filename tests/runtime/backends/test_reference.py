@@ -196,7 +196,7 @@ def test_routing():
 
     def route(**options):
         usual = {"gating": "softmax", "bias": None, "groups": 1, "groups_used": 1, "normalise": False, "scale": 1.0}
-        usual |= {"factors": None, "by_token": None}
+        usual |= {"jitter": 0.0, "factors": None, "by_token": None}
         experts, weights = functions.route(step([0]), logits, 2, **(usual | options))
         return experts[0].tolist(), weights[0]
 
@@ -220,7 +220,7 @@ def test_experts_that_were_dropped_count_nothing():
     x, routing = np.ones((1, 2), np.float32), (np.array([[2, -1]]), np.array([[0.5, 0.25]], np.float32))
     out = functions.expert_linear(step([0]), x, routing, weight, np.ones((3, 2), np.float32))
     assert out.tolist() == [[[18.0, 22.0], [0.0, 0.0]]]
-    assert functions.combine_experts(step([0]), out + 1, routing).tolist() == [[9.5, 11.5]]
+    assert functions.combine_experts(step([0]), out + 1, routing, True).tolist() == [[9.5, 11.5]]
 
 
 def test_gates_sums_and_caps():
