@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from peak_memory import PEAK_BYTES
 
 from ggufmill import VERBS
 from ggufmill.formats import open_gguf
@@ -346,13 +347,14 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "killed.gguf").read_bytes() == (tmp_path / "calm.gguf").read_bytes()
 
 
-PEAK = """
-import resource, sys
+PEAK = f"""
+import sys
+{PEAK_BYTES}
 from ggufmill.cli import main
 try:
     main(["convert", sys.argv[1], sys.argv[2], "--outtype", "bf16"])
 finally:
-    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print("peak", peak_bytes())
 """
 
 

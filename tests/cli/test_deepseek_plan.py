@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from peak_memory import PEAK_BYTES
 
 RECIPES = [
     ("deepseek-v3-iq4_k_r4.txt", 386.183, 4.936),
@@ -16,13 +17,14 @@ RECIPES = [
     ("deepseek-r1-0528-iq2_k_r4.txt", 219.019, 2.799),
 ]
 
-MEASURED = """
-import resource, sys
+MEASURED = f"""
+import sys
+{PEAK_BYTES}
 from ggufmill.cli import main
 try:
     main(sys.argv[1:])
 finally:
-    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+    print("peak", peak_bytes(), file=sys.stderr)
 """
 
 
