@@ -81,11 +81,9 @@ def generate_text(
     sampling, settings = split_options(options)
     opened = open_generating_model(model, settings)
     warm_up(opened)
+    running = generate(opened, prompt, n_predict=n_predict, stop=stop, ignore_eos=ignore_eos, draft_max=draft_max, **sampling)
     with reporting(progress) as report:
         stage = Stage(report, "generate", n_predict if n_predict >= 0 else None, "token")
-        running = generate(
-            opened, prompt, n_predict=n_predict, stop=stop, ignore_eos=ignore_eos, draft_max=draft_max, **sampling
-        )
         pieces = []
         for piece in running:
             pieces.append(piece)
