@@ -26,7 +26,7 @@ ROWS, ROW_STEP, COLUMNS, COLUMN_STEP = range(4)
 
 
 @kernel
-def _cell(table, number):
+def cell(table, number):
     """(first row, row after the last, first column, number of columns) of part `number`."""
     across = (table[COLUMNS] + table[COLUMN_STEP] - 1) // table[COLUMN_STEP]
     row, column = number // across * table[ROW_STEP], number % across * table[COLUMN_STEP]
@@ -34,7 +34,7 @@ def _cell(table, number):
 
 
 @kernel
-def _row(address, row_bytes, row, column, width):
+def row_view(address, row_bytes, row, column, width):
     return view(address + row * row_bytes + 4 * column, width, np.float32)
 
 
@@ -50,10 +50,10 @@ def chain(argument, number):
 def add(argument, number):
     """out = a + factor * b. Table: ..., a, b, out (each with its row bytes), factor (float64)."""
     table, factor = view(argument, 11, np.int64), np.float32(view(argument, 11, np.float64)[10])
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     for r in range(first, stop):
-        a, b = _row(table[4], table[5], r, column, width), _row(table[6], table[7], r, column, width)
-        out = _row(table[8], table[9], r, column, width)
+        a, b = row_view(table[4], table[5], r, column, width), row_view(table[6], table[7], r, column, width)
+        out = row_view(table[8], table[9], r, column, width)
         for j in range(width):
             out[j] = a[j] + factor * b[j]
 
@@ -62,10 +62,10 @@ def add(argument, number):
 def add_bias(argument, number):
     """x += bias. Table: ..., x, row bytes, biases float32 [matrices, columns], int64 [rows] matrix of each row (0: first)."""
     table = view(argument, 8, np.int64)
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     for r in range(first, stop):
         matrix = view(table[7], r + 1, np.int64)[r] if table[7] else 0
-        x, bias = _row(table[4], table[5], r, column, width), _row(table[6], 4 * table[COLUMNS], matrix, column, width)
+        x, bias = row_view(table[4], table[5], r, column, width), row_view(table[6], 4 * table[COLUMNS], matrix, column, width)
         for j in range(width):
             x[j] += bias[j]
 
@@ -74,10 +74,10 @@ def add_bias(argument, number):
 def scale_rows(argument, number):
     """x *= factor of the row's matrix. Table: ..., x, row bytes, factors float32 [matrices], int64 [rows] (0: first)."""
     table = view(argument, 8, np.int64)
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     for r in range(first, stop):
         matrix = view(table[7], r + 1, np.int64)[r] if table[7] else 0
-        x, factor = _row(table[4], table[5], r, column, width), view(table[6], matrix + 1, np.float32)[matrix]
+        x, factor = row_view(table[4], table[5], r, column, width), view(table[6], matrix + 1, np.float32)[matrix]
         for j in range(width):
             x[j] *= factor
 
@@ -86,9 +86,9 @@ def scale_rows(argument, number):
 def scale(argument, number):
     """out = factor * x. Table: ..., x, out (each with its row bytes), factor (float64)."""
     table, factor = view(argument, 9, np.int64), np.float32(view(argument, 9, np.float64)[8])
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, column, width), _row(table[6], table[7], r, column, width)
+        x, out = row_view(table[4], table[5], r, column, width), row_view(table[6], table[7], r, column, width)
         for j in range(width):
             out[j] = factor * x[j]
 
@@ -98,13 +98,13 @@ def gate(argument, number):
     """out = activation(gate) * up, as elementwise.gate_run. Table: ..., gate, up (0: ones), out (each with its row bytes),
     which activation, limit (float64)."""
     table, limit = view(argument, 12, np.int64), np.float32(view(argument, 12, np.float64)[11])
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     ones = np.empty(0 if table[6] else width, np.float32)
     fill(ones, 1)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, column, width), _row(table[8], table[9], r, column, width)
+        x, out = row_view(table[4], table[5], r, column, width), row_view(table[8], table[9], r, column, width)
         if table[6]:
-            gate_run(table[10], x, _row(table[6], table[7], r, column, width), out, limit)
+            gate_run(table[10], x, row_view(table[6], table[7], r, column, width), out, limit)
         else:
             gate_run(table[10], x, ones, out, limit)
 
@@ -118,7 +118,7 @@ def normalise(argument, number):
     steps.
     """
     table, epsilon = view(argument, 17, np.int64), np.float32(view(argument, 17, np.float64)[11])
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     width = table[8]
     for r in range(first, stop):
         for h in range(table[7]):
@@ -146,7 +146,7 @@ def rotate(argument, number):
     pairs, whether these are neighbours, rows per token.
     """
     table = view(argument, 12, np.int64)
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     pairs = table[9]
     for r in range(first, stop):
         rotations = view(table[8] + 8 * pairs * (r // table[11]), 2 * pairs, np.float32)
@@ -166,11 +166,11 @@ def rotate(argument, number):
 def sigmoid_gate(argument, number):
     """y /= 1 + exp(-x . gate), row by row. Table: ..., x, row bytes, gate, its size, y, row bytes."""
     table = view(argument, 10, np.int64)
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     weights = view(table[6], table[7], np.float32)
     for r in range(first, stop):
-        divisor = np.float32(1) + exp(-product(_row(table[4], table[5], r, 0, weights.size), weights))
-        y = _row(table[8], table[9], r, column, width)
+        divisor = np.float32(1) + exp(-product(row_view(table[4], table[5], r, 0, weights.size), weights))
+        y = row_view(table[8], table[9], r, column, width)
         for j in range(width):
             y[j] /= divisor
 
@@ -180,7 +180,7 @@ def copy(argument, number):
     """Copies rows of heads. Table: ..., x, bytes from row to row and from head to head, heads, width of a head, out and its two
     steps, int64 [rows] which rows of x (0: one after the other; -1: none)."""
     table = view(argument, 13, np.int64)
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     width = table[8]
     for r in range(first, stop):
         row = view(table[12], r + 1, np.int64)[r] if table[12] else r
@@ -197,12 +197,12 @@ def copy(argument, number):
 def quantise(argument, number):
     """Rows as 8-bit codes (see `activations`). Table: ..., x, row bytes, codes, scales, sums (of dense rows), block."""
     table = view(argument, 10, np.int64)
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     columns, block = table[COLUMNS], table[9]
     for r in range(first, stop):
         at = r * columns + column
         quantise_run(
-            _row(table[4], table[5], r, column, width),
+            row_view(table[4], table[5], r, column, width),
             block,
             view(table[6] + at, width, np.uint8),
             view(table[7] + 4 * (at // block), width // block, np.float32),
@@ -218,7 +218,7 @@ def cache(argument, number):
     int64 [rows, 2]: address of head 0's row in the cache, and bytes from there to the next head's.
     """
     table = view(argument, 11, np.int64)
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     for r in range(first, stop):
         place = view(table[10] + 16 * r, 2, np.int64)
         for h in range(table[7]):

@@ -11,31 +11,17 @@ from .....simd.exponential import exp
 from .....simd.memory import view
 from .....simd.team import part
 from .experts import reduce_experts
-
-ROWS, ROW_STEP, COLUMNS, COLUMN_STEP = range(4)
-
-
-@kernel
-def _cell(table, number):
-    """(first row, row after the last, first column, number of columns) of part `number`, as in row_parts."""
-    across = (table[COLUMNS] + table[COLUMN_STEP] - 1) // table[COLUMN_STEP]
-    row, column = number // across * table[ROW_STEP], number % across * table[COLUMN_STEP]
-    return row, min(table[ROWS], row + table[ROW_STEP]), column, min(table[COLUMN_STEP], table[COLUMNS] - column)
-
-
-@kernel
-def _row(address, row_bytes, row, column, width):
-    return view(address + row * row_bytes + 4 * column, width, np.float32)
+from .row_parts import cell, row_view
 
 
 @part
 def xielu(argument, number):
     """As graph.special_ops.Xielu. Table: ..., x, out (each with its row bytes), alpha_p, alpha_n, beta, epsilon (float64)."""
     table, real = view(argument, 12, np.int64), view(argument, 12, np.float64)
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     alpha_p, alpha_n, beta, epsilon = np.float32(real[8]), np.float32(real[9]), np.float32(real[10]), np.float32(real[11])
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, column, width), _row(table[6], table[7], r, column, width)
+        x, out = row_view(table[4], table[5], r, column, width), row_view(table[6], table[7], r, column, width)
         for j in range(width):
             value = x[j]
             if value > 0:
@@ -49,9 +35,9 @@ def xielu(argument, number):
 def clamp(argument, number):
     """out = x limited to +-limit. Table: ..., x, out (each with its row bytes), limit (float64)."""
     table, limit = view(argument, 9, np.int64), np.float32(view(argument, 9, np.float64)[8])
-    first, stop, column, width = _cell(table, number)
+    first, stop, column, width = cell(table, number)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, column, width), _row(table[6], table[7], r, column, width)
+        x, out = row_view(table[4], table[5], r, column, width), row_view(table[6], table[7], r, column, width)
         for j in range(width):
             out[j] = min(max(x[j], -limit), limit) if x[j] == x[j] else x[j]
 
@@ -66,11 +52,11 @@ def _softplus(x):
 def softplus_gate(argument, number):
     """out = x * softplus(gate). Table: ..., x, gate, out (each with its row bytes), numbers of x for each of the gate."""
     table = view(argument, 11, np.int64)
-    first, stop, _, width = _cell(table, number)
+    first, stop, _, width = cell(table, number)
     share = table[10]
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, 0, width), _row(table[8], table[9], r, 0, width)
-        gate = _row(table[6], table[7], r, 0, width // share)
+        x, out = row_view(table[4], table[5], r, 0, width), row_view(table[8], table[9], r, 0, width)
+        gate = row_view(table[6], table[7], r, 0, width // share)
         for i in range(gate.size):
             factor = _softplus(gate[i])
             for j in range(i * share, (i + 1) * share):

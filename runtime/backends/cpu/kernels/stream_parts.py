@@ -7,18 +7,18 @@ import numpy as np
 from .....simd.memory import view
 from .....simd.team import part
 from .elementwise import mean, mean_square
-from .special_parts import _cell, _row
+from .row_parts import cell, row_view
 
 
 @part
 def mix_streams(argument, number):
     """Table: ..., x, coefficients, out (each with its row bytes), streams, width."""
     table = view(argument, 12, np.int64)
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     streams, width = table[10], table[11]
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, 0, streams * width), _row(table[8], table[9], r, 0, streams * width)
-        factors = _row(table[6], table[7], r, 0, streams * streams)
+        x, out = row_view(table[4], table[5], r, 0, streams * width), row_view(table[8], table[9], r, 0, streams * width)
+        factors = row_view(table[6], table[7], r, 0, streams * streams)
         for s in range(streams):
             for j in range(width):
                 out[s * width + j] = x[s * width + j]
@@ -32,16 +32,16 @@ def mix_streams(argument, number):
 def add_to_streams(argument, number):
     """Table: ..., x, update, coefficients (0: none), out (each with its row bytes), constants float32, streams, width."""
     table = view(argument, 15, np.int64)
-    first, stop, _, _ = _cell(table, number)
+    first, stop, _, _ = cell(table, number)
     streams, width = table[13], table[14]
     constants = view(table[12], streams, np.float32)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, 0, streams * width), _row(table[10], table[11], r, 0, streams * width)
-        update = _row(table[6], table[7], r, 0, width)
+        x, out = row_view(table[4], table[5], r, 0, streams * width), row_view(table[10], table[11], r, 0, streams * width)
+        update = row_view(table[6], table[7], r, 0, width)
         for s in range(streams):
             factor = constants[s]
             if table[8]:
-                factor += _row(table[8], table[9], r, s, 1)[0]
+                factor += row_view(table[8], table[9], r, s, 1)[0]
             for j in range(width):
                 out[s * width + j] = x[s * width + j] + factor * update[j]
 
@@ -50,10 +50,10 @@ def add_to_streams(argument, number):
 def scale_channels(argument, number):
     """Table: ..., x, out (each with its row bytes), weight float32 [columns]."""
     table = view(argument, 9, np.int64)
-    first, stop, _, width = _cell(table, number)
+    first, stop, _, width = cell(table, number)
     weight = view(table[8], width, np.float32)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, 0, width), _row(table[6], table[7], r, 0, width)
+        x, out = row_view(table[4], table[5], r, 0, width), row_view(table[6], table[7], r, 0, width)
         for j in range(width):
             out[j] = x[j] * weight[j]
 
@@ -62,9 +62,9 @@ def scale_channels(argument, number):
 def keep_largest(argument, number):
     """Table: ..., x, out (each with its row bytes), factor (float64)."""
     table, factor = view(argument, 9, np.int64), np.float32(view(argument, 9, np.float64)[8])
-    first, stop, _, width = _cell(table, number)
+    first, stop, _, width = cell(table, number)
     for r in range(first, stop):
-        x, out = _row(table[4], table[5], r, 0, width), _row(table[6], table[7], r, 0, width)
+        x, out = row_view(table[4], table[5], r, 0, width), row_view(table[6], table[7], r, 0, width)
         shift = mean(x)
         for j in range(width):
             out[j] = x[j] - shift

@@ -6,17 +6,29 @@ by numpy, in the place of the dense ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....graph.ops import Attention, SelectBlocks, SelectKeys
 from ..memory import View, with_heads
-from ..passes import Pass, Step
+from ..passes import Pass, Run, Step
 
 if TYPE_CHECKING:
     from ..executable import Executable
     from .latent_attention import LatentAttentionStep
+
+
+def _rows_that_select(state: Run, layer: int, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(row of the pass, the indexer's keys that it sees) of every token that sees more than `most` keys."""
+    for cache, at in state.batch:
+        first = max(0, most - cache.length)
+        if first >= at.stop - at.start:
+            continue
+        keys = cache.read(layer, "index_k", at.stop - at.start)[0]
+        for row in range(at.start + first, at.stop):
+            yield row, keys[: cache.length + row - at.start + 1]
 
 
 class SelectKeysStep(Step):
@@ -33,15 +45,9 @@ class SelectKeysStep(Step):
 
         def select() -> None:
             to[:, 0] = -1
-            for cache, at in state.batch:
-                first = max(0, op.top_k - cache.length)  # token of this pass that is the first to see more than top_k keys
-                if first >= at.stop - at.start:
-                    continue
-                keys = cache.read(op.layer, "index_k", at.stop - at.start)[0]
-                for row in range(at.start + first, at.stop):
-                    past = keys[: cache.length + row - at.start + 1]
-                    scores = factors[row] @ np.maximum(queries[row] @ past.T, 0)
-                    to[row] = np.argpartition(-scores, op.top_k)[: op.top_k]
+            for row, past in _rows_that_select(state, op.layer, op.top_k):
+                scores = factors[row] @ np.maximum(queries[row] @ past.T, 0)
+                to[row] = np.argpartition(-scores, op.top_k)[: op.top_k]
 
         out.call(select)
 
@@ -60,16 +66,11 @@ class SelectBlocksStep(Step):
 
         def select() -> None:
             to[:] = -1
-            for cache, at in state.batch:
-                first = max(0, op.top_k * op.block - cache.length)  # the first token that sees more than top_k blocks
-                if first >= at.stop - at.start:
-                    continue
-                keys = cache.read(op.layer, "index_k", at.stop - at.start)[0]
-                for row in range(at.start + first, at.stop):
-                    scores = queries[row] @ keys[: cache.length + row - at.start + 1].T
-                    best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], op.block), axis=1)
-                    best[:, max(0, best.shape[1] - op.local) :] = np.inf
-                    to[row] = np.argpartition(-best, op.top_k - 1, axis=1)[:, : op.top_k]
+            for row, past in _rows_that_select(state, op.layer, op.top_k * op.block):
+                scores = queries[row] @ past.T
+                best = np.maximum.reduceat(scores, np.arange(0, scores.shape[1], op.block), axis=1)
+                best[:, max(0, best.shape[1] - op.local) :] = np.inf
+                to[row] = np.argpartition(-best, op.top_k - 1, axis=1)[:, : op.top_k]
 
         out.call(select)
 
