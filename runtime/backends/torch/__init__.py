@@ -1,0 +1,1 @@
+"""Graphs on the devices that torch knows."""

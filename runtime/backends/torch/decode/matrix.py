@@ -1,0 +1,114 @@
+"""`PackedMatrix`: the rows of a tensor, one matrix or several stacked ones, as the bytes of its file on a device of torch.
+
+Products decode tile by tile, so that the decoded matrix never exists: at most TILE_WEIGHTS weights of it at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .....errors import PlanError
+from .....formats import TYPES, TensorType, dims
+from .decoder import decoder_of
+
+TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
+
+
+class StoredTensor(Protocol):
+    """What `packed` reads of a tensor of a GGUF file (`formats.TensorInfo`): data is uint8 [rows, row_bytes]."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def type(self) -> TensorType | str: ...
+    @property
+    def data(self) -> np.ndarray: ...
+
+
+def packed(tensor: StoredTensor, device: torch.device | str) -> PackedMatrix:
+    """A tensor of a file -> its bytes on a device. On the CPU they stay where they are (a memory-mapped file is not read)."""
+    columns, rows, matrices = dims(tensor.shape)
+    name = tensor.type if isinstance(tensor.type, str) else tensor.type.name
+    data = np.ascontiguousarray(tensor.data).reshape(-1)
+    with warnings.catch_warnings():  # torch warns of arrays that cannot be written to; nothing here writes
+        warnings.simplefilter("ignore", UserWarning)
+        stored = torch.from_numpy(data)
+    return PackedMatrix(name, columns, rows, matrices, stored.to(device))
+
+
+class PackedMatrix:
+    """type: name of the tensor type; columns: weights per row; rows: of one matrix; matrices: how many are stacked (experts);
+    data: uint8, the tensor's bytes.
+
+    Raises PlanError where the bytes are not those of such a tensor."""
+
+    def __init__(self, type: str, columns: int, rows: int, matrices: int, data: Tensor):
+        kind = TYPES[type]
+        if data.numel() != kind.row_bytes(columns) * rows * matrices or rows % kind.rows:
+            raise PlanError(f"{matrices} x {rows} rows of {columns} weights in {type} are not {data.numel()} bytes")
+        self.type, self.columns, self.rows_per_matrix, self.matrices = type, columns, rows, matrices
+        self.data = data.reshape(matrices * rows // kind.rows, kind.rows * kind.row_bytes(columns))
+        self.device, self.group_rows = data.device, kind.rows
+        self._decoder = decoder_of(type, data.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.data.numel()
+
+    def rows(self, start: int, stop: int, matrix: int = 0) -> Tensor:
+        """Rows start ... stop - 1 of a matrix, decoded: float32 [stop - start, columns]."""
+        base = matrix * self.rows_per_matrix
+        first, last = (base + start) // self.group_rows, -(-(base + stop) // self.group_rows)
+        decoded = self._decoder(self.data[first:last], self.columns)
+        offset = base + start - first * self.group_rows
+        return decoded[offset : offset + stop - start]
+
+    def gather(self, ids: Tensor, matrix: int = 0) -> Tensor:
+        """Rows by number, as of an embedding: integers [...] -> float32 [..., columns]."""
+        flat = ids.reshape(-1).to(self.device, torch.int64) + matrix * self.rows_per_matrix
+        out = torch.empty((len(flat), self.columns), device=self.device)
+        step = max(1, TILE_WEIGHTS // (self.columns * self.group_rows))
+        for at in range(0, len(flat), step):
+            part = flat[at : at + step]
+            groups = self._decoder(self.data.index_select(0, part // self.group_rows), self.columns)
+            groups = groups.view(len(part), self.group_rows, self.columns)
+            out[at : at + step] = groups[torch.arange(len(part), device=self.device), part % self.group_rows]
+        return out.view(*ids.shape, self.columns)
+
+    def matmul(self, x: Tensor, dtype: torch.dtype = torch.float32, matrix: int = 0) -> Tensor:
+        """x [n, columns] times the transposed matrix -> float32 [n, rows].
+
+        dtype: what weights and activations are rounded to before the product (float32, bfloat16 or float16); the sums of
+        torch's matrix product are float32 in any case. float32 means full float32, also where torch may use TF32 elsewhere.
+        """
+        x = x.to(dtype)
+        out = torch.empty((len(x), self.rows_per_matrix), device=self.device)
+        for start, stop in self._tiles():
+            out[:, start:stop] = x @ self.rows(start, stop, matrix).to(dtype).T
+        return out
+
+    def matmul_experts(self, x: Tensor, experts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Each token times the matrices of its experts: float32 [n, k, rows].
+
+        x        [n, columns], the same for all experts of a token, or [n, k, columns]
+        experts  integers [n, k]: which matrices
+        """
+        n, k = experts.shape
+        x = x[:, None].expand(-1, k, -1) if x.ndim == 2 else x
+        flat, numbers = x.reshape(n * k, self.columns), experts.reshape(-1)
+        out = torch.empty((n * k, self.rows_per_matrix), device=self.device)
+        for matrix in torch.unique(numbers).tolist():
+            tokens = torch.nonzero(numbers == matrix)[:, 0]
+            out[tokens] = self.matmul(flat[tokens], dtype, matrix)
+        return out.view(n, k, self.rows_per_matrix)
+
+    def _tiles(self) -> list[tuple[int, int]]:
+        """Ranges of rows, whole groups, of at most TILE_WEIGHTS weights."""
+        step = max(1, TILE_WEIGHTS // (self.columns * self.group_rows)) * self.group_rows
+        return [(start, min(start + step, self.rows_per_matrix)) for start in range(0, self.rows_per_matrix, step)]
