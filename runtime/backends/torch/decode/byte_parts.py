@@ -31,8 +31,8 @@ class BytePart(NamedTuple):
 def byte_parts(addresses: np.ndarray, gray_words: bool = False) -> list[BytePart]:
     """Bit addresses [rows, n, width] as in `BlockLayout` -> the parts of the numbers; a number is the XOR of its parts.
 
-    gray_words: as `BlockLayout.gray_words`: bit i of a word of 16 bits is the XOR of its stored bits i and i + 1, where bits 0 and
-    16 count as 0.
+    gray_words: as `BlockLayout.gray_words`: bit i of a word of 16 bits is the XOR of its stored bits i and i + 1, where bits
+    0 and 16 count as 0.
     """
     if not gray_words:
         return _parts(addresses, np.ones(addresses.shape, bool))
