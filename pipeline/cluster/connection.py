@@ -1,0 +1,174 @@
+"""A dask cluster for the time of a job: a running scheduler, or workers of this machine that end with the job."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...errors import MillError, PlanError
+from ...operating_system.memory import free_bytes
+from ..common.messages import note, warn
+from .identity import difference, program_identity
+
+FORMS = "tcp://HOST:PORT, the path of a scheduler file, or local:N for N processes of this machine"
+CONNECT_SECONDS = 30.0
+WAIT_SECONDS = 60.0  # for the first worker of a scheduler that has none yet
+LOCAL_MEMORY = 0.8  # of what is free, for all workers of this machine together
+MIN_LOCAL_MEMORY = 1 << 30
+
+
+class Cluster:
+    """A connected cluster and the workers of it that may be given work.
+
+    client   a Client of dask.distributed (whose methods are typed for its asynchronous use too)
+    refused  addresses of workers that run something else than this process -> what differs
+    """
+
+    def __init__(self, client: Any, address: str):
+        self.client, self.address = client, address
+        self.refused: dict[str, str] = {}
+        self._own = program_identity()
+        self._admitted: set[str] = set()
+
+    @property
+    def workers(self) -> dict[str, int]:
+        """Address -> threads of the workers that are there now and may be given work. A worker that came meanwhile is checked
+        first; one that differs is refused with a warning."""
+        present: dict[str, int] = _present(self.client)
+        new = [address for address in present if address not in self._admitted and address not in self.refused]
+        if new:
+            self._check(new)
+        return {address: threads for address, threads in present.items() if address in self._admitted}
+
+    @property
+    def slots(self) -> int:
+        """Pieces that are worked on at the same time: threads of all workers, at least 1."""
+        return max(1, sum(self.workers.values()))
+
+    @property
+    def dashboard(self) -> str | None:
+        """Address of dask's dashboard, where there is one."""
+        return self.client.dashboard_link if find_spec("bokeh") is not None else None
+
+    def names(self) -> dict[str, str]:
+        """Address -> 'name at host' of the workers, for messages and reports."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return {address: worker_name(address, info["id"], info.get("host", "")) for address, info in workers.items()}
+
+    def _check(self, addresses: list[str]) -> None:
+        answers: dict[str, Any] = self.client.run(program_identity, workers=addresses, on_error="return")
+        for address in addresses:
+            answer = answers.get(address)
+            if isinstance(answer, dict):
+                different = difference(self._own, answer)
+            elif isinstance(answer, ImportError):
+                different = f"this program cannot be imported there ({answer})"
+            else:  # gone, or it does not answer: it is asked again when it is there
+                continue
+            if different:
+                self.refused[address] = different
+                warn([f"worker {self.names().get(address, address)} is not given work: {different}"])
+            else:
+                self._admitted.add(address)
+
+
+def worker_name(address: str, name: object, host: str) -> str:
+    """What a worker is called in messages: its name if it was given one, and the machine."""
+    host = host or address
+    return host if str(name) in ("", address) else f"{name} at {host}"
+
+
+def _present(client: Any) -> dict[str, int]:
+    try:
+        return dict(client.nthreads())
+    except (OSError, ValueError, AttributeError) as error:
+        raise MillError(f"the scheduler does not answer any more ({error})") from None
+
+
+@contextmanager
+def open_cluster(address: str, *, wait: float = WAIT_SECONDS) -> Iterator[Cluster]:
+    """Connects to a cluster, and leaves it (or ends it, if it is local:N) with the context.
+
+    address: `tcp://host:port` (or tls://, with certificates in dask's configuration) of a scheduler, the path of its scheduler
+    file, or `local:N`: N worker processes of this machine with one thread each. wait: seconds for the first worker to come.
+
+    Raises PlanError for an address of another form, a scheduler that cannot be reached, without a worker, or when a worker that
+    is there runs other versions or other code than this process.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise PlanError("--cluster needs dask.distributed: pip install 'ggufmill[cluster]'") from None
+    local = re.fullmatch(r"local:([1-9]\d{0,3})", address)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost workers and the like are said by us, in one line
+    if local is not None:
+        with _local_cluster(int(local[1])) as scheduler:
+            yield from _connected(distributed.Client(scheduler, set_as_default=False), address, wait)
+        return
+    known: dict[str, Any]
+    if re.fullmatch(r"(tcp|tls|ucx|ws|wss)://\S+:\d+", address):
+        known = {"address": address}
+    elif Path(address).is_file():
+        known = {"scheduler_file": address}
+    else:
+        raise PlanError(f"{address!r} is no cluster: give {FORMS}")
+    try:
+        client = distributed.Client(**known, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError(f"the scheduler at {address} cannot be reached ({_first_line(error)})") from None
+    yield from _connected(client, address, wait)
+
+
+@contextmanager
+def _local_cluster(count: int) -> Iterator[Any]:
+    import dask.config
+    from distributed import LocalCluster
+
+    free = free_bytes()
+    memory = max(MIN_LOCAL_MEMORY, int(free * LOCAL_MEMORY / count)) if free is not None else "auto"
+    with dask.config.set({"distributed.comm.timeouts.connect": "120s"}):  # a busy machine may take long to answer
+        dashboard: Any = "127.0.0.1:0" if find_spec("bokeh") is not None else None
+        cluster = LocalCluster(
+            n_workers=count,
+            processes=True,
+            threads_per_worker=1,
+            memory_limit=memory,
+            dashboard_address=dashboard,
+            silence_logs=logging.CRITICAL,
+        )
+        with cluster:
+            yield cluster
+
+
+def _connected(client: Any, address: str, wait: float) -> Iterator[Cluster]:
+    try:
+        cluster = Cluster(client, address)
+        try:
+            client.wait_for_workers(1, timeout=wait)
+        except TimeoutError:
+            raise PlanError(f"the scheduler at {address} has no workers: start some with `dask worker {address}`") from None
+        workers = cluster.workers
+        if cluster.refused:
+            refused = next(iter(cluster.refused))
+            more = f" (and {len(cluster.refused) - 1} more)" * (len(cluster.refused) > 1)
+            raise PlanError(
+                f"worker {cluster.names().get(refused, refused)} has {cluster.refused[refused]}{more}: "
+                "install the same there, or end that worker"
+            )
+        if not workers:
+            raise PlanError(f"no worker of {address} answers")
+        note(f"cluster: {len(workers)} workers, {sum(workers.values())} threads", detail=True)
+        if cluster.dashboard:
+            note(f"dashboard: {cluster.dashboard}", detail=True)
+        yield cluster
+    finally:
+        client.close(timeout=5)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,209 @@
+"""A function of many pieces, made by the workers of a cluster: a bounded number in flight, results in order or as they come."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from threading import Event
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ...errors import MillError
+from .connection import Cluster
+
+if TYPE_CHECKING:
+    from distributed import Future
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+PER_THREAD = 2  # pieces in flight for each thread of a worker: one is worked on, one is there already when that is finished
+ATTEMPTS = 3
+POLL_SECONDS = 1.0  # between two looks at which workers are there
+LONE_SECONDS = 60.0  # without any worker, until the job is given up: nannies need some to start workers again
+
+
+@dataclass(frozen=True)
+class Done(Generic[P, R]):
+    """A finished piece: what the function made of it, the address of the worker that did it, and the seconds that took it."""
+
+    piece: P
+    value: R
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a worker sends back. error: one line; is_final: another attempt would fail the same way."""
+
+    value: Any
+    worker: str
+    seconds: float
+    error: str = ""
+    is_final: bool = False
+
+
+@dataclass
+class _Task(Generic[P]):
+    """A piece in flight. failed: addresses of workers that could not do it, oldest first."""
+
+    piece: P
+    future: Future
+    failed: list[str] = field(default_factory=list)
+
+
+def map_ordered(
+    cluster: Cluster,
+    function: Callable[[P], R],
+    pieces: Iterable[P],
+    *,
+    ordered: bool = True,
+    per_thread: int = PER_THREAD,
+    attempts: int = ATTEMPTS,
+    name: Callable[[P], str] = str,
+) -> Iterator[Done[P, R]]:
+    """function(piece) for each piece, on the workers of the cluster; `pieces` is only drawn from as results are consumed.
+
+    function    of a module, so that workers can import it; it gives the same result wherever and however often it is called
+    ordered     results come in the order of the pieces, else as they are finished
+    per_thread  pieces in flight, those included whose results are not yet consumed, for each thread of the workers
+    attempts    after a failure that is not a MillError (a full disk, a bug) a piece is given to another worker, up to so many
+                times in all; a MillError is final. Pieces of lost workers are given to others by dask, as often as its
+                setting distributed.scheduler.allowed-failures says
+    name        of a piece, for messages
+
+    Raises MillError in one line, with the worker's name, for a piece that cannot be made, and when the scheduler or all workers
+    are lost. What is in flight is then cancelled; so it is when the iterator is closed.
+    """
+    return _Map(cluster, function, iter(pieces), ordered, per_thread, attempts, name).results()
+
+
+class _Map(Generic[P, R]):
+    """The pieces in flight of one call of `map_ordered`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        function: Callable[[P], R],
+        pieces: Iterator[P],
+        ordered: bool,
+        per_thread: int,
+        attempts: int,
+        name: Callable[[P], str],
+    ):
+        self._cluster, self._function, self._pieces = cluster, function, pieces
+        self._ordered, self._per_thread, self._attempts, self._name = ordered, per_thread, attempts, name
+        self._tasks: deque[_Task[P]] = deque()
+        self._workers: dict[str, int] = {}
+        self._finished = Event()  # set by any task
+        self._looked, self._last_seen = -POLL_SECONDS, monotonic()
+
+    def results(self) -> Iterator[Done[P, R]]:
+        try:
+            while self._fill():
+                task = self._next_finished()
+                if task is None:
+                    continue
+                answer = self._answer(task)
+                if answer.error:
+                    self._retry(task, answer)
+                else:
+                    self._tasks.remove(task)
+                    yield Done(task.piece, answer.value, answer.worker, answer.seconds)
+        finally:
+            for task in self._tasks:
+                task.future.cancel(reason="the job has ended")
+
+    def _fill(self) -> bool:
+        """Submits pieces until enough are in flight; False when all are finished."""
+        self._look()
+        while len(self._tasks) < self._per_thread * max(1, sum(self._workers.values())):
+            for piece in self._pieces:
+                self._tasks.append(_Task(piece, self._submit(piece)))
+                break
+            else:
+                break
+        return bool(self._tasks)
+
+    def _look(self) -> None:
+        """Takes notice of workers that have come or gone. Raises MillError if none has been there for long."""
+        now = monotonic()
+        if now - self._looked < POLL_SECONDS:
+            return
+        self._workers, self._looked = self._cluster.workers, now
+        if self._workers:
+            self._last_seen = now
+        elif now - self._last_seen > LONE_SECONDS:
+            raise MillError(f"no worker of {self._cluster.address} is left")
+
+    def _submit(self, piece: P, avoid: Iterable[str] = ()) -> Future:
+        """avoid: workers that are not given the piece, if there are others."""
+        allowed = [address for address in self._workers if address not in avoid]
+        restricted: dict[str, Any] = {"workers": allowed} if allowed and (avoid or self._cluster.refused) else {}
+        future = self._cluster.client.submit(_work, self._function, piece, pure=False, **restricted)
+        future.add_done_callback(lambda _: self._finished.set())
+        return future
+
+    def _next_finished(self) -> _Task[P] | None:
+        """The task whose result is due, once it is there; None after a while."""
+        self._finished.clear()
+        due = [self._tasks[0]] if self._ordered else self._tasks
+        found = next((task for task in due if task.future.done()), None)
+        if found is None:
+            self._finished.wait(POLL_SECONDS)
+        return found
+
+    def _answer(self, task: _Task[P]) -> _Answer:
+        """What came of a task. Raises MillError if nothing did: workers died of it, or the scheduler is lost."""
+        from distributed import KilledWorker
+
+        piece = self._name(task.piece)
+        try:
+            return task.future.result()
+        except KilledWorker as error:
+            raise MillError(
+                f"{piece}: {error.allowed_failures + 1} workers died of it, last {error.last_worker.address}; workers that run "
+                "out of memory are ended by dask (--memory-limit of `dask worker`)"
+            ) from None
+        except Exception as error:
+            if task.future.status in ("cancelled", "lost") or self._cluster.client.status not in ("running", "newly-created"):
+                raise MillError(f"the scheduler at {self._cluster.address} is lost") from None
+            raise MillError(f"{piece}: {_first_line(error)}") from error
+
+    def _retry(self, task: _Task[P], answer: _Answer) -> None:
+        """Gives the piece to another worker. Raises MillError when that has no prospect."""
+        task.failed.append(answer.worker)
+        if answer.is_final or len(task.failed) >= self._attempts:
+            worker = self._cluster.names().get(answer.worker, answer.worker)
+            times = f" ({len(task.failed)} attempts)" if len(task.failed) > 1 else ""
+            raise MillError(f"worker {worker}: {self._name(task.piece)}: {answer.error}{times}")
+        task.future = self._submit(task.piece, avoid=task.failed)
+
+
+def _work(function: Callable[[Any], Any], piece: Any) -> _Answer:
+    """Runs on a worker."""
+    from distributed import get_worker
+
+    worker, started = get_worker().address, perf_counter()
+    try:
+        return _Answer(function(piece), worker, perf_counter() - started)
+    except MillError as error:
+        return _Answer(None, worker, perf_counter() - started, str(error), is_final=True)
+    except Exception as error:
+        return _Answer(None, worker, perf_counter() - started, _described(error))
+
+
+def _described(error: Exception) -> str:
+    """An unexpected exception in one line, with the place of ours that raised it."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('ggufmill')[2].lstrip('/')}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {_first_line(error)}{place}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,80 @@
+"""map_ordered against real worker processes."""
+
+import os
+
+import cluster_tasks as tasks
+import pytest
+
+pytest.importorskip("distributed")
+
+from ggufmill.errors import MillError, PlanError
+from ggufmill.pipeline.cluster.connection import open_cluster
+from ggufmill.pipeline.cluster.identity import difference, program_identity
+from ggufmill.pipeline.cluster.ordered_map import PER_THREAD, map_ordered
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    helpers = os.path.dirname(tasks.__file__)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, before]))
+    try:
+        with open_cluster("local:2") as opened:
+            yield opened
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def test_results_come_in_order(cluster):
+    done = list(map_ordered(cluster, tasks.slow_first, range(12)))
+    assert [d.value for d in done] == [d.piece for d in done] == list(range(12))
+    assert {d.worker for d in done} <= set(cluster.workers)
+
+
+def test_results_as_completed(cluster):
+    values = [d.value for d in map_ordered(cluster, tasks.slow_first, range(12), ordered=False)]
+    assert sorted(values) == list(range(12))
+    assert values[0] != 0
+
+
+def test_pieces_are_drawn_as_results_are_consumed(cluster):
+    drawn = []
+    results = map_ordered(cluster, tasks.square, (drawn.append(n) or n for n in range(100)))
+    for consumed in range(1, 6):
+        next(results)
+        assert len(drawn) <= consumed - 1 + PER_THREAD * 2
+    results.close()
+    assert len(drawn) < 100
+
+
+def test_error_names_the_worker_and_the_piece(cluster):
+    with pytest.raises(MillError, match=r"^worker \S+ at 127\.0\.0\.1: piece 3: this piece is bad$"):
+        list(map_ordered(cluster, tasks.fail_at_three, range(9), name="piece {}".format))
+
+
+def test_other_errors_are_tried_again(cluster):
+    with pytest.raises(MillError, match=r"out\.gguf: No space left on device \(2 attempts\)"):
+        list(map_ordered(cluster, tasks.full_disk, [1], attempts=2))
+
+
+def test_piece_of_a_lost_worker_is_made_by_another(cluster, tmp_path):
+    done = list(map_ordered(cluster, tasks.kill_once, [str(tmp_path / str(n)) for n in range(2)]))
+    assert len(done) == 2
+
+
+def test_piece_that_kills_workers(cluster):
+    with pytest.raises(MillError, match=r"^bad: \d workers died of it, last tcp://"):
+        list(map_ordered(cluster, tasks.kill_always, ["bad"]))
+
+
+def test_identity_names_what_differs():
+    own = program_identity()
+    assert difference(own, own) == ""
+    assert difference(own, own | {"numba": "0.1"}) == f"numba 0.1 instead of {own['numba']}"
+    assert set(own) >= {"ggufmill", "code", "numba", "numpy"}
+
+
+@pytest.mark.parametrize("address", ["local:0", "local:x", "here", "tcp://host", "udp://host:1"])
+def test_address_of_another_form(address):
+    with pytest.raises(PlanError, match=r"is no cluster: give tcp://HOST:PORT"), open_cluster(address):
+        pass
