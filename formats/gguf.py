@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -28,6 +28,7 @@ VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NAME = 1024  # bytes; longer than any real key or tensor name, so a larger length means damage
+PLAN_KEY = "split.plan"  # of a shard: a digest of the plan that it was written by
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 # GGUF value type id -> numpy dtype; 7 is bool, 8 string, 9 array
@@ -136,23 +137,53 @@ def open_gguf(path: str | Path) -> GGUFFile:
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0]}")
-    metadata, tensors, alignment = _read_file(paths[0])
+    opened = [_read_file(shard) for shard in paths]
+    metadata = opened[0][0]
     if _integer(paths[0], metadata, "split.count", count) != count:
         raise FormatError(f"{paths[0]}: its name says {count} shards, its metadata {metadata['split.count']}")
-    merged = {t.name: t for t in tensors}
-    for number, shard in enumerate(paths[1:], 1):
-        shard_metadata, shard_tensors, _ = _read_file(shard)
-        if _integer(shard, shard_metadata, "split.no", number) != number:
+    for number, (shard, (shard_metadata, _, _)) in enumerate(zip(paths, opened, strict=True)):
+        if number and _integer(shard, shard_metadata, "split.no", number) != number:
             raise FormatError(f"{shard}: its metadata says that it is shard {shard_metadata['split.no']}, counted from 0")
-        for tensor in shard_tensors:
-            if tensor.name in merged:
-                raise FormatError(f"{shard}: tensor {tensor.name} is also in {merged[tensor.name].path.name}")
-            merged[tensor.name] = tensor
+    _check_plans(paths, [shard_metadata.get(PLAN_KEY) for shard_metadata, _, _ in opened])
+    merged = _merged(opened)
     declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
-    metadata = {k: v for k, v in metadata.items() if not k.startswith("split.")}
-    return GGUFFile(paths[0], metadata, merged, paths, alignment)
+    return GGUFFile(paths[0], _without_split(metadata), merged, paths, opened[0][2])
+
+
+def open_shards(paths: Sequence[Path]) -> GGUFFile:
+    """Opens some files of a split, or a whole model's, as they are; the metadata are the first's. Raises FormatError."""
+    opened = [_read_file(path) for path in paths]
+    return GGUFFile(paths[0], _without_split(opened[0][0]), _merged(opened), list(paths), opened[0][2])
+
+
+def _merged(opened: Sequence[tuple[dict[str, Any], list[TensorInfo], int]]) -> dict[str, TensorInfo]:
+    """The tensors of all shards by name. Raises FormatError for one that is there twice."""
+    merged: dict[str, TensorInfo] = {}
+    for _, tensors, _ in opened:
+        for tensor in tensors:
+            if tensor.name in merged:
+                raise FormatError(f"{tensor.path}: tensor {tensor.name} is also in {merged[tensor.name].path.name}")
+            merged[tensor.name] = tensor
+    return merged
+
+
+def _check_plans(paths: Sequence[Path], plans: Sequence[Any]) -> None:
+    """Raises FormatError for a shard that was written by another plan than most of them."""
+    usual = max(plans, key=plans.count)
+    foreign = [path for path, plan in zip(paths, plans, strict=True) if plan != usual]
+    if foreign:
+        other = next(path for path, plan in zip(paths, plans, strict=True) if plan == usual)
+        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
+        raise FormatError(
+            f"{foreign[0]}{more} was written by another plan than {other.name}: with other types, importance data, metadata or "
+            "another version; make it again with the options of the others"
+        )
+
+
+def _without_split(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in metadata.items() if not k.startswith("split.")}
 
 
 def _integer(path: Path, metadata: dict[str, Any], key: str, default: int) -> int:

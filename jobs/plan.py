@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PlanError
-from ..formats.gguf import DEFAULT_ALIGNMENT, GGUFFile
+from ..formats.gguf import DEFAULT_ALIGNMENT, PLAN_KEY, GGUFFile
 from ..formats.gguf_header import header_bytes
 from ..formats.source import TensorScale
 from ..formats.types import TensorType
@@ -152,6 +152,7 @@ def make_plan(
     path: str | Path,
     *,
     identity: str = "",
+    content: str | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
@@ -162,6 +163,8 @@ def make_plan(
     """The plan of one file, or of shards NAME-00001-of-0000N.gguf (as gguf-split names them).
 
     identity            whatever else decides the bytes (the source's digest, the imatrix, options); part of the fingerprint
+    content             what decides the bytes beside the headers, and is the same on every machine that plans this: every shard
+                        then holds a digest of the plan, by which shards of another are told; None: it does not
     split_max_size      bytes per shard at most; split_max_tensors: tensors per shard at most
     tensor_first_split  False: the first shard holds only the metadata
     always_split        a single shard is named and marked as one too, as gguf-split does it
@@ -184,6 +187,7 @@ def make_plan(
         raise PlanError("a first shard without tensors is for a split output: say of what size or how many tensors")
     files: list[PlannedFile] = []
     locations: list[Location] = []
+    mark = {PLAN_KEY: _plan_digest(groups, metadata, content)} if content is not None else {}
     for number, group in enumerate(groups):
         keys, file_path = metadata, path
         if len(groups) > 1 or always_split:
@@ -192,6 +196,7 @@ def make_plan(
                 "split.no": np.uint16(number),
                 "split.count": np.uint16(len(groups)),
                 "split.tensors.count": np.int32(len(outputs)),
+                **mark,
             }
             alignment_key = {k: v for k, v in metadata.items() if k == "general.alignment"}
             keys = {**metadata, **split} if number == 0 else alignment_key | split
@@ -236,6 +241,15 @@ def plan_copy(
         tensor_first_split=tensor_first_split,
         always_split=split_max_size is not None or split_max_tensors is not None,
     )
+
+
+def _plan_digest(groups: Sequence[Sequence[Output]], metadata: dict[str, Any], content: str) -> str:
+    """Of what decides the bytes of a split, so far as it is the same on every machine: no path, no file's time."""
+    digest = hashlib.sha256(content.encode() + header_bytes(metadata, [], DEFAULT_ALIGNMENT)[0])
+    for number, group in enumerate(groups):
+        for o in group:
+            digest.update(f"{number}\0{o.name}\0{o.shape}\0{o.source_type}\0{o.type.name}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 def _alignment(metadata: dict[str, Any]) -> int:

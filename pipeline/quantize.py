@@ -14,6 +14,7 @@ from ..convert.outtype import recipe_types
 from ..errors import PlanError, UsageError
 from ..jobs.atomic_write import write_text
 from ..jobs.preflight import preflight
+from ..jobs.shards import parse_shards
 from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers
 from ..quantize.recipes.recipe import Recipe, load_recipe
@@ -91,6 +92,7 @@ def quantize_model(
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
     keep_split: bool = False,
+    only_shards: str | None = None,
     partial_requant: bool = False,
     no_timing: bool = False,
     verify: bool = False,
@@ -130,6 +132,8 @@ def quantize_model(
     strict                every warning is an error
     no_timing             with dry_run: this machine's encoders are not timed; with a covariance they never are
     keep_split            as many files as the source has, with the same tensors
+    only_shards           numbers of the split's files to write, '1,4,6-9': machines that share nothing divide a job, and each
+                          file is as the whole job writes it; `merge_model` and `hash_model` refuse files of another job
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
                           or for a checkpoint a folder of peft
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
@@ -168,7 +172,8 @@ def quantize_model(
         leave_output_tensor,
         as_type(extra_output_tensor, "--extra-output-tensor"),
     )
-    options = WriteOptions(verify, manifest, dry_run, resume, force, threads)
+    shards = parse_shards(only_shards) if only_shards is not None else None
+    options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
     layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
     if delete_source_shards:
         earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text)
@@ -201,6 +206,10 @@ def quantize_model(
     if target is None:
         given_for_target = {"--types": types, "--calibration": calibration}
         refuse_unused(given_for_target, "a target (--target-size, --target-bpw, --max-kld)")
+    elif shards is not None:
+        raise PlanError(
+            "--only-shards divides a job whose types are known: find them once with `ggufmill search`, and give the recipe"
+        )
     if imatrix is None:
         weights = {"--include-weights": tuple(include_weights), "--exclude-weights": tuple(exclude_weights)}
         refuse_unused({**weights, "--hide-imatrix": hide_imatrix}, "--imatrix")
@@ -222,6 +231,7 @@ def quantize_model(
         "split_max_tensors": split_max_tensors,
         "tensor_first_split": tensor_first_split,
         "keep_split": keep_split,
+        "variant": f"without layers {parse_layers(prune_layers)}" if prune_layers is not None else "",
     }
     inputs = [Path(path) for path in (given.path, imatrix, covariance) if path is not None]
     with reporting(progress) as report:

@@ -151,6 +151,7 @@ def plan_quantize(
     split_max_tensors: int | None = None,
     tensor_first_split: bool = True,
     keep_split: bool = False,
+    variant: str = "",
     version: str = "",
 ) -> Plan:
     """The plan of a quantise or convert job. No tensor data is read.
@@ -169,6 +170,7 @@ def plan_quantize(
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
+    variant           what was made of the source before, in words: files of a split are told by it
     version           of the program, for the metadata
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
@@ -205,16 +207,17 @@ def plan_quantize(
     if strict and covariances is not None and not noticed.with_covariance:
         raise PlanError("--strict: the covariance is used for no tensor")
     provenance = dict(importance.metadata) if importance is not None else {}
-    identity = [source.identity, version, _digest(importance)]
+    content: list[Any] = [version, variant, _digest(importance)]
     if covariances is not None:
         provenance |= covariances.provenance(noticed.with_covariance)
-        identity += [covariances.identity, covariances.effort]
+        content += [covariances.identity, covariances.effort]
     metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version) | dict(override_kv or {})
     return make_plan(
         outputs,
         metadata,
         out,
-        identity=json.dumps(identity),
+        identity=json.dumps([source.identity, *content]),
+        content=json.dumps(content),
         split_max_size=split_max_size,
         split_max_tensors=split_max_tensors,
         tensor_first_split=tensor_first_split,

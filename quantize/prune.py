@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import PlanError, SourceTensor, TensorSource
+from ..jobs.shards import parse_ranges
 
 _LAYER_PREFIX = re.compile(r"^blk\.(\d+)\.")
 _DENSE_LAYERS_KEY = "leading_dense_block_count"
@@ -19,14 +20,7 @@ _DRAFT_LAYERS_KEY = "nextn_predict_layers"
 
 def parse_layers(text: str) -> list[int]:
     """'3,7-9' -> [3, 7, 8, 9]. Raises PlanError for any other syntax."""
-    layers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
-        if last < first or last > 100_000:
-            raise PlanError(f"{text!r} is no list of layers; write for example 20,22-25")
-        layers.update(range(first, last + 1))
-    return sorted(layers)
+    return parse_ranges(text, "layers", "20,22-25")
 
 
 def drop_layers(source: TensorSource, layers: Collection[int]) -> tuple[TensorSource, dict[str, str]]:

@@ -76,6 +76,11 @@ tensor_first_split = click.option(
     help="Write no tensors to the first file of a split, only the metadata.",
 )
 keep_split = click.option("--keep-split", is_flag=True, help="Write as many files as the source has, with the same tensors.")
+only_shards = click.option(
+    "--only-shards",
+    metavar="N-M,...",
+    help="Write only these files of the split, counted from 1: machines that share nothing divide a job.",
+)
 partial_requant = click.option(
     "--partial-requant", is_flag=True, help="Keep the files of a split that are there already, and write those that are not."
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import MillError
-from ...formats import TensorSource, open_gguf
+from ...formats import TensorSource
+from ...formats.gguf import open_shards
 from ...formats.hashes import hash_file
 from ...formats.source import files_stamp
 from ...jobs.atomic_write import write_text
@@ -32,10 +33,10 @@ def watch_inputs(inputs: Sequence[Path]) -> Callable[[], None]:
     return check_unchanged
 
 
-def write_manifest(first: Path, report: OnProgress) -> Path:
-    """Writes OUT.manifest beside the model whose first file is given: sha256 of every tensor in the lines of `hash`."""
-    path = first.with_name(first.name + ".manifest")
-    opened = open_gguf(first)
+def write_manifest(files: Sequence[Path], report: OnProgress) -> Path:
+    """Writes OUT.manifest beside the first of the files: sha256 of each of their tensors in the lines of `hash`."""
+    path = files[0].with_name(files[0].name + ".manifest")
+    opened = open_shards(files)
     stage = Stage(report, "checksums", sum(info.nbytes for info in opened.tensors.values()))
     lines = [f"{entry.line()}\n" for entry in hash_file(opened, ["sha256"], progress=stage.advance)]
     write_text(path, "".join(lines))

@@ -15,6 +15,7 @@ from ...jobs.execute import execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import complete_files, is_complete, preflight
+from ...jobs.shards import only_shards
 from ...operating_system.numa import thread_notes
 from ...operating_system.processors import available_cpus
 from ..common.arguments import refuse_inputs
@@ -38,6 +39,7 @@ class WriteOptions:
     resume    an interrupted job is continued
     force     an existing output is replaced
     threads   workers; None: one per processor
+    shards    files of the plan to write, counted from 1; None: all
     """
 
     verify: bool = False
@@ -46,6 +48,7 @@ class WriteOptions:
     resume: bool = False
     force: bool = False
     threads: int | None = None
+    shards: Collection[int] | None = None
 
 
 @dataclass
@@ -140,6 +143,13 @@ def write_model(
         raise PlanError("--verify compares with the source, which --delete-source-shards deletes: give one of them")
     if partial_requant and len(plan.files) == 1:
         raise UsageError("--partial-requant does nothing for a single file: it keeps files of a split")
+    if options.shards is not None:
+        if delete_source_shards:
+            raise PlanError(
+                "--delete-source-shards deletes what files outside of --only-shards are made from: give one of them "
+                "(--remote reads only what is needed)"
+            )
+        plan = only_shards(plan, options.shards)
     paths, read = [file.path for file in plan.files], [*source.files, *inputs]
     if options.resume and not (options.dry_run or options.force) and is_complete(plan, read):
         refuse_inputs(paths, read)
@@ -212,7 +222,7 @@ def _write(
 def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:
     """The result with what options ask to be made of a finished output. Raises CheckFailed when a tensor is damaged."""
     if options.manifest:
-        result.manifest = write_manifest(result.files[0], report)
+        result.manifest = write_manifest(result.files, report)
     if options.verify:
         result.verification = verify_written(plan, source, report)
         problem = problem_line(result.verification, result.files[0])
