@@ -15,7 +15,7 @@ import click
 from ..pipeline.common.messages import gib
 from .command import Verb
 from .display.console import emit, progress_bars
-from .options.flags import together
+from .options import flags
 from .options.settings import CACHE_TYPES
 from .options.types import MODEL, Listed
 
@@ -69,7 +69,7 @@ def _several(*names: str, type: click.ParamType, help: str) -> Callable[[Callabl
     return click.option(*names, type=type, multiple=True, callback=_joined, help=help)
 
 
-_grid = together(*(_several(*names, type=type, help=help) for *names, column, type, help in _GRID))
+_grid = flags.together(*(_several(*names, type=type, help=help) for *names, column, type, help in _GRID))
 
 
 @click.command(cls=Verb)
@@ -80,6 +80,7 @@ _grid = together(*(_several(*names, type=type, help=help) for *names, column, ty
 @click.option("-gp", "gen_after_prompt", type=_Pair(), multiple=True, help="Generation after a prompt that is not timed.")
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Of each test.")
 @_grid
+@flags.architecture
 @click.option(
     "-w",
     "--warmup",

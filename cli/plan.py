@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes.")
 @flags.mla_layout
 @flags.mtp
+@flags.architecture
 @click.option("--tensors", is_flag=True, help="Show every tensor.")
 @flags.as_json
 def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--refine", type=click.IntRange(0), help="Rounds of measuring around the result. [default: 0]")
 @click.option("--state", type=OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
+@flags.architecture
 @flags.threads
 @flags.force
 @flags.as_json
@@ -81,7 +82,7 @@ def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> st
         parts.append(
             f"KL divergence: predicted {result.assignment.predicted:.4g}, measured {measured.mean:.4g} ± {measured.error:.2g}"
         )
-    for name in ("imatrix", "covariance", "effort", "mla_layout"):
+    for name in ("imatrix", "covariance", "effort", "mla_layout", "architecture"):
         words += [f"--{name.replace('_', '-')}", str(options[name])] if options[name] is not None else []
     words += ["--allow-requantize"] if result.requantizes else []
     return "\n\n".join([*parts, f"{result.out}: {shlex.join(words)}"])

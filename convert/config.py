@@ -20,10 +20,12 @@ class Config:
     path      of the file, for errors
     values    key -> value as in the file
     n_stored  number of tensors in the checkpoint, which bounds `count`
+    asked     keys that were asked for, of this and of all configs made from it by `with_defaults` and `with_values`
     """
 
-    def __init__(self, path: Path, values: dict[str, Any], n_stored: int = sys.maxsize):
+    def __init__(self, path: Path, values: dict[str, Any], n_stored: int = sys.maxsize, asked: set[str] | None = None):
         self.path, self.values, self.n_stored = path, values, n_stored
+        self.asked: set[str] = set() if asked is None else asked
 
     def error(self, problem: str) -> FormatError:
         """An exception to raise, naming the file."""
@@ -31,6 +33,7 @@ class Config:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as in the file; `default` if the key is absent or null."""
+        self.asked.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
@@ -64,11 +67,11 @@ class Config:
     def with_defaults(self, defaults: dict[str, Any]) -> Config:
         """The same keys; those that are absent or null are taken from `defaults`."""
         present = {key: value for key, value in self.values.items() if value is not None}
-        return Config(self.path, defaults | present, self.n_stored)
+        return Config(self.path, defaults | present, self.n_stored, self.asked)
 
     def with_values(self, values: dict[str, Any]) -> Config:
         """The same keys, with these values replaced or added."""
-        return Config(self.path, self.values | values, self.n_stored)
+        return Config(self.path, self.values | values, self.n_stored, self.asked)
 
     def section(self, key: str) -> Config:
         """The object under a key, such as text_config, as a config of its own. Raises FormatError if it is not an object."""
@@ -86,7 +89,7 @@ class Config:
 
     def require(self, key: str, supported: Any, what: str) -> None:
         """Raises FormatError for a value other than `supported` (absent and null are accepted): `what` cannot be converted."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is not None and value != supported:
             raise self.error(f"{key} is {value!r}: {what} cannot be converted, only {supported!r}")
 

@@ -68,9 +68,11 @@ def open_source(
     raise FormatError(f"{path} {problem}")
 
 
-def describe(folder: Path, mla_layout: str | None = None) -> ModelSpec:
-    """The metadata and tensors that the GGUF of a checkpoint folder has, from config.json alone. Raises FormatError."""
-    return model_spec(read_config(folder), mla_layout or MLA_LAYOUTS[0])
+def describe(folder: Path, mla_layout: str | None = None, architecture: str | None = None) -> ModelSpec:
+    """The metadata and tensors that the GGUF of a checkpoint folder has, from config.json alone. Raises FormatError.
+
+    mla_layout, architecture: as for `open_source`"""
+    return model_spec(read_config(folder), mla_layout or MLA_LAYOUTS[0], architecture)
 
 
 def _checkpoint_source(
@@ -83,7 +85,7 @@ def _checkpoint_source(
     folder = fetched.folder
     checkpoint = open_checkpoint(folder, fetched.shards, fetched.origin, fetched.prefetch)
     config = checkpoint.config
-    model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture)
+    model = model_spec(config, mla_layout or MLA_LAYOUTS[0], architecture, checkpoint.stored)
     model, tensors, assembly_notes = assemble(checkpoint, model, mtp)
     vocabulary, vocabulary_notes = read_vocabulary(folder, config, model.vocab_size)
     notes = [*assembly_notes, *model.notes, *vocabulary_notes]
@@ -93,5 +95,7 @@ def _checkpoint_source(
     shards = {t.path: t.shard for t in checkpoint.stored.values() if isinstance(t.shard, LocalShard)}
     identity = checkpoint.identity if architecture is None else f"{checkpoint.identity} as {architecture}"
     identity = identity if mtp is None else f"{identity} {'with' if mtp else 'without'} draft layers"
-    source = TensorSource(fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards)
+    source = TensorSource(
+        fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards, read_as=architecture
+    )
     return merge_adapters(source, load_adapters(lora, source, model))

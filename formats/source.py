@@ -105,6 +105,7 @@ class TensorSource:
     notes     what was left out or assumed in reading it, one line each for the user
     files     the files that it is read from, none of which is ever written to
     shards    for a checkpoint: those of `files` that hold tensors and have not been deleted
+    read_as   for a checkpoint: the architecture that it was read as instead of what config.json names
     """
 
     path: str
@@ -114,6 +115,7 @@ class TensorSource:
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     shards: Mapping[Path, LocalShard] = field(default_factory=dict, repr=False)
+    read_as: str | None = None
 
     @property
     def architecture(self) -> str:

@@ -13,7 +13,7 @@ from ..formats import TensorSource
 from ..runtime import Model, load_model
 from ..runtime.evaluate.bench import Case, Speed, bench
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
-from .common.models import open_model
+from .common.models import open_model, settings_of_each
 from .common.progress import OnProgress, Stage, reporting
 
 MIB = 1 << 20
@@ -99,6 +99,7 @@ def benchmark(
     mla: int | Sequence[int] = (),
     attn_max_batch: int | Sequence[int] = (),
     repack: bool | Sequence[bool] = (),
+    architecture: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> BenchResult:
     """Tokens per second of models, as llama-bench measures them. Every combination of the values given is measured.
@@ -110,6 +111,7 @@ def benchmark(
     repetitions       of each test; warmup: run it once before
     threads ... repack
                       settings of `load_model`, each one value or several; attn_max_batch in MiB; (): the default
+    architecture      as which checkpoints among the models are read, as for `convert_model`
     progress          stage 'bench' in tests, `partial` the `BenchResult` so far
 
     Returns a `BenchResult`. Raises UsageError when there is nothing to measure, MillError before anything is measured when one
@@ -131,7 +133,9 @@ def benchmark(
     )
     chosen = {name: several for name, several in values.items() if several}
     points = [dict(zip(chosen, point, strict=True)) for point in itertools.product(*chosen.values())]
-    sources = [open_source(path) for path in (models if isinstance(models, list | tuple) else [models])]
+    paths = models if isinstance(models, list | tuple) else [models]
+    each = settings_of_each(paths, {} if architecture is None else {"architecture": architecture})
+    sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
     _check(sources, points)
     result = BenchResult([], [], describe_program())
     with reporting(progress) as report:

@@ -11,7 +11,7 @@ from ..imatrix.texts import decode_text
 from ..runtime.evaluate.compare import Comparison, compare
 from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text, stored_nbytes
 from .common.arguments import Pattern, as_pattern, refuse_unused
-from .common.models import ModelLike, describe_origin, model_name, open_model, window_settings
+from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import OnProgress, Stage, reporting
 from .reports.plots import check_picture, plot_comparison
 
@@ -92,7 +92,8 @@ def compare_models(
         check_picture(Path(plot))
     window, pattern = n_ctx or N_CTX, as_pattern(tensors or "", "--tensors")
     assert pattern is not None
-    models = [open_model(model, window_settings(model, window, settings)) for model in (a, b)]
+    each = settings_of_each((a, b), settings)
+    models = [open_model(model, window_settings(model, window, own)) for model, own in zip((a, b), each, strict=True)]
     if not (no_weights or any(pattern.search(name) for name in models[0].source.tensors)):
         raise UsageError(f"--tensors: no tensor of {model_name(a)} has {pattern.pattern!r} in its name")
     data = Path(text).read_bytes() if text is not None else None

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..convert import open_source
 from ..errors import PlanError
-from ..formats import TensorSource
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
@@ -24,7 +22,7 @@ from ..runtime.evaluate.perplexity import Perplexity
 from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.messages import note, perplexity_text, warn
-from .common.models import ModelLike, open_model, window_settings
+from .common.models import ModelLike, open_model, opened_source, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 from .covariance import begin_covariance, check_covariance, finish_passes, plan_covariance
 from .reports.plots import check_picture
@@ -140,7 +138,7 @@ def compute_imatrix(
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
-    source = _source_of(model)
+    source = opened_source(model, settings.pop("architecture", None))
     inputs = [*source.files, *(one.path for one in texts), *added]
     state_path = _check_outputs(path, plot, inputs, resume, force or dry_run)
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
@@ -214,12 +212,6 @@ def compute_imatrix(
     result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None, covariance_path)
     warn(result.remarks)
     return result
-
-
-def _source_of(model: ModelLike) -> TensorSource:
-    if isinstance(model, Model):
-        return model.source
-    return model if isinstance(model, TensorSource) else open_source(model)
 
 
 def _check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> Path | None:

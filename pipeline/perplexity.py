@@ -13,7 +13,7 @@ from ..runtime.evaluate.perplexity import Perplexity
 from ..runtime.evaluate.perplexity import perplexity as score_text
 from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
 from .common.messages import warn
-from .common.models import ModelLike, describe_origin, model_name, open_model, window_settings
+from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
 
 N_CTX = 512
@@ -95,8 +95,9 @@ def perplexity(
     earlier = read_result(Path(compare_with)) if compare_with is not None else None
     data = text.read_bytes()
     content = decode_text(data, text)
-    opened = open_model(model, window_settings(model, window, settings))
-    base = open_model(kl_divergence, window_settings(kl_divergence, window, settings)) if kl_divergence is not None else None
+    own, of_base = settings_of_each((model, kl_divergence), settings)
+    opened = open_model(model, window_settings(model, window, own))
+    base = open_model(kl_divergence, window_settings(kl_divergence, window, of_base)) if kl_divergence is not None else None
     with reporting(progress) as report:
         stage = Stage(report, "perplexity", unit=WINDOWS)
 

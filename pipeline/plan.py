@@ -83,6 +83,7 @@ def plan_memory(
     type: FileType | None = None,
     mla_layout: str | None = None,
     mtp: bool | None = None,
+    architecture: str | None = None,
 ) -> MemoryPlan:
     """What of a model goes where, and whether it fits: weights, KV cache, compute buffers. Devices are filled as in llama.cpp.
 
@@ -99,7 +100,7 @@ def plan_memory(
     override_tensor   'REGEX=DEVICE,...', devices CPU, CUDA0, CUDA1, ...; the first match wins
     cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
     recipe, type      how the model is to be quantised
-    mla_layout, mtp   as for `convert_model`
+    mla_layout, mtp, architecture  as for `convert_model`
 
     Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have.
 
@@ -118,7 +119,7 @@ def plan_memory(
     overrides += experts_to_cpu() if cpu_moe else []
     bound = attn_max_batch * MIB if attn_max_batch else None
     use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers)
-    source = open_source(model, mla_layout=mla_layout, mtp=mtp, remote=is_repository(model))
+    source = open_source(model, mla_layout=mla_layout, mtp=mtp, architecture=architecture, remote=is_repository(model))
     planner = _Planner(source, use, overrides, capacities)
     if recipe is not None or type is not None or planner.is_quantised:
         result = MemoryPlan(planner.candidate(recipe, as_file_type(type, "--type")))

@@ -184,7 +184,7 @@ def quantize_model(
         mla_layout=layout,
         mtp=mtp,
         remote=remote or (dry_run and is_repository(source)),
-        architecture=architecture,
+        architecture=architecture or given.recipe.stages.get("convert", {}).get("architecture"),
         lora=as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder),
     )
     importance = None

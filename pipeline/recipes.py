@@ -87,6 +87,7 @@ def lint_recipe(
     *,
     type: FileType | None = None,
     imatrix: str | Path | None = None,
+    architecture: str | None = None,
     strict: bool = False,
 ) -> LintResult:
     """Checks a recipe by itself, and against a model if one is given.
@@ -95,6 +96,7 @@ def lint_recipe(
     model    a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
     type     file type for what no rule takes; None: the recipe's
     imatrix  importance matrix; without one it is assumed that there is data for every tensor
+    architecture  as which a checkpoint is read, as for `convert_model`
     strict   warnings are an error
 
     Returns a `LintResult`. Raises RecipeError for what cannot be read, CheckFailed for warnings if strict.
@@ -108,7 +110,7 @@ def lint_recipe(
     loaded = load_recipe(find(recipe))
     notes = unportable_rules(loaded.rules)
     if model is not None:
-        warnings = _plan(model, recipe, type, imatrix).warnings
+        warnings = _plan(model, recipe, type, imatrix, architecture).warnings
     else:
         warnings = [*suspicious_rules(loaded.rules), *unreachable_rules(loaded.rules)]
         if imatrix is None and "imatrix" not in loaded.stages:
@@ -142,6 +144,7 @@ def explain_recipe(
     recipe: str | Path | None = None,
     type: FileType | None = None,
     imatrix: str | Path | None = None,
+    architecture: str | None = None,
 ) -> Explanation:
     """Which rule takes which of a model's tensors, how many bytes come of each, and which rules do nothing.
 
@@ -157,16 +160,28 @@ def explain_recipe(
     """
     if recipe is None and type is None:
         raise UsageError("give --recipe FILE, --type TYPE or both")
-    plan = _plan(model, recipe, type, imatrix)
+    plan = _plan(model, recipe, type, imatrix, architecture)
     return Explanation(rule_shares(plan), plan)
 
 
-def _plan(model: str | Path, recipe: str | Path | None, type: FileType | None, imatrix: str | Path | None) -> Plan:
+def _plan(
+    model: str | Path,
+    recipe: str | Path | None,
+    type: FileType | None,
+    imatrix: str | Path | None,
+    architecture: str | None,
+) -> Plan:
     """The plan of quantising, with importance data for every tensor assumed where none is given."""
     path, given = find(recipe) if recipe is not None else None, as_file_type(type, "--type")
     loaded, folder = (load_recipe(path), path.parent) if path is not None else (Recipe("", [], ""), Path())
-    mla_layout, lora = loaded.stages.get("convert", {}).get("mla_layout"), adapters_of_recipe(loaded, folder)
-    source = open_source(model, mla_layout=mla_layout, remote=is_repository(model), lora=lora)
+    how, lora = loaded.stages.get("convert", {}), adapters_of_recipe(loaded, folder)
+    source = open_source(
+        model,
+        mla_layout=how.get("mla_layout"),
+        remote=is_repository(model),
+        architecture=architecture or how.get("architecture"),
+        lora=lora,
+    )
     importance = load_importance(Path(imatrix), source, quiet=True) if imatrix is not None else AssumedImportance({})
     default, rules = recipe_types(source, loaded)
     plan = plan_quantize(

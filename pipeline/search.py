@@ -44,6 +44,7 @@ def search_recipe(
     refine: int | None = None,
     state: str | Path | None = None,
     mla_layout: str | None = None,
+    architecture: str | None = None,
     threads: int | None = None,
     force: bool = False,
     command: str = "",
@@ -72,7 +73,7 @@ def search_recipe(
     measurements  groups of tensors whose sensitivity is measured one by one (128)
     refine        rounds of measuring around the result
     state         file for what is measured, which several recipes of a model may share; None: OUT.state.json
-    mla_layout    as for `convert_model`
+    mla_layout, architecture  as for `convert_model`
     threads       workers; None: one per processor
     force         an existing recipe is replaced
     command       goes into the recipe's header
@@ -98,7 +99,7 @@ def search_recipe(
     out = Path(out)
     target = Target(as_bytes(target_size), target_bpw, max_kld, as_pattern(gpu, "--gpu"), as_bytes(gpu_size))
     fixed = load_recipe(find(rules)) if rules is not None else None
-    source = open_source(model, mla_layout=mla_layout)
+    source = open_source(model, mla_layout=mla_layout, architecture=architecture)
     state_path = Path(state) if state is not None else out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
         raise PlanError(f"--state {state_path} is the output too; choose another file")

@@ -46,7 +46,7 @@ def _model_spec(source: TensorSource) -> ModelSpec | None:
     folder = next((path.parent for path in source.files if path.name == "config.json"), None)
     if folder is None:
         return None
-    specs = [describe(folder, layout) for layout in MLA_LAYOUTS]
+    specs = [describe(folder, layout, source.read_as) for layout in MLA_LAYOUTS]
     return next((spec for spec in specs if {t.name for t in spec.tensors} == source.tensors.keys()), specs[0])
 
 

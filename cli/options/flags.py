@@ -107,7 +107,7 @@ mla_layout = click.option(
 architecture = click.option(
     "--architecture",
     metavar="NAME",
-    help="Convert a checkpoint as this architecture of config.json: a relative of one that is not known.",
+    help="Read a checkpoint as this architecture of config.json: a relative of one that is not known.",
 )
 lora = click.option(
     "--lora",

@@ -46,6 +46,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "smart_expert_reduction": ("expert_reduction", tuple),
     "ctx_checkpoints": ("checkpoints", int),
     "lora": ("lora", tuple),
+    "architecture": ("architecture", str),
 }
 
 
@@ -102,6 +103,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             callback=lambda ctx, param, files: files or None,
             help="Run with a LoRA adapter, a GGUF or (of a checkpoint) a folder of peft; several add up.",
         ),
+        flags.architecture,
         click.option(
             "-np",
             "--parallel",

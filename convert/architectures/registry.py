@@ -6,7 +6,7 @@ Adding one: a function (config, mla_layout) -> ModelSpec in a module of this fol
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -14,6 +14,7 @@ from importlib import import_module
 from ...formats import PlanError
 from ..config import Config
 from ..model_spec import ModelSpec
+from .relatives import relatives
 
 PAGE = "docs/adding/architecture.md"
 
@@ -178,10 +179,13 @@ def architecture_function(name: str) -> Callable[[Config, str], ModelSpec]:
     return getattr(import_module(f".{module}", __package__), function)
 
 
-def model_spec(config: Config, mla_layout: str, architecture: str | None = None) -> ModelSpec:
+def model_spec(
+    config: Config, mla_layout: str, architecture: str | None = None, stored: Collection[str] | None = None
+) -> ModelSpec:
     """What converting a checkpoint with this config.json amounts to; mla_layout: see `deepseek`.
 
-    architecture: a key of ARCHITECTURES, to convert the checkpoint as if config.json named it.
+    architecture: a key of ARCHITECTURES, to convert the checkpoint as if config.json named it; stored: names of the
+    checkpoint's tensors, by which the nearest of an unknown architecture are found.
 
     Raises FormatError for an unknown architecture, naming the nearest, and for settings that cannot be converted; PlanError for
     an unknown `architecture`.
@@ -194,17 +198,23 @@ def model_spec(config: Config, mla_layout: str, architecture: str | None = None)
     if architecture is None:
         if own is None:
             raise config.error(f"no architecture is named; --architecture NAME sets one (see {PAGE})")
-        near = nearest_name(own, ARCHITECTURES)
-        raise config.error(
-            f"the architecture {own} is not known; the nearest known name is {near}, which --architecture {near} tries; "
-            f"{PAGE} says how to add one"
-        )
+        raise config.error(f"the architecture {own} is not known; {_nearest(config, mla_layout, stored)}; {PAGE} says how")
     if architecture not in ARCHITECTURES:
         near = nearest_name(architecture, ARCHITECTURES)
         raise PlanError(f"--architecture {architecture} is not known; the nearest known name is {near}")
     model = architecture_function(architecture)(config.with_values({"architectures": [architecture]}), mla_layout)
     note = f"converted as {architecture}, as asked; config.json names {own or 'no architecture'}"
     return replace(model, notes=[*model.notes, note]) if own != architecture else model
+
+
+def _nearest(config: Config, mla_layout: str, stored: Collection[str] | None) -> str:
+    """What an unknown architecture is like, and that another can be tried."""
+    if stored is None:
+        return "its checkpoint may fit a relative, which --architecture NAME tries"
+    near = relatives(config, stored, ARCHITECTURES, lambda name, tried: architecture_function(name)(tried, mla_layout))
+    if not near:
+        return "no known one suits its config.json and has most of its tensors, so it has to be added"
+    return f"the nearest by its tensors: {', '.join(map(str, near))}. --architecture NAME tries one, or add it"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,43 @@ ModelLike = str | Path | TensorSource | Model
 def open_model(model: ModelLike, settings: dict[str, Any]) -> Model:
     """The model, loaded with settings of `load_model` unless it is loaded already.
 
-    Raises UsageError for settings beside a loaded model, and what `open_source` and `load_model` raise.
+    settings: with `architecture`, as for `open_source`. Raises UsageError for settings beside a loaded model, and what
+    `open_source` and `load_model` raise.
     """
+    settings = dict(settings)
     if isinstance(model, Model):
         if settings:
             raise UsageError(f"{model.source.path} is loaded already: {', '.join(settings)} is a setting of load_model")
         return model
-    source = model if isinstance(model, TensorSource) else open_source(model)
+    source = opened_source(model, settings.pop("architecture", None))
     loaded = load_model(source, **settings)
     warn(loaded.notes, detail=True)
     if loaded.packed_bytes:
         note(f"{source.path}: {loaded.packed_bytes / 2**20:.1f} MiB of weights interleaved in memory")
     return loaded
+
+
+def opened_source(model: ModelLike, architecture: str | None = None) -> TensorSource:
+    """The tensors of a model, opened as this architecture (see `open_source`) unless it is open already.
+
+    Raises UsageError for an architecture of what is open, and as `open_source`.
+    """
+    if not isinstance(model, Model | TensorSource):
+        return open_source(model, architecture=architecture)
+    source = model.source if isinstance(model, Model) else model
+    if architecture is not None:
+        raise UsageError(f"{source.path} is open already: --architecture {architecture} is for a checkpoint's folder")
+    return source
+
+
+def settings_of_each(models: Sequence[ModelLike | None], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Settings for each of several models: an `architecture` is that of the checkpoints among them. If there is none, each has
+    it, and opening them raises what it should."""
+    is_file = [isinstance(model, str | Path) and Path(model).suffix == ".gguf" for model in models]
+    if "architecture" not in settings or all(is_file[i] for i, model in enumerate(models) if model is not None):
+        return [settings] * len(models)
+    others = {name: value for name, value in settings.items() if name != "architecture"}
+    return [others if gguf else settings for gguf in is_file]
 
 
 def window_settings(model: ModelLike, n_ctx: int, settings: dict[str, Any]) -> dict[str, Any]:

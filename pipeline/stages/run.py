@@ -72,7 +72,8 @@ class Run:
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
         lora = adapters_of_recipe(recipe, self.path.parent)
-        self.source = open_source(self._model_name(stages["source"]), mla_layout=self.mla_layout, lora=lora)
+        name, architecture = self._model_name(stages["source"]), stages.get("convert", {}).get("architecture")
+        self.source = open_source(name, mla_layout=self.mla_layout, architecture=architecture, lora=lora)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
         self.target, self.collected = target_of(recipe), imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
         self.covariance = self.collected or covariance_of_recipe(recipe, self.path.parent)

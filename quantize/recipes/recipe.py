@@ -131,6 +131,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
     "convert": {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
+        "architecture": _NAME,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
     "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME},

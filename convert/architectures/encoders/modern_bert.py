@@ -24,6 +24,7 @@ def modern_bert(config: Config, mla_layout: str) -> ModelSpec:
     thetas = _thetas(config)
     config = config.with_values(
         {"num_key_value_heads": config.integer("num_attention_heads"), "rope_theta": thetas[0], "rope_parameters": None}
+        | {"tie_word_embeddings": True}  # what is tied is the head of the pre-training, which a GGUF does not have
     )
     spec = DecoderSpec("modern-bert", config, norm=("attention.layer_norm_epsilon", "norm_eps"))
     spec.add_float32({"rope.freq_base_swa": thetas[1]})
