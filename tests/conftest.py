@@ -12,6 +12,9 @@ from ggufmill.cli import main
 # What tests start with sys.executable: in emulation the interpreter only runs through its launcher (tests/levels.py sets this).
 sys.executable = os.environ.get("GGUFMILL_TEST_PYTHON", sys.executable)
 
+# Triton's kernels run in its interpreter; it reads this once, when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 DTYPES = {
     "float32": "F32",
     "float16": "F16",

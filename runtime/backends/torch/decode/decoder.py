@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .....formats import TYPES
 from .....formats.layouts import layout_of
-from .byte_parts import BytePart, byte_parts, linear_table
+from .....formats.layouts.byte_parts import BytePart, byte_parts, linear_table
 
 _FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 _INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}

@@ -1,6 +1,7 @@
 """`PackedMatrix`: the rows of a tensor, one matrix or several stacked ones, as the bytes of its file on a device of torch.
 
-Products decode tile by tile, so that the decoded matrix never exists: at most TILE_WEIGHTS weights of it at a time.
+Products decode tile by tile, so that the decoded matrix never exists: at most TILE_WEIGHTS weights of it at a time, or, where
+Triton serves the device, only what a kernel has in registers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from .....errors import PlanError
 from .....formats import TYPES, TensorType, dims
+from ..triton import kernels_of
 from .decoder import decoder_of
 
 TILE_WEIGHTS = 8 << 20  # decoded at a time: 32 MiB of float32
+_PAIRS = 64  # tokens times experts, at most, that are multiplied one by one in a single kernel
 
 
 class StoredTensor(Protocol):
@@ -55,6 +58,7 @@ class PackedMatrix:
         self.data = data.reshape(matrices * rows // kind.rows, kind.rows * kind.row_bytes(columns))
         self.device, self.group_rows = data.device, kind.rows
         self._decoder = decoder_of(type, data.device)
+        self._kernels = kernels_of(type, data.device)
 
     @property
     def nbytes(self) -> int:
@@ -86,8 +90,14 @@ class PackedMatrix:
 
         dtype: what weights and activations are rounded to before the product (float32, bfloat16 or float16); the sums of
         torch's matrix product are float32 in any case. float32 means full float32, also where torch may use TF32 elsewhere.
+        A kernel for one vector (n = 1) multiplies in float32 and rounds the vector only.
         """
         x = x.to(dtype)
+        if self._kernels is not None and x.numel():
+            if len(x) == 1:
+                which = torch.full((1,), matrix, device=self.device)
+                return self._kernels.matvec(self.data, x, which, self.rows_per_matrix)
+            return self._kernels.matmul(self.data, x, matrix * self.rows_per_matrix, self.rows_per_matrix)
         out = torch.empty((len(x), self.rows_per_matrix), device=self.device)
         for start, stop in self._tiles():
             out[:, start:stop] = x @ self.rows(start, stop, matrix).to(dtype).T
@@ -100,6 +110,9 @@ class PackedMatrix:
         experts  integers [n, k]: which matrices
         """
         n, k = experts.shape
+        if self._kernels is not None and 0 < n * k <= _PAIRS:
+            vectors, chosen = x.to(dtype).reshape(-1, self.columns), experts.reshape(-1).to(self.device)
+            return self._kernels.matvec(self.data, vectors, chosen, self.rows_per_matrix).view(n, k, -1)
         x = x[:, None].expand(-1, k, -1) if x.ndim == 2 else x
         flat, numbers = x.reshape(n * k, self.columns), experts.reshape(-1)
         out = torch.empty((n * k, self.rows_per_matrix), device=self.device)

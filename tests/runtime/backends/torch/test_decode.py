@@ -13,9 +13,9 @@ from ggufmill import quantize  # noqa: E402
 from ggufmill.errors import PlanError  # noqa: E402
 from ggufmill.formats import TYPES  # noqa: E402
 from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
+from ggufmill.formats.layouts.byte_parts import byte_parts  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import PackedMatrix, packed  # noqa: E402
 from ggufmill.runtime.backends.torch.decode import matrix as matrix_module  # noqa: E402
-from ggufmill.runtime.backends.torch.decode.byte_parts import byte_parts  # noqa: E402
 from ggufmill.runtime.backends.torch.decode.decoder import decoder_of  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -1,0 +1,174 @@
+"""Block layouts as the kernels take them: tuples of whole numbers, known when a kernel is compiled.
+
+A bit address of a layout is a sum over the bits of the number's index in nearly every type (`strided`, `consecutive`, the
+places of interleaved rows). Such an address needs no table: bits of the index that count up are one digit,
+(index >> low) % size * step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+
+import numpy as np
+
+from .....formats import TYPES
+from .....formats.layouts import BlockLayout, layout_of
+from .....formats.layouts.byte_parts import byte_parts
+
+RUN = 32  # weights, at most, whose scales a kernel takes from one place
+
+_DIGIT = tuple[int, int, int]  # (lowest bit of the index, size, step)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bits of a number that lie in one byte: `(bytes[byte] >> shift & mask) << up`; byte and shift: first + sum of digits."""
+
+    byte: int
+    byte_digits: tuple[_DIGIT, ...]
+    shift: int
+    shift_digits: tuple[_DIGIT, ...]
+    mask: int
+    up: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """`count` numbers per row of a block; number n of row r has the index r * count + n."""
+
+    count: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The table of the code c is (c ^ flip) * step + first. A step of 0: it is looked up in an array."""
+
+    flip: int
+    step: int
+    first: int
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """What the kernels know of a tensor type. Fields that a type lacks have a count of 0.
+
+    rows        interleaved rows; block: weights per block and row; block_bytes: of all rows; meta_bytes: before the first block
+    run         weights that take all scale-like numbers from one place
+    size        weights per code; values, levels: what codes and scale codes stand for
+    d_format    'f16', 'f32', 'e8m0' or '' for none; d_in_meta: d is one number per row, before its blocks
+    shifts      added to values where the flag is 0 and where it is 1
+    unit        a factor of all scales
+    scrambled   how the seven bits of a sign code give eight signs
+    """
+
+    rows: int
+    block: int
+    block_bytes: int
+    meta_bytes: int
+    run: int
+    size: int
+    values: Linear
+    levels: Linear
+    d_format: str
+    d_in_meta: bool
+    shifts: tuple[int, int]
+    unit: float
+    scrambled: bool
+    codes: Field
+    d: Field
+    scales: Field
+    flags: Field
+    dmin: Field
+    minima: Field
+    offset: Field
+    signs: Field
+    sign_codes: Field
+
+
+_NONE = Field(0, ())
+_FIELDS = tuple(f.name for f in fields(BlockFormat) if f.type == "Field")
+
+
+@cache
+def block_format(type_name: str) -> BlockFormat | None:
+    """The format of a tensor type (any letter case); None for those that the kernels do not read: plain numbers, which need no
+    decoding, base-3 digits, and words that are stored as differences of their bits."""
+    kind, layout = TYPES[type_name], layout_of(type_name)
+    if layout.number is not None or layout.digits is not None or layout.gray_words:
+        return None
+    arrays = layout.bit_arrays()
+    if layout.row_scale is not None:
+        width = 16 if layout.row_scale == "f16" else 32
+        arrays["d"] = (8 * kind.row_meta * np.arange(kind.rows))[:, None, None] + np.arange(width)
+    found = {name: field_of(arrays[name]) if name in arrays else _NONE for name in _FIELDS}
+    if None in found.values():
+        return None
+    scalars = [arrays[name].shape[1] for name in ("scales", "flags", "minima", "signs", "offset") if name in arrays]
+    run = min([RUN, layout.block, *(layout.block // count for count in scalars if count < layout.block)])
+    return BlockFormat(
+        kind.rows,
+        layout.block,
+        kind.rows * (kind.row_bytes(layout.block) - kind.row_meta),
+        kind.rows * kind.row_meta,
+        run,
+        layout.size,
+        linear(values_table(layout)),
+        linear(layout.levels) if layout.levels is not None else Linear(0, 0, 0),
+        (layout.row_scale or (layout.d_format if layout.d is not None else "")),
+        layout.row_scale is not None,
+        (int(layout.shifts[0]), int(layout.shifts[1])),
+        float(layout.unit),
+        layout.scrambled,
+        **found,  # type: ignore[arg-type]
+    )
+
+
+def values_table(layout: BlockLayout) -> np.ndarray:
+    """What codes decode to: [entries, size]."""
+    return layout.values if layout.decoded is None else layout.decoded[:, None]
+
+
+def field_of(addresses: np.ndarray) -> Field | None:
+    """Bit addresses [rows, n, width] as a field; None where they are no sums over the bits of the index."""
+    parts = []
+    for part in byte_parts(addresses):
+        byte, shift, mask = (a.reshape(-1).astype(np.int64) for a in (part.byte, part.shift, part.mask))
+        byte_digits, shift_digits = _digits(byte), _digits(shift)
+        if byte_digits is None or shift_digits is None or np.any(mask != mask[0]):
+            return None
+        parts.append(Part(int(byte[0]), byte_digits, int(shift[0]), shift_digits, int(mask[0]), part.up))
+    return Field(addresses.shape[1], tuple(parts))
+
+
+def _digits(numbers: np.ndarray) -> tuple[_DIGIT, ...] | None:
+    """numbers[i] - numbers[0] as a sum over the bits of i, neighbouring bits that count up joined; None if it is none."""
+    bits = (len(numbers) - 1).bit_length()
+    index = np.arange(len(numbers))
+    steps = [int(numbers[1 << bit] - numbers[0]) for bit in range(bits)]
+    if len(numbers) != 1 << bits or np.any(
+        numbers != numbers[0] + sum((index >> b & 1) * step for b, step in enumerate(steps))
+    ):
+        return None
+    digits: list[_DIGIT] = []
+    for bit, step in enumerate(steps):
+        low, size, first = digits[-1] if digits else (0, 0, 0)
+        if step and digits and low + size.bit_length() - 1 == bit and step == first * size:
+            digits[-1] = low, 2 * size, first
+        elif step:
+            digits.append((bit, 2, step))
+    return tuple(digits)
+
+
+def linear(table: np.ndarray) -> Linear:
+    """How a table is computed from the code; a step of 0 where it is no straight line, nor one of two's complement numbers."""
+    flat = np.asarray(table, np.float64).reshape(-1)
+    if len(flat) == np.shape(table)[0] and len(flat) > 1 and np.all(flat == np.round(flat)):
+        index = np.arange(len(flat))
+        for flip in (0, len(flat) // 2):
+            line = flat[index ^ flip] if len(flat) == 1 << (len(flat) - 1).bit_length() or not flip else flat
+            steps = np.diff(line)
+            if np.all(steps == steps[0]) and steps[0]:
+                return Linear(flip, int(steps[0]), int(line[0]))
+    return Linear(0, 0, 0)

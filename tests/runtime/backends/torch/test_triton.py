@@ -1,0 +1,135 @@
+"""Triton's kernels in its interpreter, against the decoder of the layouts; and their code for a GPU, compiled only."""
+
+import os
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":  # set by tests/conftest.py, before anything imports triton
+    pytest.skip("kernels run in Triton's interpreter here", allow_module_level=True)
+
+from ggufmill.formats import TYPES  # noqa: E402
+from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
+from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of, linear  # noqa: E402
+from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
+
+CPU = torch.device("cpu")
+SERVED = [name for name in TYPES if block_format(name) is not None]
+
+
+def finite_rows(name: str, rows: int, n: int, seed: int) -> np.ndarray:
+    """Random bytes of rows whose weights are all finite and of ordinary size: float scales of the blocks are replaced."""
+    kind, layout, rng = TYPES[name], layout_of(name), np.random.default_rng(seed)
+    groups = rows // kind.rows
+    meta = kind.rows * kind.row_meta
+    q = rng.integers(0, 256, (groups, kind.rows * kind.row_bytes(n)), dtype=np.uint8)
+    blocks = q[:, meta:].reshape(groups, n // layout.block, -1)
+    for field, bits in (("d", layout.d), ("dmin", layout.dmin), ("offset", layout.offset)):
+        if bits is not None and bits.shape[-1] > 8:
+            dtype = np.float32 if field == "d" and layout.d_format == "f32" else np.float16
+            for row in range(kind.rows):
+                at = bits[row, 0, 0] // 8
+                scales = rng.uniform(0.5, 1.5, (groups, blocks.shape[1], 1)).astype(dtype)
+                blocks[:, :, at : at + scales.itemsize] = scales.view(np.uint8)
+        elif bits is not None:
+            at = np.unique(bits // 8)
+            blocks[:, :, at] = rng.integers(120, 132, (groups, blocks.shape[1], len(at)))
+    if layout.row_scale is not None:
+        dtype = np.float16 if layout.row_scale == "f16" else np.float32
+        metas = q[:, :meta].reshape(groups, kind.rows, kind.row_meta)
+        scales = rng.uniform(0.5, 1.5, (groups, kind.rows, 1)).astype(dtype)
+        metas[:, :, : scales.itemsize] = scales.view(np.uint8)
+    return q.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_decoded_rows_and_products_of_every_type(name):
+    kind = TYPES[name]
+    rows, n, matrices = 2 * max(kind.rows, 4), 2 * max(layout_of(name).block, 128), 3
+    q = finite_rows(name, matrices * rows, n, 1)
+    weights = decode(q, name, n)
+    data, products = torch.from_numpy(q).reshape(-1), PackedProducts(name, CPU)
+    actual = products.decode(data, n, kind.rows, 2 * rows - kind.rows).numpy()
+    np.testing.assert_array_equal(actual, weights[kind.rows : 2 * rows])
+    x = np.random.default_rng(2).standard_normal((2, n)).astype(np.float32)
+    close = {"rtol": 1e-5, "atol": 1e-5 * np.abs(weights).max() * np.sqrt(n)}
+    chosen = torch.tensor([2, 0, 1, 1])
+    expected = np.einsum("pc,prc->pr", x.repeat(2, axis=0), weights.reshape(matrices, rows, n)[chosen.numpy()])
+    np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), chosen, rows).numpy(), expected, **close)
+    expected = x @ weights[rows : 2 * rows].T
+    np.testing.assert_allclose(products.matmul(data, torch.from_numpy(x), rows, rows).numpy(), expected, **close)
+
+
+def test_sizes_that_fill_no_tile():
+    rows, n = 19, 5 * 32
+    q = finite_rows("q5_0", rows, n, 3)
+    weights = decode(q, "q5_0", n)
+    data, products = torch.from_numpy(q).reshape(-1), PackedProducts("q5_0", CPU)
+    x = torch.randn(37, n)
+    np.testing.assert_array_equal(products.decode(data, n, 3, 16).numpy(), weights[3:])
+    expected = x.double() @ torch.from_numpy(weights).double().T
+    torch.testing.assert_close(products.matmul(data, x, 0, rows), expected.float(), rtol=1e-5, atol=1e-3)
+    vectors = products.matvec(data, x, torch.zeros(37, dtype=torch.int64), rows)
+    torch.testing.assert_close(vectors, expected.float(), rtol=1e-5, atol=1e-3)
+
+
+def test_products_in_float16_round_weights_and_vectors():
+    """(Of bfloat16 the interpreter multiplies the bits.)"""
+    q = finite_rows("q4_K", 8, 256, 4)
+    x = torch.randn(3, 256).half()
+    weights = torch.from_numpy(decode(q, "q4_K", 256)).half()
+    actual = PackedProducts("q4_K", CPU).matmul(torch.from_numpy(q).reshape(-1), x, 0, 8)
+    torch.testing.assert_close(actual, x.float() @ weights.float().T, rtol=1e-5, atol=1e-2)
+
+
+def test_types_that_kernels_do_not_read_are_named_by_none():
+    assert {name for name in TYPES if block_format(name) is None} == {
+        *("f32", "f16", "bf16", "bf16_r16", "f64", "i8", "i16", "i32", "i64"),
+        *("iq2_xxs", "iq3_xxs", "iq1_s", "iq1_m", "iq1_s_r4", "iq4_kss", "iq4_kt", "tq1_0", "iq1_bn"),
+    }
+    with pytest.raises(KeyError):
+        PackedProducts("tq1_0", CPU)
+
+
+def test_addresses_that_are_no_sum_over_bits_are_no_field():
+    addresses = np.array([0, 8, 24, 16])[None, :, None] + np.arange(4)
+    assert field_of(addresses) is None
+    assert field_of(np.array([0, 8, 24, 32])[None, :, None] + np.arange(4)) is not None
+    assert field_of(np.arange(0, 24, 8)[None, :, None] + np.arange(4)) is None  # three numbers
+
+
+def test_tables_that_are_computed():
+    assert linear(np.arange(8)[:, None] * 2 - 7).step == 2
+    assert linear(np.arange(16) ^ 8).flip == 8
+    assert linear(np.array([0, 1, 3, 2])).step == 0
+
+
+@pytest.mark.parametrize("name", ["q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks"])
+def test_kernels_compile_for_a_gpu(name):
+    """In a process of its own: what is interpreted here cannot be compiled here."""
+    import subprocess
+    import sys
+
+    if not triton.backends.backends.get("nvidia"):
+        pytest.skip("this Triton has no compiler for NVIDIA's GPUs")
+    code = f"""
+import triton
+from triton.compiler import ASTSource
+from triton.backends.compiler import GPUTarget
+from ggufmill.runtime.backends.torch.triton import kernels
+from ggufmill.runtime.backends.torch.triton.block_format import block_format
+types = dict(data="*u8", values="*fp32", levels="*fp32", out="*fp32", matrices="*i64")
+for kernel, x, sizes in (
+    (kernels.matvec, "*fp32", dict(ROWS=8, WIDTH=512)),
+    (kernels.matmul, "*bf16", dict(ROWS=64, TOKENS=16, WIDTH=64)),
+):
+    constants = dict(FORMAT=block_format({name!r}), **sizes)
+    signature = {{k: "constexpr" if k in constants else x if k == "x" else types.get(k, "i32") for k in kernel.arg_names}}
+    compiled = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
+    assert ".target sm_90" in compiled.asm["ptx"]
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
