@@ -79,6 +79,7 @@ def command() -> None:
 @click.option("--covariance-bits", type=click.Choice(["16", "32"]), help="Of a number in that file. [default: 16]")
 @click.option("--memory", type=SIZE, help="For sums of covariances; more passes if short. [default: half of what is free]")
 @flags.plot("the coverage")
+@flags.cluster
 @click.option("--dry-run", is_flag=True, help="Say sizes and time; run and write nothing.")
 @flags.resume
 @flags.force

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     type=FILE,
     help="What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
 )
+@flags.cluster
 @flags.as_json
 def command(model: Any, text: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.

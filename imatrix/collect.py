@@ -7,9 +7,9 @@ state ends in the same bytes as an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..formats import PlanError, dims
 from ..runtime import Model
 from ..runtime.draft_head import check_draft_layers, window_rows
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
-from ..runtime.evaluate.score_statistics import Moments, ScoreStatistics
+from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
 from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .calibration import Calibration, TextSegment, cut_windows
@@ -55,6 +55,35 @@ class CollectOptions:
                 f"{model.source.path}: its embeddings serve as output matrix too, and token_embd.weight can only have data for "
                 "one of both uses: leave out --process-embedding (or --process-output)"
             )
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What one op adds to the sums of a weight.
+
+    name, shape  of the weight; matrices: the numbers of its matrices that had activations, or one number, or all
+    squares      float64 [matrices, columns], sums of the activations' squares; n: activations, of each matrix or of all
+    weight       how many times both count
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    matrices: int | slice | np.ndarray
+    squares: np.ndarray
+    n: int | np.ndarray
+    weight: int
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What running a batch of windows gives, to be added to the sums of a collection in the order of its batches."""
+
+    additions: list[Addition]
+    scores: RecordedScores
+
+
+# (numbers of the windows of each batch) -> what each gives, in order: made elsewhere
+RunBatches = Callable[[Sequence[slice]], Iterator[BatchResult]]
 
 
 @dataclass
@@ -151,11 +180,15 @@ class Collector(Observer):
 
     def _add(self, weight: Weight, matrices: int | slice | np.ndarray, squares: np.ndarray, n: int | np.ndarray) -> None:
         """Adds the sums of squares of n activations to a weight's matrices with these numbers."""
-        if weight.name not in self.sums:
-            count = dims(weight.shape)[2]
-            self.counts[weight.name], self.sums[weight.name] = np.zeros(count, np.int64), np.zeros((count, weight.shape[0]))
-        self.sums[weight.name][matrices] += squares if self.weight == 1 else self.weight * squares
-        self.counts[weight.name][matrices] += n * self.weight
+        self.add(Addition(weight.name, weight.shape, matrices, squares, n, self.weight))
+
+    def add(self, a: Addition) -> None:
+        """Adds to the sums and counts."""
+        if a.name not in self.sums:
+            count = dims(a.shape)[2]
+            self.counts[a.name], self.sums[a.name] = np.zeros(count, np.int64), np.zeros((count, a.shape[0]))
+        self.sums[a.name][a.matrices] += a.squares if a.weight == 1 else a.weight * a.squares
+        self.counts[a.name][a.matrices] += a.n * a.weight
 
     def squares(self, x: np.ndarray) -> np.ndarray:
         """float32 [n, heads, columns] with contiguous columns -> sums of the squares, float64 [heads, columns]."""
@@ -226,6 +259,34 @@ class Collector(Observer):
         self.sums, self.counts, self.token_counts = state.sums, state.counts, state.token_counts
 
 
+class _Recorder(Collector):
+    """Keeps what would be added, in order."""
+
+    def __init__(self, model: Model, options: CollectOptions, weight: int):
+        super().__init__(model, options)
+        self.weight, self.additions = weight, []
+
+    def on_head_squares(self, op: Op, weight: Weight, squares: np.ndarray, n: int) -> None:
+        super().on_head_squares(op, weight, squares.copy(), n)
+
+    def add(self, a: Addition) -> None:
+        copied = {name: value.copy() for name in ("matrices", "n") if isinstance(value := getattr(a, name), np.ndarray)}
+        self.additions.append(replace(a, **copied))  # squares that several weights share stay one array
+
+
+def run_batch(model: Model, windows: np.ndarray, weight: int, first: int, options: CollectOptions) -> BatchResult:
+    """What a batch adds to the sums of `collect`, and its scores.
+
+    windows: int64 [n, n_ctx], which run together; weight: of their tokens; first: number of the first of them, for errors.
+    Raises MillError as `collect` does.
+    """
+    recorder, scores = _Recorder(model, options, weight), RecordedScores()
+    with model.observing(recorder):
+        for _ in score(model, windows, first, scores, recorder.collect_drafts if options.nextn else None):
+            pass
+    return BatchResult(recorder.additions, scores)
+
+
 def _check_finite(name: str, squares: np.ndarray) -> None:
     if not np.isfinite(squares).all():
         raise NotFiniteError(name)
@@ -247,6 +308,7 @@ def collect(
     on_chunk: OnChunk | None = None,
     covariance: CovarianceCollector | None = None,
     has_final_state: bool = False,
+    elsewhere: RunBatches | None = None,
 ) -> tuple[Imatrix, Perplexity]:
     """Runs a calibration text through a model; returns the importance matrix and the text's perplexity.
 
@@ -258,6 +320,7 @@ def collect(
     resume       a state of the same job
     covariance   another observer of the same passes, which is given the weights of tokens
     has_final_state  whether on_state is called after the last window too
+    elsewhere    runs the batches, instead of this model: what `run_batch` gives for each, which is added up in order
 
     on_save and on_state are called between passes only, and a pass has several windows. Raises PlanError for a state of another
     job, MillError for activations or predictions that are not finite.
@@ -277,16 +340,23 @@ def collect(
         done = resume.done
     n_ctx, datasets = calibration.n_ctx, calibration.datasets
     fields: dict[str, Any] = {"n_ctx": n_ctx, "tokens_xxh3": calibration.digest, "notes": context_notes(model, None, n_ctx)}
-    with model.observing(collector), model.observing(covariance) if covariance is not None else nullcontext():
-        for batch in calibration.batches(model):
-            if batch.stop <= done:
-                continue
+    batches = [batch for batch in calibration.batches(model) if batch.stop > done]
+    results = elsewhere(batches) if elsewhere is not None else None
+    with ExitStack() as stack:
+        for observer in (collector, covariance) if results is None else ():
+            if observer is not None:
+                stack.enter_context(model.observing(observer))
+        for batch in batches:
             collector.weight = int(calibration.weights[batch.start])
             if covariance is not None:
                 covariance.weight = collector.weight
             collector.count_embeddings(calibration.windows[batch])
             on_hidden = collector.collect_drafts if chosen.nextn else None
-            for _ in score(model, calibration.windows[batch], batch.start, statistics, on_hidden):
+            if results is not None:
+                windows_done = _joined(next(results), collector, statistics)
+            else:
+                windows_done = score(model, calibration.windows[batch], batch.start, statistics, on_hidden)
+            for _ in windows_done:
                 if on_chunk is not None:
                     on_chunk(summarise(statistics, fields), total)
             before, done = done, batch.stop
@@ -301,3 +371,10 @@ def collect(
                 on_state(CollectState(fingerprint, done, *sums, losses, tuple(statistics.window_losses), seconds))
     imatrix = collector.imatrix(datasets, calibration.weighted_count(total), n_ctx)
     return imatrix, summarise(statistics, fields | {"window_losses": statistics.window_losses})
+
+
+def _joined(result: BatchResult, collector: Collector, statistics: ScoreStatistics) -> Iterator[None]:
+    """Adds what a batch gave elsewhere; yields after each window."""
+    for addition in result.additions:
+        collector.add(addition)
+    yield from statistics.join(result.scores)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError
+from ..errors import PlanError, UsageError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
@@ -19,6 +19,7 @@ from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
+from .cluster.windows import collecting_on
 from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
 from .common.messages import note, perplexity_text, warn
@@ -89,6 +90,7 @@ def compute_imatrix(
     force: bool = False,
     dry_run: bool = False,
     n_ctx: int | None = None,
+    cluster: str | None = None,
     progress: OnProgress | bool | None = None,
     **settings: Any,
 ) -> ImatrixResult:
@@ -114,6 +116,7 @@ def compute_imatrix(
     resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
     dry_run            nothing is written or run; the result has what the call takes
     n_ctx              tokens per window; None: 512
+    cluster            workers run the windows, with the same sums: tcp://HOST:PORT, a scheduler file or local:N
     settings           of `load_model`, as for `perplexity`
     progress           stage 'imatrix' in windows, `partial` the `Perplexity` so far
 
@@ -135,6 +138,8 @@ def compute_imatrix(
     given = {"--covariance-experts": covariance_experts, "--covariance-bits": covariance_bits, "--memory": memory}
     if covariance is None:
         refuse_unused(given, "--covariance")
+    elif cluster is not None:
+        raise UsageError("--covariance is collected by one machine: leave out --cluster")
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
@@ -171,7 +176,8 @@ def compute_imatrix(
             job.commit_state()
 
     try:
-        with reporting(progress) as report:
+        elsewhere = collecting_on(cluster, model, opened, windows, collect_options, {"n_ctx": window, **settings})
+        with reporting(progress) as report, elsewhere as run_batches:
             stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
 
             def on_chunk(so_far: Perplexity, total: int) -> None:
@@ -189,6 +195,7 @@ def compute_imatrix(
                 on_chunk=on_chunk,
                 covariance=job.collector if job is not None and job.number == 0 else None,
                 has_final_state=passes > 1 and frequency > 0,
+                elsewhere=run_batches,
             )
             if job is not None:
                 finish_passes(job, frequency, lambda done: stage.reach(done, passes * len(windows.windows)))

@@ -12,6 +12,7 @@ from ..imatrix.texts import decode_text
 from ..runtime.evaluate.perplexity import Perplexity
 from ..runtime.evaluate.perplexity import perplexity as score_text
 from ..runtime.evaluate.provenance import compare_results, describe_program, describe_settings, describe_text
+from .cluster.windows import scoring_on
 from .common.messages import warn
 from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
@@ -62,6 +63,7 @@ def perplexity(
     full_hash: bool = False,
     compare_with: str | Path | None = None,
     n_ctx: int | None = None,
+    cluster: str | None = None,
     progress: OnProgress | bool | None = None,
     **settings: Any,
 ) -> PerplexityResult:
@@ -77,6 +79,7 @@ def perplexity(
     full_hash      digests of every byte of the model files, not of samples of large ones
     compare_with   a file with what an earlier call printed with --json: whether the two can be compared, and how they differ
     n_ctx          tokens per window; None: 512
+    cluster        workers run the windows, with the same figures: tcp://HOST:PORT, a scheduler file or local:N
     settings       of `load_model`: threads, batch, ubatch, cache_k, cache_v, flash, mla, attention_bytes, repack,
                    expert_reduction; none for a model that is loaded
     progress       stage 'perplexity' in windows, `partial` the `Perplexity` so far; with full_hash 'checksum' in bytes
@@ -96,15 +99,19 @@ def perplexity(
     data = text.read_bytes()
     content = decode_text(data, text)
     own, of_base = settings_of_each((model, kl_divergence), settings)
-    opened = open_model(model, window_settings(model, window, own))
-    base = open_model(kl_divergence, window_settings(kl_divergence, window, of_base)) if kl_divergence is not None else None
-    with reporting(progress) as report:
+    own, of_base = window_settings(model, window, own), window_settings(kl_divergence or model, window, of_base)
+    opened = open_model(model, own)
+    base = open_model(kl_divergence, of_base) if kl_divergence is not None else None
+    elsewhere = scoring_on(cluster, (model, opened, own), (kl_divergence, base, of_base), mtp)
+    with reporting(progress) as report, elsewhere as run_windows:
         stage = Stage(report, "perplexity", unit=WINDOWS)
 
         def on_chunk(so_far: Perplexity, total: int) -> None:
             stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}", so_far)
 
-        figures = score_text(opened, content, n_ctx=window, chunks=chunks, on_chunk=on_chunk, baseline=base, mtp=mtp)
+        figures = score_text(
+            opened, content, n_ctx=window, chunks=chunks, on_chunk=on_chunk, baseline=base, mtp=mtp, elsewhere=run_windows
+        )
         about = describe_origin(opened, full_hash, report)
         baseline_about = describe_origin(base, full_hash, report) if base is not None else None
     warn(figures.notes)

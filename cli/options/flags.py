@@ -121,6 +121,9 @@ mtp = click.option(
     help="Keep draft layers (multi-token prediction), or leave them out. [default: keep; not of DeepSeek-V3 in the ik layout, "
     "since ik_llama.cpp does not load them]",
 )
+cluster = click.option(
+    "--cluster", metavar="ADDRESS", help="Share the work out to dask workers: tcp://HOST:PORT, a scheduler file, or local:N."
+)
 chunks = click.option("--chunks", type=click.IntRange(1), help="Read only this many windows.")
 target = together(
     click.option("--target-size", type=SIZE, metavar="SIZE", help="The file's size to stay below (180G, 20GiB)."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Event
 from time import monotonic, perf_counter
@@ -64,7 +64,7 @@ def map_ordered(
     per_thread: int = PER_THREAD,
     attempts: int = ATTEMPTS,
     name: Callable[[P], str] = str,
-) -> Iterator[Done[P, R]]:
+) -> Generator[Done[P, R], None, None]:
     """function(piece) for each piece, on the workers of the cluster; `pieces` is only drawn from as results are consumed.
 
     function    of a module, so that workers can import it; it gives the same result wherever and however often it is called
@@ -101,7 +101,7 @@ class _Map(Generic[P, R]):
         self._finished = Event()  # set by any task
         self._looked, self._last_seen = -POLL_SECONDS, monotonic()
 
-    def results(self) -> Iterator[Done[P, R]]:
+    def results(self) -> Generator[Done[P, R], None, None]:
         try:
             while self._fill():
                 task = self._next_finished()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,16 @@ import numpy as np
 from ..draft_head import window_rows
 from ..model import Model
 from .divergence import BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class DraftPart:
+    """Sums over a block of predictions; see `DraftScores`."""
+
+    count: int
+    loss: float
+    agreeing: int
+    accepted: float
 
 
 @dataclass
@@ -27,6 +38,18 @@ class DraftScores:
 
     def add(self, window: np.ndarray, hidden: np.ndarray) -> None:
         """Adds the predictions of a window's second half. window: int [n]; hidden: float32 [n, n_embd] of the model."""
+        for part in self.parts(window, hidden):
+            self.join(part)
+
+    def join(self, part: DraftPart) -> None:
+        """Adds the sums of a block."""
+        self.count += part.count
+        self.loss += part.loss
+        self.agreeing += part.agreeing
+        self.accepted += part.accepted
+
+    def parts(self, window: np.ndarray, hidden: np.ndarray) -> Iterator[DraftPart]:
+        """What `add` adds, block by block."""
         [rows, *_] = window_rows(self.model, window, hidden)
         first, step = len(window) // 2 - 1, max(1, BLOCK_BYTES // (8 * self.model.n_vocab))
         for start in range(first, len(rows) - 1, step):
@@ -35,10 +58,12 @@ class DraftScores:
             own = self.model.head(hidden[block.start + 1 : block.stop + 1]).astype(np.float64)
             best, index = drafts.argmax(axis=1), np.arange(len(drafts))
             targets = window[block.start + 2 : block.stop + 2]
-            self.loss -= float(_log_probability(drafts, index, targets).sum())
-            self.agreeing += int((best == own.argmax(axis=1)).sum())
-            self.accepted += float(np.exp(_log_probability(own, index, best)).sum())
-            self.count += len(drafts)
+            yield DraftPart(
+                len(drafts),
+                -float(_log_probability(drafts, index, targets).sum()),
+                int((best == own.argmax(axis=1)).sum()),
+                float(np.exp(_log_probability(own, index, best)).sum()),
+            )
 
     def figures(self) -> dict[str, float]:
         """mtp_perplexity, mtp_top1_agreement in percent, mtp_acceptance as a share."""

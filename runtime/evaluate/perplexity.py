@@ -19,8 +19,8 @@ from ..draft_head import check_draft_layers
 from ..model import Model
 from .clock import seconds_without_compilation
 from .divergence import score
-from .draft_scores import DraftScores
-from .score_statistics import ScoreStatistics
+from .draft_scores import DraftPart, DraftScores
+from .score_statistics import RecordedScores, ScoreStatistics
 
 OnChunk = Callable[["Perplexity", int], None]
 OnHidden = Callable[[np.ndarray, np.ndarray], None]
@@ -90,6 +90,18 @@ class Perplexity:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@dataclass(frozen=True)
+class WindowScores:
+    """What running windows gives, to be added up in order. drafts: of the draft layer, block by block."""
+
+    scores: RecordedScores
+    drafts: list[DraftPart]
+
+
+# (all windows, which of them run together) -> what each of these batches gives, in order: made elsewhere
+RunWindows = Callable[[np.ndarray, Sequence[slice]], Iterator[WindowScores]]
+
+
 def perplexity(
     model: Model,
     tokens_or_text: str | Sequence[int] | np.ndarray,
@@ -98,6 +110,7 @@ def perplexity(
     on_chunk: OnChunk | None = None,
     baseline: Model | None = None,
     mtp: bool = False,
+    elsewhere: RunWindows | None = None,
 ) -> Perplexity:
     """Scores the first windows of a text or of token ids; as many windows run in one pass as fit into the model's `batch`.
 
@@ -106,6 +119,7 @@ def perplexity(
     on_chunk  called after each window with the result so far and the total number of windows
     baseline  a model with the same vocabulary to compare with
     mtp       the draft layer is scored, too
+    elsewhere runs the windows, instead of this model: what `run_windows` gives for each batch, which is added up in order
 
     Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ or
     there is no draft layer, MillError naming the first tensor or layer at fault as soon as an output or prediction of either
@@ -128,8 +142,14 @@ def perplexity(
     }
     # With an observer one window at a time: the caller may save the observer's state after each window.
     step = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
-    for first in range(0, len(windows), step):
-        for _ in score_windows(model, windows[first : first + step], statistics, baseline, drafts.add if drafts else None):
+    batches = [slice(first, min(first + step, len(windows))) for first in range(0, len(windows), step)]
+    results = elsewhere(windows, batches) if elsewhere is not None else None
+    for batch in batches:
+        if results is not None:
+            scored = _joined(next(results), statistics, drafts)
+        else:
+            scored = score_windows(model, windows[batch], statistics, baseline, drafts.add if drafts else None)
+        for _ in scored:
             if on_chunk is not None:
                 on_chunk(summarise(statistics, fields), len(windows))
     measured = drafts.figures() if drafts is not None else {}
@@ -162,6 +182,26 @@ def score_windows(
             raise baseline.explain_nonfinite(window)
         statistics.add(scores)
         yield
+
+
+def run_windows(model: Model, windows: np.ndarray, baseline: Model | None = None, mtp: bool = False) -> WindowScores:
+    """What a batch of windows adds to the figures of `perplexity`. Raises MillError as it does."""
+    result, drafts = WindowScores(RecordedScores(), []), DraftScores(model)
+
+    def on_hidden(window: np.ndarray, hidden: np.ndarray) -> None:
+        result.drafts.extend(drafts.parts(window, hidden))
+
+    for _ in score_windows(model, windows, result.scores, baseline, on_hidden if mtp else None):
+        pass
+    return result
+
+
+def _joined(result: WindowScores, statistics: ScoreStatistics, drafts: DraftScores | None) -> Iterator[None]:
+    """Adds what a batch gave elsewhere; yields after each window."""
+    for part in result.drafts:
+        if drafts is not None:
+            drafts.join(part)
+    yield from statistics.join(result.scores)
 
 
 def summarise(statistics: ScoreStatistics, fields: dict[str, Any]) -> Perplexity:

@@ -7,7 +7,7 @@ and the errors of ratio and difference of two perplexities use the covariance of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,16 @@ class ScoreStatistics:
         """Counts a window of a model that predicts nothing."""
         self.window_losses.append(math.nan)
 
+    def join(self, recorded: RecordedScores) -> Iterator[None]:
+        """Adds the scores of windows that ran elsewhere; yields after each window."""
+        self.seconds += recorded.seconds
+        for scores in recorded.scores:
+            if scores is not None:
+                self.add(scores)
+            else:
+                self.add_unscored()
+            yield
+
     def perplexity(self) -> dict[str, Any]:
         """The fields `perplexity` and `error` of a `Perplexity`: NaN of windows without predictions."""
         if self.window_losses and not self.losses.count:
@@ -176,3 +186,21 @@ def exp(value: float) -> float:
 
 def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
+
+
+class RecordedScores(ScoreStatistics):
+    """Keeps the scores of windows as they are, to be added to statistics of more windows in order.
+
+    scores   of each window; None: of a model that predicts nothing
+    seconds  beside those of the scores
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[Scores | None] = []
+
+    def add(self, scores: Scores) -> None:
+        self.scores.append(scores)
+
+    def add_unscored(self) -> None:
+        self.scores.append(None)

@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from ggufmill.operating_system import files
+
 SPLIT = ("--split-max-tensors", 4)
 
 
@@ -77,18 +79,16 @@ def test_a_missing_and_a_foreign_file_are_named(mill, checkpoint, whole, tmp_pat
 
 
 def test_an_interrupted_part_goes_on(mill, checkpoint, whole, tmp_path, monkeypatch):
-    from ggufmill.jobs import execute
+    write, calls = files.write_at, []
 
-    encode, calls = execute._encoded_rows, []
-
-    def failing(output, start, stop):
-        calls.append(output.name)
+    def failing(fd, data, offset):
+        calls.append(offset)
         if len(calls) > 5:
             raise OSError(28, "No space left on device")
-        return encode(output, start, stop)
+        return write(fd, data, offset)
 
     arguments = ("quantize", checkpoint, tmp_path / "q.gguf", "q4_0", *SPLIT, "--only-shards", "2-3")
-    monkeypatch.setattr(execute, "_encoded_rows", failing)
+    monkeypatch.setattr(files, "write_at", failing)  # one call for each tensor
     code, _, err = mill(*arguments, "-t", 1)
     assert (code, "5 of 8 tensors are kept; --resume goes on" in err) == (1, True)
     assert "left from an unfinished job" in mill(*arguments)[2]

@@ -1,5 +1,8 @@
 """Importance data of draft layers (--nextn), what quantisation says without, and the rating of the draft layer (--mtp)."""
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from checkpoint_cases import EXACT
@@ -7,11 +10,12 @@ from draft_cases import convert_draft_case, rms
 
 from ggufmill import compute_imatrix, plan_memory, quantize_model
 from ggufmill.formats import open_gguf
-from ggufmill.imatrix.collect import CollectOptions, collect
+from ggufmill.imatrix.calibration import TextSegment, cut_windows
+from ggufmill.imatrix.collect import CollectOptions, collect, run_batch
 from ggufmill.quantize import gguf_source
 from ggufmill.quantize.prune import draft_layers, drop_draft_layers, drop_layers
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.perplexity import perplexity
+from ggufmill.runtime.evaluate.perplexity import perplexity, run_windows
 
 WINDOW = 30
 
@@ -55,6 +59,35 @@ def test_sums_of_the_projection_are_those_of_the_formula(made, collected):
         e, h = rms(table[window[1:]], read["enorm"], epsilon), rms(hidden[:-1], read["hnorm"], epsilon)
         expected += np.square(np.concatenate([e, h], axis=1), dtype=np.float64).sum(axis=0)
     assert np.allclose(imatrix.entries[f"blk.{layer}.nextn.eh_proj.weight"][0][0], expected, rtol=1e-4)
+
+
+def test_batches_that_run_elsewhere_add_up_to_the_same(made):
+    """With small passes and an output matrix that model and draft layer may share."""
+    model, options = (
+        load_model(made.path, **EXACT, batch=2 * WINDOW, ubatch=WINDOW - 7),
+        CollectOptions(output=True, nextn=True),
+    )
+    calibration = cut_windows(model, [TextSegment(made.tokens)], WINDOW)
+
+    def run(batches):
+        for batch in batches:
+            yield pickle.loads(pickle.dumps(run_batch(model, calibration.windows[batch], 1, batch.start, options)))
+
+    one, figures = collect(model, calibration, options=options)
+    two, same = collect(model, calibration, options=options, elsewhere=run)
+    assert one.entries.keys() == two.entries.keys()
+    for name, (sums, counts) in one.entries.items():
+        assert np.array_equal(sums, two.entries[name][0])
+        assert np.array_equal(counts, two.entries[name][1])
+    assert figures.window_losses == same.window_losses
+
+    def score(windows, batches):
+        return (pickle.loads(pickle.dumps(run_windows(model, windows[batch], None, True))) for batch in batches)
+
+    here = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True)
+    there = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True, elsewhere=score)
+    assert here.mtp_perplexity is not None
+    assert replace(here, tokens_per_second=0) == replace(there, tokens_per_second=0)
 
 
 def test_the_models_own_data_do_not_change(made, collected):

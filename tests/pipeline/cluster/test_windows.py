@@ -1,0 +1,57 @@
+"""Importance matrices and perplexities of two worker processes: the same bytes and figures as those of one machine."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from ggufmill.convert import open_source
+from ggufmill.errors import MillError
+from ggufmill.pipeline.cluster.models import address_of
+from ggufmill.pipeline.imatrix import compute_imatrix
+from ggufmill.pipeline.perplexity import perplexity
+from ggufmill.recipes import FOLDER
+
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_importance_matrix(tmp_path, workers):
+    options = {"n_ctx": 32, "chunks": 7, "batch": 64, "ubatch": 48, "process_output": True, "process_embedding": True}
+    compute_imatrix(DEMO, [f"{TEXT}:3"], tmp_path / "one.gguf", **options)
+    shared = compute_imatrix(DEMO, [f"{TEXT}:3"], tmp_path / "two.gguf", cluster=f"local:{workers}", **options)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    assert shared.figures.chunks == 7
+
+
+def test_one_machine_goes_on_where_a_cluster_stopped(tmp_path, monkeypatch):
+    options = {"n_ctx": 32, "chunks": 8, "batch": 64, "output_frequency": 1}
+    whole = compute_imatrix(DEMO, TEXT, tmp_path / "one.gguf", **options)
+
+    def stop(progress):
+        if progress.done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="3 windows are kept"):
+        compute_imatrix(DEMO, TEXT, tmp_path / "two.gguf", cluster="local:2", progress=stop, **options)
+    resumed = compute_imatrix(DEMO, TEXT, tmp_path / "two.gguf", resume=True, **options)
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    assert whole.figures.perplexity == resumed.figures.perplexity
+
+
+def test_perplexity_and_divergence(models):
+    options = {"n_ctx": 32, "chunks": 9, "batch": 64, "kl_divergence": models.bf16}
+    one, two = (dataclasses.asdict(perplexity(models.q4, TEXT, cluster=where, **options)) for where in (None, "local:2"))
+    assert (two["chunks"], two["kld_mean"] > 0) == (9, True)
+    assert {**one, "tokens_per_second": 0} == {**two, "tokens_per_second": 0}
+
+
+def test_a_worker_with_another_model_says_so(tmp_path):
+    source = open_source(DEMO)
+    here = address_of(DEMO, source)
+    assert here.open().tensors.keys() == source.tensors.keys()
+    with pytest.raises(MillError, match="another model here"):
+        dataclasses.replace(here, digest="0").open()
+    with pytest.raises(MillError, match="every worker needs the model at this path"):
+        dataclasses.replace(here, path=str(tmp_path / "m.gguf")).open()
