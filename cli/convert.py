@@ -23,7 +23,9 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
     type=Source(file_okay=False),
     help="Of an adapter: the model that it changes, whose config.json is read. [default: where adapter_config.json says]",
 )
-@click.option("--mmproj", is_flag=True, help="Convert the vision tower and its projector, as llama.cpp's projector file.")
+@click.option(
+    "--mmproj", is_flag=True, help="Convert the vision and audio towers and their projectors, as llama.cpp's projector file."
+)
 @click.option(
     "--outtype",
     type=click.Choice(OUTTYPES),

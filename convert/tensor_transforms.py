@@ -362,11 +362,12 @@ def reorder_columns(order: np.ndarray) -> Transform:
 
 
 def computed(compute: Callable[[], np.ndarray]) -> Transform:
-    """A vector float32 [n] that the checkpoint does not contain; computed when all sizes have been checked."""
+    """A vector or matrix of float32 that the checkpoint does not contain; computed when all sizes have been checked."""
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         values = compute()
-        return SourceTensor(name, values.shape, "f32", lambda start, stop: values[None].copy())
+        rows = values.reshape(-1, values.shape[-1])
+        return SourceTensor(name, values.shape[::-1], "f32", lambda start, stop: rows[start:stop].copy())
 
     return transform
 
@@ -385,9 +386,9 @@ def _reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrde
 
 
 def _selected_elements(name: str, weight: Weight, elements: np.ndarray) -> SourceTensor:
-    """A vector of the same length whose elements are a vector's, in some order."""
+    """A vector of some elements of a vector."""
 
     def read(start: int, stop: int) -> np.ndarray:
         return weight.read(slice(0, 1))[:, elements]
 
-    return SourceTensor(name, (weight.columns,), weight.source_type, read)
+    return SourceTensor(name, (len(elements),), weight.source_type, read)

@@ -13,7 +13,8 @@ from ..convert.lora.gguf import open_adapter
 from ..convert.lora.peft_folder import is_peft_folder
 from ..convert.model_card import file_metadata
 from ..convert.outtype import adapter_types, outtype_rules
-from ..convert.projectors.source import open_projector, projector_types
+from ..convert.projectors.source import open_projector
+from ..convert.projectors.types import projector_types
 from ..formats import TYPES
 from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
@@ -57,7 +58,7 @@ def convert_model(
                           folder of peft (adapter_config.json), which becomes an adapter as convert_lora_to_gguf.py makes it
     out                   the file to write
     base                  of an adapter: the model that it changes, of which config.json is read; None: where the adapter says
-    mmproj                instead of the text model, its vision tower and projector, as llama.cpp's projector file; auto is f16
+    mmproj                instead of the text model, its vision and audio towers, as llama.cpp's projector file; auto is f16
     outtype               type of the weights: auto (f16 for an f16 checkpoint, else bf16; weights stored in mxfp4 and nvfp4
                           stay in it, symmetric int4 in groups of 32 becomes q4_0, both without loss), f32, f16, bf16, q8_0
                           or mxfp4 (all experts); norms, routers and biases are f32

@@ -12,6 +12,7 @@ import numpy as np
 from ...formats import SourceTensor
 from ..quantization.stored_weights import Rows, Weight
 from ..tensor_transforms import Transform, permute_heads, select_rows, unchanged
+from ..tensor_transforms import reshaped as computed_from
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Row:
     make      (heads, shape as stored) -> parts of the name -> transform; None: one tensor, as it is
     numbers   what {} stands for: pairs of the number in the checkpoint and in the file; None: the layers
     optional  the model may do without
+    bare      a tensor without a suffix keeps none
     """
 
     source: str
@@ -30,6 +32,7 @@ class Row:
     make: Callable[[int, tuple[int, ...]], dict[str, Transform]] | None = None
     numbers: str | None = None
     optional: bool = False
+    bare: bool = False
 
 
 def as_stored(name: str, weights: list[Weight]) -> SourceTensor:
@@ -86,19 +89,35 @@ def frames(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
 def split_qkv(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     """A matrix or vector of queries, keys and values -> one for each."""
     rows = shape[0] // 3
-    return {part: select_rows(i * rows, rows) if len(shape) > 1 else _elements(i * rows, rows) for i, part in enumerate("qkv")}
+    return {part: select_rows(i * rows, rows) for i, part in enumerate("qkv")}
 
 
-def _elements(first: int, count: int) -> Transform:
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
-        weight = weights[0]
+def rotated_pairs(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
+    """Queries, keys and values in one; queries' and keys' neighbouring pairs, by turns of x and y, as halves: all x, all y."""
+    rows = shape[0] // 3
+    pairs = np.arange(2 * rows).reshape(2 * heads, -1, 2, 2).swapaxes(1, 2).reshape(-1)
+    order = np.concatenate([pairs, np.arange(2 * rows, shape[0])])
+    return {"": select_rows(0, shape[0], lambda numbers: order[numbers])}
 
-        def read(start: int, stop: int) -> np.ndarray:
-            return np.ascontiguousarray(weight.read(slice(0, 1))[:, first : first + count])
 
-        return SourceTensor(name, (count,), weight.source_type, read)
+def matrix(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
+    """A tensor of more axes as a matrix: all but the last one are rows."""
+    return {"": unchanged}
 
-    return transform
+
+def column(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
+    """The bias of a convolution as a matrix of rows of one element; weights as they are."""
+    return {"": reshaped((1, shape[0])) if len(shape) == 1 else plain(shape)}
+
+
+def one_number(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
+    """A number without axes as a vector."""
+    return {"": computed_from(1)}
+
+
+def softplus(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
+    """log(1 + e^x) of a vector."""
+    return {"": computed_from(shape[0], function=lambda x: np.logaddexp(0.0, x.astype(np.float64)).astype(np.float32))}
 
 
 def rotated(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
@@ -108,6 +127,8 @@ def rotated(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
 
 def pixels_last(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
     """A matrix over patches [outputs, height * width * 3] as a convolution [outputs, 3, height, width]."""
+    if len(shape) == 1:
+        return {"": unchanged}
     side = int((shape[1] // 3) ** 0.5)
     order = np.arange(shape[1]).reshape(side, side, 3).transpose(2, 0, 1).reshape(-1)
     return {"": reshaped((side, side, 3, shape[0]), order)}

@@ -1,16 +1,17 @@
-"""Opening the vision tower of a checkpoint as the source of a projector file (general.architecture clip)."""
+"""Opening the vision and audio towers of a checkpoint as the source of a projector file (general.architecture clip)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...formats import TYPES, FormatError, TensorSource, TensorType
+from ...formats import FormatError, SourceTensor, TensorSource
 from ...formats.safetensors import StoredTensor
 from ..checkpoint import Checkpoint, assemble, open_checkpoint
 from ..config import Config, read_json
@@ -18,21 +19,21 @@ from ..hub.fetch import FetchedRepository, fetch_repository, is_repository
 from ..metadata import general_keys, size_label
 from ..model_card import card_metadata
 from ..model_spec import ModelSpec, TensorSpec
-from .keys import KEYS
+from ..tensor_transforms import computed
 from .rows import Row, one_row, plain
-from .towers import TOWERS, Tower, size_keys
+from .tower import Tower
+from .towers import TOWERS
 
-DEFAULT_IMAGE_SIZES = {"qwen2vl_merger": 560, "qwen2.5vl_merger": 560, "gemma4v": 224}
 PROCESSORS = (("preprocessor_config.json", "media_proc_cfg"), ("processor_config.json", "image_processor"))
 SUFFIXES = (".weight", ".bias", "")
 IMAGE_BREAK = "v.token_embd.img_break"
 
 
 def open_projector(path: str | Path, *, remote: bool = False) -> TensorSource:
-    """The vision tower and the projector of a checkpoint (a folder or hf:OWNER/NAME) as llama.cpp's projector file.
+    """The vision and audio towers and the projectors of a checkpoint (a folder or hf:OWNER/NAME) as llama.cpp's projector file.
 
-    Raises FormatError for checkpoints without a tower or with one that cannot be converted; every tensor of the tower has to be
-    known.
+    Raises FormatError for checkpoints without a tower or with one that cannot be converted; every tensor of the towers has to
+    be known.
     """
     fetched = fetch_repository(str(path), remote=remote) if is_repository(path) else FetchedRepository(str(path), Path(path))
     checkpoint = open_checkpoint(fetched.folder, fetched.shards, fetched.origin, fetched.prefetch)
@@ -41,47 +42,44 @@ def open_projector(path: str | Path, *, remote: bool = False) -> TensorSource:
     name = str(names[0]) if isinstance(names, list) and names else "no architecture"
     if name not in TOWERS:
         near = get_close_matches(name, TOWERS, 1, 0)[0]
-        raise config.error(f"the vision tower of {name} is not known; the nearest known name is {near}")
-    tower = TOWERS[name]
-    vision, processor = config.section("vision_config"), _processor(fetched.folder)
-    own = _renamed(checkpoint.stored, tower)
-    metadata = _metadata(tower, config, vision, processor)
-    specs = _specs(checkpoint, tower, own, vision)
-    embedding = _image_break(checkpoint, tower)
-    model = ModelSpec("clip", metadata, [*specs, *embedding], 0)
-    used = {source: checkpoint.stored[source] for spec in embedding for source in spec.sources}
-    model, tensors, notes = assemble(replace(checkpoint, stored=own | used), model)
+        raise config.error(f"the tower of {name} is not known; the nearest known name is {near}")
+    metadata: dict[str, Any] = {}
+    tensors: dict[str, SourceTensor] = {}
+    notes: list[str] = []
+    for tower in TOWERS[name]:
+        section = _section(config, tower, len(TOWERS[name]) > 1)
+        if section is None:
+            continue
+        processor = Config(config.path, {}) if tower.audio else _processor(fetched.folder)
+        own = _renamed(checkpoint.stored, tower)
+        metadata |= _metadata(tower, config, section, processor)
+        specs = [*_specs(checkpoint, tower, own, section), *_image_break(checkpoint, tower)]
+        own |= {source: checkpoint.stored[source] for spec in specs for source in spec.sources if source not in own}
+        _, made, noted = assemble(replace(checkpoint, stored=own), ModelSpec("clip", {}, specs, 0))
+        tensors, notes = tensors | made, notes + noted
     general = general_keys("clip", fetched.folder, config) | {"general.type": "mmproj"} | card_metadata(fetched.folder, notes)
     general["general.size_label"] = size_label({n: t.shape for n, t in tensors.items()})
     identity = f"{checkpoint.identity} mmproj"
     return TensorSource(fetched.name, general | metadata, tensors, identity, files=checkpoint.files, notes=notes)
 
 
-def projector_types(source: TensorSource, outtype: str) -> tuple[dict[str, TensorType], int]:
-    """An outtype -> the type of each tensor as llama.cpp's converter chooses it, and general.file_type. auto: f16.
-
-    Vectors, norms and position embeddings are f32; convolutions over patches f16 in an f16 file, else f32.
-    """
-    chosen = TYPES["f16" if outtype in ("auto", "mxfp4") else outtype]
-    keys = ("clip.projector_type", "clip.vision.projector_type")
-    projector = next(source.metadata[key] for key in keys if key in source.metadata)
-    tower = next(t for t in TOWERS.values() if t.projector == projector)
-    sources = {row.name: row.source for row in tower.rows}
-    types = {}
-    for name, tensor in source.tensors.items():
-        origin = sources.get(name.removesuffix(".weight"), "")
-        if len(tensor.shape) == 1 or name.endswith(("_norm.weight", "position_embd.weight")):
-            kind = TYPES["f32"]
-        elif any(part in origin for part in tower.float16):
-            kind = TYPES["f16"]
-        elif any(part in origin for part in tower.float32):
-            kind = TYPES["f32"]
-        elif ".patch_embd.weight" in name or ".patch_merger.weight" in name:
-            kind = TYPES["f16" if chosen.name == "f16" else "f32"]
-        else:
-            kind = chosen
-        types[name] = kind
-    return types, chosen.ftype or 0
+def _section(config: Config, tower: Tower, optional: bool) -> Config | None:
+    """What config.json says of the tower, with its defaults; lists of one number for each side as that number. None if it has
+    no such tower and is not bound to."""
+    section = config
+    for key in tower.section:
+        if section.get(key) is None and optional:
+            return None
+        section = section.section(key)
+    squares = {}
+    for key in ("image_size", "patch_size"):
+        sides = section.get(key)
+        if isinstance(sides, list):
+            if len(set(map(str, sides))) != 1:
+                raise section.error(f"{key} is {sides!r:.60}; towers of square images can be converted")
+            squares[key] = sides[0]
+    section = Config(section.path, section.values | squares, config.n_stored)
+    return section.with_defaults(dict(tower.defaults(section)))
 
 
 def _processor(folder: Path) -> Config:
@@ -102,59 +100,62 @@ def _renamed(stored: Mapping[str, StoredTensor], tower: Tower) -> dict[str, Stor
     for name, tensor in stored.items():
         prefix = next((p for p in sorted(tower.prefixes, key=len, reverse=True) if name.startswith(p)), None)
         if prefix is not None:
-            own[tower.prefixes[prefix] + name.removeprefix(prefix)] = tensor
+            renamed = tower.prefixes[prefix] + name.removeprefix(prefix)
+            if not renamed.startswith(tower.ignored):
+                own[renamed] = tensor
     return own
 
 
-def _metadata(tower: Tower, config: Config, vision: Config, processor: Config) -> dict[str, Any]:
-    text = {**config.values, **(config.get("text_config") or {})}
-    keys: dict[str, Any] = {"clip.has_vision_encoder": True}
-    keys["clip.vision.projection_dim"] = np.uint32(Config(config.path, text).integer("hidden_size"))
-    vision = vision.with_defaults(_image_size(tower, vision))
-    for key, names in size_keys(tower).items():
-        name = next((n for n in names if vision.get(n) is not None), names[0])
-        keys[f"clip.vision.{key}"] = np.uint32(vision.integer(name))
-    for key in ("image_mean", "image_std"):
+def _metadata(tower: Tower, config: Config, section: Config, processor: Config) -> dict[str, Any]:
+    modality = f"clip.{tower.modality}."
+    keys: dict[str, Any] = {f"clip.has_{tower.modality}_encoder": True}
+    keys[f"{modality}projection_dim"] = np.uint32(_text_config(config).integer("hidden_size"))
+    for key in tower.size_keys:
+        keys[f"{modality}{key}"] = np.uint32(section.integer(_key(tower, section, key)))
+    for key in () if tower.audio else ("image_mean", "image_std"):
         values = processor.get(key)
         if not isinstance(values, list) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
             raise processor.error(f"{key} is {values!r:.60}; three numbers are needed")
-        keys[f"clip.vision.{key}"] = np.array(values, np.float32)
-    keys[f"clip.{'vision.' * tower.by_modality}projector_type"] = tower.projector
-    return keys | KEYS[tower.projector](config, vision, processor)
+        keys[f"{modality}{key}"] = np.array(values, np.float32)
+    keys[f"{modality if tower.by_modality else 'clip.'}projector_type"] = tower.projector
+    return keys | tower.keys(config, section, processor)
 
 
-def _image_size(tower: Tower, vision: Config) -> dict[str, int]:
-    """The side of images where vision_config does not say it, as llama.cpp's converter sets it."""
-    if tower.projector == "qwen3vl_merger":
-        side = vision.integer("num_position_embeddings", 2304) ** 0.5
-        return {"image_size": int(side * vision.integer("patch_size", 16))}
-    size = DEFAULT_IMAGE_SIZES.get(tower.projector)
-    return {"image_size": size} if size is not None else {}
+def _key(tower: Tower, section: Config, size: str) -> str:
+    """The section's name of a size."""
+    names = tower.size_keys[size]
+    return next((name for name in names if section.get(name) is not None), names[0])
 
 
-def _specs(checkpoint: Checkpoint, tower: Tower, own: Mapping[str, StoredTensor], vision: Config) -> list[TensorSpec]:
-    keys = size_keys(tower)
-    layers, heads = vision.count(keys["block_count"][0]), vision.integer(keys["attention.head_count"][0])
-    specs = []
+def _text_config(config: Config) -> Config:
+    """What config.json says of the text model, wherever that is."""
+    values = config.values | (config.get("thinker_config") or {})
+    return Config(config.path, values | (config.get("llm_config") or {}) | (values.get("text_config") or {}))
+
+
+def _specs(checkpoint: Checkpoint, tower: Tower, own: Mapping[str, StoredTensor], section: Config) -> list[TensorSpec]:
+    layers = section.count(_key(tower, section, "block_count"))
+    heads = section.integer(_key(tower, section, "attention.head_count"))
+    specs = [TensorSpec(name, (), (), computed(partial(make, section))) for name, make in tower.computed.items()]
     for row in tower.rows:
         numbers = [(i, i) for i in range(layers)] if "{}" in row.source else [(0, 0)]
         if row.numbers is not None:
-            indexes = vision.get("deepstack_visual_indexes", [])
+            indexes = section.get("deepstack_visual_indexes", [])
             numbers = [(i, int(layer)) for i, layer in enumerate(indexes)]
         present = [s for s in SUFFIXES if any(row.source.format(i) + s in own for i, _ in numbers)]
         for stored_number, number in numbers:
             source = row.source.format(stored_number)
             for suffix in present or ([] if row.optional else [".weight"]):
-                if source + suffix not in own:
+                stored = own.get(source + suffix)
+                if stored is None:
                     raise FormatError(f"{checkpoint.folder}: the tower's tensor {source}{suffix} is missing")
-                specs += _tensors(row, source + suffix, number, suffix or ".weight", own[source + suffix].shape, heads)
+                ending = suffix or ".weight" * (not row.bare)
+                specs += _tensors(row, source + suffix, number, ending, stored.shape, heads)
     return specs
 
 
 def _tensors(row: Row, source: str, number: int, suffix: str, shape: tuple[int, ...], heads: int) -> list[TensorSpec]:
-    parts = row.make(heads, shape) if row.make is not None and (len(shape) > 1 or suffix == ".weight") else {"": plain(shape)}
-    if row.make is not None and suffix == ".bias" and row.name.endswith("attn_"):
-        parts = row.make(heads, shape)
+    parts = row.make(heads, shape) if row.make is not None else {"": plain(shape)}
     name, specs = row.name.format(number), []
     for part, transform in parts.items():
         whole = f"{name}{suffix}{part}" if part.startswith(".") else f"{name}{part}{suffix}"
