@@ -282,6 +282,21 @@ def transposed_expert_rows(first: int = 0, step: int = 1) -> Transform:
     return _transposed_experts(lambda rows: slice(first, rows, step))
 
 
+def split_experts(experts: int) -> Transform:
+    """From the matrices of all experts in one, [experts * rows, columns] -> ne shape (columns, rows, experts)."""
+
+    def transform(name: str, weights: list[Weight]) -> SourceTensor:
+        weight = weights[0]
+        return _reordered(name, (weight.columns, weight.rows // experts, experts), weight, slice)
+
+    return transform
+
+
+def split_transposed_experts(experts: int) -> Transform:
+    """As `split_experts`, of matrices that are stored transposed: [experts * columns, rows]."""
+    return _transposed_experts(lambda rows: slice(0, rows), experts)
+
+
 def transposed_expert_half(half: int) -> Transform:
     """As `expert_half`, from a stack whose matrices are stored transposed."""
     return _transposed_experts(lambda rows: slice(half * rows // 2, (half + 1) * rows // 2))
@@ -301,12 +316,13 @@ def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
 
 
-def _transposed_experts(select: Callable[[int], slice]) -> Transform:
-    """select: number of rows of a matrix -> those that are taken."""
+def _transposed_experts(select: Callable[[int], slice], split: int = 0) -> Transform:
+    """select: number of rows of a matrix -> those that are taken; split: experts of a stack that is stored as one matrix."""
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
-        experts = weight.shape[0] if len(weight.shape) > 2 else 1
+        is_stack = split > 0 or len(weight.shape) > 2
+        experts = split or (weight.shape[0] if is_stack else 1)
         columns, selected = weight.rows // experts, select(weight.columns)
         n_selected = len(range(weight.columns)[selected])
 
@@ -325,7 +341,7 @@ def _transposed_experts(select: Callable[[int], slice]) -> Transform:
         def raw(start: int, stop: int) -> np.ndarray:
             return transposed(weight.words, start, stop).view(np.uint8)
 
-        shape = (columns, n_selected, experts) if len(weight.shape) > 2 else (columns, n_selected)
+        shape = (columns, n_selected, experts) if is_stack else (columns, n_selected)
         if not stored_floats:  # blocks lie along the other axis
             return SourceTensor(name, shape, weight.source_type, read)
         return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type)

@@ -150,7 +150,7 @@ def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     attention = latent_attention(config)
     rope = read_rope(config)
     metadata = hparam_keys(architecture, config, rope)
-    metadata |= _attention_keys(architecture, attention, mla_layout)
+    metadata |= attention_keys(architecture, attention, mla_layout)
     metadata |= _expert_keys(architecture, config)
     metadata |= uint32_keys(architecture, {"rope.dimension_count": attention.rope_dim})
     metadata |= rope_scaling_keys(architecture, rope, notes)
@@ -187,7 +187,8 @@ def latent_attention(config: Config) -> LatentAttention:
     return LatentAttention(n_heads, config.integer("q_lora_rank", 0, minimum=0), *sizes)
 
 
-def _attention_keys(architecture: str, a: LatentAttention, mla_layout: str) -> dict[str, Any]:
+def attention_keys(architecture: str, a: LatentAttention, mla_layout: str) -> dict[str, Any]:
+    """The metadata of the attention's sizes."""
     values = {"attention.q_lora_rank": a.q_rank} if a.q_rank else {}
     values["attention.kv_lora_rank"] = a.kv_rank
     if mla_layout == "mainline":

@@ -102,6 +102,8 @@ ARCHITECTURES = {
     "BloomForCausalLM": "gpt.fused_attention.bloom",
     "MptForCausalLM": "gpt.fused_attention.mpt",
     "MPTForCausalLM": "gpt.fused_attention.mpt",
+    "DbrxForCausalLM": "gpt.dbrx.dbrx",
+    "LongcatFlashForCausalLM": "longcat_flash.longcat_flash",
     **dict.fromkeys(("BertModel", "BertForMaskedLM"), "encoders.bert.bert"),
     **dict.fromkeys(("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"), "encoders.bert.bert"),
     **dict.fromkeys(("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"), "encoders.bert.bert"),

@@ -296,6 +296,9 @@ class GraphBuilder:
     def combine(self, x: Value, routing: RoutingValue, weighted: bool = True) -> Value:
         return self.append(ops.CombineExperts(self.value(*x.shape[1:]), x, routing, weighted))
 
+    def identity_experts(self, x: Value, routing: RoutingValue) -> Value:
+        return self.append(ops.IdentityExperts(self.value(*x.shape), x, routing))
+
     def sigmoid_gate(self, x: Value, y: Value, name: str) -> Value:
         return self.append(ops.SigmoidGate(self.value(*y.shape), x, y, self.weight(f"{name}.weight", x.shape)))
 

@@ -21,6 +21,8 @@ class Route(Op):
                          by its best score (softmax) or by the sum of its best two (sigmoid)
     normalise, scale     weights are divided by their sum, then multiplied by scale
     factors              of each expert, which its weight is multiplied with at the end (Gemma 4)
+    zeros                of the last so many experts, which have no matrices, a chosen one counts as none (-1) with its weight:
+                         see IdentityExperts
     by_token             (used, tokens of the vocabulary): the experts of each token id, whatever the scores (DeepSeek-V4)
     """
 
@@ -35,6 +37,7 @@ class Route(Op):
     scale: float = 1.0
     jitter: float = 0.0
     factors: Weight | None = None
+    zeros: int = 0
     by_token: Weight | None = None
 
 
@@ -66,6 +69,15 @@ class CombineExperts(Op):
     x: Value
     routing: RoutingValue
     weighted: bool = True
+
+
+@dataclass(frozen=True)
+class IdentityExperts(Op):
+    """x times the sum of the weights of a token's experts without matrices, which return their input (LongCat-Flash,
+    arXiv:2509.01322, section 2.1)."""
+
+    x: Value
+    routing: RoutingValue
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from .mixture_ops import CombineExperts as CombineExperts
 from .mixture_ops import ExpertLinear as ExpertLinear
+from .mixture_ops import IdentityExperts as IdentityExperts
 from .mixture_ops import Route as Route
 from .mixture_ops import ScaleByRouting as ScaleByRouting
 from .mixture_ops import SigmoidGate as SigmoidGate

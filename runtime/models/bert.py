@@ -25,6 +25,7 @@ class Encoder:
 ENCODERS = {
     "bert": Encoder(),
     "nomic-bert": Encoder(rotates=True, activation="silu"),
+    "nomic-bert-moe": Encoder(rotates=True),
     "jina-bert-v2": Encoder(alibi=8.0),
     "jina-bert-v3": Encoder(rotates=True),
 }

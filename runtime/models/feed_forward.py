@@ -97,7 +97,8 @@ def routed_experts(
     """The sum of the experts' results, gate and up from two tensors or from one.
 
     Experts without gates have the activation `ungated`. With ffn_latent_down they read what this matrix makes of x, and
-    ffn_latent_up multiplies their sum (Nemotron 3 Super). routed_by: the router's input, where it is not x.
+    ffn_latent_up multiplies their sum (Nemotron 3 Super). Behind them are expert_zero_count experts that return their input.
+    routed_by: the router's input, where it is not x.
     """
     prefix, n_expert = f"blk.{layer}.ffn_", hparams.size("expert_count")
     n_ff = hparams.of_layer("expert_feed_forward_length", layer, 0, 0) or hparams.of_layer("feed_forward_length", layer, 0, 0)
@@ -105,6 +106,8 @@ def routed_experts(
     has_latent = f"{prefix}latent_down.weight" in graph
     if has_latent:
         inputs = graph.linear(x, f"{prefix}latent_down", graph.shape(f"{prefix}latent_down.weight")[1])
+    zeros = hparams.size("expert_zero_count", 0, 0)
+    unchanged = graph.identity_experts(x, routing) if zeros else None
     if block.weigh_inputs:
         inputs = graph.scale_by_routing(inputs, routing)
     if f"{prefix}gate_up_exps.weight" in graph:
@@ -118,6 +121,8 @@ def routed_experts(
         inner = _ungated(graph, hparams, layer, parts[0], block.ungated)
     out = graph.expert_linear(inner, routing, f"{prefix}down_exps", inputs.shape[-1], n_expert)
     routed = graph.combine(out, routing, not block.weigh_inputs)
+    if unchanged is not None:
+        routed = graph.add(routed, unchanged)
     return graph.linear(routed, f"{prefix}latent_up", x.shape[0]) if has_latent else routed
 
 
@@ -125,6 +130,8 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
     number = hparams.int("expert_gating_func", 0) or SOFTMAX
     if number not in GATINGS:
         raise PlanError(f"{hparams.path}: expert gating function {number} is not supported (1 softmax, 2 sigmoid)")
+    zeros = hparams.size("expert_zero_count", 0, 0)
+    n_expert += zeros
     used = hparams.size("expert_used_count", maximum=n_expert)
     groups, groups_used = (hparams.size(f"expert_group_{key}", 0, 0, n_expert) or 1 for key in ("count", "used_count"))
     groups_used = 1 if groups == 1 else groups_used  # some files of models without groups say otherwise
@@ -148,6 +155,7 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
         scale=hparams.float("expert_weights_scale", 0.0) or 1.0,
         jitter=hparams.float("expert_router_jitter", 0.0),
         factors=graph.optional(f"blk.{layer}.ffn_down_exps.scale", (n_expert,)),
+        zeros=zeros,
     )
 
 

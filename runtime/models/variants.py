@@ -226,6 +226,7 @@ VARIANTS = {
     "falcon": Variant(ungated="gelu_erf", parallel=True),
     "bloom": Variant(rotates=_no_layer, alibi=_alibi_always),
     "mpt": Variant(ungated="gelu_erf", rotates=_no_layer),
+    "dbrx": Variant(defaults=NORMALISED, ffn_norm="attn_output_norm"),
     "stablelm": Variant(parallel_unnormed=True),
     "phi2": Variant(parallel=True),
     "baichuan": Variant(interleaved=True, alibi=_alibi_of_13b),

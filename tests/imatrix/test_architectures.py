@@ -37,6 +37,10 @@ NAMES = {
     "q_b_proj": ["attn_q_b"],
     "kv_a_proj_with_mqa": ["attn_kv_a_mqa"],
     "kv_b_proj": ["attn_kv_b"],
+    "experts.mlp.w1": ["ffn_gate_exps"],
+    "experts.mlp.v1": ["ffn_up_exps"],
+    "experts.mlp.w2": ["ffn_down_exps"],
+    **{f"mlps.{half}.{part}_proj": [f"ffn_{part}"] for half in range(2) for part in ("gate", "up", "down")},
     "mlp.gate_proj": ["ffn_gate"],
     "mlp.up_proj": ["ffn_up"],
     "mlp.down_proj": ["ffn_down"],
@@ -114,6 +118,8 @@ ROUTERS = (
     "mlp.gate.gate",
     "block_sparse_moe.router",
     "router.proj",
+    "router.layer",
+    "router.classifier",
 )
 SHARED = {
     "gate_up_proj": ["ffn_gate_shexp", "ffn_up_shexp"],
@@ -124,13 +130,22 @@ SHARED = {
 SHARED |= {"input_linear": ["ffn_gate_shexp", "ffn_up_shexp"], "output_linear": ["ffn_down_shexp"]}
 
 
-def gguf_names(name, has_experts=True):
+LAYER = r"\b(?:layers|h|blocks)\.(\d+)\."
+
+
+def block_number(name, blocks=1):
+    """Of the GGUF, of a parameter or module. blocks: in a layer; LongCat-Flash has two, the experts in the first."""
+    layer = int(re.search(LAYER, name)[1])
+    half = re.search(r"\.(?:self_attn|mlps)\.([01])\b", name)
+    return blocks * layer + int(half[1] if half else 0)
+
+
+def gguf_names(name, has_experts=True, blocks=1):
     """The GGUF tensors that a parameter of transformers becomes; [] for parameters that are not collected.
 
-    has_experts: of the model; a shared expert without others is a dense block (Granite 4)."""
+    has_experts: of the model; a shared expert without others is a dense block (Granite 4). blocks: see `block_number`."""
     name = name.removesuffix(".weight")
-    layer = re.search(r"\b(?:layers|h|blocks)\.(\d+)\.", name)
-    prefix = f"blk.{layer[1]}." if layer else ""
+    prefix = f"blk.{block_number(name, blocks)}." if re.search(LAYER, name) else ""
     if "shared_expert" in name or "shared_mlp" in name:
         tensors = next((SHARED[end] for end in SHARED if name.endswith(end)), [])  # not the gate of a shared expert, a vector
         if not has_experts:
@@ -153,7 +168,10 @@ class InputRecorder:
                 for expert in range(parameter.shape[0]):
                     self._keys[parameter.data_ptr() + expert * step] = (name, expert)
             elif parameter.dim() == 2 and "embed" not in name and parameter is not model.get_input_embeddings().weight:
-                self._keys[parameter.data_ptr()] = (name, 0)
+                n = model.config.ffn_config.moe_num_experts if "experts.mlp." in name else 1  # of DBRX, all in one matrix
+                for expert in range(n):
+                    at = expert * (parameter.shape[0] // n) * parameter.stride(0) * parameter.element_size()
+                    self._keys[parameter.data_ptr() + at] = (name, expert)
         if model.lm_head.weight.data_ptr() not in self._keys:
             self._keys[model.lm_head.weight.data_ptr()] = ("lm_head.weight", 0)
 
@@ -196,11 +214,13 @@ def reference(case, folder):
     source = open_source(folder, mla_layout=layout[0] if layout else "ik")
     tokens = np.random.default_rng(5).integers(3, checkpoints.COMMON["vocab_size"], N_CTX * WINDOWS)
     windows = make_windows(load_model(source), tokens, N_CTX, None)
-    recorder, queries, probabilities = InputRecorder(torch, model), {}, {}
+    recorder, queries, probabilities, latent_names = InputRecorder(torch, model), {}, {}, {}
+    blocks = 2 if config.model_type == "longcat_flash" else 1
     hooks = []
     for name, module in model.named_modules():
         if hasattr(module, "kv_b_proj"):
-            layer = int(re.search(r"layers\.(\d+)", name)[1])
+            layer = block_number(f"{name}.", blocks)
+            latent_names[layer] = f"{name}.kv_b_proj.weight"
             q = module.q_b_proj if getattr(module, "q_lora_rank", None) else module.q_proj
             hooks += [
                 q.register_forward_hook(
@@ -217,13 +237,13 @@ def reference(case, folder):
     for (name, matrix), pieces in recorder.inputs.items():
         if name == "lm_head.weight":  # only scored positions go through the head
             pieces = [piece[N_CTX // 2 : N_CTX - 1] for piece in pieces]
-        for tensor in gguf_names(name, getattr(config, "num_local_experts", 1) != 0):
+        for tensor in gguf_names(name, getattr(config, "num_local_experts", 1) != 0, blocks):
             is_optional = ".indexer." in tensor or tensor.endswith(("_exps.weight", ".ffn_gate.weight"))
             if is_optional and tensor not in source.tensors:
                 continue
             inputs[tensor, matrix] = as_in_gguf(config, tensor, np.concatenate(pieces))
     for layer, pieces in queries.items():
-        latents = recorder.inputs[f"model.layers.{layer}.self_attn.kv_b_proj.weight", 0]
+        latents = recorder.inputs[latent_names[layer], 0]
         nope, heads = config.qk_nope_head_dim, config.num_attention_heads
         k = np.concatenate([q.reshape(N_CTX, heads, -1)[..., :nope] * temperature(config)[:, None, None] for q in pieces])
         pairs = zip(probabilities[layer], latents, strict=True)
@@ -238,6 +258,8 @@ def as_in_gguf(config, tensor, x):
     """What differs between the inputs of a parameter and those of its tensor: the order of value heads in Qwen 3.5 (see
     convert/architectures/qwen3next.py), MiMo's factor of the values, which here multiplies the product, and Falcon-H1's,
     which are in the matrices."""
+    if config.model_type == "longcat_flash" and tensor.endswith(".attn_q_b.weight"):
+        return x * (config.hidden_size / config.q_lora_rank) ** 0.5  # in the norm
     if config.model_type == "falcon_h1":
         factors = {"attn_q": config.attention_in_multiplier, "attn_k": config.attention_in_multiplier}
         factors |= {"attn_v": config.attention_in_multiplier, "ssm_in": config.ssm_in_multiplier}
@@ -254,6 +276,8 @@ def temperature(config):
     """Factors of the queries at each position; those of a model without are 1."""
     rope, positions = getattr(config, "rope_parameters", None) or {}, np.arange(N_CTX)
     beta, length = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    if config.model_type == "longcat_flash":
+        return np.full(N_CTX, (config.hidden_size / config.q_lora_rank) ** 0.5)  # of the latent
     return 1 + beta * np.log1p(positions // length) if beta else np.ones(N_CTX)
 
 

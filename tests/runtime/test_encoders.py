@@ -95,6 +95,74 @@ def test_jina_2_is_a_bert_with_linear_biases(tmp_path, write_checkpoint):
     assert np.abs(outputs(load_model(path, **EXACT), tokens) - expected).max() < TOLERANCE
 
 
+def nomic_moe(reference, tmp_path, write_checkpoint):
+    """The folder of a checkpoint of Nomic Embed 2, of Jina v3's encoder: the same but for the experts of the layers 1, 3, ...,
+    which the reference gets."""
+    torch, _ = oracle()
+    safetensors = pytest.importorskip("safetensors.numpy")
+    size, rows, n, used, draw = 64, 96, 6, 2, np.random.default_rng(1)
+    reference.save_pretrained(tmp_path / "jina")
+    stored = safetensors.load_file(tmp_path / "jina" / "model.safetensors")
+    tensors = {name.replace(".mixer.", ".attn."): tensor for name, tensor in stored.items() if "pooler" not in name}
+    for i, layer in enumerate(reference.layers):
+        if i % 2 == 0:
+            continue
+        for name in [name for name in tensors if name.startswith(f"encoder.layers.{i}.mlp.")]:
+            del tensors[name]
+        w1, w2 = (draw.standard_normal((n * rows, size)).astype(np.float32) / 8 for _ in range(2))
+        router = draw.standard_normal((n, size)).astype(np.float32) / 8
+        prefix = f"encoder.layers.{i}.mlp."
+        tensors |= {f"{prefix}experts.mlp.w1": w1, f"{prefix}experts.mlp.w2": w2, f"{prefix}router.layer.weight": router}
+        tensors[f"{prefix}experts.bias"] = np.ones(size, np.float32)
+
+        parts = [torch.tensor(part) for part in (w1.reshape(n, rows, size), w2.reshape(n, rows, size), router)]
+
+        def experts(x, parts=parts):
+            up, down, router = parts
+            weights, chosen = (x @ router.T).softmax(-1).topk(used)
+            each = torch.nn.functional.gelu(torch.einsum("bth,erh->bter", x, up))
+            out = torch.einsum("bter,erh->bteh", each, down)
+            picked = torch.gather(out, 2, chosen[..., None].expand(*chosen.shape, size))
+            return (picked * weights[..., None]).sum(2)
+
+        layer.mlp.forward = experts
+    config = {
+        "architectures": ["NomicBertModel"],
+        "n_embd": size,
+        "n_inner": rows,
+        "n_head": 4,
+        "n_layer": 5,
+        "n_positions": 128,
+    }
+    config |= {"vocab_size": VOCABULARY, "activation_function": "gelu", "layer_norm_epsilon": 1e-5, "rotary_emb_base": 20000}
+    config |= {"num_experts": n, "moe_top_k": used, "moe_every_n_layers": 2, "type_vocab_size": 1, "prenorm": False}
+    config |= dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True)
+    folder = write_checkpoint(tmp_path / "nomic", config, tensors)
+    save_tokenizer(folder / "tokenizer.json")
+    write_modules(folder, "mean")
+    return folder
+
+
+def test_nomic_2_has_experts_in_every_second_layer(tmp_path, write_checkpoint):
+    """transformers has no class for it; its parts are those of Jina v3's encoder and experts of a gelu without gates."""
+    torch, transformers = oracle()
+    rope = {"rope_type": "default", "rope_theta": 20000.0}
+    options = COMMON | {"num_hidden_layers": 5, "rope_parameters": rope, "type_vocab_size": 1}
+    reference = randomise(transformers.JinaEmbeddingsV3Model(transformers.JinaEmbeddingsV3Config(**options)))
+    source = open_source(nomic_moe(reference, tmp_path, write_checkpoint))
+    tokens = np.random.default_rng(3).integers(3, VOCABULARY, LENGTH)
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens[None])).last_hidden_state[0].numpy()
+    assert any("bias of the experts' sum" in note for note in source.notes)
+    keys = ("expert_count", "expert_used_count", "moe_every_n_layers")
+    assert [source.metadata[f"nomic-bert-moe.{key}"] for key in keys] == [6, 2, 2]
+    path, _ = write_gguf(source, tmp_path / "nomic.gguf")
+    model = load_model(path, **EXACT)
+    assert expected.std() > 0.3
+    assert np.abs(outputs(model, tokens) - expected).max() < TOLERANCE
+    assert np.abs(outputs(load_model(path, ubatch=16, **EXACT), tokens) - expected).max() < TOLERANCE
+
+
 def test_dense_layers_have_to_be_known(tmp_path):
     convert_encoder("gemma-embedding-dense", tmp_path)
     settings = tmp_path / "3_Dense" / "config.json"

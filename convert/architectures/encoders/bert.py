@@ -10,7 +10,7 @@ import numpy as np
 
 from ...config import Config
 from ...model_spec import ModelSpec, TensorSpec
-from ...tensor_transforms import select_rows, unchanged
+from ...tensor_transforms import select_rows, split_experts, split_transposed_experts, unchanged
 from ..decoder_spec import DecoderSpec, LayerTensor, linear
 from .pooling import POOLINGS, pooling_keys
 
@@ -57,23 +57,29 @@ def bert(config: Config, mla_layout: str) -> ModelSpec:
 
 
 def nomic(config: Config, mla_layout: str) -> ModelSpec:
-    """Nomic BERT 1 and 1.5: a rotary embedding, a gated feed-forward block, no biases."""
+    """Nomic BERT 1 and 1.5: a rotary embedding, a gated feed-forward block, no biases; 2: see `_nomic_moe`."""
+    is_moe = bool(config.integer("moe_every_n_layers", 0, minimum=0))
     for key, value, what in (
-        ("activation_function", "swiglu", "this activation"),
-        ("hidden_act", "silu", "this activation"),
+        ("activation_function", "gelu" if is_moe else "swiglu", "this activation"),
+        ("hidden_act", "gelu" if is_moe else "silu", "this activation"),
         ("causal", False, "attention to earlier tokens only"),
-        ("qkv_proj_bias", False, "biases"),
-        ("mlp_fc1_bias", False, "biases"),
-        ("mlp_fc2_bias", False, "biases"),
+        ("qkv_proj_bias", is_moe, "this choice of biases"),
+        ("mlp_fc1_bias", is_moe, "this choice of biases"),
+        ("mlp_fc2_bias", is_moe, "this choice of biases"),
         ("prenorm", False, "norms before the blocks"),
         ("rotary_emb_fraction", 1.0, "a rotation of parts of heads"),
         ("rotary_emb_interleaved", False, "a rotation of neighbouring elements"),
         ("rotary_emb_scale_base", None, "this rotary embedding"),
-        ("num_experts", None, "a mixture of experts in this architecture"),
+        ("moe_normalize_expert_weights", False, "normalised weights of experts"),
+        ("expert_choice_router", False, "this choice of experts"),
+        ("num_shared_experts", 0, "a shared expert"),
+        *(() if is_moe else (("num_experts", None, "experts without moe_every_n_layers"),)),
     ):
         config.require(key, value, what)
     config = config.with_defaults({key: config.get(old) for key, old in NOMIC_KEYS.items() if config.get(old) is not None})
     config = config.with_defaults({"layer_norm_eps": 1e-12, "rope_theta": 1000.0})
+    if is_moe:
+        return _nomic_moe(config)
     spec = _spec("nomic-bert", config)
     size, shapes = spec.hidden_size, _feed_forward(spec)
     layer = [
@@ -86,6 +92,41 @@ def nomic(config: Config, mla_layout: str) -> ModelSpec:
         *spec.layer_norm("layer_output_norm", "norm2"),
     ]
     return _finished(spec, _embeddings(spec, "emb_ln"), "encoder.layers.{}", layer)
+
+
+def _nomic_moe(config: Config) -> ModelSpec:
+    """Nomic Embed 2: biases, and in every so-manyeth layer, the first of them the second, experts without gates."""
+    spec, period = _spec("nomic-bert-moe", config), config.integer("moe_every_n_layers", minimum=2)
+    size, shapes = spec.hidden_size, _feed_forward(spec)
+    config = config.with_values({"num_experts": config.get("num_local_experts", config.get("num_experts"))})
+    spec.config = config
+    n = spec.add_expert_counts("num_experts", used_key="moe_top_k", layers=0)
+    spec.add_uint32({"moe_every_n_layers": period})
+    attention = [
+        *linear("attn_qkv", "attn.Wqkv", (3 * size, size), bias=True),
+        *linear("attn_output", "attn.out_proj", (size, size), bias=True),
+        *spec.layer_norm("attn_output_norm", "norm1"),
+        *spec.layer_norm("layer_output_norm", "norm2"),
+    ]
+    dense = [
+        tensor
+        for name, part in (("ffn_up", "fc1"), ("ffn_down", "fc2"))
+        for tensor in linear(name, f"mlp.{part}", shapes[name], bias=True)
+    ]
+    stacked, source = (n * spec.intermediate_size, size), "mlp.experts.mlp"
+    experts = [
+        LayerTensor("ffn_gate_inp.weight", "mlp.router.layer.weight", (n, size)),
+        LayerTensor("ffn_up_exps.weight", f"{source}.w1", stacked, split_experts(n)),
+        LayerTensor("ffn_down_exps.weight", f"{source}.w2", stacked, split_transposed_experts(n)),
+    ]
+    tensors = _embeddings(spec, "emb_ln")
+    for i in range(spec.n_layers):
+        has_experts = i % period == 1
+        block = experts if has_experts else dense
+        tensors += [tensor.spec(f"blk.{i}", f"encoder.layers.{i}") for tensor in [*attention, *block]]
+        if has_experts:  # llama.cpp's files of this architecture, and so its results, do not have it
+            spec.skipped_prefixes[f"encoder.layers.{i}.mlp.experts.bias"] = "bias of the experts' sum, which a GGUF cannot have"
+    return _finished(spec, tensors, "", [])
 
 
 def jina3(config: Config, mla_layout: str) -> ModelSpec:
@@ -169,6 +210,7 @@ def _classifier(spec: DecoderSpec) -> list[TensorSpec]:
 
 
 def _finished(spec: DecoderSpec, tensors: list[TensorSpec], prefix: str, layer: list[LayerTensor]) -> ModelSpec:
+    """layer: of all layers, with this prefix in the checkpoint."""
     for i in range(spec.n_layers):
         tensors += [tensor.spec(f"blk.{i}", prefix.format(i)) for tensor in layer]
     return ModelSpec(

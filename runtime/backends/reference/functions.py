@@ -15,7 +15,7 @@ import numpy as np
 from ...graph import Value, ops, special_ops
 from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes
 from . import recurrent
-from .mixtures import combine_experts, expert_linear, route, scale_by_routing, sigmoid
+from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
 from .step import Step
 from .streams import STREAM_FUNCTIONS
 
@@ -334,6 +334,7 @@ _BY_CLASS = {
     special_ops.SoftplusGate: softplus_gate,
     ops.GatedActivation: gated_activation,
     ops.Route: route,
+    ops.IdentityExperts: identity_experts,
     ops.ScaleByRouting: scale_by_routing,
     ops.ExpertLinear: expert_linear,
     ops.CombineExperts: combine_experts,

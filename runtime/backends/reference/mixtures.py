@@ -26,6 +26,7 @@ def route(
     scale: float,
     jitter: float,
     factors: np.ndarray | None,
+    zeros: int,
     by_token: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     n, count = logits.shape
@@ -51,6 +52,8 @@ def route(
     if normalise:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1e-20))
     weights = weights * np.float32(scale)
+    if zeros:
+        experts = np.where(experts < count - zeros, experts, -1)
     return experts, weights if factors is None else weights * factors[experts]
 
 
@@ -93,6 +96,11 @@ def expert_linear(
 
 def scale_by_routing(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     return x[:, None] * routing[1][..., None]
+
+
+def identity_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    experts, weights = routing
+    return x * np.where(experts < 0, weights, np.float32(0)).sum(axis=1, keepdims=True)
 
 
 def combine_experts(step: Step, x: np.ndarray, routing: tuple[np.ndarray, np.ndarray], weighted: bool) -> np.ndarray:

@@ -11,6 +11,12 @@ FALCON = TIED | {"rope_parameters": PLAIN}
 FALCON_NEW = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
 MPT = TIED | {"max_seq_len": 512, "d_model": 64, "n_heads": 4, "n_layers": 3, "layer_norm_epsilon": 1e-5}
 MPT_CLIP = {"attn_config": {"clip_qkv": 0.7}}  # transformers ignores alibi_bias_max
+DBRX_EXPERTS = {"moe_num_experts": 6, "moe_top_k": 3, "ffn_hidden_size": 40}
+DBRX = {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512, "ffn_config": DBRX_EXPERTS}
+DBRX |= {"attn_config": {"kv_n_heads": 2, "rope_theta": 500000.0, "clip_qkv": 8.0}}
+DBRX |= {"rope_parameters": PLAIN | {"rope_theta": 500000.0}}
+DBRX_ODD = ODD_HEADS | {"d_model": 72, "n_heads": 6, "attn_config": {"kv_n_heads": 1, "rope_theta": 500000.0, "clip_qkv": 0.7}}
+DBRX_ODD |= {"ffn_config": DBRX_EXPERTS | {"moe_top_k": 1, "moe_normalize_expert_weights": None}}
 STABLE = {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}
 
 CASES = {
@@ -26,6 +32,8 @@ CASES = {
     "bloom-odd": ("Bloom", TIED | ODD_HEADS),
     "mpt": ("Mpt", MPT),
     "mpt-clip": ("Mpt", MPT | MPT_CLIP | {"d_model": 72, "n_heads": 6}),
+    "dbrx": ("Dbrx", DBRX),
+    "dbrx-odd": ("Dbrx", DBRX | DBRX_ODD),
     "stablelm": ("StableLm", STABLE),
     "stablelm-12b": ("StableLm", STABLE | {"qk_layernorm": True, "use_parallel_residual": True}),
     "stablelm-biases": ("StableLm", TIED | HALF | {"use_qkv_bias": True}),
@@ -38,6 +46,7 @@ CASES = {
     ),
 }
 BEYOND_LLAMA_CPP = {
+    "dbrx-odd": "weights of experts are always normalised",
     "stablelm-biases": "an output of its own",
     "glm-whole": "heads of n_embd / n_head numbers",
 }

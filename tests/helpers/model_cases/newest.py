@@ -1,6 +1,6 @@
 """Models of 2026: Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4."""
 
-from .common import LLAMA3, PLAIN, TIED, WINDOW
+from .common import LLAMA3, PLAIN, TIED, WINDOW, YARN
 from .decoders import GEMMA4, GEMMA4_31B
 
 GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
@@ -32,7 +32,17 @@ M3_ODD = {
 }
 M3_ODD |= {"layer_types": ["minimax_m3_sparse", "full_attention"] * 2, "mlp_layer_types": ["sparse"] * 4}
 
+LONGCAT = {"num_hidden_layers": 6, "num_key_value_heads": 4, "ffn_hidden_size": 96, "moe_topk": 4}
+LONGCAT |= {"n_routed_experts": 6, "zero_expert_num": 3, "expert_ffn_hidden_size": 40, "routed_scaling_factor": 2.5}
+LONGCAT |= {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+LONGCAT |= {"head_dim": 8, "intermediate_size": 96, "rope_parameters": PLAIN}
+LONGCAT_ODD = {"num_hidden_layers": 2, "zero_expert_num": 5, "moe_topk": 3, "rope_parameters": YARN, "num_attention_heads": 6}
+LONGCAT_ODD |= {"num_key_value_heads": 6, "n_routed_experts": 2}
+
 CASES = {
+    "longcat-flash": ("LongcatFlash", LONGCAT),
+    "longcat-flash-mainline": ("LongcatFlash", LONGCAT | {"zero_expert_num": 0}, "mainline"),
+    "longcat-flash-odd": ("LongcatFlash", LONGCAT | LONGCAT_ODD, "legacy"),
     "gemma4-moe": ("Gemma4", GEMMA4 | GEMMA4_31B | GEMMA4_MOE),
     "gemma4-moe-per-layer": ("Gemma4", GEMMA4 | GEMMA4_MOE | TIED | {"top_k_experts": 3, "num_kv_shared_layers": 2}),
     "minimax-m3": ("MiniMaxM3SparseForConditionalGeneration", M3, "mainline"),
@@ -42,6 +52,7 @@ CASES = {
     "step35-limits": ("Step3p7ForConditionalGeneration", STEP | STEP_LIMITS),
 }
 BEYOND_LLAMA_CPP = {
+    **dict.fromkeys(("longcat-flash", "longcat-flash-mainline", "longcat-flash-odd"), "not this architecture"),
     "minimax-m3-odd": "an indexer in every layer with experts",
     "minimax-m3-ik": "not in this layout",
 }

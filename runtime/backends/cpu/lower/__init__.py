@@ -97,13 +97,14 @@ SUPPORT: Support = {
     o.LatentAttention: dict.fromkeys(
         ("q", "latent", "k_pe", "layer", "scale", "v_width", "prefix", "kv_b", "k_b", "v_b", "selection")
     ),
+    o.IdentityExperts: dict.fromkeys(("x", "routing")),
     o.Linear: dict.fromkeys(("x", "weight", "bias")),
     o.Norm: {"x": None, "weight": None, "epsilon": None, "bias": None, "kind": ("rms", "layer"), "over": ("last", "all")},
     o.Reshape: dict.fromkeys(("x",)),
     o.Rope: dict.fromkeys(("x", "rope", "start")),
     o.Route: {
         **dict.fromkeys(("logits", "used", "bias", "groups", "groups_used", "normalise", "scale", "jitter")),
-        **dict.fromkeys(("factors", "by_token")),
+        **dict.fromkeys(("factors", "zeros", "by_token")),
         "gating": tuple(GATINGS),
     },
     o.Scale: dict.fromkeys(("x", "factor")),

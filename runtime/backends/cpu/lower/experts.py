@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....formats import PlanError
-from ....graph.ops import Add, CombineExperts, ExpertLinear, Op, Route, ScaleByRouting
+from ....graph.ops import Add, CombineExperts, ExpertLinear, IdentityExperts, Op, Route, ScaleByRouting
 from ....graph.values import Value
 from ..kernels.elementwise import SIGMOID_SCORES, SOFTMAX, SQRT_SOFTPLUS
 from ..kernels.experts import arrange_part, combine_part, route_part
@@ -75,7 +75,8 @@ class ExpertsStep(Step):
         self.add = ops[-1] if isinstance(ops[-1], Add) else None
         inner = ops[1 : -1 if self.add is not None else None]
         self.combine: CombineExperts = inner[-1]  # type: ignore[assignment]
-        self.inner = [self._inner(op) for op in inner[:-1]]
+        self.identity = next((op for op in inner if isinstance(op, IdentityExperts)), None)
+        self.inner = [self._inner(op) for op in inner[:-1] if op is not self.identity]
         self.bias, self.factors = self.vector(self.route.bias), self.vector(self.route.factors)
         self.by_token = None if self.route.by_token is None else executable.matrix(self.route.by_token)
         self.experts = self.route.logits.shape[0]
@@ -97,13 +98,15 @@ class ExpertsStep(Step):
         """Of Route the weights; of the ops of experts nothing: `ExpertBatches` reports those."""
         if op is self.route:
             return out.view(self.route.out).array.reshape(out.n, self.route.used)
-        return super().output(out, op) if op in (self.combine, self.add) and op.out.index in out.values else None
+        return super().output(out, op) if op in (self.combine, self.add, self.identity) and op.out.index in out.values else None
 
     def emit(self, out: Pass) -> None:
         used = self.route.used
         chosen, weights = out.words(out.n * used), out.numbers(out.n * used, np.float32)
         self._choose(out, chosen, weights)
         out.put(self.route.out, weights)
+        if self.identity is not None:
+            self._add_identities(out, self.identity, chosen, weights)
         observer = out.observer
         observed = [] if observer is None else [op for op in self.ops if observer.wants_output(op)]
         fused = self.add is not None and self.combine not in observed
@@ -163,6 +166,18 @@ class ExpertsStep(Step):
 
         def multiply() -> None:
             np.multiply(numbers, factors[experts], out=numbers)  # of a dropped expert (-1) the weight is 0
+
+        out.call(multiply)
+
+    def _add_identities(self, out: Pass, op: IdentityExperts, chosen: View, weights: View) -> None:
+        """Takes the experts without matrices out of the choice, and writes the input times the sum of their weights."""
+        used, last = self.route.used, self.experts - self.route.zeros
+        experts, factors = chosen.array.reshape(out.n, used), weights.array.reshape(out.n, used)
+        x, result = out.dense(op.x), out.new(op.out)
+
+        def multiply() -> None:
+            experts[experts >= last] = -1  # of a dropped expert, which is -1 already, the weight is 0
+            np.multiply(x.matrix, np.where(experts < 0, factors, np.float32(0)).sum(axis=1, keepdims=True), out=result.matrix)
 
         out.call(multiply)
 
