@@ -322,7 +322,7 @@ def _transposed_experts(select: Callable[[int], slice], split: int = 0) -> Trans
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         weight = weights[0]
         is_stack = split > 0 or len(weight.shape) > 2
-        experts = split or (weight.shape[0] if is_stack else 1)
+        experts = split or (weight.shape[0] if len(weight.shape) > 2 else 1)
         columns, selected = weight.rows // experts, select(weight.columns)
         n_selected = len(range(weight.columns)[selected])
 
