@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..formats import FormatError, PlanError, TensorSource
@@ -14,6 +15,7 @@ from .checkpoint import assemble, open_checkpoint, stored_values
 from .config import read_config
 from .hub.fetch import FetchedRepository, fetch_repository, is_repository
 from .lora import AdapterFile, load_adapters, merge_adapters
+from .lora.merge import RECORD, record
 from .metadata import general_keys, size_label
 from .model_card import card_metadata
 from .model_spec import ModelSpec
@@ -63,7 +65,7 @@ def open_source(
         if architecture is not None:
             raise PlanError(f"{path} is a GGUF, whose architecture stays; --architecture {architecture} is for checkpoints")
         source = drop_draft_layers(gguf_source(path)) if mtp is False else gguf_source(path)
-        return merge_adapters(source, load_adapters(lora, source, None))
+        return _merged(source, None, lora)
     problem = "is neither a checkpoint folder nor a .gguf file" if path.exists() else "does not exist"
     raise FormatError(f"{path} {problem}")
 
@@ -98,4 +100,13 @@ def _checkpoint_source(
     source = TensorSource(
         fetched.name, metadata, tensors, identity, files=checkpoint.files, notes=notes, shards=shards, read_as=architecture
     )
-    return merge_adapters(source, load_adapters(lora, source, model))
+    return _merged(source, model, lora)
+
+
+def _merged(source: TensorSource, model: ModelSpec | None, lora: Sequence[str | Path | AdapterFile]) -> TensorSource:
+    """The source with adapters merged, which its metadata then says."""
+    if not lora:
+        return source
+    merged = merge_adapters(source, load_adapters(lora, source, model))
+    earlier = list(source.metadata.get(RECORD, []))
+    return replace(merged, metadata=merged.metadata | {RECORD: earlier + record(lora)})

@@ -96,18 +96,22 @@ def convert_model(
     out, options = Path(out), WriteOptions(verify, manifest, dry_run, resume, force, threads)
     named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
     if delete_source_shards:
-        earlier = finished_without_source(source, out, mla_layout, options, named, "")
+        earlier = finished_without_source(source, out, mla_layout, options, named, "", as_adapters(lora))
         if earlier is not None:
             return earlier
     replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
     keys = metadata_to_set(metadata, override_kv)
     planning: dict[str, Any] = {"override_kv": keys, "nonfinite_counts": replaced, "version": __version__}
+    splitting = {"--split-max-size": split_max_size, "--split-max-tensors": split_max_tensors}
+    splitting["--no-tensor-first-split"] = not tensor_first_split
     if is_peft_folder(source):
+        refuse_unused(splitting, "a text model: an adapter is one file")
         given = {"--lora": as_adapters(lora), "--symmetric-q40": symmetric_q40}
         refuse_unused(given, "a checkpoint, not an adapter")
         opened = open_adapter(source, base, mla_layout, architecture)
         plan = plan_types(opened, out, adapter_types(opened, outtype), rule=f"--outtype {outtype}", **planning)
     elif mmproj:
+        refuse_unused(splitting, "a text model: llama.cpp reads a projector from one file")
         refuse_unused({"--lora": as_adapters(lora), "--base": base}, "a text model")
         opened = open_projector(source, remote=remote or (dry_run and is_repository(source)))
         types, file_type = projector_types(opened, outtype)

@@ -175,8 +175,9 @@ def quantize_model(
     shards = parse_shards(only_shards) if only_shards is not None else None
     options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
     layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
+    adapters = as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder)
     if delete_source_shards:
-        earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text)
+        earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text, adapters)
         if earlier is not None:
             return earlier
     opened = open_source(
@@ -185,7 +186,7 @@ def quantize_model(
         mtp=mtp,
         remote=remote or (dry_run and is_repository(source)),
         architecture=architecture or given.recipe.stages.get("convert", {}).get("architecture"),
-        lora=as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder),
+        lora=adapters,
     )
     importance = None
     if imatrix is not None:

@@ -48,7 +48,8 @@ IMPORTANCE_SUBSTITUTES = (
     ("attn_kv_b.weight", "attn_v_b.weight"),
 )
 
-_OWN_KEYS = ("split.", "quantize.imatrix.", "quantize.covariance.", "ggufmill.")  # that a new file does not get from its source
+# that a new file does not get from its source
+_OWN_KEYS = ("split.", "quantize.imatrix.", "quantize.covariance.", "ggufmill.recipe", "ggufmill.rule_hits", "ggufmill.version")
 
 
 @dataclass(frozen=True)

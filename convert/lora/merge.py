@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ...formats import TensorSource
+from ...formats import FormatError, TensorSource
 from ...formats.source import files_stamp
-from .adapter import Adapter
+from .adapter import Adapter, AdapterFile, parse_adapter
 from .load import with_notes
 from .low_rank import LowRank, add_changes, changed_tensor
+from .peft_folder import CONFIG, WEIGHTS
+
+RECORD = "ggufmill.lora"
 
 
 def sum_of_changes(adapters: Sequence[Adapter]) -> dict[str, LowRank]:
@@ -39,3 +43,19 @@ def identity_with(source: TensorSource, adapters: Sequence[Adapter]) -> str:
         digest.update(files_stamp(adapter.files))
         digest.update(repr([(name, change.scale) for name, change in adapter.changes.items()]).encode())
     return digest.hexdigest()
+
+
+def record(files: Sequence[str | Path | AdapterFile]) -> list[str]:
+    """What the metadata key `RECORD` says of adapters, FILE or FILE=SCALE each: name, scale, and a digest of the contents."""
+    return [_record(file) for file in map(parse_adapter, files)]
+
+
+def _record(file: AdapterFile) -> str:
+    digest = hashlib.sha256()
+    for path in [file.path / name for name in (CONFIG, WEIGHTS)] if file.path.is_dir() else [file.path]:
+        try:
+            with path.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+        except OSError as error:
+            raise FormatError(f"{path}: {error.strerror or error}") from None
+    return f"{AdapterFile(Path(file.path.name), file.scale)} {digest.hexdigest()[:16]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ...formats import TYPES, SourceTensor, TensorSource, TensorType
+from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from .tower import Tower
 from .towers import towers_of
 
@@ -15,9 +15,11 @@ def projector_types(source: TensorSource, outtype: str) -> tuple[dict[str, Tenso
     """An outtype -> the type of each tensor as llama.cpp's converter chooses it, and general.file_type. auto: f16.
 
     Vectors, norms, position embeddings and what is not a matrix of weights are f32; convolutions over patches f16 in an f16
-    file, else f32. q8_0 is f16 where rows are no multiple of 32.
+    file, else f32. Raises PlanError for mxfp4.
     """
-    chosen = TYPES["f16" if outtype in ("auto", "mxfp4") else outtype]
+    if outtype == "mxfp4":
+        raise PlanError(f"{source.path}: a projector file is auto, f32, f16, bf16 or q8_0, not {outtype}")
+    chosen = TYPES["f16" if outtype == "auto" else outtype]
     types = dict.fromkeys(source.tensors, TYPES["f32"])
     for tower in towers_of({str(value) for key, value in source.metadata.items() if key.endswith("projector_type")}):
         own = [name for name in source.tensors if name.startswith(AUDIO) == tower.audio]
@@ -35,4 +37,4 @@ def _type(name: str, tensor: SourceTensor, tower: Tower, chosen: TensorType) -> 
         return f32
     if ".patch_embd.weight" in name or ".patch_merger.weight" in name:
         return f16 if chosen.name == "f16" else f32
-    return chosen if chosen.fits(tensor.shape[0]) else f16
+    return chosen

@@ -26,6 +26,7 @@ from .forecast import Forecast, forecast
 
 if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
+    from ...convert.lora import AdapterFile
     from ...quantize.verify import Verification
 
 
@@ -100,17 +101,19 @@ def finished_without_source(
     options: WriteOptions,
     type: TensorType | str | None,
     recipe_text: str,
+    lora: Sequence[str | Path | AdapterFile] = (),
 ) -> WriteResult | None:
     """The result of a job with `delete_source_shards` that was finished before: its source is gone, and it cannot be planned
     again. None if there is no such, or without `resume`."""
     from ...convert.hub import delete_shards
+    from ...convert.lora.merge import RECORD, record
     from ...quantize.recipes.mixes import file_type_id
     from ...quantize.recipes.recipe import strip_folders
 
     if not options.resume or options.dry_run or options.force:
         return None
     number = file_type_id(type) if isinstance(type, str) else type.ftype if type is not None else None
-    expected: dict[str, Any] = {"ggufmill.recipe": strip_folders(recipe_text) or None}
+    expected: dict[str, Any] = {"ggufmill.recipe": strip_folders(recipe_text) or None, RECORD: record(lora) or None}
     if number is not None:
         expected["general.file_type"] = number
     first = delete_shards.completed_output(source, out, mla_layout, expected)

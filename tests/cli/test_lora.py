@@ -41,6 +41,17 @@ def test_a_merged_file_has_the_bytes_of_a_merged_checkpoint(mill, tmp_path, mode
     assert same_tensors(tmp_path / "recipe.gguf", ours) == []
 
 
+def test_metadata_say_what_was_merged(mill, tmp_path, models):
+    base, adapter, _ = models
+    assert mill("convert", base, tmp_path / "once.gguf", "--lora", f"{adapter}=0.5")[0] == 0
+    (entry,) = open_gguf(tmp_path / "once.gguf").metadata["ggufmill.lora"]
+    assert entry.startswith("adapter=0.5 ")
+    assert mill("convert", adapter, tmp_path / "a.gguf", "--base", base)[0] == 0
+    assert mill("quantize", tmp_path / "once.gguf", tmp_path / "twice.gguf", "q8_0", "--lora", tmp_path / "a.gguf")[0] == 0
+    first, second = open_gguf(tmp_path / "twice.gguf").metadata["ggufmill.lora"]
+    assert (first, second.split()[0]) == (entry, "a.gguf")
+
+
 def test_quantised_weights_are_merged_only_when_asked(mill, tmp_path, models):
     base, adapter, _ = models
     assert mill("quantize", base, tmp_path / "q.gguf", "q8_0")[0] == 0
@@ -61,4 +72,7 @@ def test_options_that_have_nothing_to_act_on(mill, tmp_path, models):
     assert (code, "--lora does nothing without a checkpoint" in err) == (2, True)
     code, _, err = mill("convert", adapter, tmp_path / "out.gguf")
     assert (code, "give its config.json with --base" in err) == (1, True)
+    for option in (("--split-max-size", "1M"), ("--split-max-tensors", 1), ("--no-tensor-first-split",)):
+        code, _, err = mill("convert", adapter, tmp_path / "out.gguf", "--base", base, *option)
+        assert (code, f"{option[0]} does nothing without a text model" in err) == (2, True)
     assert not (tmp_path / "out.gguf").exists()

@@ -85,6 +85,22 @@ def test_resume_of_a_complete_job_without_source_shards(folder, tmp_path, capsys
     assert "3 of 3 shards are missing" in capsys.readouterr().err
 
 
+def test_a_complete_job_is_not_taken_for_one_with_other_adapters(folder, tmp_path):
+    pytest.importorskip("safetensors")
+    from adapters import random_factors, write_adapter
+
+    factors = random_factors({"model.layers.1.self_attn.q_proj": (32, 32)})
+    adapter = write_adapter(tmp_path / "adapter", factors)
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
+    assert run(*job, "--lora", adapter) == 0
+    assert shards(folder) == []
+    assert run(*job, "--lora", adapter, "--resume") == 0
+    assert run(*job, "--resume") == 1
+    assert run(*job, "--lora", f"{adapter}=0.5", "--resume") == 1
+    write_adapter(tmp_path / "adapter", random_factors({"model.layers.1.self_attn.q_proj": (32, 32)}, seed=8))
+    assert run(*job, "--lora", adapter, "--resume") == 1
+
+
 def test_output_of_another_model_does_not_count_as_complete(folder, tmp_path, tiny_llama, write_checkpoint, capsys):
     other = write_checkpoint(tmp_path / "other", *tiny_llama(num_hidden_layers=2))
     assert run("convert", folder, tmp_path / "gone.gguf", "--delete-source-shards") == 0

@@ -206,7 +206,7 @@ def test_types_are_those_that_llama_cpp_chooses(mill, tmp_path):
     types = {
         "a.conv1d.0.weight": "f32",
         "a.input_projection.weight": "f32",
-        "mm.a.input_projection.weight": "f16",  # rows of 48
+        "mm.a.input_projection.weight": "q8_0",
         "a.blk.0.conv_dw.weight": "f32",
         "a.blk.0.attn_k_rel.weight": "q8_0",
         "v.blk.0.attn_q.weight": "q8_0",
@@ -244,3 +244,21 @@ def test_unknown_missing_and_unprepared_towers_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen9VLForConditionalGeneration"]}))
     with pytest.raises(FormatError, match=r"the tower of Qwen9VLFor\w+ is not known; the nearest known name is Qwen"):
         open_projector(tmp_path)
+
+
+def test_rows_that_are_no_whole_blocks_are_f16(mill, tmp_path):
+    save("Gemma4", tmp_path)
+    assert mill("convert", tmp_path, tmp_path / "out.gguf", "--mmproj", "--outtype", "q8_0")[0] == 0
+    file = open_gguf(tmp_path / "out.gguf")
+    names = ("mm.a.input_projection.weight", "v.blk.0.ffn_down.weight", "v.blk.0.ffn_up.weight")  # rows of 48, 48, 32
+    assert [file.tensors[name].type.name for name in names] == ["f16", "f16", "q8_0"]
+
+
+def test_a_projector_file_is_not_split(mill, tmp_path):
+    save("InternVL chat", tmp_path)
+    for option in (("--split-max-size", "1M"), ("--split-max-tensors", 1), ("--no-tensor-first-split",)):
+        code, _, err = mill("convert", tmp_path, tmp_path / "out.gguf", "--mmproj", *option)
+        assert (code, f"{option[0]} does nothing without a text model" in err) == (2, True)
+    code, _, err = mill("convert", tmp_path, tmp_path / "out.gguf", "--mmproj", "--outtype", "mxfp4")
+    assert (code, "a projector file is auto, f32, f16, bf16 or q8_0" in err) == (1, True)
+    assert not list(tmp_path.glob("out*"))
