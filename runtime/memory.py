@@ -8,20 +8,24 @@ pull request 235 and the sizes that its runs log); buffers of other models are e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from .cache_layout import StatePart, grouped_parts, latent_parts
+from .cache_layout import CachePart, StatePart, grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads
+from .models.bert import ENCODERS
+from .models.gemma4 import own_layers
 from .models.latent_attention import LatentHeads
 from .models.recurrent.layers import keeps_rows, layer_states
+from .models.variants import VARIANTS
 from .settings import Settings, check_latent, settings_from
 
 CPU = "CPU"
 MIB = 1 << 20
+_SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
 _BESIDE = 192 * MIB  # what buffers of latent attention take whatever the context (fits the logged sizes)
 _SCORES_OVERHEAD = 1.09  # logged size over that of the scores alone, without flash attention
 
@@ -139,10 +143,13 @@ class Placement:
         }
 
 
-def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> int:
-    """Bytes that a layer keeps per token. Raises PlanError for types that do not fit the model or the kind of attention."""
+def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, tensors: Collection[str] = ()) -> int:
+    """Bytes that a layer keeps per token. tensors: names, which tell the layers with keys of an indexer.
+
+    Raises PlanError for types that do not fit the model or the kind of attention.
+    """
     hparams = HParams(dict(metadata), "the model")
-    if not keeps_rows(hparams, layer):
+    if not keeps_rows(hparams, layer) or (hparams.architecture in _SHARING and layer >= own_layers(hparams)):
         return 0
     settings = use.settings(hparams)
     if hparams.is_latent:
@@ -151,6 +158,8 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0) -> 
     else:
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
+    if any(f"blk.{layer}.indexer.{name}.weight" in tensors for name in ("attn_k", "k_proj")):
+        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"))
     return sum(part.token_bytes for part in parts.values())
 
 
@@ -163,7 +172,27 @@ def _heads(hparams: HParams, layer: int) -> Heads:
     n_head = _of_layer(hparams, "attention.head_count", layer)
     size = hparams.int("embedding_length") // max(1, n_head)
     shared = _of_layer(hparams, "attention.head_count_kv", layer, n_head)
-    return Heads(n_head, shared, hparams.int("attention.key_length", size), hparams.int("attention.value_length", size))
+    suffix = "_swa" if _is_local(hparams, layer) and "attention.key_length_swa" in hparams else ""
+    widths = (hparams.int(f"attention.{part}_length{suffix}", size) for part in ("key", "value"))
+    return Heads(n_head, shared, *widths)
+
+
+def _is_local(hparams: HParams, layer: int) -> bool:
+    """Of an architecture whose layers with a window have heads of another width (Gemma 4); without a pattern all have one."""
+    flags = hparams.flags("attention.sliding_window_pattern", hparams.int("block_count"))
+    return flags[layer] if flags else "attention.sliding_window" in hparams
+
+
+def _is_encoder(hparams: HParams) -> bool:
+    """Whether the architecture makes embeddings only; its tokens all see each other unless the metadata says otherwise."""
+    variant = VARIANTS.get(hparams.architecture)
+    return hparams.architecture in ENCODERS or (variant is not None and not variant.has_head)
+
+
+def _sequence(hparams: HParams, n_ctx: int) -> int:
+    """Tokens that are kept: a text whose tokens all see each other has no more of them than the model was trained for."""
+    is_causal = hparams.flag("attention.causal", not _is_encoder(hparams))
+    return n_ctx if is_causal else min(n_ctx, hparams.int("context_length", n_ctx))
 
 
 def _of_layer(hparams: HParams, key: str, layer: int, default: int | None = None) -> int:
@@ -193,7 +222,9 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
         expanded = n_head * (width + heads.v_width) * 2 if use.settings(hparams).mla in (2, 3) else 0
         queries = ub * n_head * (width + heads.rope) * 4
         return n_ctx * (expanded + heads.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
-    n_embd, n_vocab = hparams.int("embedding_length"), hparams.int("vocab_size", 0)
+    n_ctx, n_embd = _sequence(hparams, n_ctx), hparams.int("embedding_length")
+    has_head = not _is_encoder(hparams) and "pooling_type" not in hparams
+    n_vocab = hparams.int("vocab_size", 0) if has_head else 0
     inner = max(_of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in range(hparams.int("block_count")))
     passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
     return passing + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
@@ -233,9 +264,10 @@ def place(
         placement.places[weight.name] = (device, why)
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
+    names, tokens = {weight.name for weight in weights}, _sequence(HParams(dict(metadata), "the model"), use.n_ctx)
     for layer in range(n_layer):
         state = cache_state_bytes(metadata, layer)  # one is read and another written; checkpoints stay in RAM
-        devices[layers[layer]].cache += use.n_ctx * cache_token_bytes(metadata, use, layer) + 2 * state
+        devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
         devices[CPU].cache += Settings.checkpoints * state
     buffer = compute_bytes(metadata, use)
     for name in gpus or [CPU]:

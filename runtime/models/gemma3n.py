@@ -7,12 +7,11 @@ from ...formats import FormatError, TensorSource
 from ..graph import Graph, GraphBuilder, Value, special_ops
 from ..graph.values import RotaryEmbedding
 from ..hparams import HParams, n_layers
-from .gemma4 import ACTIVATION, attention, inputs_per_layer
+from .gemma4 import ACTIVATION, attention, inputs_per_layer, own_layers
 from .rotary import frequency_factors, plain_frequencies, rotary_embedding
 
 STREAMS = {"altup.num_inputs": 4, "altup.active_idx": 0}
 LEAST_SQUARE = 1e-5  # of streams whose magnitude is set
-OWN_LAYERS = 20  # with keys and values of their own, in the published models
 
 
 def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
@@ -22,7 +21,7 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     epsilon, width = hparams.float("attention.layer_norm_rms_epsilon"), hparams.size("attention.key_length")
     streams = hparams.size("altup.num_inputs", minimum=2, maximum=16)
     is_local = hparams.flags("attention.sliding_window_pattern", count) or []
-    own = count - hparams.size("attention.shared_kv_layers", max(0, count - OWN_LAYERS), 0, count - 1)
+    own = own_layers(hparams)
     rope = rotary_embedding(hparams, width, interleaved=False, factors=frequency_factors(graph, hparams, width, n_ctx))
     local_rope = RotaryEmbedding(plain_frequencies(hparams.positive("rope.freq_base_swa", 10000.0), width))
     active = hparams.size("altup.active_idx", 0, 0, streams - 1)

@@ -13,12 +13,23 @@ from .rotary import frequency_factors, plain_frequencies
 ACTIVATION = "gelu"
 
 
+OWN_LAYERS = 20  # of Gemma 3n with keys and values of their own, where the metadata does not say
+
+
+def own_layers(hparams: HParams) -> int:
+    """How many layers, the first ones, have keys and values of their own; the others use those of the last of them that sees as
+    far."""
+    count = n_layers(hparams)
+    shared = max(0, count - OWN_LAYERS) if hparams.architecture == "gemma3n" else 0
+    return count - hparams.size("attention.shared_kv_layers", shared, 0, count - 1)
+
+
 def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
     graph, n_embd, count = GraphBuilder(source), hparams.size("embedding_length"), n_layers(hparams)
     epsilon = hparams.float("attention.layer_norm_rms_epsilon")
     is_local = hparams.flags("attention.sliding_window_pattern", count) or [True] * count
-    own = count - hparams.size("attention.shared_kv_layers", 0, 0, count - 1)
+    own = own_layers(hparams)
     window = hparams.size("attention.sliding_window")
     width, local_width = hparams.size("attention.key_length"), hparams.size("attention.key_length_swa")
     frequencies = plain_frequencies(hparams.positive("rope.freq_base", 1e6), width)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from checkpoint_cases import convert_case
+from encoder_cases import convert_encoder
 
 from ggufmill.formats import TYPES, PlanError
 from ggufmill.runtime import load_model
@@ -210,6 +211,58 @@ def test_planned_states_are_those_of_a_session(tmp_path, case):
     settings = use(n_ctx=32)
     assert sum(cache_state_bytes(metadata, layer) for layer in layers) == cache.state.size
     assert sum(cache_token_bytes(metadata, settings, layer) for layer in layers) == cache.token_bytes
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama",
+        "gemma4",
+        "gemma4-moe-per-layer",
+        "gemma3n",
+        "gemma3n-odd",
+        "deepseek32",
+        "glm-dsa-shared",
+        "minimax-m3",
+        "mimo2",
+    ],
+)
+def test_planned_keys_and_values_are_those_of_a_session(tmp_path, case):
+    """Layers that use those of others keep none; local layers may have other heads; indexers keep keys of their own."""
+    model = load_model(convert_case(case, tmp_path)[2])
+    cache, metadata = model.session(n_ctx=32).cache, model.source.metadata
+    planned = [cache_token_bytes(metadata, use(), layer, model.source.tensors.keys()) for layer in range(model.n_layers)]
+    assert sum(planned) == cache.token_bytes
+    outputs = [Weight(name, TYPES["f32"], 0) for name in model.source.tensors]
+    (device,) = place(outputs, metadata, use(n_ctx=100), [], {"CPU": None}).devices
+    assert device.cache == 100 * cache.token_bytes
+
+
+def test_gemma_4_31b():
+    """50 local layers with 16 key-value heads of 256 numbers, 10 global ones with 4 of 512."""
+    local = [(i + 1) % 6 != 0 for i in range(60)]
+    keys = {"block_count": 60, "embedding_length": 5376, "attention.head_count": 32, "attention.key_length": 512}
+    keys |= {"attention.value_length": 512, "attention.key_length_swa": 256, "attention.value_length_swa": 256}
+    keys |= {"attention.head_count_kv": [16 if one else 4 for one in local], "attention.sliding_window_pattern": local}
+    metadata = {"general.architecture": "gemma4"} | {f"gemma4.{key}": value for key, value in keys.items()}
+    rows = [cache_token_bytes(metadata, use(), layer) for layer in range(60)]
+    assert rows == [2 * 2 * (16 * 256 if one else 4 * 512) for one in local]
+    shared = metadata | {"gemma4.attention.shared_kv_layers": 20}
+    assert [cache_token_bytes(shared, use(), layer) for layer in range(60)] == rows[:40] + [0] * 20
+
+
+@pytest.mark.parametrize("case", ["bert", "modern-bert", "gemma-embedding", "qwen3-embedding"])
+def test_models_without_a_head(tmp_path, case):
+    """Texts are no longer than what they were trained with, unless tokens see only earlier ones; no logits are computed."""
+    model = load_model(convert_encoder(case, tmp_path / "model")[3])
+    metadata, trained = model.source.metadata, model.graph.n_ctx_train
+    planned = [Weight(name, TYPES["f32"], 0) for name in model.source.tensors]
+    kept = model.new_cache(16).token_bytes
+    for asked in (64, 32768):
+        (device,) = place(planned, metadata, use(n_ctx=asked), [], {"CPU": None}).devices
+        assert device.cache == kept * (asked if case.startswith("qwen3") else min(asked, trained))
+    name = metadata["general.architecture"]
+    assert compute_bytes(metadata, use()) == compute_bytes(metadata | {f"{name}.vocab_size": 10**9}, use())
 
 
 def weights(n_layer, kind="q4_0"):
