@@ -133,10 +133,10 @@ def _figures(r: Perplexity) -> str:
     lines.append(
         f"{r.chunks} windows of {r.n_ctx} tokens, {r.tokens_scored:,} predictions, {r.tokens_per_second:.1f} tokens per second"
     )
-    if r.mtp_perplexity is not None:
+    for number, draft in enumerate(r.mtp or [], 1):
         lines.append(
-            f"draft layer: perplexity {r.mtp_perplexity:.4f}, same top token as the model {r.mtp_top1_agreement:.2f} % "
-            f"(drafts accepted at temperature 0), accepted at temperature 1 {100 * (r.mtp_acceptance or 0):.2f} %"
+            f"draft layer {number}: perplexity {draft.perplexity:.4f}, same top token as the model {draft.top1_agreement:.2f} %"
+            f" (drafts accepted at temperature 0), accepted at temperature 1 {100 * draft.acceptance:.2f} %"
         )
     if r.kld_mean is None:
         return "\n".join(lines)

@@ -221,7 +221,12 @@ def _unused(
             counts[prefixes[rank - 1]] += 1
         else:
             unexpected.append(name)
-    notes = [f"{skipped_prefixes[p]}: {n} tensor{'s' * (n > 1)} left out ({p}*)" for p, n in counts.items() if n]
+    notes = []
+    for what in dict.fromkeys(skipped_prefixes.values()):
+        found = {p: n for p, n in counts.items() if n and skipped_prefixes[p] == what}
+        n = sum(found.values())
+        if n:
+            notes.append(f"{what}: {n} tensor{'s' * (n > 1)} left out ({', '.join(f'{p}*' for p in found)})")
     return notes, unexpected
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,30 +18,43 @@ from .tensor_transforms import Transform, unchanged
 if TYPE_CHECKING:
     from .model_spec import ModelSpec, TensorSpec
 
-# What the parts are called in the checkpoint: DeepSeek and GLM, with the layer's prefix before; Qwen.
+# What the parts are called in the checkpoint: DeepSeek and GLM, with the layer's prefix before; Qwen and EXAONE.
 DEEPSEEK_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 DEEPSEEK_NAMES |= {"embed_tokens": "embed_tokens", "shared_head_head": "shared_head.head"}
 QWEN_NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+LAYER_NORM_NAMES = {part: name for part, name in DEEPSEEK_NAMES.items() if part != "shared_head_norm"}  # it is the layer's
+OWN_PARTS = ("embed_tokens", "shared_head_head")  # which a layer may lack: it then uses the model's
+UNNAMED = "multi-token prediction, which has no names in a GGUF of this architecture"  # why tensors are left out
+
+
+@dataclass(frozen=True)
+class DraftLayer:
+    """One of them.
+
+    prefix    of its own tensors in the checkpoint
+    tensors   all that it needs
+    optional  tensors that a checkpoint may lack: embeddings and output of its own, an indexer
+    """
+
+    prefix: str
+    tensors: tuple[TensorSpec, ...]
+    optional: tuple[TensorSpec, ...] = ()
 
 
 @dataclass(frozen=True)
 class DraftLayers:
-    """The draft layers that a config.json describes; whether the checkpoint has them, its tensors say.
+    """The draft layers that a config.json describes; which of them the checkpoint has, its tensors say.
 
-    count     how many
-    tensors   all that they need
-    optional  tensors that a checkpoint may lack: embeddings and output of their own, an indexer
+    layers    in order
     prefixes  of the names of all their tensors in the checkpoint
-    metadata  keys that differ from those of the model without them: lists with a value for each layer
+    metadata  keys that differ from those of the model without them: a value for each layer, the model's and these
     refused_by  a program that does not load files of this architecture with them: it ends at tensors that it does not know
     default   whether they are kept where nothing is said: not in a layout that is for that program only
     """
 
-    count: int
-    tensors: tuple[TensorSpec, ...]
-    optional: tuple[TensorSpec, ...]
+    layers: tuple[DraftLayer, ...]
     prefixes: tuple[str, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, np.ndarray] = field(default_factory=dict)
     refused_by: str = ""
     default: bool = True
 
@@ -62,28 +75,33 @@ def nextn_tensors(
     for part, name in names.items():
         transform = unchanged if part in shapes else norm
         tensor = TensorSpec(f"{block}.nextn.{part}.weight", (f"{source}.{name}.weight",), shapes.get(part, (n,)), transform)
-        (optional if part in ("embed_tokens", "shared_head_head") else required).append(tensor)
+        (optional if part in OWN_PARTS else required).append(tensor)
     return required, optional
 
 
 def with_draft_layers(model: ModelSpec, names: Collection[str], keep: bool | None = None) -> ModelSpec:
-    """The model with its draft layers, if the checkpoint has them and they are to be kept; else their tensors are skipped.
+    """The model with its draft layers, as many as the checkpoint has, if they are to be kept; else their tensors are skipped.
 
     names: of the checkpoint's tensors, as the `ModelSpec` has them; keep: None: as `DraftLayers.default` says.
     """
     draft = model.draft
     if draft is None:
         return model
-    if not (draft.default if keep is None else keep) or not any(name.startswith(draft.prefixes) for name in names):
+    stored = [any(name.startswith(layer.prefix) for name in names) for layer in draft.layers]
+    layers = draft.layers[: stored.index(False) if False in stored else len(stored)]
+    if not layers or not (draft.default if keep is None else keep):
         why = f", which {draft.refused_by} does not load; --mtp keeps them" if keep is None and not draft.default else ""
         what = f"draft layers (multi-token prediction{why})"
         return replace(model, skipped_prefixes=model.skipped_prefixes | dict.fromkeys(draft.prefixes, what))
-    architecture, metadata = model.architecture, {**model.metadata, **draft.metadata}
-    metadata[f"{architecture}.block_count"] = np.uint32(metadata[f"{architecture}.block_count"] + draft.count)
-    metadata[f"{architecture}.nextn_predict_layers"] = np.uint32(draft.count)
+    architecture, count = model.architecture, int(model.metadata[f"{model.architecture}.block_count"]) + len(layers)
+    metadata = model.metadata | {key: values[:count] for key, values in draft.metadata.items()}
+    metadata[f"{architecture}.block_count"] = np.uint32(count)
+    metadata[f"{architecture}.nextn_predict_layers"] = np.uint32(len(layers))
     at = next(i for i, tensor in enumerate(model.tensors) if tensor.name.startswith("output_norm"))
-    added = [*draft.tensors, *_stored(draft.optional, names)]
+    added = [tensor for layer in layers for tensor in (*layer.tensors, *_stored(layer.optional, names))]
     notes = list(model.notes)
+    if len(layers) < len(draft.layers):
+        notes.append(f"draft layers (multi-token prediction): {len(layers)} of {len(draft.layers)} are in the checkpoint")
     if draft.refused_by:
         notes.append(f"{draft.refused_by} does not load {architecture} with its draft layers; --no-mtp leaves them out")
     return replace(model, metadata=metadata, tensors=[*model.tensors[:at], *added, *model.tensors[at:]], notes=notes)

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 
 
 class DraftHead:
-    """A draft layer with its head. Its row i comes from the hidden state behind token i and the embedding of token i + 1, and
-    predicts token i + 2.
+    """A draft layer with its head. Row i of the first comes from the hidden state behind token i and the embedding of token
+    i + 1, and predicts token i + 2; row i of each further one predicts the token after, and reads the one that the layer before
+    it predicts.
 
     executable  its graph, compiled
     """
 
     def __init__(self, model: Model, executable: Executable):
         self._model, self.executable = model, executable
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether it reads the outputs of the draft layer before it; else the model's."""
+        return self.executable.graph.is_chained
 
     def new_cache(self, limit: int) -> Cache:
         """An empty cache for at most `limit` rows."""
@@ -63,14 +69,13 @@ def check_draft_layers(model: Model) -> None:
 
 
 def window_rows(model: Model, window: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
-    """Runs all draft layers over a window of tokens: each from the hidden states of the one before.
+    """Runs all draft layers over a window of tokens: each from the hidden states of the one before, or all from the model's.
 
     window: int [n]; hidden: float32 [n, n_embd] of the model. Returns for each layer d = 0, 1, ... float32 [n - 1 - d, n_embd],
     whose row i predicts token i + d + 2.
     """
-    out = []
+    out: list[np.ndarray] = []
     for depth, head in enumerate(model.draft_heads):
-        tokens = window[depth + 1 :]
-        hidden = head.hidden(head.new_cache(max(len(tokens), 1)), tokens, hidden[: len(tokens)])
-        out.append(hidden)
+        tokens, states = window[depth + 1 :], out[-1] if out and head.is_chained else hidden
+        out.append(head.hidden(head.new_cache(max(len(tokens), 1)), tokens, states[: len(tokens)]))
     return out

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..formats import FormatError, PlanError
+from .graph.ops import Norm
 from .hparams import HParams
 from .model import Model
 
@@ -48,7 +49,7 @@ def embed_tokens(
         for tokens, output in zip(batch, outputs, strict=True):
             if not np.isfinite(output).all():
                 raise model.explain_nonfinite(tokens)
-            vector = _pooled(output, pooling)
+            vector = _pooled(_normalised(model, output), pooling)
             for number, (weight, bias) in enumerate(layers if pooling != "none" else []):
                 vector = vector @ weight.T + bias
                 if pooling == "rank" and number < len(layers) - 1:
@@ -76,6 +77,15 @@ def similarities(vectors: np.ndarray) -> np.ndarray:
     """Cosine similarities of all pairs: float32 [n, width] -> [n, n]."""
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
     return units @ units.T
+
+
+def _normalised(model: Model, outputs: np.ndarray) -> np.ndarray:
+    """Outputs of `Model.hidden` behind the last norm, where that is the head's (see `Graph.hidden`)."""
+    norm = model.graph.head[0] if model.graph.head else None
+    if not isinstance(norm, Norm) or norm.weight is None:
+        return outputs
+    weight = model.source.tensors[norm.weight.name].read(0, 1)[0]
+    return outputs / np.sqrt(np.square(outputs).mean(axis=-1, keepdims=True) + np.float32(norm.epsilon)) * weight
 
 
 def _pooled(outputs: np.ndarray, pooling: str) -> np.ndarray:

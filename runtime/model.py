@@ -383,7 +383,7 @@ class Session:
 
     def _computed(self, length: int) -> int:
         """What the cache may hold of the first `length` tokens, so that the drafter gets the hidden states that it lacks."""
-        return length if self.drafter is None or not self.drafter.needs_last(length) else max(length - 1, 0)
+        return length if self.drafter is None else length - self.drafter.lacking(length)
 
     def rewind(self, length: int) -> None:
         """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the

@@ -23,7 +23,7 @@ from functools import partial
 import numpy as np
 
 from ..config import Config
-from ..draft_layers import DEEPSEEK_NAMES, DraftLayers, nextn_tensors
+from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
@@ -184,8 +184,14 @@ class DecoderSpec:
             return
         size = self.config.integer("sliding_window")
         self.add_uint32({"attention.sliding_window": size})
-        if list(is_local) != [default_period == 0 or (i + 1) % default_period != 0 for i in range(self.n_layers)]:
-            self.metadata[f"{self.architecture}.attention.sliding_window_pattern"] = np.array(is_local, bool)
+        self.metadata |= self.window_pattern(is_local, default_period)
+
+    def window_pattern(self, is_local: Sequence[bool], default_period: int = 0) -> dict[str, np.ndarray]:
+        """The metadata of a pattern of windows, as in `add_sliding_window`."""
+        default = [default_period == 0 or (i + 1) % default_period != 0 for i in range(len(is_local))]
+        if not any(is_local) or list(is_local) == default:
+            return {}
+        return {f"{self.architecture}.attention.sliding_window_pattern": np.array(is_local, bool)}
 
     def local_layers(self, default: Callable[[int], bool]) -> list[bool]:
         """For each layer whether its attention is local: from config.json's layer_types, else default(layer number)."""
@@ -288,26 +294,45 @@ class DecoderSpec:
             self.add_uint32({"expert_feed_forward_length": rows})
         return experts
 
-    def add_draft_layers(self, layer: list[LayerTensor], more: list[LayerTensor] | None = None) -> None:
-        """The num_nextn_predict_layers layers after the last one, each with these tensors (and `more`) and those of
-        `DEEPSEEK_NAMES`, draft further tokens."""
-        count = self.config.count("num_nextn_predict_layers", 0, minimum=0)
-        tensors: list[TensorSpec] = []
-        optional: list[TensorSpec] = []
-        for number in range(self.n_layers, self.n_layers + count):
-            block, source = f"blk.{number}", f"model.layers.{number}"
-            names = {part: name for part, name in DEEPSEEK_NAMES.items() if more is None or part != "shared_head_norm"}
-            nextn, own = nextn_tensors(block, source, (self.vocab_size, self.hidden_size), names)
-            tensors += [*(tensor.spec(block, source) for tensor in [*layer, *(more or [])]), *nextn]
-            optional += own
-        if count:
-            prefixes = tuple(f"model.layers.{self.n_layers + i}." for i in range(count))
-            self.draft = DraftLayers(count, tuple(tensors), tuple(optional), prefixes)
+    def add_draft_layers(
+        self,
+        layer: list[LayerTensor] | Callable[[int], list[LayerTensor]],
+        *,
+        count: int | None = None,
+        source: Callable[[int], str] | None = None,
+        parts: Callable[[int], str] | None = None,
+        names: Mapping[str, str] = DEEPSEEK_NAMES,
+        norm_transform: Transform = unchanged,
+        prefixes: tuple[str, ...] = (),
+        metadata: Mapping[str, np.ndarray] | None = None,
+        refused_by: str = "",
+    ) -> None:
+        """The layers after the last one that draft further tokens.
 
-    def skip_prediction_layers(self, count: int) -> None:
-        """The `count` layers after the last one, for multi-token prediction, are left out."""
+        layer     the tensors of each, or a function from its number in the GGUF to them
+        count     how many, by default num_nextn_predict_layers
+        source    number in the GGUF -> prefix in the checkpoint, by default model.layers.NUMBER
+        parts     number -> prefix of the parts that join embedding and hidden state, by default the layer's; names: theirs
+        prefixes, metadata, refused_by  as in `DraftLayers`; prefixes are by default those of the layers
+        """
+        count = self.config.count("num_nextn_predict_layers", 0, minimum=0) if count is None else count
+        source = source or "model.layers.{}".format
+        layers = []
         for number in range(self.n_layers, self.n_layers + count):
-            self.skipped_prefixes[f"model.layers.{number}."] = f"multi-token prediction layer {number}"
+            block, own = f"blk.{number}", source(number)
+            nextn, optional = nextn_tensors(
+                block, (parts or source)(number), (self.vocab_size, self.hidden_size), names, norm_transform
+            )
+            tensors = [tensor.spec(block, own) for tensor in (layer if isinstance(layer, list) else layer(number))]
+            layers.append(DraftLayer(f"{own}.", (*tensors, *nextn), tuple(optional)))
+        if count:
+            prefixes = prefixes or tuple(each.prefix for each in layers)
+            self.draft = DraftLayers(tuple(layers), prefixes, metadata or {}, refused_by)
+
+    def skip_prediction_layers(self, count: int, what: str = "multi-token prediction layers") -> None:
+        """The `count` layers after the last one, for multi-token prediction, are left out; what: they are, for the user."""
+        for number in range(self.n_layers, self.n_layers + count):
+            self.skipped_prefixes[f"model.layers.{number}."] = what
 
     def build(
         self,

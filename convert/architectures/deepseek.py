@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Config
-from ..draft_layers import DEEPSEEK_NAMES, DraftLayers, nextn_tensors
+from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import read_rope, rope_scaling_keys
@@ -133,8 +133,9 @@ def _with_indexer(architecture: str, config: Config, mla_layout: str, has_indexe
     spec.tensors.extend(tensor for i in range(n_layers) if has_indexer(i) for tensor in indexer(i))
     if spec.draft is None:
         return spec
-    indexers = [tensor for i in range(n_layers, n_layers + spec.draft.count) for tensor in indexer(i)]
-    return replace(spec, draft=replace(spec.draft, optional=(*spec.draft.optional, *indexers)))
+    drafts = enumerate(spec.draft.layers, n_layers)
+    layers = tuple(replace(layer, optional=(*layer.optional, *indexer(i))) for i, layer in drafts)
+    return replace(spec, draft=replace(spec.draft, layers=layers))
 
 
 def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
@@ -171,11 +172,11 @@ def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers:
         return None
     config.count("n_routed_experts", layers=count)
     numbers = range(n_layers, n_layers + count)
-    nextn = [nextn_tensors(f"blk.{i}", f"model.layers.{i}", sizes, DEEPSEEK_NAMES) for i in numbers]
-    layers = [[*_layer_tensors(config, a, mla_layout, i), *own] for i, (own, _) in zip(numbers, nextn, strict=True)]
-    tensors, optional = [t for layer in layers for t in layer], [t for _, more in nextn for t in more]
-    prefixes = tuple(f"model.layers.{i}." for i in numbers)
-    return DraftLayers(count, tuple(tensors), tuple(optional), prefixes)
+    layers = []
+    for i in numbers:
+        nextn, optional = nextn_tensors(f"blk.{i}", f"model.layers.{i}", sizes, DEEPSEEK_NAMES)
+        layers.append(DraftLayer(f"model.layers.{i}.", (*_layer_tensors(config, a, mla_layout, i), *nextn), tuple(optional)))
+    return DraftLayers(tuple(layers), tuple(layer.prefix for layer in layers))
 
 
 def latent_attention(config: Config) -> LatentAttention:

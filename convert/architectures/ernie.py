@@ -6,6 +6,7 @@ Both functions raise FormatError for settings that cannot be converted.
 from __future__ import annotations
 
 from ..config import Config
+from ..draft_layers import UNNAMED
 from ..model_spec import ModelSpec
 from ..tensor_transforms import flatten
 from .decoder_spec import DecoderSpec, LayerTensor
@@ -38,7 +39,6 @@ def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
     spec.add_uint32({"interleave_moe_layer_step": interval, "leading_dense_block_count": first, "expert_shared_count": shared})
     if shared:
         spec.add_uint32({"expert_shared_feed_forward_length": rows * shared})
-    spec.skipped_prefixes |= dict.fromkeys(PREDICTION_PREFIXES, "multi-token prediction")
     bias = LayerTensor("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", (1, experts), flatten)
     routed = [
         *spec.experts(experts, rows),
@@ -51,7 +51,9 @@ def ernie_moe(config: Config, mla_layout: str) -> ModelSpec:
 def _spec(architecture: str, config: Config) -> DecoderSpec:
     config.require("hidden_act", "silu", "this activation")
     config.require("use_bias", False, "a model with biases")
-    return DecoderSpec(architecture, config.with_defaults(DEFAULTS))
+    spec = DecoderSpec(architecture, config.with_defaults(DEFAULTS))
+    spec.skipped_prefixes |= dict.fromkeys(PREDICTION_PREFIXES, UNNAMED)
+    return spec
 
 
 def _layer(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> list[LayerTensor]:

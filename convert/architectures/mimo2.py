@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..config import Config
+from ..draft_layers import LAYER_NORM_NAMES
 from ..model_spec import ModelSpec
 from .decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
 
 ARCHITECTURE = "mimo2"
 DEFAULTS = {"head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "num_key_value_heads": 4}
+DRAFT_LAYERS = 3  # that checkpoints have at most; config.json does not say how many
 FRACTION, THETA, LOCAL_THETA = 0.334, 5e6, 1e4  # rotated part of a head, bases of the frequencies
 
 
 def mimo2(config: Config, mla_layout: str) -> ModelSpec:
-    """Raises FormatError for settings that cannot be converted. Layers for multi-token prediction are left out."""
+    """Raises FormatError for settings that cannot be converted. The draft layers are local ones without experts."""
     config = config.with_defaults(DEFAULTS | {"rms_norm_eps": config.get("layernorm_epsilon")})
     for key, supported, what in (
         ("hidden_act", "silu", "this activation"),
@@ -62,21 +64,35 @@ def mimo2(config: Config, mla_layout: str) -> ModelSpec:
         spec.add_uint32({"expert_group_count": groups, "expert_group_used_count": used_groups})
     spec.add_float32({"expert_weights_scale": config.number("routed_scaling_factor", 1.0, positive=True)})
     spec.metadata[f"{ARCHITECTURE}.expert_weights_norm"] = config.flag("norm_topk_prob", True)
-    spec.skipped_prefixes["model.mtp."] = "multi-token prediction layers"
     bias = LayerTensor("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", (n,))
 
-    def layer(i: int) -> list[LayerTensor]:
+    def layer(*, local: bool, experts: bool, ffn_norm: str = "post_attention_layernorm") -> list[LayerTensor]:
         q_rows, hidden_size = spec.n_heads * spec.head_dim, spec.hidden_size
         sinks = LayerTensor("attn_sinks.weight", "self_attn.attention_sink_bias", (spec.n_heads,))
+        heads = local_heads if local else spec.n_kv_heads
         return [
             spec.norm("attn_norm", "input_layernorm"),
             *linear("attn_q", "self_attn.q_proj", (q_rows, hidden_size)),
-            *linear("attn_k", "self_attn.k_proj", (kv_heads[i] * spec.head_dim, hidden_size)),
-            *linear("attn_v", "self_attn.v_proj", (kv_heads[i] * value_width, hidden_size)),
+            *linear("attn_k", "self_attn.k_proj", (heads * spec.head_dim, hidden_size)),
+            *linear("attn_v", "self_attn.v_proj", (heads * value_width, hidden_size)),
             *linear("attn_output", "self_attn.o_proj", (hidden_size, spec.n_heads * value_width)),
-            *([sinks] if is_local[i] else []),
-            spec.norm("ffn_norm", "post_attention_layernorm"),
-            *([*spec.experts(n, rows), bias] if has_experts[i] else spec.gated_mlp()),
+            *([sinks] if local else []),
+            spec.norm("ffn_norm", ffn_norm),
+            *([*spec.experts(n, rows), bias] if experts else spec.gated_mlp()),
         ]
 
-    return spec.build(layer)
+    draft = layer(local=True, experts=False, ffn_norm="pre_mlp_layernorm")
+    count = config.count("num_nextn_predict_layers", DRAFT_LAYERS, minimum=0)
+    spec.add_draft_layers(
+        [*draft, spec.norm("layer_output_norm", "final_layernorm")],
+        count=count,
+        source=lambda number: f"model.mtp.layers.{number - spec.n_layers}",
+        names=LAYER_NORM_NAMES,
+        prefixes=("model.mtp.",),
+        metadata={
+            f"{ARCHITECTURE}.attention.head_count_kv": np.array(kv_heads + [local_heads] * count, np.uint32),
+            f"{ARCHITECTURE}.attention.sliding_window_pattern": np.array(is_local + [True] * count, bool),
+        },
+        refused_by="ik_llama.cpp",
+    )
+    return spec.build(lambda i: layer(local=is_local[i], experts=has_experts[i]))

@@ -1,11 +1,12 @@
 """Mixtures of experts that differ from a dense family in little: Ling 2, OLMoE, EXAONE MoE, Granite MoE, Hunyuan 3.
 
-All raise FormatError for settings that cannot be converted. Layers for multi-token prediction after the last one are left out.
+All raise FormatError for settings that cannot be converted.
 """
 
 from __future__ import annotations
 
 from ..config import Config
+from ..draft_layers import LAYER_NORM_NAMES, QWEN_NAMES
 from ..model_spec import ModelSpec
 from ..tensor_transforms import expert_half, expert_rows, select_rows, unchanged
 from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
@@ -48,7 +49,7 @@ def bailing2(config: Config, mla_layout: str) -> ModelSpec:
         routed.append(LayerTensor("exp_probs_b.bias", "mlp.gate.expert_bias", (n,)))
     if shared:
         routed += spec.gated_mlp("mlp.shared_experts", shared * shared_rows, "_shexp")
-    spec.add_draft_layers([*attention, *routed], [spec.norm("layer_output_norm", "final_layernorm")])
+    spec.add_draft_layers([*attention, *routed, spec.norm("layer_output_norm", "final_layernorm")], names=LAYER_NORM_NAMES)
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)], BAILING_NAMES)
 
 
@@ -77,20 +78,38 @@ def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:
     spec = DecoderSpec("exaone-moe", config)
     dense = dense_prefix(config, spec.n_layers, default=1)
     period = config.integer("sliding_window_pattern", 4, minimum=0) if config.get("layer_types") is None else 0
-    spec.add_sliding_window(spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0), default_period=4)
+    is_local = spec.local_layers(lambda i: period > 0 and (i + 1) % period != 0)
+    spec.add_sliding_window(is_local, default_period=4)
     rows, shared = config.integer("moe_intermediate_size"), config.integer("num_shared_experts", 1)
     n = _routed(spec, "num_experts", rows, dense, default_score="sigmoid")
     spec.add_uint32({"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * rows})
-    spec.skipped_prefixes["mtp."] = "multi-token prediction layers"
     attention = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(head_norms=unchanged),
         spec.norm("ffn_norm", "post_attention_layernorm"),
     ]
+    drafts = config.count("num_nextn_predict_layers", 0, minimum=0)
+    spec.add_draft_layers(
+        [*attention, *spec.gated_mlp()],
+        source=lambda number: f"mtp.layers.{number - spec.n_layers}",
+        parts=lambda number: "mtp",
+        names=QWEN_NAMES,
+        prefixes=("mtp.",),
+        metadata=spec.window_pattern([*is_local, *_local_drafts(config, is_local, drafts)], default_period=4),
+    )
+    spec.skipped_prefixes["mtp."] = "multi-token prediction layers"
     bias = LayerTensor("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", (n,))
     other_bias = LayerTensor("exp_probs_b.bias", "mlp.e_score_correction_bias", (n,), alternative=bias)
     routed = [*spec.experts(n, rows), other_bias, *spec.gated_mlp("mlp.shared_experts", shared * rows, "_shexp")]
     return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
+
+
+def _local_drafts(config: Config, is_local: list[bool], count: int) -> list[bool]:
+    """For each draft layer whether its attention is local: from mtp_layer_types, or else as in the layer of its number."""
+    types = config.get("mtp_layer_types") or ["sliding_attention" if local else "full_attention" for local in is_local]
+    if not isinstance(types, list) or len(types) < count:
+        raise config.error(f"mtp_layer_types is {types!r:.80}; a type for each of {count} draft layers is needed")
+    return [t == "sliding_attention" for t in types[:count]]
 
 
 def hy_v3(config: Config, mla_layout: str) -> ModelSpec:

@@ -1,6 +1,6 @@
 """Mixtures of experts with a router by sigmoid or softmax: GLM-4.5, Solar Open, dots.llm1, MiniMax M2, Ling.
 
-All raise FormatError for settings that cannot be converted. Layers for multi-token prediction after the last one are left out.
+All raise FormatError for settings that cannot be converted. MiniMax M2's layers for multi-token prediction are left out.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..config import Config
+from ..draft_layers import UNNAMED
 from ..model_spec import ModelSpec
 from ..tensor_transforms import Transform, interleave_halves, select_rows, unchanged
 from .decoder_spec import SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor
@@ -92,7 +93,7 @@ def minimax_m2(config: Config, mla_layout: str) -> ModelSpec:
     n = spec.add_expert_counts("num_local_experts", spec.intermediate_size)
     spec.add_uint32({"expert_gating_func": SIGMOID_GATING})
     modules = config.count("num_mtp_modules", 0, minimum=0)
-    spec.skip_prediction_layers(modules * config.integer("mtp_transformer_layers", 1))
+    spec.skip_prediction_layers(modules * config.integer("mtp_transformer_layers", 1), UNNAMED)
     layer = [
         spec.norm("attn_norm", "input_layernorm"),
         *spec.attention(),

@@ -8,12 +8,11 @@ checkpoint, those that share keys come in succession).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from ..config import Config
-from ..draft_layers import QWEN_NAMES, DraftLayers, nextn_tensors
+from ..draft_layers import QWEN_NAMES
 from ..model_spec import ModelSpec
 from ..tensor_transforms import add_one, flatten, negated_exponential, reorder_columns, select_rows, unchanged
 from .decoder_spec import DecoderSpec, LayerTensor
@@ -214,12 +213,16 @@ class DeltaNet:
 
         spec.renamed_prefixes["model.mtp."] = "mtp."
         # One layer, of attention whatever its number; the config of Qwen3-Next does not say that there is one.
-        block, source = f"blk.{spec.n_layers}", "mtp.layers.0"
-        tensors, _ = nextn_tensors(block, "mtp", (spec.vocab_size, spec.hidden_size), QWEN_NAMES, add_one)
-        parts = [norms[0], *attention, norms[1], *feed_forward(spec.n_layers)]
-        spec.draft = DraftLayers(1, (*(part.spec(block, source) for part in parts), *tensors), (), ("mtp.",))
-        if spec.architecture == "qwen3next":
-            spec.draft = replace(spec.draft, refused_by="ik_llama.cpp")
-        if self.pattern_key:
-            spec.draft = replace(spec.draft, metadata={self.pattern_key: np.array([*self.is_linear, False], bool)})
+        pattern = {self.pattern_key: np.array([*self.is_linear, False], bool)} if self.pattern_key else {}
+        spec.add_draft_layers(
+            [norms[0], *attention, norms[1], *feed_forward(spec.n_layers)],
+            count=1,
+            source=lambda number: "mtp.layers.0",
+            parts=lambda number: "mtp",
+            names=QWEN_NAMES,
+            norm_transform=add_one,
+            prefixes=("mtp.",),
+            metadata=pattern,
+            refused_by="ik_llama.cpp" if spec.architecture == "qwen3next" else "",
+        )
         return spec.build(layer, norm_transform=add_one)

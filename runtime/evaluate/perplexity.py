@@ -19,7 +19,7 @@ from ..draft_head import check_draft_layers
 from ..model import Model
 from .clock import seconds_without_compilation
 from .divergence import score
-from .draft_scores import DraftPart, DraftScores
+from .draft_scores import DraftFigures, DraftPart, DraftScores
 from .score_statistics import RecordedScores, ScoreStatistics
 
 OnChunk = Callable[["Perplexity", int], None]
@@ -39,9 +39,7 @@ class Perplexity:
     correlation      of the two models' losses, -1 to 1; None if one of them does not vary
     kld_*            Kullback-Leibler divergence of the model from the baseline, in nats per token
     top1_agreement   percent of predictions with the same most probable token as the baseline
-    mtp_*            of the draft layer: its perplexity on the tokens after the next; percent of its predictions with the same
-                     most probable token as the model's, which are accepted at temperature 0; the mean probability that the
-                     model gives to its most probable token: the share that is accepted at temperature 1
+    mtp              the figures of each draft layer
     delta_p_*        change of the next token's probability, in percentage points: mean, root mean square, extremes
 
     Percentiles, minima and maxima are in the final result only, not in those given to `on_chunk`.
@@ -78,9 +76,7 @@ class Perplexity:
     delta_p_min: float | None = None
     delta_p_max: float | None = None
     delta_p_percentiles: dict[str, float] | None = None
-    mtp_perplexity: float | None = None
-    mtp_top1_agreement: float | None = None
-    mtp_acceptance: float | None = None
+    mtp: list[DraftFigures] | None = None
     tokens_xxh3: str = ""
     window_losses: list[float] | None = None
     notes: list[str] = field(default_factory=list)
@@ -92,7 +88,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class WindowScores:
-    """What running windows gives, to be added up in order. drafts: of the draft layer, block by block."""
+    """What running windows gives, to be added up in order. drafts: of the draft layers, block by block."""
 
     scores: RecordedScores
     drafts: list[DraftPart]
@@ -118,12 +114,12 @@ def perplexity(
     chunks    number of windows; None: all
     on_chunk  called after each window with the result so far and the total number of windows
     baseline  a model with the same vocabulary to compare with
-    mtp       the draft layer is scored, too
+    mtp       the draft layers are scored, too
     elsewhere runs the windows, instead of this model: what `run_windows` gives for each batch, which is added up in order
 
-    Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ or
-    there is no draft layer, MillError naming the first tensor or layer at fault as soon as an output or prediction of either
-    model is not finite.
+    Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ, there
+    is no draft layer or too many for the window, MillError naming the first tensor or layer at fault as soon as an output or
+    prediction of either model is not finite.
     """
     for each in (model, baseline):
         if each is not None and not each.has_head:
@@ -134,6 +130,8 @@ def perplexity(
     statistics, drafts = ScoreStatistics(), None
     if mtp:
         check_draft_layers(model)
+        if n_ctx < 2 * len(model.draft_heads):
+            raise PlanError(f"n_ctx is {n_ctx}; windows for {len(model.draft_heads)} draft layers need twice as many tokens")
         drafts = DraftScores(model)
     fields: dict[str, Any] = {
         "n_ctx": n_ctx,
@@ -152,7 +150,7 @@ def perplexity(
         for _ in scored:
             if on_chunk is not None:
                 on_chunk(summarise(statistics, fields), len(windows))
-    measured = drafts.figures() if drafts is not None else {}
+    measured = {"mtp": drafts.figures()} if drafts is not None else {}
     return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution() | measured)
 
 

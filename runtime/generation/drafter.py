@@ -1,8 +1,11 @@
-"""Drafts the next tokens of a sequence with the model's draft layer, for the model to verify in one pass.
+"""Drafts the next tokens of a sequence with the model's draft layers, for the model to verify in one pass.
 
-Speculative decoding (arXiv:2211.17192) with drafts that are always the most probable token of the draft layer: the model
+Speculative decoding (arXiv:2211.17192) with drafts that are always the most probable token of a draft layer: the model
 samples each token from its own distribution, as it would without drafts, and a draft is accepted if it is the sampled token.
 That is rejection sampling for a proposal of one token: the text's distribution, and with a seed the text, stay the same.
+
+The first draft layer proposes the token after the next, the second the one after that, and so on (DeepSeek-V3,
+arXiv:2412.19437, section 2.2); what is wanted beyond, the last one proposes from its own output and draft.
 """
 
 from __future__ import annotations
@@ -11,70 +14,126 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..draft_head import check_draft_layers
+from ..draft_head import DraftHead, check_draft_layers
 from ..model import Model
 
 _WAITING = 64  # hidden states that wait for the next draft at most
 
 
-class Drafter:
-    """The draft layer's side of a session.
+class _Depth:
+    """One draft layer's side of a session: its cache, and the inputs of the rows from the cache's length on.
 
-    The cache has row i once the hidden state behind token i and token i + 1 are known; `_states` are the hidden states behind
-    the tokens from the cache's length on.
+    Row i of depth d joins hidden state i with token i + d + 1.
     """
 
-    def __init__(self, model: Model, n_ctx: int):
-        """Raises PlanError for a model without draft layers."""
+    def __init__(self, head: DraftHead, depth: int, limit: int, n_embd: int):
+        self.head, self.depth, self.cache = head, depth, head.new_cache(limit)
+        self.states = np.empty((0, n_embd), np.float32)
+
+    @property
+    def reads_model(self) -> bool:
+        """Whether its inputs are the model's hidden states; else the outputs of the draft layer before it."""
+        return self.depth == 0 or not self.head.is_chained
+
+    @property
+    def known(self) -> int:
+        """How many rows have an input."""
+        return self.cache.length + len(self.states)
+
+    def extend(self, states: np.ndarray) -> None:
+        """Takes the inputs of the next rows."""
+        self.states = np.concatenate([self.states, states])
+
+    def read(self, tokens: Sequence[int], inputs: np.ndarray) -> np.ndarray:
+        """Runs the rows that the tokens reach to, with these inputs; returns their outputs float32 [n, n_embd]."""
+        new = np.array(tokens[self.cache.length + self.depth + 1 :], np.int64)
+        return self.head.hidden(self.cache, new, inputs[: len(new)])
+
+    def most_probable(self, outputs: np.ndarray) -> int:
+        """The token that the last row predicts."""
+        return int(self.head.logits(outputs[-1:])[0].argmax())
+
+
+class Drafter:
+    """The draft layers' side of a session."""
+
+    def __init__(self, model: Model, n_ctx: int, draft_max: int):
+        """draft_max: how many tokens are proposed at most; layers beyond are not run.
+
+        Raises PlanError for a model without draft layers."""
         check_draft_layers(model)
-        self.model, self.head = model, model.draft_heads[0]
-        self.cache = self.head.new_cache(n_ctx)
-        self._states = np.empty((0, model.graph.n_embd), np.float32)
+        self.model, self.n_ctx, self.draft_max = model, n_ctx, draft_max
+        heads = enumerate(model.draft_heads[:draft_max])
+        self.depths = [_Depth(head, depth, n_ctx, model.graph.n_embd) for depth, head in heads]
+
+    def reaches(self, draft_max: int) -> bool:
+        """Whether it runs all draft layers that so many tokens want."""
+        return len(self.depths) == len(self.model.draft_heads[:draft_max])
 
     def observe(self, first: int, hidden: np.ndarray, tokens: Sequence[int]) -> None:
         """Takes the hidden states behind tokens first, first + 1, ... of a session that now has these tokens."""
-        known = self.cache.length + len(self._states)
-        if first <= known:
-            self._states = np.concatenate([self._states, hidden[known - first :]])
-        if len(self._states) > _WAITING:
-            self._read(tokens[self.cache.length + 1 :])
+        for each in self.depths:
+            if each.reads_model and first <= each.known:
+                each.extend(hidden[each.known - first :])
+        if max(len(each.states) for each in self.depths) > _WAITING and self.depths[0].known == len(tokens):
+            for each in self.depths:
+                if len(tokens) > each.cache.length + each.depth + 1:
+                    self._keep(each, each.read(tokens, each.states))
 
-    def _read(self, tokens: Sequence[int]) -> np.ndarray:
-        """Runs the next rows, with these tokens; returns the last one's output, float32 [1, n_embd]."""
-        out = self.head.hidden(self.cache, np.array(tokens, np.int64), self._states[: len(tokens)])
-        self._states = self._states[len(tokens) :]
-        return out[-1:]
+    def _keep(self, each: _Depth, outputs: np.ndarray) -> None:
+        """After rows that stay: their inputs have been used, and their outputs are the next layer's inputs."""
+        each.states = each.states[len(outputs) :]
+        below = self.depths[each.depth + 1 : each.depth + 2]
+        if below and not below[0].reads_model:
+            below[0].extend(outputs)
 
     def propose(self, tokens: Sequence[int], token: int, count: int) -> list[int]:
         """`count` tokens that may follow a session's tokens and `token`, which it is fed next; none where the hidden states of
         the session have not all been observed."""
-        if self.cache.length + len(self._states) != len(tokens) or not len(self._states) or count < 1:
+        if self.depths[0].known != len(tokens) or not tokens or count < 1:
             return []
-        hidden = self._read([*tokens[self.cache.length + 1 :], token])
-        length, drafts = self.cache.length, [self._most_probable(hidden)]
+        known, drafts, ends = [*tokens, token], [], []
+        outputs = ahead = np.empty((0, self.model.graph.n_embd), np.float32)
         try:
+            for each in self.depths:  # those that are not asked for a draft keep up
+                first = each.cache.length
+                ends.append(first)
+                inputs = each.states if each.reads_model else np.concatenate([each.states, ahead])
+                outputs = each.read([*known, *drafts], inputs)
+                certain = max(len(tokens) - each.depth - first, 0)  # rows that read no draft
+                ends[-1] += certain
+                self._keep(each, outputs[:certain])
+                ahead = outputs[certain:]
+                if each.depth < count:
+                    drafts.append(each.most_probable(outputs))
             while len(drafts) < count:
-                hidden = self.head.hidden(self.cache, np.array(drafts[-1:]), hidden)
-                drafts.append(self._most_probable(hidden))
+                outputs = each.head.hidden(each.cache, np.array(drafts[-1:]), outputs[-1:])
+                drafts.append(each.most_probable(outputs))
         finally:
-            self.cache.truncate(length)
+            for each, end in zip(self.depths, ends, strict=False):
+                each.cache.truncate(end)
         return drafts
 
-    def _most_probable(self, hidden: np.ndarray) -> int:
-        return int(self.head.logits(hidden)[0].argmax())
-
-    def needs_last(self, length: int) -> bool:
-        """Whether the hidden state behind token length - 1 would be missing after `truncate(length)`."""
-        return self.cache.length > max(length - 1, 0) or self.cache.length + len(self._states) < length
+    def lacking(self, length: int) -> int:
+        """How many tokens at the end of the first `length` have to be computed again after `truncate(length)`, for their hidden
+        states."""
+        is_whole = all(each.cache.length <= max(length - 1 - each.depth, 0) for each in self.depths)
+        if is_whole and self.depths[0].known >= length:
+            return 0
+        return min(len(self.depths), length)
 
     def truncate(self, length: int) -> None:
         """Forgets tokens from position `length` on."""
-        self.cache.truncate(max(length - 1, 0))
-        self._states = self._states[: max(length - self.cache.length, 0)]
+        lacking = self.lacking(length)
+        for each in self.depths:
+            each.cache.truncate(length - lacking if lacking else length)
+            rows = 0 if lacking else length if each.reads_model else length - each.depth
+            each.states = each.states[: max(rows - each.cache.length, 0)]
 
     def fork(self, length: int) -> Drafter:
         """A drafter of its own for the first `length` tokens."""
-        copy = Drafter(self.model, self.cache.limit)
-        copy.cache, copy._states = self.cache.fork(), self._states
+        copy = Drafter(self.model, self.n_ctx, self.draft_max)
+        for own, each in zip(copy.depths, self.depths, strict=True):
+            own.cache, own.states = each.cache.fork(), each.states
         copy.truncate(length)
         return copy

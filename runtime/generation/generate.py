@@ -109,9 +109,9 @@ def generate(
     session = session or model.session()
     if draft_max < 0:
         raise PlanError(f"draft_max is {draft_max}; 0 or more tokens can be drafted")
-    if draft_max and session.drafter is None:
+    if draft_max and (session.drafter is None or not session.drafter.reaches(draft_max)):
         session.rewind(0)
-        session.drafter = Drafter(model, session.n_ctx)
+        session.drafter = Drafter(model, session.n_ctx, draft_max)
     sampler, special = Sampler(settings), frozenset(visible_special)
     return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max)
 

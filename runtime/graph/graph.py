@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from math import prod
@@ -22,10 +22,12 @@ class Graph:
     """A model.
 
     ops         from token ids to `hidden`, in an order in which they can be run
+    hidden      the last norm's output, or its input where draft layers read that: the head then begins with the norm
     head        from `hidden` to `logits`; a model that predicts no tokens (an encoder) has none, nor `logits` and `output`
     layers      the residual stream after each layer
     cache       what each layer keeps, per token or per sequence
     n_ctx_train the context length that the model was trained for
+    is_chained  of a draft layer: whether it reads the output of the draft layer before it; else the model's, as the first does
     """
 
     architecture: str
@@ -38,6 +40,7 @@ class Graph:
     embedding: Weight
     output: Weight | None
     n_ctx_train: int
+    is_chained: bool = True
 
     @property
     def n_embd(self) -> int:
@@ -334,14 +337,16 @@ class GraphBuilder:
         scale: float = 1.0,
         softcap: float = 0.0,
         output: str = "output",
+        head_norm: Callable[[Value], Value] | None = None,
     ) -> Graph:
         """Adds the head: output.weight (or the embeddings, where the model has none), logits times scale, soft cap.
 
-        output: the name of another matrix, used where the model has it."""
+        output: the name of another matrix, used where the model has it; head_norm: adds the norm that the head begins with."""
         body, embedding = self._body()
         outputs = (output, "output", embedding.name.removesuffix(".weight"))
         name = next(name for name in outputs if f"{name}.weight" in self)
-        logits = self.softcap(self.scale(self.linear(hidden, name, embedding.shape[1]), scale), softcap)
+        normalised = hidden if head_norm is None else head_norm(hidden)
+        logits = self.softcap(self.scale(self.linear(normalised, name, embedding.shape[1]), scale), softcap)
         head = self.ops
         matrix = next(op.weight for op in head if isinstance(op, ops.Linear))
         layers, cache = tuple(self.layers), tuple(self.cache)

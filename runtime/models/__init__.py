@@ -47,7 +47,7 @@ def build_graph(source: TensorSource, n_ctx: int | None = None) -> Graph:
 
 # architectures whose draft layers can be run; their `build` takes the number of a draft layer's block
 _DRAFTING: dict[str, Callable[[TensorSource, HParams, int | None, int], Graph]] = {
-    **dict.fromkeys(("glm4moe", "bailingmoe2"), llama.build),
+    **dict.fromkeys(("glm4moe", "bailingmoe2", "exaone-moe", "mimo2", "step35"), llama.build),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2.build),
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
 }

@@ -65,5 +65,5 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
 
 def _minicpm3(hparams: HParams) -> dict[str, float]:
     """Factors of the published model, for files that do not say them."""
-    layers, width = hparams.int("block_count"), hparams.int("embedding_length")
+    layers, width = n_layers(hparams), hparams.int("embedding_length")
     return {"embedding_scale": 12.0, "residual_scale": 1.4 / layers**0.5, "logit_scale": 256 / width}

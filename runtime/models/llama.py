@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...formats import TensorSource
 from ..graph import Graph, GraphBuilder, Value
 from ..graph.values import RotaryEmbedding
-from ..hparams import HParams, n_layers
+from ..hparams import HParams, n_draft_layers, n_layers
 from .attention import BlockIndexer, Heads, grouped_attention, temperature_of
 from .draft import draft_input, finish_draft
 from .feed_forward import FeedForward, feed_forward
@@ -93,7 +93,8 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
 
     if draft is not None:
         x = decoder_layer(draft_input(graph, draft, n_embd, epsilon, embedding_scale), draft, windows[draft])
-        return finish_draft(graph, hparams, draft, x, epsilon, scale=head_scale, softcap=head_softcap)
+        options = {"unnormed": variant.drafts_unnormed, "chained": variant.drafts_chained}
+        return finish_draft(graph, hparams, draft, x, epsilon, scale=head_scale, softcap=head_softcap, **options)
     x = graph.embedding("token_embd", n_embd, embedding_scale)
     if "position_embd.weight" in graph:
         x = graph.add(x, graph.embedding("position_embd", n_embd, by="position"))
@@ -101,7 +102,11 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None, draf
     for layer, window in enumerate(windows):
         x = decoder_layer(x, layer, window)
         graph.end_layer(x)
-    hidden, n_ctx_train = norm(x, "output_norm"), hparams.size("context_length")
+    n_ctx_train = hparams.size("context_length")
+    if variant.drafts_unnormed and n_draft_layers(hparams):
+        options = {"scale": head_scale, "softcap": head_softcap, "head_norm": lambda x: norm(x, "output_norm")}
+        return graph.finish(hparams.architecture, x, n_ctx_train, **options)
+    hidden = norm(x, "output_norm")
     if not variant.has_head or "pooling_type" in hparams:
         return graph.finish_encoder(hparams.architecture, hidden, n_ctx_train)
     return graph.finish(hparams.architecture, hidden, n_ctx_train, scale=head_scale, softcap=head_softcap)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..hparams import HParams
+from ..hparams import HParams, n_layers
 from .feed_forward import SIGMOID
 
 
@@ -19,7 +19,7 @@ def _scale_of_largest(layers: int) -> Callable[[HParams, int], float]:
     """Gemma's largest models divide scores by the root of n_embd / n_head, not of a head's width; only their depth tells."""
 
     def scale(hparams: HParams, width: int) -> float:
-        is_largest = hparams.int("block_count") == layers
+        is_largest = n_layers(hparams) == layers
         return (hparams.int("embedding_length") / hparams.int("attention.head_count") if is_largest else width) ** -0.5
 
     return scale
@@ -35,7 +35,7 @@ def _alibi_always(hparams: HParams) -> float:
 
 def _alibi_of_13b(hparams: HParams) -> float:
     """Of Baichuan's two sizes the larger has linear biases instead of a rotary embedding; only its depth tells."""
-    return 8.0 if hparams.int("block_count") == 40 else 0.0
+    return 8.0 if n_layers(hparams) == 40 else 0.0
 
 
 def _no_layer(hparams: HParams, layer: int, local: bool, windows: bool) -> bool:
@@ -101,6 +101,8 @@ class Variant:
     temperature_offset  of positions, by which only queries that are not rotated are scaled; None: all are, without offset
     weigh_inputs       an expert's weight multiplies its input instead of its result
     shared_average     the result of routed and shared experts is their mean instead of their sum
+    drafts_unnormed    draft layers read the residual stream, not the output of the last norm
+    drafts_chained     each draft layer reads the output of the one before; else all read the model's
     """
 
     interleaved: bool = False
@@ -130,6 +132,8 @@ class Variant:
     temperature_offset: int | None = None
     weigh_inputs: bool = False
     shared_average: bool = False
+    drafts_unnormed: bool = False
+    drafts_chained: bool = True
 
     def is_parallel(self, hparams: HParams, has_ffn_norm: bool) -> bool:
         """Whether a layer's attention and feed-forward block see the same input."""
@@ -186,14 +190,16 @@ VARIANTS = {
     "seed_oss": Variant(ffn_norm="post_attention_norm"),
     "bailingmoe": Variant(interleaved=True),
     "bailingmoe2": Variant(defaults=SIGMOID_ROUTER),
-    "mimo2": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True),
+    "mimo2": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, drafts_unnormed=True, drafts_chained=False),
     "olmoe": Variant(),
     "arcee": Variant(interleaved=True, ungated="squared_relu"),
     "granitemoe": Variant(interleaved=True, defaults=NORMALISED, divide_logits=True),
     "exaone-moe": Variant(defaults=EXAONE4 | SIGMOID_ROUTER, rotates=_only_local),
     "dots1": Variant(defaults=SIGMOID_ROUTER),
     "minimax-m3": Variant(defaults=NORMALISED | SIGMOID_ROUTER, activation="clamped_swish"),
-    "step35": Variant(defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, half_rope=True, activation="clamped_silu"),
+    "step35": Variant(
+        defaults=NORMALISED | SIGMOID_ROUTER, local_rope=True, half_rope=True, activation="clamped_silu", drafts_unnormed=True
+    ),
     "llama4": Variant(
         interleaved=True,
         defaults=LLAMA4,

@@ -29,10 +29,10 @@ def oracle():
     return torch, transformers
 
 
-def randomise(model):
+def randomise(model, seed=1):
     """Weights of a size that makes logits of order 1, so that a tolerance means something; norms and biases differ."""
     torch, _ = oracle()
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             parts = ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")

@@ -1,5 +1,6 @@
 """Importance data of draft layers (--nextn), what quantisation says without, and the rating of the draft layer (--mtp)."""
 
+import json
 import pickle
 from dataclasses import replace
 
@@ -86,7 +87,7 @@ def test_batches_that_run_elsewhere_add_up_to_the_same(made):
 
     here = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True)
     there = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True, elsewhere=score)
-    assert here.mtp_perplexity is not None
+    assert len(here.mtp) == len(made.draft_logits)
     assert replace(here, tokens_per_second=0) == replace(there, tokens_per_second=0)
 
 
@@ -104,13 +105,17 @@ def test_draft_layer_is_rated(made):
     model = load_model(made.path, **EXACT)
     result = perplexity(model, made.tokens, n_ctx=len(made.tokens), mtp=True)
     half = len(made.tokens) // 2
-    drafts, own = made.draft_logits[half - 1 : -1].astype(np.float64), made.logits[half:-1].astype(np.float64)
-    log_p = drafts - np.log(np.exp(drafts).sum(axis=1, keepdims=True))
-    loss = -log_p[np.arange(len(log_p)), made.tokens[half + 1 :]].mean()
-    assert result.mtp_perplexity == pytest.approx(np.exp(loss), rel=1e-4)
-    best, p = drafts.argmax(axis=1), np.exp(own) / np.exp(own).sum(axis=1, keepdims=True)
-    assert result.mtp_top1_agreement == pytest.approx(100 * (best == own.argmax(axis=1)).mean())
-    assert result.mtp_acceptance == pytest.approx(p[np.arange(len(p)), best].mean(), rel=1e-3)
+    own = made.logits[half:-1].astype(np.float64)
+    assert len(result.mtp) == len(made.draft_logits)
+    for depth, (figures, logits) in enumerate(zip(result.mtp, made.draft_logits, strict=True)):
+        drafts = logits[half - 1 - depth : -1].astype(np.float64)
+        log_p = drafts - np.log(np.exp(drafts).sum(axis=1, keepdims=True))
+        loss = -log_p[np.arange(len(log_p)), made.tokens[half + 1 :]].mean()
+        assert figures.perplexity == pytest.approx(np.exp(loss), rel=1e-4)
+        best, p = drafts.argmax(axis=1), np.exp(own) / np.exp(own).sum(axis=1, keepdims=True)
+        assert figures.top1_agreement == pytest.approx(100 * (best == own.argmax(axis=1)).mean())
+        assert figures.acceptance == pytest.approx(p[np.arange(len(p)), best].mean(), rel=1e-3)
+    assert json.loads(json.dumps(result.as_json()))["mtp"][0].keys() == {"perplexity", "top1_agreement", "acceptance"}
 
 
 def test_layers_left_out_of_a_gguf(made):

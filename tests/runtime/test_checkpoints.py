@@ -6,12 +6,14 @@ import re
 import numpy as np
 import pytest
 from checkpoint_cases import EXACT, LENGTH, TOLERANCE, convert_case, new_config, oracle, write_gguf
+from draft_cases import with_draft_block
 from model_cases import BEYOND_LLAMA_CPP, CASES, COARSE_IN_LLAMA_CPP, IN_LLAMA_CPP
 from model_cases.common import COMMON
 
 from ggufmill.convert import open_source
 from ggufmill.convert.architectures.registry import ARCHITECTURES
 from ggufmill.formats import FormatError
+from ggufmill.quantize import gguf_source
 from ggufmill.runtime import ARCHITECTURES as RUNNABLE
 from ggufmill.runtime import load_model
 
@@ -25,6 +27,9 @@ def test_a_checkpoint_gives_the_logits_of_transformers(tmp_path, case):
     print(f"largest difference {difference:.1e}, standard deviation {expected.std():.2f}")
     assert expected.std() > 0.3  # otherwise the tolerance would say nothing
     assert difference < TOLERANCE
+    with_draft = load_model(with_draft_block(gguf_source(path)), **EXACT)  # which is never run as a layer of the model
+    assert np.abs(with_draft.logits(tokens[:12]) - expected[:12]).max() < TOLERANCE
+    assert with_draft.n_layers == model.n_layers
     session = model.session()
     session.feed(tokens[:5])
     for i in range(5, LENGTH):

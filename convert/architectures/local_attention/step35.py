@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...config import Config
+from ...draft_layers import DEEPSEEK_NAMES
 from ...model_spec import ModelSpec
 from ...rope import llama3_factors
 from ...tensor_transforms import add_one, computed, expert_rows
@@ -19,11 +20,14 @@ OWN_NAMES = {  # of config.json in the published checkpoints -> those that are r
     "moe_top_k": "num_experts_per_tok",
     "share_expert_dims": "share_expert_dim",
 }
+HEAD_COUNTS = ("head_count", "head_count_kv")
+DRAFT_NAMES = DEEPSEEK_NAMES | {"shared_head_norm": "transformer.shared_head.norm"}
+DRAFT_NAMES |= {"shared_head_head": "transformer.shared_head.output"}
 THETA, FULL_FRACTION = 1e4, 0.5  # base of the frequencies; rotated part of a head in layers without a window
 
 
 def step35(config: Config, mla_layout: str) -> ModelSpec:
-    """Raises FormatError for settings that cannot be converted. Layers for multi-token prediction are left out."""
+    """Raises FormatError for settings that cannot be converted."""
     given = {name: config.get(own) for own, name in OWN_NAMES.items() if config.get(own) is not None}
     config = config.with_defaults(given | {"rms_norm_eps": 1e-5})
     for key, supported, what in (
@@ -39,6 +43,8 @@ def step35(config: Config, mla_layout: str) -> ModelSpec:
         config.require(key, supported, what)
     layers = config.count("num_hidden_layers")
     types = config.get("layer_types")
+    count = config.count("num_nextn_predict_layers", 0, minimum=0)
+    local_drafts = [t == "sliding_attention" for t in _of_drafts(config, "layer_types", layers, count, "full_attention")]
     config = config.with_values({"layer_types": types[:layers] if isinstance(types, list) else types})
     is_local = [t == "sliding_attention" for t in config.get("layer_types") or ["full_attention"] * layers]
     full, local = _ropes(config, is_local)
@@ -54,27 +60,27 @@ def step35(config: Config, mla_layout: str) -> ModelSpec:
     local_kv_heads = other.integer("num_attention_groups", spec.n_kv_heads)
     if local_heads % local_kv_heads:
         raise config.error(f"{local_heads} heads over {local_kv_heads} key-value heads cannot be")
-    heads = [(local_heads, local_kv_heads) if each else (spec.n_heads, spec.n_kv_heads) for each in is_local]
-    for key, column in (("head_count", 0), ("head_count_kv", 1)):
-        spec.metadata[f"{ARCHITECTURE}.attention.{key}"] = np.array([each[column] for each in heads], np.uint32)
-    spec.metadata[f"{ARCHITECTURE}.attention.sliding_window_pattern"] = np.array(is_local, bool)
+    pattern = [*is_local, *local_drafts]
+    heads = [(local_heads, local_kv_heads) if each else (spec.n_heads, spec.n_kv_heads) for each in pattern]
+    by_layer = {f"attention.{key}": np.array([each[at] for each in heads], np.uint32) for at, key in enumerate(HEAD_COUNTS)}
+    by_layer["attention.sliding_window_pattern"] = np.array(pattern, bool)
     spec.add_uint32({"attention.sliding_window": config.integer("sliding_window"), "rope.dimension_count": spec.head_dim})
     spec.add_float32({"rope.freq_base_swa": local.number("rope_theta", THETA, positive=True)})
-    has_experts = _sparse_layers(config, spec.n_layers)
+    has_experts = _sparse_layers(config, spec.n_layers, count)
     rows, shared_rows = config.integer("moe_intermediate_size"), config.integer("share_expert_dim")
     n = spec.add_expert_counts("n_routed_experts", rows, layers=0)
-    dense = has_experts.index(True) if any(has_experts) else spec.n_layers
+    dense = has_experts.index(True) if any(has_experts[: spec.n_layers]) else spec.n_layers
     spec.add_uint32({"leading_dense_block_count": dense, "expert_gating_func": SIGMOID_GATING, "expert_shared_count": 1})
     spec.add_uint32({"expert_shared_feed_forward_length": shared_rows})
     spec.add_float32({"expert_weights_scale": config.number("moe_router_scaling_factor", 1.0, positive=True)})
     spec.metadata[f"{ARCHITECTURE}.expert_weights_norm"] = True
     for key, part in (("swiglu_limits", "exp"), ("swiglu_limits_shared", "shexp")):
-        spec.metadata[f"{ARCHITECTURE}.swiglu_clamp_{part}"] = _limits(config, key, spec.n_layers)
-    spec.skip_prediction_layers(config.integer("num_nextn_predict_layers", 0, minimum=0))
-    layer_heads = dict(enumerate(heads))
+        by_layer[f"swiglu_clamp_{part}"] = _limits(config, key, spec.n_layers, count)
+    by_layer = {f"{ARCHITECTURE}.{key}": values for key, values in by_layer.items()}
+    spec.metadata |= {key: values[: spec.n_layers] for key, values in by_layer.items()}
 
     def layer(i: int) -> list[LayerTensor]:
-        hidden_size, (n_heads, n_kv_heads) = spec.hidden_size, layer_heads[i]
+        hidden_size, (n_heads, n_kv_heads) = spec.hidden_size, heads[i]
         q_rows, kv_rows = n_heads * spec.head_dim, n_kv_heads * spec.head_dim
         return [
             spec.norm("attn_norm", "input_layernorm", transform=add_one),
@@ -88,6 +94,7 @@ def step35(config: Config, mla_layout: str) -> ModelSpec:
             *(_experts(spec, n, rows, shared_rows) if has_experts[i] else spec.gated_mlp()),
         ]
 
+    spec.add_draft_layers(layer, count=count, names=DRAFT_NAMES, norm_transform=add_one, metadata=by_layer)
     model = spec.build(layer, norm_transform=add_one)
     if spec.rope.scaling == "llama3":  # of layers without a window; the rest of the tensor is for those with one
         count, scaled = spec.head_dim // 2, spec.rotary_dim
@@ -142,26 +149,33 @@ def _ropes(config: Config, is_local: list[bool]) -> tuple[Config, Config]:
     return Config(config.path, {"rope_parameters": full.values}), local
 
 
-def _sparse_layers(config: Config, n: int) -> list[bool]:
-    """For each layer whether it has experts: from mlp_layer_types, or the layers' numbers in moe_layers_enum."""
+def _of_drafts(config: Config, key: str, n: int, count: int, default: str) -> list[str]:
+    """The types of `count` draft layers: from mtp_KEY, or behind those of the n layers under KEY; else all the default."""
+    types, own = config.get(key), config.get(f"mtp_{key}")
+    found = own if isinstance(own, list) else types[n:] if isinstance(types, list) else []
+    return [str(t) for t in [*found, *[default] * count][:count]]
+
+
+def _sparse_layers(config: Config, n: int, drafts: int) -> list[bool]:
+    """For each layer and each draft layer whether it has experts: from mlp_layer_types, or the numbers in moe_layers_enum."""
     types = config.get("mlp_layer_types")
     if isinstance(types, list) and len(types) >= n:
-        return [t == "sparse" for t in types[:n]]
+        return [t == "sparse" for t in [*types[:n], *_of_drafts(config, "mlp_layer_types", n, drafts, "dense")]]
     numbers = config.get("moe_layers_enum")
     if numbers is None:
-        return [i >= 3 for i in range(n)]
+        return [3 <= i < n for i in range(n + drafts)]
     texts = numbers.split(",") if isinstance(numbers, str) else numbers
     try:
         chosen = {int(each) for each in texts if str(each).strip()}
     except (TypeError, ValueError):
         raise config.error(f"moe_layers_enum is {numbers!r:.60}; numbers of layers are needed") from None
-    return [i in chosen for i in range(n)]
+    return [i in chosen for i in range(n + drafts)]
 
 
-def _limits(config: Config, key: str, n: int) -> np.ndarray:
-    """A limit for each layer, 0 for none: float32 [n]."""
+def _limits(config: Config, key: str, n: int, drafts: int) -> np.ndarray:
+    """A limit for each layer and each draft layer, 0 for none: float32 [n + drafts]. Draft layers may have none."""
     values = config.get(key) or [0] * n
     is_list = isinstance(values, list) and len(values) >= n
-    if not is_list or any(isinstance(v, bool) or not isinstance(v, int | float | None) or (v or 0) < 0 for v in values[:n]):
+    if not is_list or any(isinstance(v, bool) or not isinstance(v, int | float | None) or (v or 0) < 0 for v in values):
         raise config.error(f"{key} is {values!r:.60}; a number of at least 0 is needed for each of the {n} layers")
-    return np.array([v or 0 for v in values[:n]], np.float32)
+    return np.array([v or 0 for v in [*values, *[0] * drafts][: n + drafts]], np.float32)

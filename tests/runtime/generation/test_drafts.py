@@ -10,7 +10,13 @@ from ggufmill.runtime import load_model
 from ggufmill.runtime.generation.drafter import Drafter
 from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
 
-CASES = ["glm4moe", "v3", "qwen35"]  # grouped and latent attention, recurrent layers
+CASES = ["glm4moe", "v3", "qwen35", "bailingmoe2"]  # grouped and latent attention, recurrent layers, one matrix for q, k and v
+SEVERAL = [
+    "glm4moe-three",
+    "v3-two",
+    "mimo2",
+    "step35",
+]  # draft layers; of mimo2 all read the model's hidden states; the last cannot be copies
 PROMPT = [5, 80, 17, 200, 33, 9, 41, 122, 87, 6, 77]
 
 
@@ -29,8 +35,7 @@ def models(tmp_path_factory):
     return load
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "copies"), [(case, each) for case in CASES + SEVERAL for each in (False, True)][:-1])
 def test_texts_are_the_same_with_drafts(models, case, copies):
     model = models(case, copies)
     for options in ({"temp": 0}, {"temp": 1.0, "seed": 11, "repeat_penalty": 1.2, "n_probs": 0}):
@@ -57,8 +62,34 @@ def test_a_draft_layer_that_predicts_as_the_model_is_accepted(models, case):
     assert random.timings.acceptance_rate < 0.5
 
 
-def test_a_conversation_goes_on_after_rewinding(models):
-    model = models("qwen35", True)
+@pytest.mark.parametrize("case", SEVERAL)
+def test_each_layer_drafts_the_token_behind_that_of_the_one_before(models, case):
+    """As layers run over the whole text with the drafts so far: greedy drafts, then the last layer's of its own output."""
+    model = models(case)
+    text, token, count = PROMPT, 50, len(model.draft_heads)
+    drafter = Drafter(model, 60, 9)
+    session = model.session(60)
+    session.drafter = drafter
+    session.feed(text[:4])
+    assert len(drafter.propose(text[:4], text[4], 1)) == 1  # fewer than there are layers: the others keep up
+    session.feed(text[4:])
+    drafts = drafter.propose(text, token, count + 1)
+    outputs = hidden = model.hidden([(model.new_cache(60), text)])[0]
+    known = [*text, token]
+    for depth, head in enumerate(model.draft_heads):
+        states, cache = outputs if head.is_chained else hidden, head.new_cache(60)
+        outputs = head.hidden(cache, np.array(known[depth + 1 :]), states)
+        known.append(int(head.logits(outputs[-1:])[0].argmax()))
+    outputs = head.hidden(cache, np.array(known[-1:]), outputs[-1:])
+    known.append(int(head.logits(outputs)[0].argmax()))
+    assert drafts == known[len(text) + 1 :]
+    session.feed([token])
+    assert drafter.propose([*text, token, 7], 8, count) == []  # the hidden state of one of these is not known
+
+
+@pytest.mark.parametrize("case", ["qwen35", "glm4moe-three", "mimo2"])
+def test_a_conversation_goes_on_after_rewinding(models, case):
+    model = models(case, True)
     session, plain = model.session(), model.session()
     for prompt in (PROMPT, [*PROMPT, 9, 8, 7], PROMPT[:6], [*PROMPT[:6], 4, 4, 90, 7, 30]):
         with_drafts = model.generate(prompt, 12, ignore_eos=True, temp=0, draft_max=2, session=session)
@@ -68,12 +99,13 @@ def test_a_conversation_goes_on_after_rewinding(models):
         assert with_drafts.timings.drafted_tokens > 0
 
 
-def test_drafts_of_a_rewound_or_forked_session_are_those_of_a_new_one(models):
-    model = models("glm4moe")
+@pytest.mark.parametrize("case", ["glm4moe", *SEVERAL])
+def test_drafts_of_a_rewound_or_forked_session_are_those_of_a_new_one(models, case):
+    model = models(case)
 
     def session_of(tokens):
         session = model.session(100)
-        session.drafter = Drafter(model, 100)
+        session.drafter = Drafter(model, 100, 3)
         session.feed(tokens)
         return session
 
@@ -84,7 +116,7 @@ def test_drafts_of_a_rewound_or_forked_session_are_those_of_a_new_one(models):
     rewound.rewind(9)
     rewound.rewind(7)
     for session in (rewound, fork):
-        assert session.uncomputed == 1  # its hidden state has been used up
+        assert session.uncomputed == len(model.draft_heads)  # their hidden states have been used up
         session.feed([50])
         assert session.drafter.propose([*PROMPT[:7], 50], 60, 3) == expected
     assert more.drafter.propose(PROMPT, 60, 2) == []  # computed with the next tokens
