@@ -106,9 +106,10 @@ class Drafter:
                 ahead = outputs[certain:]
                 if each.depth < count:
                     drafts.append(each.most_probable(outputs))
+            last = self.depths[-1]
             while len(drafts) < count:
-                outputs = each.head.hidden(each.cache, np.array(drafts[-1:]), outputs[-1:])
-                drafts.append(each.most_probable(outputs))
+                outputs = last.head.hidden(last.cache, np.array(drafts[-1:]), outputs[-1:])
+                drafts.append(last.most_probable(outputs))
         finally:
             for each, end in zip(self.depths, ends, strict=False):
                 each.cache.truncate(end)
