@@ -47,7 +47,7 @@ class _Depth:
     def read(self, tokens: Sequence[int], inputs: np.ndarray) -> np.ndarray:
         """Runs the rows that the tokens reach to, with these inputs; returns their outputs float32 [n, n_embd]."""
         new = np.array(tokens[self.cache.length + self.depth + 1 :], np.int64)
-        return self.head.hidden(self.cache, new, inputs[: len(new)])
+        return self.head.hidden(self.cache, new, inputs[: len(new)]) if len(new) else inputs[:0]
 
     def most_probable(self, outputs: np.ndarray) -> int:
         """The token that the last row predicts."""

@@ -70,7 +70,9 @@ def test_each_layer_drafts_the_token_behind_that_of_the_one_before(models, case)
     drafter = Drafter(model, 60, 9)
     session = model.session(60)
     session.drafter = drafter
-    session.feed(text[:4])
+    session.feed(text[:1])
+    assert len(drafter.propose(text[:1], text[1], 1)) == 1  # the other layers have no row yet
+    session.feed(text[1:4])
     assert len(drafter.propose(text[:4], text[4], 1)) == 1  # fewer than there are layers: the others keep up
     session.feed(text[4:])
     drafts = drafter.propose(text, token, count + 1)
