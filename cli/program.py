@@ -19,6 +19,7 @@ from typing import NoReturn
 import click
 
 from .. import VERBS, __version__
+from ..operating_system.process import raise_open_file_limit
 from .command import HELP
 
 _RAISE_AGAIN_AFTER = 0.05  # seconds
@@ -61,6 +62,7 @@ def run(arguments: list[str] | None = None) -> None:
     """Does what `main` promises."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _make_writable()
+    raise_open_file_limit()
     try:
         with _termination_as_interrupt(), _no_interrupt_lost():
             status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)

@@ -14,13 +14,17 @@ from .options.settings import run_options
 from .options.types import MODEL
 
 if TYPE_CHECKING:
+    from ..runtime.serve.app import RefusedRequest
     from ..runtime.serve.engine import EndEvent
 
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL)
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 lets other machines in (use --api-key)."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen; 0.0.0.0: for other machines (needs a key or --no-key).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option(
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
     envvar="GGUFMILL_API_KEY",
     show_envvar=True,
     help="Key that clients have to give. Other users of this machine can see arguments, but not the variable.",
+)
+@click.option("--no-key", is_flag=True, help="Let other machines in without a key.")
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name by which clients call this machine, beside its own; repeatable."
 )
 @click.option("--alias", help="Name of the model in the API. [default: general.name]")
 @template_option
@@ -38,7 +46,10 @@ if TYPE_CHECKING:
     "--max-queue", type=click.IntRange(0), default=16, show_default=True, help="Requests that may wait; more get 503."
 )
 @click.option(
-    "--max-body", type=click.IntRange(1), default=8, show_default=True, metavar="MiB", help="Most that a request may bring."
+    "--max-body", type=click.IntRange(1), default=8, show_default=True, metavar="MiB", help="Maximum size of a request."
+)
+@click.option(
+    "--max-connections", type=click.IntRange(1), default=256, show_default=True, help="Connections open at once; more get 503."
 )
 @click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
 @sampling_options
@@ -65,17 +76,28 @@ def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
       GGUFMILL_API_KEY=... ggufmill serve model.gguf --host 0.0.0.0
     """
     from ..pipeline.serve import serve_model
+    from ..runtime.serve.line_limit import LineLimit
 
     def show_address(address: str) -> None:
         click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)
 
+    limit = LineLimit()
+
+    def show(line: str) -> None:
+        dropped = limit.admit()
+        if dropped is not None:
+            click.echo(f"({dropped} lines left out)\n{line}" if dropped else line, err=True)
+
     def show_end(end: EndEvent) -> None:
         if end.error is not None:
-            click.echo(f"a request failed: {end.error}", err=True)
+            show(f"a request failed: {end.error}")
         elif end.timings.prompt_tokens:
-            click.echo(f"{speeds_text(end.timings)}; ended by {end.reason}", err=True)
+            show(f"{speeds_text(end.timings)}; ended by {end.reason}")
+
+    def show_refused(request: RefusedRequest) -> None:
+        show(str(request))
 
     try:
-        serve_model(model, on_ready=show_address, on_end=show_end, **options, **settings)
+        serve_model(model, on_ready=show_address, on_end=show_end, on_refused=show_refused, **options, **settings)
     except KeyboardInterrupt:
         click.echo("ended", err=True)

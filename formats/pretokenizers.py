@@ -45,11 +45,14 @@ class PreTokenizer:
     splits         regular expressions applied in order; each isolates its matches within the pieces that the one before left
     ignore_merges  a word that is a token is not merged from its bytes (as llama.cpp calls it)
     add_bos        whether text starts with BOS when tokenizer.ggml.add_bos_token is absent
+    thousands      the first expression groups digits in threes from the right, by a look ahead to the end of the number: its
+                   time grows with the square of the number's length, so the tokenizer does this by itself
     """
 
     splits: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    thousands: bool = False
 
 
 _GPT2_WORDS = PreTokenizer((_GPT2,))
@@ -99,7 +102,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "tekken": PreTokenizer((_CASED % ("", "", ""),), ignore_merges=True, add_bos=True),
-    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _CASED % (_CONTRACTION, _CONTRACTION, "{1,3}"))),
+    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _CASED % (_CONTRACTION, _CONTRACTION, "{1,3}")), thousands=True),
     "kimi-k2": PreTokenizer(
         (
             r"[\p{Han}]+"

@@ -97,6 +97,26 @@ def limit_cpu_time(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds) + 1, hard_limit))
 
 
+def open_file_limit() -> int | None:
+    """How many files this process may open; None where there is no such limit (Windows)."""
+    if resource is None:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def raise_open_file_limit(wanted: int = 65536) -> None:
+    """Lets this process open as many files as the system permits it, up to `wanted`: models are split into hundreds of files,
+    and the usual limit is 1024, on macOS 256. Child processes that are limited themselves stay so."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with suppress(OSError, ValueError):  # macOS has another, hidden limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
 def reuse_address(listener: socket.socket) -> None:
     """Lets a socket be bound to the address of a server that has just ended. Not on Windows, where that is so by itself and the
     option would let two servers share a port."""

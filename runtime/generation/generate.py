@@ -302,8 +302,13 @@ class Generation:
 
     def _partial_stop_length(self, text: str) -> int:
         """Length of the longest suffix of the text that is a beginning of a stop text."""
-        lengths = [n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        return max(lengths, default=0)
+        return max((_overlap(text, stop) for stop in self.stop), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of the text that is a beginning of `stop`, but not all of it."""
+    starts = range(max(len(text) - len(stop) + 1, 0), len(text))
+    return next((len(text) - start for start in starts if stop.startswith(text[start:])), 0)
 
 
 def feed_pending(model: Model, generations: Sequence[Generation]) -> list[np.ndarray]:

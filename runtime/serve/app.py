@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -36,7 +38,22 @@ from .security_middleware import SecurityMiddleware
 from .stream_parser import StreamParser
 from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
 
+_TEXT_THREADS = 2  # texts that are encoded or decoded at once
 _HEADER_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+class RefusedRequest(NamedTuple):
+    """A request that was answered with an error."""
+
+    method: str
+    path: str
+    error: RequestError
+
+    def __str__(self) -> str:
+        """One line: what was asked, the status, the field at fault, and the message."""
+        field = f" ({self.error.param})" if self.error.param else ""
+        line = f"refused {self.method} {self.path[:80]}: {self.error.status}{field} {self.error.message[:300]}"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def make_app(
@@ -47,18 +64,24 @@ def make_app(
     alias: str | None = None,
     api_key: str | None = None,
     host: str = "127.0.0.1",
+    hosts: Collection[str] = (),
     max_body: int = 8 << 20,
+    body_seconds: float = 60.0,
+    on_refused: Callable[[RefusedRequest], None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Starlette:
     """Returns an ASGI application that serves a model. A model without a chat template serves completions only.
 
-    engine    generates (default: a new one); it is closed with the application
-    template  chat template, as for `find_template`
-    alias     the model's name in the API (default: general.name)
-    api_key   key that clients have to send
-    host      name or address that the server is bound to
-    max_body  largest size of a request in bytes
-    options   n_predict, draft_max and fields of `Sampling` for requests that do not set them
+    engine        generates (default: a new one); it is closed with the application
+    template      chat template, as for `find_template`
+    alias         the model's name in the API (default: general.name)
+    api_key       key that clients have to send
+    host          name or address that the server is bound to
+    hosts         further names of this machine that a request's Host may have
+    max_body      largest size of a request in bytes
+    body_seconds  time that a client has for the body of a request
+    on_refused    called with each request that is answered with an error
+    options       n_predict, draft_max and fields of `Sampling` for requests that do not set them
 
     Raises PlanError if `template` does not exist, options are out of range, or draft_max is set for a model without draft
     layers.
@@ -69,7 +92,27 @@ def make_app(
         check_draft_layers(model)
     has_tool_template = template is None and "tokenizer.chat_template.tool_use" in model.metadata
     templates = _template(model, template), _template(model, "tool_use" if has_tool_template else template)
-    routes = _Routes(model, engine or Engine(model), templates, alias or model_name(model), max_body, defaults)
+    routes = _Routes(model, engine or Engine(model), templates, alias or model_name(model), defaults, max_body, body_seconds)
+
+    def respond(request: Request | Mapping[str, Any], error: RequestError) -> Response:
+        if on_refused is not None:
+            scope = request.scope if isinstance(request, Request) else request
+            on_refused(RefusedRequest(scope["method"], scope["path"], error))
+        return error_response(error)
+
+    async def on_request_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return respond(request, error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        messages = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not possible here"}
+        response = respond(request, RequestError(messages.get(error.status_code, str(error.detail)), status=error.status_code))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_exception(request: Request, error: Exception) -> Response:
+        return respond(request, RequestError("internal error of the server; its terminal tells more", status=500))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -93,8 +136,8 @@ def make_app(
     ]
     app = Starlette(
         routes=[Route(path, handler, methods=methods) for path, handler, methods in table],
-        middleware=[Middleware(SecurityMiddleware, error_response=error_response, host=host, api_key=api_key)],
-        exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error, Exception: _on_exception},
+        middleware=[Middleware(SecurityMiddleware, respond=respond, host=host, api_key=api_key, hosts=hosts)],
+        exception_handlers={RequestError: on_request_error, HTTPException: on_http_error, Exception: on_exception},
         lifespan=lifespan,
     )
     app.state.engine = routes.engine
@@ -111,23 +154,6 @@ def _template(model: Model, choice: str | None) -> ChatTemplate | PlanError:
         return error
 
 
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    messages = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not possible here"}
-    response = error_response(RequestError(messages.get(error.status_code, str(error.detail)), status=error.status_code))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _on_exception(request: Request, error: Exception) -> Response:
-    return error_response(RequestError("a fault of the server; its terminal tells more", status=500))
-
-
 class _Routes:
     """The handlers of all routes."""
 
@@ -137,13 +163,15 @@ class _Routes:
         engine: Engine,
         templates: tuple[ChatTemplate | PlanError, ChatTemplate | PlanError],
         name: str,
-        max_body: int,
         defaults: Mapping[str, Any],
+        max_body: int,
+        body_seconds: float,
     ):
         """templates: for conversations without tools, and with tools."""
         self.model, self.engine, self.name = model, engine, name
         self._renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
-        self.max_body, self.defaults = max_body, defaults
+        self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
+        self._text_threads = CapacityLimiter(_TEXT_THREADS)
         self._tokenizer = model.tokenizer
         self._description, self._created = describe(model), int(time.time())
 
@@ -194,14 +222,16 @@ class _Routes:
     async def chat(self, request: Request) -> Response:
         parsed = parse_chat(await self._read_json(request), self.defaults)
         text = await run_in_threadpool(self._render, parsed)
-        ids = await run_in_threadpool(prompt_tokens, self._tokenizer, text)
+        self._check_length(text, "messages")
+        ids = await self._in_thread(prompt_tokens, self._tokenizer, text)
         return await self._answer(request, parsed, ids, self._stream_parser(parsed, text))
 
     async def completion(self, request: Request) -> Response:
         parsed = parse_completion(await self._read_json(request), self.defaults)
         prompt = parsed.prompt
         if isinstance(prompt, str):
-            ids = await run_in_threadpool(self._tokenizer.encode, prompt, parse_special=True)
+            self._check_length(prompt, "prompt")
+            ids = await self._in_thread(self._tokenizer.encode, prompt, True, True)
         else:
             ids = self._check_token_ids("prompt", prompt or [])
         return await self._answer(request, parsed, ids)
@@ -212,7 +242,7 @@ class _Routes:
         if not isinstance(text, str):
             raise RequestError("content has to be a text", param="content", code="invalid_value")
         special, parse = bool(body.get("add_special", False)), bool(body.get("parse_special", True))
-        return json_response({"tokens": await run_in_threadpool(self._tokenizer.encode, text, special, parse)})
+        return json_response({"tokens": await self._in_thread(self._tokenizer.encode, text, special, parse)})
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._read_json(request)
@@ -220,7 +250,7 @@ class _Routes:
         if not isinstance(tokens, list):
             raise RequestError("tokens has to be a list of token ids", param="tokens", code="invalid_value")
         ids = self._check_token_ids("tokens", tokens)
-        return json_response({"content": self._tokenizer.decode(ids, skip_special=False)})
+        return json_response({"content": await self._in_thread(self._tokenizer.decode, ids, False)})
 
     async def apply_template(self, request: Request) -> Response:
         parsed = parse_chat(await self._read_json(request), self.defaults)
@@ -230,11 +260,15 @@ class _Routes:
         """The JSON object in the body of a request. Raises RequestError when it is too large or not a JSON object."""
         data = bytearray()
         try:
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > self.max_body:
-                    raise RequestError(f"the request is larger than {self.max_body} bytes", code="too_large", status=413)
+            async with asyncio.timeout(self.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > self.max_body:
+                        raise RequestError(f"the request is larger than {self.max_body} bytes", code="too_large", status=413)
             body = json.loads(data)
+        except TimeoutError:
+            message = f"the body of the request did not arrive within {self.body_seconds:g} seconds"
+            raise RequestError(message, code="request_timeout", status=408) from None
         except ClientDisconnect:
             raise RequestError("the client is gone", status=400) from None
         except (ValueError, RecursionError) as error:
@@ -242,6 +276,17 @@ class _Routes:
         if not isinstance(body, dict):
             raise RequestError("the request has to be a JSON object", code="invalid_json")
         return body
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function that may take long for a long text. Few run at once: other requests go on meanwhile."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._text_threads)
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Raises RequestError for a text that cannot fit into the context, before it is encoded."""
+        least = self._tokenizer.least_tokens(text)
+        if least >= self.model.n_ctx:
+            message = f"the prompt has at least {least} tokens, and the context holds {self.model.n_ctx} with the answer"
+            raise RequestError(message, param=param, code="context_length_exceeded")
 
     def _renderer(self, parsed: CompletionRequest) -> PromptRenderer:
         """Raises RequestError when there is no template, or the request has tools and the template does not support them."""

@@ -14,8 +14,11 @@ from ...formats import MillError
 from ...operating_system.process import reuse_address
 from ..model import Model
 from .app import make_app
+from .connections import connection_limit, limit_logs, limited_protocol
 from .engine import EndEvent, Engine
+from .line_limit import LineLimit
 
+_BACKLOG = 128  # connections that wait to be accepted
 _SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generations have ended
 
 
@@ -42,6 +45,8 @@ def serve(
     port: int = 8080,
     *,
     max_queue: int = 16,
+    max_connections: int = 256,
+    header_seconds: float = 20.0,
     warm_up: bool = True,
     on_ready: Callable[[str], None] | None = None,
     on_end: Callable[[EndEvent], None] | None = None,
@@ -50,20 +55,25 @@ def serve(
 ) -> None:
     """Serves a model until SIGINT or SIGTERM, or until `stop` is set (needed off the main thread, which gets no signals).
 
-    host, port  address to bind; port 0: any free one
-    max_queue   requests that may wait besides the running ones
-    warm_up     run a short prompt first
-    on_ready    called with the URL when the socket listens
-    on_end      called at the end of each answer
-    app         further arguments of `make_app`
+    host, port       address to bind; port 0: any free one
+    max_queue        requests that may wait besides the running ones
+    max_connections  connections that may be open; fewer if the process can open fewer files
+    header_seconds   time that a client has for the header of a request
+    warm_up          run a short prompt first
+    on_ready         called with the URL when the socket listens
+    on_end           called at the end of each answer
+    app              further arguments of `make_app`
 
-    Raises MillError when the address cannot be bound. After a signal its handler runs: by default KeyboardInterrupt is raised.
+    Raises MillError when the address cannot be bound, UsageError when the process can open too few files. After a signal its
+    handler runs: by default KeyboardInterrupt is raised.
     """
     listener = _listen(host, port)
     engine = Engine(model, max_queue, on_end)
     try:
         config = uvicorn.Config(
             make_app(model, engine=engine, host=host, **app),
+            http=limited_protocol(connection_limit(max_connections), header_seconds),
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -76,6 +86,7 @@ def serve(
             on_ready(browser_url(host, listener.getsockname()[1]))
         if stop is not None:
             threading.Thread(target=_stop_when_set, args=(stop, server), daemon=True).start()
+        limit_logs(LineLimit())
         server.run(sockets=[listener])
     finally:
         engine.close()
@@ -96,7 +107,7 @@ def _listen(host: str, port: int) -> socket.socket:
         try:
             reuse_address(listener)
             listener.bind(address)
-            listener.listen(128)
+            listener.listen(_BACKLOG)
         except OSError:
             listener.close()
             raise

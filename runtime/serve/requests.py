@@ -49,6 +49,8 @@ class CompletionRequest:
 
 Check = Callable[[str, Any], Any]
 
+_MAX_STOP_LENGTH = 4096  # characters; each token of an answer is compared with the stop texts
+
 
 def _invalid(name: str, expected: str, value: Any) -> RequestError:
     try:
@@ -85,8 +87,9 @@ def _object(name: str, value: Any) -> JsonObject:
 
 def _stop_texts(name: str, value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or len(texts) > 16 or not all(isinstance(t, str) and t for t in texts):
-        raise _invalid(name, "a text or a list of up to 16 texts", value)
+    valid = isinstance(texts, list) and len(texts) <= 16
+    if not valid or not all(isinstance(t, str) and 0 < len(t) <= _MAX_STOP_LENGTH for t in texts):
+        raise _invalid(name, f"a text or a list of up to 16 texts of at most {_MAX_STOP_LENGTH} characters", value)
     return texts
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+import socket
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from .requests import RequestError
@@ -39,18 +40,45 @@ def host_name(header: str) -> str:
     return header.partition(":")[0]
 
 
+def known_hosts(host: str, more: Collection[str] = ()) -> frozenset[str]:
+    """Names, in lower case, by which clients may call a server that is bound to `host`: that name, this machine's own ones
+    unless the address is a loopback address, and `more`."""
+    names = {host.strip("[]"), *more}
+    if not is_loopback(host):
+        own = socket.gethostname()
+        names |= {own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+    return frozenset(name.rstrip(".").lower() for name in names if name)
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address: no name, so no name server of somebody else has led a browser here."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class SecurityMiddleware:
     """ASGI middleware that refuses requests of other sites and requests without the API key.
 
     A page of another site must not use this server through a visitor's browser. Its requests have an Origin other than this
     host; with DNS rebinding, when its own host name resolves to this machine, they have a foreign Host. Foreign origins are
-    refused without an API key, foreign hosts if the server is bound to a loopback address (the names of other addresses are not
-    known).
+    refused without an API key, foreign hosts always.
     """
 
-    def __init__(self, app: App, error_response: Callable[[RequestError], App], host: str, api_key: str | None):
-        """error_response: makes the response to a refused request; host: name or address that the server is bound to."""
-        self._app, self._error_response = app, error_response
+    def __init__(
+        self,
+        app: App,
+        respond: Callable[[Scope, RequestError], App],
+        host: str,
+        api_key: str | None,
+        hosts: Collection[str] = (),
+    ):
+        """respond: makes the response to a refused request; host: name or address that the server is bound to; hosts:
+        further names of this machine."""
+        self._app, self._respond = app, respond
+        self._hosts = known_hosts(host, hosts)
         self._loopback = is_loopback(host)
         self._key = api_key.encode() if api_key else None
 
@@ -66,15 +94,21 @@ class SecurityMiddleware:
             await send(message)
 
         error = self._check(scope)
-        app = self._app if error is None else self._error_response(error)
+        app = self._app if error is None else self._respond(scope, error)
         await app(scope, receive, send_with_headers)
+
+    def _names_this_machine(self, host: str) -> bool:
+        if is_loopback(host) or host.rstrip(".").lower() in self._hosts:
+            return True
+        return not self._loopback and _is_address(host)
 
     def _check(self, scope: Scope) -> RequestError | None:
         """The error that refuses a request, None if it is accepted."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
-        if self._loopback and not is_loopback(host_name(host)):
-            return RequestError("the Host header does not name this machine", code="forbidden_host", status=403)
+        if not self._names_this_machine(host_name(host)):
+            message = f"the Host header ({host[:80]!r}) does not name this machine; --allow-host adds a name"
+            return RequestError(message, code="forbidden_host", status=403)
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host and self._key is None:
             return RequestError("requests from pages of other origins are refused", code="forbidden_origin", status=403)
         if self._key is not None and scope["path"] not in _PUBLIC_PATHS:

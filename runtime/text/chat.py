@@ -41,7 +41,7 @@ class ChatTemplate:
         self.text, self.name, self.special_tokens = text, name, dict(special_tokens or {})
         self._run(None)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(self, /, messages: Sequence[Message], add_generation_prompt: bool = True, **variables: Any) -> str:
         """Returns the prompt text of a conversation.
 
         messages: dicts with 'role' and 'content' (text), and whatever else the template knows (plain JSON values only);

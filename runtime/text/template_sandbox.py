@@ -250,7 +250,7 @@ def run_template(request: dict[str, Any]) -> dict[str, Any]:
         with time_limit(request["seconds"]):
             template = _compile(request["text"])
             variables = request["variables"]
-            return {"text": "" if variables is None else join_limited(template.generate(**variables))}
+            return {"text": "" if variables is None else join_limited(template.generate(variables))}
     except TemplateSyntaxError as error:
         return {"error": "syntax", "message": f"{error.message}"[:_MAX_MESSAGE], "line": error.lineno}
     except TemplateError as error:

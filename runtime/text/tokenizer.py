@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -16,9 +18,11 @@ from ...formats import FormatError, MillError, PlanError
 from ...formats.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from .vocabulary import BYTE, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, byte_characters
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by `tokenizers`, whose threads a fork would not have
 # Lone surrogates are not characters. Those from U+DC80 on stand for bytes that are not valid UTF-8 (PEP 383).
 _SURROGATE, _RAW_BYTE = re.compile("[\ud800-\udfff]"), re.compile("([\udc80-\udcff])")
 _REPLACEMENT = "\ufffd"
+_NUMBER = re.compile(r"\d+")
 _MAX_MERGED_LENGTH = 512  # characters of a token that `_merges_by_score` splits: its time grows with the square
 
 
@@ -41,6 +45,7 @@ class Tokenizer:
             raise
         except Exception as error:  # `tokenizers` has no exceptions of its own
             raise FormatError(f"the vocabulary (tokenizer.ggml.*) cannot be used: {error}") from None
+        self._thousands = pre.thousands
         self._prefix = "▁" if model == "llama" and self.vocabulary.space_prefix else ""
         self.bos, self.eos, self.eog_ids = self.vocabulary.bos, self.vocabulary.eos, self.vocabulary.eog_ids
         self.add_bos = self.vocabulary.flag("add_bos_token", pre.add_bos) and self.bos is not None
@@ -94,7 +99,26 @@ class Tokenizer:
         return normalised.translate({placeholder: surrogate for surrogate, placeholder in placeholders.items()})
 
     def _encode_valid(self, text: str) -> list[int]:
-        return self._checked(lambda: self._backend.encode(text, add_special_tokens=False).ids)
+        parts = split_thousands(text) if self._thousands else [text]
+        # Unlike `encode`, this lets other threads run meanwhile, and computes no offsets.
+        return self._checked(
+            lambda: [i for each in self._backend.encode_batch_fast(parts, add_special_tokens=False) for i in each.ids]
+        )
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens of a text, in less time than it takes to encode it: no token stands for more
+        bytes than the longest one. 0 for vocabularies that drop or merge what they have no token for."""
+        return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token; 0 if not every byte has a token of its own."""
+        vocabulary = self.vocabulary
+        if vocabulary.model == "gpt2":
+            complete = all(c in vocabulary.ids for c in byte_characters().values())
+        else:
+            complete = vocabulary.model == "llama" and np.count_nonzero(vocabulary.token_types == BYTE) == 256
+        return max(len(vocabulary.piece(i)) for i in range(self.n_vocab)) if complete else 0
 
     def _encode_normalised(self, text: str) -> list[int]:
         return self._checked(lambda: [token.id for token in self._backend.model.tokenize(text)]) if text else []
@@ -172,6 +196,20 @@ class TextStream:
         return rest
 
 
+def split_thousands(text: str) -> list[str]:
+    """The text with the digits of each number in groups of three from the right as parts of their own, which is what the first
+    expression of such pre-tokenizers isolates (`PreTokenizer.thousands`). A number that a letter follows has no end to count
+    from (`\\b`) and stays as it is.
+    """
+    cuts = [0]
+    for number in _NUMBER.finditer(text):
+        begin, end = number.span()
+        category = unicodedata.category(text[end]) if end < len(text) else "Zs"
+        if category[0] not in "LMN" and category != "Pc":
+            cuts += [begin, *range(begin + ((end - begin) % 3 or 3), end, 3), end]
+    return [text[i:j] for i, j in zip(cuts, [*cuts[1:], len(text)], strict=True) if i < j]
+
+
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     name = str(vocabulary.get("pre", "default"))
     if name not in PRE_TOKENIZERS:
@@ -187,7 +225,7 @@ def _byte_level_bpe(vocabulary: Vocabulary, pre: PreTokenizer) -> Backend:
         merges = _merges_by_score(vocabulary, -np.arange(len(vocabulary.tokens)))
     usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
     backend = Backend(models.BPE(vocab=ids, merges=usable, ignore_merges=pre.ignore_merges))
-    splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits]
+    splits: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.splits[pre.thousands :]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )

@@ -29,10 +29,13 @@ def start():
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
         )
         started.append(process)
-        line = process.stderr.readline()
-        result = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
-        assert result, line + process.stderr.read()
-        return process, result[1]
+        lines = []
+        for line in process.stderr:  # perhaps after a line on kernels that are compiled
+            lines.append(line)
+            result = re.fullmatch(r"demo: listening on (http://127\.0\.0\.1:\d+) \(Ctrl-C ends it\)\n", line)
+            if result:
+                return process, result[1]
+        raise AssertionError("".join(lines))
 
     yield run
     for process in started:
@@ -76,6 +79,28 @@ def test_it_serves_and_shuts_down(start, number):
     assert b"shutting down" in stream.read()
 
 
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        (["--host", "0.0.0.0"], None, "--api-key asks them for a key, --no-key does not"),
+        (["--api-key", ""], None, "the API key is empty"),
+        ([], " ", "the API key is empty"),
+    ],
+)
+def test_a_key_is_needed_where_others_can_connect(options, key, message, capsys, monkeypatch):
+    pytest.importorskip("uvicorn")
+    if key is None:
+        monkeypatch.delenv("GGUFMILL_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("GGUFMILL_API_KEY", key)
+    with pytest.raises(SystemExit) as end:
+        main(["serve", str(DEMO), "--port", "0", *options])
+    assert end.value.code not in (0, None)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_a_taken_port(capsys):
     pytest.importorskip("uvicorn")
     with socket.socket() as taken:
@@ -94,8 +119,11 @@ def test_a_bad_template_and_host(capsys):
     pytest.importorskip("uvicorn")
     for options, said in (
         (("--template", "klingon"), "no chat template 'klingon'"),
-        (("--host", "no.such.host.invalid"), "cannot listen"),
-        (("--host", "no.such.host.invalid", "-c", "5000"), "warning: n_ctx is 5000, but the model was trained with"),
+        (("--host", "no.such.host.invalid", "--no-key"), "cannot listen"),
+        (
+            ("--host", "no.such.host.invalid", "--no-key", "-c", "5000"),
+            "warning: n_ctx is 5000, but the model was trained with",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["serve", str(DEMO), "--port", "0", *options])

@@ -55,6 +55,13 @@ def test_a_body_that_is_too_large(client):
     assert client.post("/v1/chat/completions", content=b" " * 19_000 + json.dumps(ASK).encode()).status_code == 200
 
 
+def test_variables_of_a_template_with_names_of_python(client):
+    """A variable called like a parameter of the functions that render is a variable like any other."""
+    for name in ("self", "args", "kwargs", "context"):
+        response = client.post("/apply-template", json={**ASK, "chat_template_kwargs": {name: 1}})
+        assert response.status_code == 200, response.text
+
+
 def test_unknown_paths_and_methods(client):
     assert error(client.get("/v1/embeddings"), 404)["type"] == "not_found_error"
     assert "GET is not possible" in error(client.get("/v1/completions"), 405)["message"]
@@ -199,7 +206,9 @@ def test_other_host_names_are_refused_on_the_loopback_address(client, host):
 def test_loopback_host_names_are_accepted(client, model):
     for host in ("localhost", "localhost:9", "127.0.0.1", "127.1.2.3:80", "[::1]:8080"):
         assert client.get("/health", headers={"host": host}).status_code == 200
-    with TestClient(make_app(model, host="0.0.0.0"), base_url="http://my-server.example") as public:
+    with TestClient(
+        make_app(model, host="0.0.0.0", hosts=["my-server.example"]), base_url="http://my-server.example"
+    ) as public:
         assert public.get("/health").status_code == 200
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Reference
 from ggufmill.formats import FormatError, PlanError, open_gguf
 from ggufmill.formats.pretokenizers import PRE_TOKENIZERS
 from ggufmill.runtime import Tokenizer
+from ggufmill.runtime.text.tokenizer import split_thousands
 
 TEXT = (
     "The quick brown fox didn't jump over 12345 lazy dogs; she'll jump again, 3.14 times!\n\n  Indented\tline\r\n"
@@ -340,3 +341,19 @@ def test_bytes_that_are_not_utf8_without_byte_tokens():
     tokenizer = Tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": characters, "tokenizer.ggml.pre": "gpt-2"})
     a, b = characters.index("a"), characters.index("b")
     assert tokenizer.encode("a\udcffb") == tokenizer.encode("a\ufffdb") == [a, b]  # U+FFFD is not a token here either
+
+
+def test_numbers_in_thousands_are_split_as_by_the_expression():
+    """`split_thousands` does what the first expression of such a pre-tokenizer does, in linear time."""
+    rule = PRE_TOKENIZERS["tiny_aya"]
+    assert rule.thousands
+    steps = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in rule.splits]
+    whole = pre_tokenizers.Sequence(steps)
+    rng = np.random.default_rng(1)
+    parts = ["a", " ", "_", "²", "é", "\u0301", ".", "½", "中", "-", "\n", "'s", "٣٤٥٦", "1", "12", "123", "4567890", "1" * 100]
+    for _ in range(500):
+        text = "".join(rng.choice(parts, rng.integers(1, 9)))
+        expected = [word for word, _ in whole.pre_tokenize_str(text)]
+        assert [word for part in split_thousands(text) for word, _ in steps[1].pre_tokenize_str(part)] == expected, text
+    n_parts = len(split_thousands("1" * 3_000_001 + "."))  # the expression takes hours
+    assert n_parts == 1_000_002

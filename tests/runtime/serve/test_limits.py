@@ -1,0 +1,249 @@
+"""What a client can hold up: connections, headers, bodies, long texts, long stop texts, host names, and the log."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+import httpx
+from starlette.testclient import TestClient
+
+from ggufmill.errors import UsageError
+from ggufmill.operating_system import process
+from ggufmill.runtime.generation.generate import _overlap
+from ggufmill.runtime.serve import connections, make_app
+from ggufmill.runtime.serve.line_limit import LineLimit
+from ggufmill.runtime.serve.security_middleware import known_hosts
+
+HERE = "http://127.0.0.1:8080"
+
+
+@pytest.fixture(scope="module")
+def model(reciting):
+    return reciting("Hi you!")
+
+
+def address(url):
+    return "127.0.0.1", int(url.rpartition(":")[2])
+
+
+def read_all(client):
+    client.settimeout(10)
+    data = b""
+    while True:
+        part = client.recv(4096)
+        if not part:
+            return data
+        data += part
+
+
+def test_half_a_header_is_ended(served, model):
+    url = served(model, header_seconds=0.5)
+    with socket.create_connection(address(url)) as silent, socket.create_connection(address(url)) as half:
+        half.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        for client in (silent, half):
+            assert read_all(client).startswith(b"HTTP/1.1 408 ")
+    # A second header on the same connection has the same limit.
+    with socket.create_connection(address(url)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"GET /he")
+        assert b"HTTP/1.1 408 " in read_all(client)
+
+
+def test_an_answer_may_take_longer_than_a_header(served, model):
+    url = served(model, header_seconds=0.2)
+    request = {"prompt": ":", "max_tokens": 200, "ignore_eos": True}
+    body = json.dumps(request).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(address(url)) as client:
+        client.sendall(head.encode())
+        time.sleep(0.6)
+        client.sendall(body)
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_too_many_connections_get_503_and_the_server_goes_on(served, model):
+    url = served(model, max_connections=4)
+    idle = [socket.create_connection(address(url)) for _ in range(4)]
+    try:
+        for client in idle:  # counted once the server has accepted them
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        with socket.create_connection(address(url)) as more:
+            assert read_all(more).startswith(b"HTTP/1.1 503 ")
+    finally:
+        for client in idle:
+            client.close()
+    end = time.monotonic() + 10
+    while True:
+        try:
+            assert json.load(urllib.request.urlopen(f"{url}/health", timeout=5))["status"] == "ok"
+            break
+        except (urllib.error.URLError, ConnectionError):
+            assert time.monotonic() < end
+
+
+def test_connections_within_what_the_process_can_open(monkeypatch):
+    monkeypatch.setattr(connections, "open_file_limit", lambda: 256)
+    assert connections.connection_limit(1000) == 192
+    assert connections.connection_limit(100) == 100
+    monkeypatch.setattr(connections, "open_file_limit", lambda: 40)
+    with pytest.raises(UsageError, match="40 files only"):
+        connections.connection_limit(100)
+    monkeypatch.setattr(connections, "open_file_limit", lambda: None)
+    assert connections.connection_limit(1000) == 1000
+
+
+@pytest.mark.skipif(process.resource is None, reason="no limits of processes")
+def test_the_limit_of_open_files_is_raised_to_what_is_permitted():
+    resource = process.resource
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+        process.raise_open_file_limit(512)
+        assert process.open_file_limit() == min(512, hard if hard != resource.RLIM_INFINITY else 512)
+        process.raise_open_file_limit(300)  # never lowers it
+        assert process.open_file_limit() >= min(512, hard if hard != resource.RLIM_INFINITY else 512)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_body_that_does_not_arrive(model):
+    async def slow_body():
+        yield b'{"prompt":'
+        await asyncio.sleep(30)
+        yield b'"x"}'
+
+    async def ask():
+        app = make_app(model, body_seconds=0.3)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE) as client:
+            return await client.post("/v1/completions", content=slow_body())
+
+    response = asyncio.run(ask())
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "request_timeout"
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(model, monkeypatch):
+    def encode(*arguments):
+        raise AssertionError("encoded")
+
+    monkeypatch.setattr(model.tokenizer, "encode", encode)
+    with TestClient(make_app(model), base_url=HERE) as client:
+        prompt = "abcd " * 200_000
+        for path, body in (
+            ("completions", {"prompt": prompt}),
+            ("chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+        ):
+            response = client.post(f"/v1/{path}", json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_least_number_of_tokens(model):
+    tokenizer = model.tokenizer
+    for text in ("", "a", "Hello there, how are you?", "Größe 中文 " * 50, "\udc80\ud800"):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+
+
+def test_other_requests_are_answered_while_texts_are_encoded(model, monkeypatch):
+    go_on, begun, encode = threading.Event(), threading.Event(), model.tokenizer.encode
+
+    def slow(text, *arguments):
+        begun.set()
+        assert go_on.wait(30)
+        return encode(text, *arguments)
+
+    monkeypatch.setattr(model.tokenizer, "encode", slow)
+    with TestClient(make_app(model), base_url=HERE) as client:
+        replies = []
+        threads = [
+            threading.Thread(target=lambda: replies.append(client.post("/tokenize", json={"content": "a"}))) for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(30)
+        assert client.get("/health").json()["status"] == "ok"
+        go_on.set()
+        for thread in threads:
+            thread.join(30)
+        assert [reply.status_code for reply in replies] == [200] * 5
+
+
+@pytest.mark.parametrize("stop", [["a" * 5000], ["a"] * 17])
+def test_stop_texts_have_limits(model, stop):
+    with TestClient(make_app(model), base_url=HERE) as client:
+        response = client.post("/v1/completions", json={"prompt": "x", "stop": stop})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "stop"
+
+
+def test_overlap_of_text_and_stop_text():
+    def by_definition(text, stop):
+        return max((n for n in range(len(stop)) if n <= len(text) and text.endswith(stop[:n])), default=0)
+
+    texts = ["", "a", "ab", "aab", "abab", "xaba", "aaaa", "abaab"]
+    for text in texts:
+        for stop in texts[1:]:
+            assert _overlap(text, stop) == by_definition(text, stop), (text, stop)
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0", "::"])
+def test_host_names_are_checked_on_every_address(model, bound):
+    with TestClient(make_app(model, host=bound, hosts=("Mill.Example.org",), api_key="k"), base_url=HERE) as client:
+
+        def status(host):
+            return client.get("/health", headers={"Host": host}).status_code
+
+        assert status("localhost:8080") == status("[::1]:8080") == status("mill.example.org") == 200
+        assert status("attacker.example.com") == 403
+        assert status("10.1.2.3:8080") == (403 if bound == "127.0.0.1" else 200)
+
+
+def test_names_of_this_machine(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan.example")
+    assert known_hosts("0.0.0.0") >= {"box.lan.example", "box", "box.local"}
+    assert known_hosts("127.0.0.1", ["Other."]) == {"127.0.0.1", "other"}
+
+
+def test_refused_requests_are_reported_with_their_field(model):
+    refused = []
+    with TestClient(make_app(model, on_refused=refused.append), base_url=HERE) as client:
+        client.post("/v1/completions", json={"prompt": "x", "temperature": "hot"})
+        client.get("/nothing%0A%1B[31mred")
+        client.get("/health", headers={"Host": "attacker.example.com"})
+    lines = [str(each) for each in refused]
+    assert lines[0].startswith("refused POST /v1/completions: 400 (temperature) temperature has to be")
+    assert lines[1].startswith("refused GET /nothing")
+    assert all(line.isprintable() for line in lines)
+    assert "403" in lines[2]
+
+
+def test_a_flood_does_not_fill_the_log():
+    now = [0.0]
+    limit = LineLimit(burst=10, per_second=2, clock=lambda: now[0])
+    assert [limit.admit() for _ in range(1000)].count(None) == 990
+    now[0] = 1.0
+    assert limit.admit() == 990
+    assert limit.admit() == 0
+    assert limit.admit() is None
+
+
+def test_messages_of_the_server_are_limited(caplog):
+    connections.limit_logs(LineLimit(burst=5, per_second=0))
+    try:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(100):
+                logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+        assert len(caplog.records) == 5
+    finally:
+        connections.limit_logs(LineLimit())
