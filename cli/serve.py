@@ -76,7 +76,7 @@ def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
       GGUFMILL_API_KEY=... ggufmill serve model.gguf --host 0.0.0.0
     """
     from ..pipeline.serve import serve_model
-    from ..runtime.serve.line_limit import LineLimit
+    from ..runtime.line_limit import LineLimit
 
     def show_address(address: str) -> None:
         click.echo(f"{model.name}: listening on {address} (Ctrl-C ends it)", err=True)

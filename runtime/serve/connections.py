@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...errors import UsageError
 from ...operating_system.process import open_file_limit
-from .line_limit import LineLimit
+from ..line_limit import LineLimit
 
 _RESERVED_FILES = 64  # descriptors that the program itself needs: model files, sockets, the process of the templates
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -12,11 +12,11 @@ import uvicorn
 
 from ...formats import MillError
 from ...operating_system.process import reuse_address
+from ..line_limit import LineLimit
 from ..model import Model
 from .app import make_app
 from .connections import connection_limit, limit_logs, limited_protocol
 from .engine import EndEvent, Engine
-from .line_limit import LineLimit
 
 _BACKLOG = 128  # connections that wait to be accepted
 _SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generations have ended

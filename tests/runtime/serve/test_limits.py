@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from ggufmill.errors import UsageError
 from ggufmill.operating_system import process
 from ggufmill.runtime.generation.generate import _overlap
+from ggufmill.runtime.line_limit import LineLimit
 from ggufmill.runtime.serve import connections, make_app
-from ggufmill.runtime.serve.line_limit import LineLimit
 from ggufmill.runtime.serve.security_middleware import known_hosts
 
 HERE = "http://127.0.0.1:8080"
