@@ -51,6 +51,7 @@ class Use:
     flash: bool = True
     attention_bytes: int | None = None
     gpu_layers: int | None = None  # None: all, if there is a GPU
+    tensor_split: tuple[float, ...] | None = None  # shares of the GPUs; None: by memory
 
     def settings(self, hparams: HParams) -> Settings:
         """What attention is run with. Raises PlanError for what `load_model` would refuse."""
@@ -72,7 +73,7 @@ class Override:
         return self.origin if self.origin.startswith("--") else f"{self.pattern.pattern}={self.device}"
 
 
-_PAIR = re.compile(r"=\s*(CPU|CUDA\d+)\s*(?:,|$)", re.IGNORECASE)
+_PAIR = re.compile(r"=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)", re.IGNORECASE)
 
 
 def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
@@ -84,7 +85,7 @@ def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
         if end is None or not pattern:
             raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
         try:
-            overrides.append(Override(re.compile(pattern), end[1].upper(), origin))
+            overrides.append(Override(re.compile(pattern), end[1].upper().replace(":", ""), origin))
         except re.error as error:
             raise PlanError(f"{origin}: {pattern!r} is not a regular expression ({error})") from None
         at = end.end()
@@ -122,11 +123,18 @@ class Device:
 
 @dataclass
 class Placement:
-    """What goes where, tensor name -> (device, what decided it); warnings for people."""
+    """What goes where, tensor name -> (device, what decided it); warnings for people.
+
+    hits        override -> (tensors, bytes)
+    layers      layer -> the device of its cache and its operations without weights; the number after the last: the output's
+    tied_output the device of the copy of the embeddings that serves as output matrix; '': there is none
+    """
 
     devices: list[Device]
     places: dict[str, tuple[str, str]]
-    hits: dict[str, tuple[int, int]]  # override -> (tensors, bytes)
+    hits: dict[str, tuple[int, int]]
+    layers: dict[int, str]
+    tied_output: str = ""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -249,8 +257,8 @@ def place(
         if rule.device not in devices:
             raise PlanError(f"{rule.origin} {rule}: there is no {rule.device}; give its memory with --vram")
     n_layer = HParams(dict(metadata), "the model").int("block_count")
-    layers = _layer_devices(n_layer, use.gpu_layers, [(name, capacities[name]) for name in gpus])
-    placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides})
+    layers = _layer_devices(n_layer, use.gpu_layers, _shares(gpus, capacities, use.tensor_split))
+    placement = Placement(list(devices.values()), {}, {str(rule): (0, 0) for rule in overrides}, layers)
     matched = dict.fromkeys(map(str, overrides), "")
     for weight in weights:
         rules = [rule for rule in overrides if rule.pattern.search(weight.name)]
@@ -265,6 +273,7 @@ def place(
         devices[device].weights += weight.nbytes
         devices[device].tensors += 1
     names, tokens = {weight.name for weight in weights}, _sequence(HParams(dict(metadata), "the model"), use.n_ctx)
+    _copy_tied_output(placement, weights, layers[n_layer])
     for layer in range(n_layer):
         state = cache_state_bytes(metadata, layer)  # one is read and another written; checkpoints stay in RAM
         devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
@@ -276,19 +285,38 @@ def place(
     return placement
 
 
-def _layer_devices(n_layer: int, wanted: int | None, gpus: Sequence[tuple[str, int | None]]) -> dict[int, str]:
-    """Layer -> device; n_layer stands for the output. Several GPUs take runs of layers in proportion to their memory."""
+def _shares(gpus: Sequence[str], capacities: Mapping[str, int | None], split: tuple[float, ...] | None) -> dict[str, float]:
+    """GPU -> its share of the layers, of any sum: as given, or its memory. Raises PlanError for shares that do not fit."""
+    if split is None:
+        return {name: capacities[name] or 1 for name in gpus}
+    if len(split) != len(gpus) or min(split) < 0 or not sum(split):
+        raise PlanError(f"--tensor-split {','.join(map(str, split))}: one share for each of {', '.join(gpus) or 'no GPUs'}")
+    return dict(zip(gpus, split, strict=True))
+
+
+def _layer_devices(n_layer: int, wanted: int | None, gpus: Mapping[str, float]) -> dict[int, str]:
+    """Layer -> device; n_layer stands for the output. Several GPUs take runs of layers in proportion to their shares."""
     count = min(n_layer + 1, n_layer + 1 if wanted is None else wanted) if gpus else 0
     first = n_layer + 1 - count if count > n_layer else n_layer - count
-    sizes = [size or 1 for _, size in gpus]
+    names, sizes = list(gpus), list(gpus.values())
     devices = dict.fromkeys(range(n_layer + 1), CPU)
     on_gpu = range(first, n_layer + 1 if count > n_layer else n_layer)
     for i, layer in enumerate(on_gpu):
         share, at = (i + 0.5) / len(on_gpu) * sum(sizes), 0
         while share > sum(sizes[: at + 1]):
             at += 1
-        devices[layer] = gpus[at][0]
+        devices[layer] = names[at]
     return devices
+
+
+def _copy_tied_output(placement: Placement, weights: Sequence[Weight], device: str) -> None:
+    """Embeddings that serve as output matrix lie in RAM, to be looked up, and once more where the output is computed."""
+    by_name = {weight.name: weight for weight in weights}
+    table = by_name.get("token_embd.weight")
+    if table is None or "output.weight" in by_name or device == CPU or placement.hits.get(placement.places[table.name][1]):
+        return
+    placement.tied_output = device
+    next(each for each in placement.devices if each.name == device).weights += table.nbytes
 
 
 def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:

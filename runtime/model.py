@@ -19,6 +19,7 @@ from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
+from .device_placement import device_compiler, place_model
 from .draft_head import DraftHead
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
@@ -50,23 +51,24 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
     packed_bytes = 0
+    placed = place_model(source, chosen)
     placement = place_threads(chosen.threads, chosen.cpus, chosen.numa)
     workers = Workers(placement.threads, placement.places)
     if chosen.repack:
         with workers.placed():
-            source, packed_bytes = repack_source(source, workers)
+            source, packed_bytes = repack_source(source, workers, None if placed is None else placed.on_host)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
-    graph = build_graph(source, chosen.n_ctx)
-    return Model(
-        source,
-        compile_graph(graph, store, chosen),
-        chosen,
-        stored,
-        packed_bytes,
-        placement.notes,
-        lambda draft: compile_graph(draft, store, chosen),
-    )
+    graph, notes = build_graph(source, chosen.n_ctx), list(placement.notes)
+
+    def compile_for_cpu(graph: Graph) -> Executable:
+        return compile_graph(graph, store, chosen)
+
+    compile_any = compile_for_cpu
+    if placed is not None:
+        compile_any = device_compiler(placed, source, store, chosen)
+        notes += placed.placement.warnings
+    return Model(source, compile_any(graph), chosen, stored, packed_bytes, notes, compile_any)
 
 
 def decoded_bytes(free: int | None) -> int:

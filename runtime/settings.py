@@ -13,8 +13,9 @@ from .thread_placement import NUMA_MODES
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
-_OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes")
-_FLAGS = ("flash", "repack", "exact", "round_bf16")
+_OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
+_FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
+_FLAGS = ("flash", "repack", "exact", "round_bf16", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
 _MOST_CPUS = 1 << 16
 PLAIN_TYPES = ("f32", "f16", "bf16")
@@ -46,6 +47,13 @@ class Settings:
     checkpoints       recurrent states of a sequence that are kept to go back to, of models with such layers (at prompts' ends)
     round_bf16        prompts' products with bf16 weights take activations rounded to bf16, as in llama.cpp, and not sums of two
                       bf16 numbers: up to twice as fast with AVX512-BF16, and as rough as eight-bit activations
+    device            devices of torch: 'cuda' (all of them), 'cuda:1', 'xpu', 'mps', 'cpu', 'auto'; None: the cpu backend, or
+                      what torch finds where one of the next ones is given
+    gpu_layers        layers on devices, the last ones, and after them the output; None: all
+    override_tensor   'REGEX=DEVICE,...' with CPU, CUDA0, ...; the first match wins
+    cpu_moe           experts stay in the machine's memory; n_cpu_moe: those of the first n layers
+    tensor_split      shares of the devices in the layers; None: by their memory
+    main_gpu          number of the only one of these devices that is used; None: all
     lora              LoRA adapters, FILE or FILE=SCALE: a GGUF, or for a checkpoint a folder of peft
     """
 
@@ -67,6 +75,13 @@ class Settings:
     exact: bool = False
     checkpoints: int = 8
     round_bf16: bool = False
+    device: tuple[str, ...] | None = None
+    gpu_layers: int | None = None
+    override_tensor: tuple[str, ...] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: int | None = None
+    tensor_split: tuple[float, ...] | None = None
+    main_gpu: int | None = None
     lora: tuple[str, ...] = ()
 
     @property
@@ -89,8 +104,8 @@ def settings_from(values: dict[str, Any]) -> Settings:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise PlanError(f"setting {name} has to be a whole number, not {value!r:.60}")
-        if value < (name != "cache_bytes"):
-            raise PlanError(f"setting {name} has to be {'0 or more' if name == 'cache_bytes' else 'positive'}, not {value}")
+        if value < (name not in _FROM_ZERO):
+            raise PlanError(f"setting {name} has to be {'0 or more' if name in _FROM_ZERO else 'positive'}, not {value}")
     if chosen.threads is not None and chosen.threads > _MOST_THREADS:
         raise PlanError(f"setting threads is at most {_MOST_THREADS}, not {chosen.threads}")
     if chosen.cpus is not None and not (chosen.cpus and all(type(cpu) is int and 0 <= cpu < _MOST_CPUS for cpu in chosen.cpus)):
@@ -112,7 +127,30 @@ def settings_from(values: dict[str, Any]) -> Settings:
         _check_reduction(chosen.expert_reduction)
     if not isinstance(chosen.lora, tuple | list) or not all(isinstance(file, str | Path) for file in chosen.lora):
         raise PlanError(f"setting lora has to be a list of files, FILE or FILE=SCALE, not {chosen.lora!r:.60}")
-    return replace(chosen, lora=tuple(map(str, chosen.lora)))
+    return replace(_with_devices(chosen), lora=tuple(map(str, chosen.lora)))
+
+
+def _with_devices(chosen: Settings) -> Settings:
+    """With names and rules as tuples, whether one or several were given. Raises PlanError for what are none."""
+    changes: dict[str, Any] = {}
+    for name in ("device", "override_tensor"):
+        value = getattr(chosen, name)
+        values = (
+            tuple(value.split(","))
+            if isinstance(value, str) and name == "device"
+            else (value,)
+            if isinstance(value, str)
+            else value
+        )
+        if value is not None and not (isinstance(values, tuple | list) and all(isinstance(each, str) for each in values)):
+            raise PlanError(f"setting {name} has to be a text or several, not {value!r:.60}")
+        changes[name] = None if values is None else tuple(values)
+    split = chosen.tensor_split
+    if split is not None:
+        if not isinstance(split, tuple | list) or not all(type(share) in (int, float) for share in split):
+            raise PlanError(f"setting tensor_split has to be numbers, not {split!r:.60}")
+        changes["tensor_split"] = tuple(map(float, split))
+    return replace(chosen, **changes)
 
 
 def check_latent(values: Mapping[str, Any], hparams: HParams) -> None:

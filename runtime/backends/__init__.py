@@ -49,7 +49,12 @@ class Executable(Protocol):
     """
 
     graph: Graph
-    observer: Observer | None
+
+    @property
+    def observer(self) -> Observer | None: ...
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None: ...
 
     @property
     def workers(self) -> Workers: ...

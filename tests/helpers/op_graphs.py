@@ -1,4 +1,7 @@
-"""Small graphs for tests of ops: random weights made on request, and both backends compared on a growing sequence."""
+"""Small graphs for tests of ops: random weights made on request, and all backends compared on a growing sequence."""
+
+import os
+from importlib.util import find_spec
 
 import numpy as np
 from hypothesis import settings
@@ -14,6 +17,8 @@ from ggufmill.runtime.settings import Settings
 N_EMBD, VOCABULARY = 32, 50
 ROUNDING = 1e-5  # between two orders of the same float32 sums, as a share of the largest number
 COUNTS = (1, 2, 5, 40)
+HAS_TORCH = find_spec("torch") is not None
+DEVICE = os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu")  # of torch, which the same tests run on
 few_examples = settings(max_examples=8, deadline=None)
 
 
@@ -32,10 +37,18 @@ class Tensors(dict):
 
 
 def run_both(build, seed=0, threads=1, counts=COUNTS, flash=True, source=None, **shapes):
-    """Compares both backends on one growing sequence, pass by pass. build(builder, x) -> value of N_EMBD numbers."""
+    """Compares the cpu backend, and torch's where it is installed, with the reference on one growing sequence, pass by pass.
+    build(builder, x) -> value of N_EMBD numbers."""
     source = source or TensorSource("test", {}, Tensors(seed, **shapes), "test")
     graph = graph_of(source, build)
-    oracle, ours = reference.compile_graph(graph, source), compiled(graph, source, threads=threads, flash=flash, exact=True)
+    compare(
+        reference.compile_graph(graph, source), compiled(graph, source, threads=threads, flash=flash, exact=True), seed, counts
+    )
+    if HAS_TORCH:
+        compare(reference.compile_graph(graph, source), on_device(graph, source, exact=True), seed, counts)
+
+
+def compare(oracle, ours, seed, counts):
     tokens = np.random.default_rng(seed + 1).integers(0, VOCABULARY, sum(counts))
     caches, start = (oracle.new_cache(len(tokens)), ours.new_cache(len(tokens))), 0
     for count in counts:
@@ -61,6 +74,19 @@ def graph_of(source, build):
 def compiled(graph, source, **chosen):
     options = Settings(**chosen)
     return compile_graph(graph, WeightStore(source, 1 << 26, options.threads or 1, options.exact), options)
+
+
+def on_device(graph, source, **chosen):
+    """As `compiled`, by the torch backend: all of it on one device."""
+    import torch
+
+    from ggufmill.runtime.backends.torch import executable
+    from ggufmill.runtime.backends.torch.op_places import Places
+    from ggufmill.runtime.backends.torch.weights import Weights
+
+    options, device = Settings(**chosen), torch.device(DEVICE)
+    store = WeightStore(source, 1 << 26, 1, options.exact)
+    return executable.compile_graph(graph, Weights(source, {}, options.exact), store, options, Places({}, {}, device))
 
 
 threads = st.sampled_from([1, 2])

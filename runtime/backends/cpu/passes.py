@@ -22,7 +22,7 @@ from .kernels import row_parts
 from .kernels.attention.cache_rows import TYPE_IDS
 from .kernels.gemv_plan import GEMV_TOKENS
 from .kv_cache import KVCache
-from .memory import TOKENS, Partition, Pool, View, dense
+from .memory import TOKENS, Partition, Pool, View, dense, with_heads
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class Step:
     def output(self, out: Pass, op: Op) -> np.ndarray | None:
         """An op's result, float32 [n, *op.out.shape], for an observer; None: there is none, or the step reports it itself."""
         view = out.view(op.out)
-        return view.reshaped(*op.out.shape).array if len(op.out.shape) == 2 else view.matrix
+        return with_heads(view, *op.out.shape).array if len(op.out.shape) == 2 else view.matrix
 
     def vector(self, weight: Weight | None) -> np.ndarray | None:
         """The numbers of a norm or bias, float32, axes in numpy's order; None for None."""

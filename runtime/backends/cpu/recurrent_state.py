@@ -8,6 +8,7 @@ can only be gone back to where `checkpoint` was called: what lies between is com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,13 @@ from ....simd.memory import aligned_empty
 
 @dataclass(eq=False)
 class State:
-    """The states of all layers behind the first `length` tokens, uint8 [bytes].
+    """The states of all layers behind the first `length` tokens, uint8 [bytes]; of backends with other memory what these have.
 
     is_shared  others than the current sequence hold on to it: its memory is not written to again
     """
 
     length: int
-    memory: np.ndarray
+    memory: Any
     is_shared: bool = False
 
 
@@ -33,7 +34,7 @@ class RecurrentState:
         self.size, self.limit = nbytes, limit
         self.current = self._zeros()
         self._previous: State | None = None
-        self._next: np.ndarray | None = None  # written by the pass under way
+        self._next: Any = None  # written by the pass under way
         self._checkpoints: list[State] = []  # by length
 
     def _zeros(self) -> State:
@@ -80,7 +81,7 @@ class RecurrentState:
 
     def fork(self, length: int) -> RecurrentState:
         """A state of its own at `resumable(length)`, with the checkpoints up to there."""
-        copy = RecurrentState(0, self.limit)
+        copy = type(self)(0, self.limit)
         copy.size = self.size
         copy._checkpoints = list(self._checkpoints)
         for state in filter(None, (self.current, self._previous)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +16,14 @@ from ....simd.workers import Workers
 _SKIPPED = ("token_embd.weight",)  # read a row at a time
 
 
-def repack_source(source: TensorSource, workers: Workers) -> tuple[TensorSource, int]:
+def repack_source(source: TensorSource, workers: Workers, only: Collection[str] | None = None) -> tuple[TensorSource, int]:
     """A source -> (the source with matrices in the interleaved form of their type, the bytes of memory that these take).
 
     A tensor is repacked if its type has an interleaved form and its rows are a multiple of the rows that this interleaves;
-    all others stay in the file.
+    all others stay in the file. only: names of those that may be; None: all.
     """
-    matrices = [tensor for tensor in source.tensors.values() if _interleaved_type(tensor) is not None]
+    tensors = [tensor for tensor in source.tensors.values() if only is None or tensor.name in only]
+    matrices = [tensor for tensor in tensors if _interleaved_type(tensor) is not None]
     repacked = {tensor.name: tensor for tensor in workers.map(_repack, matrices)}
     nbytes = sum(_type_of(tensor).nbytes(tensor.shape) for tensor in repacked.values())
     return replace(source, tensors=source.tensors | repacked), nbytes

@@ -6,13 +6,13 @@ values lists them in its annotation: other values are refused when a graph is co
 
 from __future__ import annotations
 
-import inspect
 import math
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 import numpy as np
 
 from ...graph import Value, ops, special_ops
+from ...graph.signatures import functions_of, support_of
 from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes
 from . import recurrent
 from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
@@ -346,11 +346,5 @@ _BY_CLASS = {
     ops.SoftCap: softcap,
     **STREAM_FUNCTIONS,
 }
-FUNCTIONS = {op: (function, [*inspect.signature(function).parameters][1:]) for op, function in _BY_CLASS.items()}
-
-
-def _values(annotation: Any) -> tuple[Any, ...] | None:
-    return get_args(annotation) if get_origin(annotation) is Literal else None
-
-
-SUPPORT = {op: {name: _values(get_type_hints(function)[name]) for name in names} for op, (function, names) in FUNCTIONS.items()}
+FUNCTIONS = functions_of(_BY_CLASS)
+SUPPORT = support_of(FUNCTIONS)

@@ -1,0 +1,155 @@
+"""The cache of a sequence on devices: rows of keys and values (or of latents) per layer, in a type of choice, and recurrent
+states. Layers that the cpu backend runs have theirs in its own caches, which go along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ....formats import TYPES, MillError
+from ...cache_layout import CachePart, LayerCache
+from ..cpu.kv_cache import KVCache, encode_with_nan
+from ..cpu.recurrent_state import RecurrentState, State
+from .decode.decoder import decoder_of
+
+_MIN_TOKENS = 64  # of a cache that holds any
+_FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class States(RecurrentState):
+    """Recurrent states as tensors by (layer, name). A pass makes new tensors, so that states share those that they can."""
+
+    def _zeros(self) -> State:
+        return State(0, {})
+
+    def next_states(self) -> dict[tuple[int, str], Tensor]:
+        """What the pass under way writes to."""
+        if self._next is None:
+            self._next = {}
+        return self._next
+
+    def commit(self, n: int) -> None:
+        self._previous, self.current, self._next = self.current, State(self.current.length + n, self.next_states()), None
+
+
+class Cache:
+    """What the layers keep of one sequence; the memory of rows grows as needed up to `limit` tokens.
+
+    layers   what each layer keeps, of those that run on devices of torch
+    devices  of each of these layers
+    hosts    the caches of the layers that the cpu backend runs
+    states   recurrent states; None where no layer has one
+
+    As with `KVCache`, `commit` adds what a pass wrote to the past; a pass that fails leaves the cache as it was.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[int, LayerCache],
+        devices: Mapping[int, torch.device],
+        limit: int,
+        hosts: Sequence[KVCache],
+        checkpoints: int,
+    ):
+        self.layers, self.devices, self.limit, self.hosts = layers, devices, limit, list(hosts)
+        self.length = 0
+        self.states = States(0, checkpoints) if any(layer.states for layer in layers.values()) else None
+        self._stored: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def types(self) -> str:
+        """The types of the rows, in words."""
+        own = {name: part.type for layer in self.layers.values() for name, part in layer.rows.items()}
+        return " and ".join(own.values()) or " and ".join(dict.fromkeys(host.types for host in self.hosts if host.types))
+
+    def check_capacity(self, n: int) -> None:
+        """Raises MillError if n more tokens do not fit."""
+        if self.length + n > self.limit:
+            raise MillError(
+                f"the context is full: it holds {self.length} tokens, and {n} more do not fit into {self.limit}; "
+                "choose a larger n_ctx (-c)"
+            )
+
+    def part(self, layer: int, name: str) -> CachePart | None:
+        """What a layer keeps per token under this name; None: nothing."""
+        return self.layers[layer].rows.get(name)
+
+    def write(self, layer: int, name: str, rows: Tensor) -> None:
+        """Writes the rows of this pass, float32 [n, heads, width]; where a type in blocks cannot hold a row (NaN, infinity),
+        all of it becomes NaN."""
+        part, end = self.layers[layer].rows[name], self.length + len(rows)
+        stored = self._stored.get((layer, name))
+        if stored is None or stored.shape[1] < end:
+            size = max(end, min(2 * (0 if stored is None else stored.shape[1]), self.limit), min(_MIN_TOKENS, self.limit))
+            width, dtype = (part.width, _FLOATS[part.type]) if part.type in _FLOATS else (part.row_bytes, torch.uint8)
+            grown = torch.empty((part.heads, size, width), dtype=dtype, device=self.devices[layer])
+            if stored is not None:
+                grown[:, : self.length] = stored[:, : self.length]
+            self._stored[layer, name] = stored = grown
+        stored[:, self.length : end] = self._encoded(rows, part).transpose(0, 1)
+
+    def _encoded(self, rows: Tensor, part: CachePart) -> Tensor:
+        """[n, heads, numbers or bytes of a row]. Types in blocks are encoded by the processor, as the cpu backend does it."""
+        if part.type in _FLOATS:
+            return rows
+        flat = rows.reshape(-1, part.width).cpu().numpy()
+        return torch.from_numpy(encode_with_nan(flat, part.type)).to(rows.device).view(len(rows), part.heads, part.row_bytes)
+
+    def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
+        """Rows of tokens start ... stop - 1, those of this pass included: float32 [heads, stop - start, width]."""
+        part, stored = self.layers[layer].rows[name], self._stored[layer, name][:, start:stop]
+        if part.type in _FLOATS:
+            return stored.float()
+        if TYPES[part.type].is_float:
+            raise AssertionError(part.type)
+        decode = decoder_of(part.type, self.devices[layer])
+        return decode(stored.reshape(-1, part.row_bytes), part.width).view(part.heads, stop - start, part.width)
+
+    def state(self, layer: int, name: str) -> Tensor:
+        """What a pass begins with: zeros at the beginning of a sequence."""
+        assert self.states is not None
+        found = self.states.current.memory.get((layer, name))
+        return torch.zeros(self.layers[layer].states[name].shape, device=self.devices[layer]) if found is None else found
+
+    def write_state(self, layer: int, name: str, state: Tensor) -> None:
+        assert self.states is not None
+        self.states.next_states()[layer, name] = state
+
+    def commit(self, n: int) -> None:
+        self.length += n
+        if self.states is not None:
+            self.states.commit(n)
+
+    def checkpoint(self) -> None:
+        """Has `truncate` and `fork` go back to the present length at no cost."""
+        for each in self._stateful():
+            each.checkpoint()
+
+    def resumable(self, length: int) -> int:
+        """What `length` is after `truncate(length)`: less where a layer's recurrent state is only there for fewer tokens."""
+        length, before = min(length, self.length), -1
+        while length != before:
+            before = length
+            for each in self._stateful():
+                length = min(length, each.resumable(length))
+        return length
+
+    def truncate(self, length: int) -> None:
+        """Drops all tokens from position `resumable(length)` on."""
+        self.length = self.resumable(length)
+        for each in self._stateful():
+            each.truncate(self.length)
+
+    def fork(self, length: int | None = None) -> Cache:
+        """A copy of the first `resumable(length)` tokens (all if None): for sequences that begin with the same tokens."""
+        n = self.length if length is None else self.resumable(length)
+        copy = Cache(self.layers, self.devices, self.limit, [host.fork(n) for host in self.hosts], 1)
+        copy.length, copy.states = n, None if self.states is None else self.states.fork(n)
+        copy._stored = {key: stored[:, :n].clone() for key, stored in self._stored.items()}
+        return copy
+
+    def _stateful(self) -> list[KVCache | States]:
+        """What has a length of its own."""
+        return [*self.hosts, *([] if self.states is None else [self.states])]

@@ -1,0 +1,163 @@
+"""A graph on devices of torch, op by op; runs of ops on the host are computed by the cpu backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....formats import PlanError
+from ....simd.workers import Workers
+from ...cache_layout import graph_layers
+from ...graph import Graph, Observer, Op, Value, Weight, check_support, ops
+from ...settings import Settings
+from ..cpu.kernels.gemv_plan import GEMV_TOKENS
+from ..cpu.weights import WeightStore
+from .cache import Cache
+from .functions import FUNCTIONS, PACKED, SUPPORT
+from .host_segment import HostSegment, state_layer
+from .op_places import Places
+from .step import Result, Step, to_numpy
+from .weights import Weights
+
+_Unit = HostSegment | tuple[torch.device, Op]
+
+
+def compile_graph(graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places) -> Executable:
+    """Compiles a graph. weights: on devices; store: the same for the cpu backend; places: what runs where.
+
+    Raises PlanError for an op, an option of one, or a setting that is not known.
+    """
+    return Executable(graph, weights, store, settings, places)
+
+
+class Executable:
+    """A graph that can be run. observer: what inputs and outputs of ops are reported to; None: nothing."""
+
+    def __init__(self, graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places):
+        check_support(graph, "torch", SUPPORT)
+        if settings.expert_reduction is not None and not any(isinstance(op, ops.Route) for op in graph.ops):
+            keep, share = settings.expert_reduction
+            raise PlanError(f"-ser {keep},{share} has nothing to act on: {store.source.path} has no experts")
+        self.graph, self.weights, self.store, self.settings, self.places = graph, weights, store, settings, places
+        self._observer: Observer | None = None
+        self.hosts: list[HostSegment] = []
+        self._layer_devices: dict[int, torch.device] = {}
+        self._body, self._head = self._units(places, graph.ops), self._units(places, graph.head)
+        self._plain, self._observed = graph_layers(graph, settings)
+        self._keeping = [host for host in self.hosts if host in self._body]
+
+    def _units(self, places: Places, members: Sequence[Op]) -> list[_Unit]:
+        runs, units = places.runs(self.graph, members), []
+        for number, (place, run) in enumerate(runs):
+            if place is None:  # the cpu backend's
+                later = {value.index for _, rest in runs[number + 1 :] for op in rest for value in op.inputs}
+                later |= {value.index for value in (self.graph.hidden, self.graph.logits) if value is not None}
+                self.hosts.append(HostSegment(self.graph, run, later, self.store, self.settings))
+                units.append(self.hosts[-1])
+                continue
+            units += [(place, op) for op in run]
+            for layer in map(state_layer, run):
+                if layer is not None:
+                    self._layer_devices[layer] = place
+        return units
+
+    @property
+    def observer(self) -> Observer | None:
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._observer = observer
+        for host in self.hosts:
+            host.observe(observer)
+
+    @property
+    def workers(self) -> Workers:
+        """The threads of the cpu backend."""
+        return self.store.workers
+
+    @property
+    def decode_batch(self) -> int:
+        """Tokens of several sequences that are taken on in one pass. Beyond the cpu backend's, what torch rounds may depend on
+        their number."""
+        return GEMV_TOKENS
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the table of embeddings: int [n] -> float32 [n, n_embd]."""
+        weight = self.graph.embedding
+        return self.store.matrix(weight.name, *weight.shape).lookup(ids)
+
+    def new_cache(self, limit: int) -> Cache:
+        """An empty cache for a sequence of at most `limit` tokens."""
+        layers = self._plain if self._observer is None else self._observed
+        own = {number: layers[number] for number in self._layer_devices}
+        hosts = [host.new_cache(limit) for host in self._keeping]
+        return Cache(own, self._layer_devices, limit, hosts, self.settings.checkpoints)
+
+    def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
+        """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
+        for cache, count in caches:
+            cache.check_capacity(count)
+        observer, scratch = self._observer or Observer(), self.settings.attention_bytes
+        step = Step(np.asarray(tokens, np.int64), caches, observer, inputs, self.settings.expert_reduction, scratch)
+        out = self._run(self._body, {}, step, self.graph.hidden)
+        for cache, count in caches:
+            cache.commit(count)
+        return out
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
+        if self.graph.logits is None:
+            raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
+        step = Step(np.zeros(len(hidden), np.int64), [], self._observer or Observer())
+        start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
+        return self._run(self._head, start, step, self.graph.logits)
+
+    @torch.inference_mode()
+    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: Step, result: Value) -> np.ndarray:
+        last = _last_uses(units)
+        for number, unit in enumerate(units):
+            if isinstance(unit, HostSegment):
+                values.update(unit.run(step, self._keeping.index(unit) if step.segments else 0, values))
+            else:
+                step.device, step.op = unit
+                self._compute(unit[1], step, values)
+            for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
+                del values[index]
+        out = values[result.index]
+        assert isinstance(out, Tensor)
+        return to_numpy(out)
+
+    def _compute(self, op: Op, step: Step, values: dict[int, Result]) -> None:
+        """Runs the op of a step, and adds its results to the values."""
+        function, names = FUNCTIONS[type(op)]
+        result = function(step, **{name: self._argument(op, name, step.device, values) for name in names})
+        results = result if isinstance(op, ops.Split) else [result]
+        values.update(zip((out.index for out in op.outputs), results, strict=True))
+        if step.observer.wants_output(op):
+            step.observer.on_output(op, to_numpy(result[1] if isinstance(op, ops.Route) else results[0]))
+
+    def _argument(self, op: Op, name: str, device: torch.device, values: dict[int, Result]) -> Any:
+        """A field of an op: values and weights on its device, whatever else as it is."""
+        field = getattr(op, name)
+        if isinstance(field, Value) and name != "out":
+            found = values[field.index]
+            moved = tuple(part.to(device) for part in found) if isinstance(found, tuple) else found.to(device)
+            values[field.index] = moved
+            return moved
+        if isinstance(field, Weight):
+            return (self.weights.matrix if name in PACKED[type(op)] else self.weights.vector)(field, device)
+        return field
+
+
+def _last_uses(units: Sequence[_Unit]) -> dict[int, int]:
+    """Value index -> number of the last unit that reads it."""
+    last: dict[int, int] = {}
+    for number, unit in enumerate(units):
+        read = unit.inputs if isinstance(unit, HostSegment) else unit[1].inputs
+        last |= {value.index: number for value in read}
+    return last

@@ -1,0 +1,61 @@
+"""One function per op with torch, on whatever device its values are; the first axis of every tensor is that of the tokens.
+
+A function's parameters are the fields of its op by name: values as tensors, weights as tensors too or, where the annotation
+says so, as a `Matrix`, whose bytes stay packed.
+"""
+
+from __future__ import annotations
+
+from typing import get_type_hints
+
+from ....graph import ops, special_ops
+from ....graph.signatures import functions_of, support_of
+from ..weights import Matrix
+from . import attention, elementwise, mixtures, recurrent
+
+_BY_CLASS = {
+    ops.Embedding: elementwise.embedding,
+    ops.HiddenInput: elementwise.hidden_input,
+    ops.Concat: elementwise.concat,
+    ops.Linear: elementwise.linear,
+    ops.Split: elementwise.split,
+    ops.Reshape: elementwise.reshape,
+    ops.Norm: elementwise.norm,
+    ops.Rope: elementwise.rope,
+    ops.Attention: attention.attention,
+    ops.LatentAttention: attention.latent_attention,
+    ops.SelectKeys: attention.select_keys,
+    ops.SelectBlocks: attention.select_blocks,
+    ops.ShortConvolution: recurrent.short_convolution,
+    ops.GatedDeltaRule: recurrent.gated_delta_rule,
+    ops.SelectiveScan: recurrent.selective_scan,
+    ops.Activation: elementwise.activation,
+    ops.GatedActivation: elementwise.gated_activation,
+    ops.Route: mixtures.route,
+    ops.IdentityExperts: mixtures.identity_experts,
+    ops.ScaleByRouting: mixtures.scale_by_routing,
+    ops.ExpertLinear: mixtures.expert_linear,
+    ops.CombineExperts: mixtures.combine_experts,
+    ops.SigmoidGate: elementwise.sigmoid_gate,
+    ops.GateHeads: elementwise.gate_heads,
+    ops.Add: elementwise.add,
+    ops.Scale: elementwise.scale,
+    ops.ScaleByPosition: elementwise.scale_by_position,
+    ops.SoftCap: elementwise.softcap,
+    special_ops.Xielu: elementwise.xielu,
+    special_ops.Clamp: elementwise.clamp,
+    special_ops.SoftplusGate: elementwise.softplus_gate,
+    special_ops.ExpandStreams: elementwise.expand_streams,
+    special_ops.MergeStreams: elementwise.merge_streams,
+    special_ops.MixStreams: elementwise.mix_streams,
+    special_ops.AddToStreams: elementwise.add_to_streams,
+    special_ops.ScaleChannels: elementwise.scale_channels,
+    special_ops.KeepLargest: elementwise.keep_largest,
+}
+FUNCTIONS = functions_of(_BY_CLASS)
+SUPPORT = support_of(FUNCTIONS)
+# Class of ops -> the fields whose weights are a `Matrix`.
+PACKED = {
+    op: {name for name, hint in get_type_hints(function).items() if hint in (Matrix, Matrix | None)}
+    for op, function in _BY_CLASS.items()
+}

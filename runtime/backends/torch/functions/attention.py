@@ -1,0 +1,226 @@
+"""Attention over the caches of sequences, and the choice of the keys that it sees.
+
+Scores and sums are float32, whatever the type of the cache; for as many queries at a time as `Step.scratch` bytes hold the
+scores of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....graph import Value, ops
+from ....graph.values import alibi_slopes
+from ..step import Step, to_numpy
+from ..weights import Matrix
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """Which keys queries see, and how scores become weights: fields of `ops.Attention`. allowed: of the rows of a block of
+    queries and m keys bool [n, m] or [heads, n, m], or None."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    chunked: bool = False
+    alibi: float = 0.0
+    causal: bool = True
+    allowed: Any = None
+
+    def keys(self, first: int, last: int, length: int) -> range:
+        """The keys that any of the queries at positions first ... last may see, of `length`."""
+        stop = last + 1 if self.causal else length
+        if not self.window or not self.causal:
+            return range(stop)
+        return range(first // self.window * self.window if self.chunked else max(0, first - self.window + 1), stop)
+
+    def unseen(self, positions: Tensor, keys: Tensor) -> Tensor:
+        """bool [n, m]."""
+        distance = positions[:, None] - keys
+        if not self.causal:
+            return distance.abs() > self.window // 2 if self.window else torch.zeros_like(distance, dtype=torch.bool)
+        unseen = distance < 0
+        if self.chunked:
+            return unseen | (positions[:, None] // self.window != keys // self.window)
+        return unseen | (distance >= self.window) if self.window else unseen
+
+
+def _attend(step: Step, q: Tensor, keys: Tensor, values: Tensor, sight: _Sight) -> Tensor:
+    """The last n tokens' queries [n, heads, width] over keys and values [kv heads, m, width] -> [n, heads, v_width]."""
+    (n, heads, width), (kv_heads, m, _) = q.shape, keys.shape
+    out, past = torch.empty((n, heads, values.shape[2]), device=q.device), m - n
+    slopes = step.on_device(alibi_slopes(heads, sight.alibi))[:, None, None] if sight.alibi else None
+    for rows in step.row_blocks(n, 8 * heads * m):
+        count = rows.stop - rows.start
+        seen = sight.keys(past + rows.start, past + rows.stop - 1, m)
+        positions = torch.arange(past + rows.start, past + rows.stop, device=q.device)
+        numbers = torch.arange(seen.start, seen.stop, device=q.device)
+        grouped = q[rows].transpose(0, 1).reshape(kv_heads, -1, width)
+        scores = (grouped @ keys[:, seen.start : seen.stop].transpose(1, 2)).view(heads, count, len(seen)) * sight.scale
+        if sight.softcap:
+            scores = torch.tanh(scores / sight.softcap) * sight.softcap
+        if slopes is not None:
+            scores = scores - slopes * (positions[:, None] - numbers).abs()
+        scores = scores.masked_fill(sight.unseen(positions, numbers), -torch.inf)
+        if sight.allowed is not None:
+            scores = scores.masked_fill(~sight.allowed(rows, seen), -torch.inf)
+        if sight.sinks is not None:
+            scores = torch.cat([scores, sight.sinks[:, None, None].expand(heads, count, 1)], dim=2)
+        weights = torch.softmax(scores, dim=2)[..., : len(seen)]
+        mixed = weights.reshape(kv_heads, -1, len(seen)) @ values[:, seen.start : seen.stop]
+        out[rows] = mixed.view(heads, count, -1).transpose(0, 1)
+    return out
+
+
+def attention(
+    step: Step,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    chunked: bool,
+    selection: Tensor | None,
+    block: int,
+    alibi: float,
+    causal: bool,
+    out: Value,
+) -> Tensor:
+    result = torch.empty((len(q), *out.shape), device=q.device)
+    for cache, rows in step.segments:
+        end = cache.length + rows.stop - rows.start
+        if k is not None and v is not None:
+            cache.write(layer, "k", k[rows])
+            cache.write(layer, "v", v[rows])
+        allowed = None if selection is None else _blocks(selection[rows], block, q.shape[1])
+        sight = _Sight(scale, window, softcap, sinks, chunked, alibi, causal, allowed)
+        keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
+        result[rows] = _attend(step, q[rows], keys, values, sight)
+    return result
+
+
+def _chosen(selection: Tensor, size: int) -> Tensor:
+    """Numbers [..., top_k], as float32, to bool [..., size]; where the first is -1, all."""
+    chosen = torch.zeros((*selection.shape[:-1], size), dtype=torch.bool, device=selection.device)
+    chosen.scatter_(-1, selection.clamp(0, size - 1).long(), True)
+    return chosen | (selection[..., :1] < 0)
+
+
+def _blocks(selection: Tensor, block: int, heads: int) -> Any:
+    """Blocks [n, index heads, top_k] -> (rows, keys) -> bool [heads, n, m]."""
+
+    def allowed(rows: slice, keys: range) -> Tensor:
+        part = selection[rows]
+        numbers = torch.arange(keys.start, keys.stop, device=part.device) // block
+        chosen = _chosen(part, -(-keys.stop // block))[..., numbers]
+        return chosen.transpose(0, 1).repeat_interleave(heads // part.shape[1], dim=0)
+
+    return allowed
+
+
+def latent_attention(
+    step: Step,
+    q: Tensor,
+    latent: Tensor,
+    k_pe: Tensor,
+    layer: int,
+    scale: float,
+    v_width: int,
+    prefix: str,
+    kv_b: Matrix | None,
+    k_b: Matrix | None,
+    v_b: Matrix | None,
+    selection: Tensor | None,
+) -> Tensor:
+    """Over latents: queries are multiplied with K, and the weighted sums of latents with V. With -mla 0 the cache has each
+    head's keys and values, and the latents besides only where somebody observes."""
+    (n, heads, width), rank = q.shape, latent.shape[1]
+    nope, observing = width - k_pe.shape[1], step.observing()
+    if kv_b is not None:
+        both = kv_b.decoded().view(heads, nope + v_width, rank)
+        to_keys, to_values = both[:, :nope], both[:, nope:]
+    else:
+        assert k_b is not None
+        assert v_b is not None
+        to_keys, to_values = k_b.decoded().view(heads, rank, nope).transpose(1, 2), v_b.decoded().view(heads, v_width, rank)
+    absorbed = torch.cat([torch.einsum("nhk,hkr->nhr", q[..., :nope], to_keys), q[..., nope:]], dim=2)
+    weighted, result = (torch.empty((n, heads, size), device=q.device) for size in (rank, v_width))
+    for cache, rows in step.segments:
+        end, by_head = cache.length + rows.stop - rows.start, cache.part(layer, "k") is not None
+        sight = _Sight(scale, allowed=None if selection is None else _keys(selection[rows]))
+        if by_head:
+            rotated = k_pe[rows, None].expand(-1, heads, -1)
+            cache.write(layer, "k", torch.cat([torch.einsum("nr,hkr->nhk", latent[rows], to_keys), rotated], dim=2))
+            cache.write(layer, "v", torch.einsum("nr,hvr->nhv", latent[rows], to_values))
+            keys, values = (cache.read(layer, name, 0, end) for name in ("k", "v"))
+            result[rows] = _attend(step, q[rows], keys, values, sight)
+        if cache.part(layer, "kv") is not None:
+            cache.write(layer, "kv", torch.cat([latent[rows], k_pe[rows]], dim=1)[:, None])
+        if by_head and not (observing and cache.part(layer, "kv") is not None):
+            continue
+        keys = cache.read(layer, "kv", 0, end)
+        values = keys[..., :rank]
+        if cache.part(layer, "v") is not None and not by_head:
+            cache.write(layer, "v", latent[rows, None])
+            values = cache.read(layer, "v", 0, end)
+        weighted[rows] = _attend(step, absorbed[rows], keys, values, sight)
+        if not by_head:
+            result[rows] = torch.einsum("nhr,hvr->nhv", weighted[rows], to_values)
+    if observing:
+        observer, op = observing
+        assert isinstance(op, ops.LatentAttention)
+        kv, key, value = op.observed
+        observer.on_input(op, kv, 0, to_numpy(latent))
+        observer.on_head_inputs(op, key, to_numpy(q[..., :nope]))
+        observer.on_head_inputs(op, value, to_numpy(weighted))
+    return result
+
+
+def _keys(selection: Tensor) -> Any:
+    """Positions [n, top_k] -> (rows, keys) -> bool [n, m]."""
+    return lambda rows, keys: _chosen(selection[rows], keys.stop)[..., keys.start :]
+
+
+def select_keys(step: Step, q: Tensor, k: Tensor, factors: Tensor, layer: int, top_k: int) -> Tensor:
+    out = torch.full((len(q), top_k), -1.0, device=q.device)
+    for cache, at in step.segments:
+        cache.write(layer, "index_k", k[at, None])
+        end = cache.length + at.stop - at.start
+        if end <= top_k:
+            continue
+        keys, found = cache.read(layer, "index_k", 0, end)[0], out[at]
+        for rows in step.row_blocks(at.stop - at.start, 8 * q.shape[1] * end):
+            scores = torch.relu(q[at][rows] @ keys.T).mul(factors[at][rows][..., None]).sum(dim=1)
+            positions = torch.arange(cache.length + rows.start, cache.length + rows.stop, device=q.device)[:, None]
+            scores = scores.masked_fill(torch.arange(end, device=q.device) > positions, -torch.inf)
+            found[rows] = torch.where(positions >= top_k, scores.topk(top_k, dim=1).indices.float(), -1.0)
+    return out
+
+
+def select_blocks(step: Step, q: Tensor, k: Tensor, layer: int, block: int, top_k: int, local: int) -> Tensor:
+    out = torch.full((len(q), q.shape[1], top_k), -1.0, device=q.device)
+    for cache, at in step.segments:
+        cache.write(layer, "index_k", k[at, None])
+        end = cache.length + at.stop - at.start
+        blocks = -(-end // block)
+        if blocks <= top_k:
+            continue
+        keys, found = cache.read(layer, "index_k", 0, end)[0], out[at]
+        for rows in step.row_blocks(at.stop - at.start, 8 * q.shape[1] * end):
+            positions = torch.arange(cache.length + rows.start, cache.length + rows.stop, device=q.device)[:, None, None]
+            scores = (q[at][rows] @ keys.T).masked_fill(torch.arange(end, device=q.device) > positions, -torch.inf)
+            padded = torch.nn.functional.pad(scores, (0, blocks * block - end), value=-torch.inf)
+            best, count = padded.unflatten(2, (blocks, block)).amax(dim=3), positions // block + 1
+            numbers = torch.arange(blocks, device=q.device)
+            best = best.masked_fill((numbers >= count - local) & (numbers < count), torch.inf)
+            order = torch.sort(best, dim=2, descending=True, stable=True).indices[..., :top_k]
+            found[rows] = torch.where(count > top_k, order.float(), -1.0)
+    return out

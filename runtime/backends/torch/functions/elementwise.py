@@ -1,0 +1,184 @@
+"""Ops on rows: tables, products, norms, rotations, activations, sums."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ....graph import Value
+from ....graph.values import RotaryEmbedding, Temperature
+from ..step import Step, to_numpy
+from ..weights import Matrix
+
+
+def embedding(step: Step, table: Matrix, scale: float, by: Literal["token", "position", "segment"]) -> Tensor:
+    rows = {"token": step.tokens, "position": step.positions, "segment": 0 * step.tokens}[by]
+    return table.gather(step.on_device(rows)) * scale
+
+
+def hidden_input(step: Step, out: Value) -> Tensor:
+    assert step.inputs is not None
+    return step.on_device(step.inputs).float().view(-1, *out.shape)
+
+
+def concat(step: Step, a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a, b], dim=1)
+
+
+def linear(step: Step, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+    x = x.reshape(len(x), -1)
+    if observing := step.observing():
+        observer, op = observing
+        observer.on_input(op, op.weights[0], 0, to_numpy(x))
+    out = weight.multiply(x)
+    return out if bias is None else out + bias
+
+
+def split(step: Step, x: Tensor, sizes: tuple[int, ...], more: tuple[Value, ...]) -> tuple[Tensor, ...]:
+    return torch.split(x, list(sizes), dim=-1)
+
+
+def reshape(step: Step, x: Tensor, out: Value) -> Tensor:
+    return x.reshape(len(x), *out.shape)
+
+
+def norm(
+    step: Step,
+    x: Tensor,
+    weight: Tensor | None,
+    epsilon: float,
+    bias: Tensor | None,
+    kind: Literal["rms", "layer"],
+    over: Literal["last", "all"],
+) -> Tensor:
+    rows = x.reshape(len(x), -1) if over == "all" else x
+    if kind == "layer":
+        rows = rows - rows.mean(dim=-1, keepdim=True)
+    scaled = rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + epsilon)
+    scaled = scaled if weight is None else scaled * weight
+    return (scaled if bias is None else scaled + bias).reshape(x.shape)
+
+
+def rope(step: Step, x: Tensor, rope: RotaryEmbedding, start: int) -> Tensor:
+    cos, sin = step.rotations(rope)
+    if x.ndim == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    out, half = x.clone(), rope.dims // 2
+    if rope.interleaved:
+        first, second = slice(start, start + rope.dims, 2), slice(start + 1, start + rope.dims, 2)
+    else:
+        first, second = slice(start, start + half), slice(start + half, start + rope.dims)
+    a, b = x[..., first], x[..., second]
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def activation(step: Step, x: Tensor, function: Literal["silu", "gelu", "gelu_erf", "squared_relu"]) -> Tensor:
+    if function == "silu":
+        return functional.silu(x)
+    if function == "gelu":
+        return functional.gelu(x, approximate="tanh")
+    if function == "gelu_erf":
+        return functional.gelu(x)
+    return functional.relu(x).square()
+
+
+def gated_activation(
+    step: Step,
+    gate: Tensor,
+    up: Tensor,
+    function: Literal["silu", "gelu", "gelu_erf", "sigmoid", "clamped_silu", "clamped_swish", "identity"],
+    limit: float,
+) -> Tensor:
+    if function == "identity":
+        return gate * up
+    up = up.clamp(-limit, limit) if limit else up
+    if function == "clamped_silu":
+        return functional.silu(gate).clamp(max=limit) * up
+    gate = gate.clamp(max=limit) if limit else gate
+    if function == "clamped_swish":
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    if function == "sigmoid":
+        return torch.sigmoid(gate) * up
+    return activation(step, gate, function) * up
+
+
+def xielu(step: Step, x: Tensor, alpha_p: float, alpha_n: float, beta: float, epsilon: float) -> Tensor:
+    below = alpha_n * (torch.expm1(x.clamp(max=epsilon)) - x)
+    return torch.where(x > 0, alpha_p * x * x, below) + beta * x
+
+
+def clamp(step: Step, x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-limit, limit)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """ln(1 + e^x), without the straight line that torch's own has for large x."""
+    return torch.logaddexp(torch.zeros((), device=x.device), x)
+
+
+def softplus_gate(step: Step, gate: Tensor, x: Tensor) -> Tensor:
+    return (x.reshape(*gate.shape, -1) * softplus(gate)[..., None]).reshape(x.shape)
+
+
+def sigmoid_gate(step: Step, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    return y * torch.sigmoid((x * gate).sum(dim=-1))[:, None]
+
+
+def gate_heads(step: Step, x: Tensor, gate: Tensor) -> Tensor:
+    return x * torch.sigmoid(gate)[..., None]
+
+
+def add(step: Step, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return torch.add(a, b, alpha=scale)
+
+
+def scale(step: Step, x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def scale_by_position(step: Step, x: Tensor, temperature: Temperature) -> Tensor:
+    return x * step.on_device(temperature.factors(step.positions)).view(-1, *[1] * (x.ndim - 1))
+
+
+def softcap(step: Step, x: Tensor, cap: float) -> Tensor:
+    return torch.tanh(x / cap) * cap
+
+
+def _with_magnitude(x: Tensor, like: Tensor, epsilon: float) -> Tensor:
+    """x [n, streams, width] with the root mean square of like [n, width]."""
+    squares = x.square().mean(dim=-1, keepdim=True).clamp(min=epsilon)
+    return x * like.square().mean(dim=-1)[:, None, None].sqrt() / squares.sqrt()
+
+
+def expand_streams(step: Step, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    others = torch.einsum("nc,src->nsr", x, weight)
+    return torch.cat([x[:, None], _with_magnitude(others, x, epsilon)], dim=1)
+
+
+def merge_streams(step: Step, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    others = _with_magnitude(torch.einsum("nsc,src->nsr", x[:, 1:], weight), x[:, 0], epsilon)
+    return (x[:, 0] + others.sum(dim=1)) / x.shape[1]
+
+
+def mix_streams(step: Step, x: Tensor, coefficients: Tensor) -> Tensor:
+    n, streams, _ = x.shape
+    return x + coefficients.reshape(n, streams, streams) @ x
+
+
+def add_to_streams(step: Step, x: Tensor, update: Tensor, coefficients: Tensor | None, constants: tuple[float, ...]) -> Tensor:
+    factors = torch.tensor(constants, dtype=torch.float32, device=x.device)[None]
+    factors = factors if coefficients is None else factors + coefficients
+    return x + factors[..., None] * update[:, None]
+
+
+def scale_channels(step: Step, x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
+def keep_largest(step: Step, x: Tensor, factor: float) -> Tensor:
+    cutoff = x.mean(dim=-1, keepdim=True) + factor * x.std(dim=-1, keepdim=True, correction=0)
+    return functional.relu(x - cutoff)

@@ -1,0 +1,77 @@
+"""A pass over the tokens of several sequences: what the functions of ops are given beside their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...graph import Observer, Op
+from ...graph.values import RotaryEmbedding
+from .cache import Cache
+
+# What passes from one op to others: float32 [n, *shape]; of a `RoutingValue` experts int64 [n, used] and weights float32.
+Result = Tensor | tuple[Tensor, ...]
+
+
+class Step:
+    """One pass.
+
+    tokens     int64 [n]; positions: int64 [n], of each in its sequence
+    segments   each sequence's cache, and the rows that are its tokens
+    inputs     float32 [n, n_embd], rows for `HiddenInput`, or None
+    op         the one that is being computed, on `device`
+    reduction  (n, share) of Settings.expert_reduction, or None
+    scratch    bytes that attention may take for scores
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        caches: Sequence[tuple[Cache, int]],
+        observer: Observer,
+        inputs: np.ndarray | None = None,
+        reduction: tuple[int, float] | None = None,
+        scratch: int = 512 << 20,
+    ):
+        self.tokens, self.observer, self.inputs = tokens, observer, inputs
+        self.reduction, self.scratch = reduction, scratch
+        self.segments: list[tuple[Cache, slice]] = []
+        positions, row = [np.zeros(0, np.int64)], 0
+        for cache, count in caches:
+            self.segments.append((cache, slice(row, row + count)))
+            positions.append(np.arange(cache.length, cache.length + count))
+            row += count
+        self.positions = np.concatenate(positions)
+        self.device, self.op = torch.device("cpu"), None
+        self._rotations: dict[tuple[bytes, float, torch.device], tuple[Tensor, Tensor]] = {}
+
+    op: Op | None
+
+    def on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def rotations(self, rope: RotaryEmbedding) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of each token's position times the magnitude: float32 [n, pairs]."""
+        key = rope.frequencies.tobytes(), rope.magnitude, self.device
+        if key not in self._rotations:
+            angles = self.positions[:, None] * rope.frequencies
+            cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+            self._rotations[key] = self.on_device(cos), self.on_device(sin)
+        return self._rotations[key]
+
+    def observing(self) -> tuple[Observer, Op] | None:
+        """The observer and the op, if it wants that op's inputs."""
+        return (self.observer, self.op) if self.op is not None and self.observer.wants_input(self.op) else None
+
+    def row_blocks(self, n: int, row_bytes: int) -> list[slice]:
+        """Runs of rows, of which each run's take at most `scratch` bytes."""
+        step = max(1, self.scratch // max(1, row_bytes))
+        return [slice(first, min(first + step, n)) for first in range(0, n, step)]
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    """The numbers in the machine's memory, C-contiguous."""
+    return np.ascontiguousarray(x.detach().cpu().numpy())

@@ -1,0 +1,135 @@
+"""The tensors of a source on devices of torch: matrices packed as they are stored, small ones decoded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....formats import FormatError, SourceTensor, TensorSource, dims
+from ...graph import Weight
+from .decode import PackedMatrix, packed
+
+_FLOATS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Matrix:
+    """A matrix, or a stack of them, of a weight as one op uses it.
+
+    stored   its bytes, on the device where they stay
+    device   where products are made: the bytes are copied there for each use, if they lie elsewhere
+    factors  float32 [matrices] that products are multiplied with, since the bytes do not contain them; None: none
+    dtype    what weights and activations are rounded to for products
+    """
+
+    def __init__(self, stored: PackedMatrix, device: torch.device, factors: Tensor | None, dtype: torch.dtype):
+        self.stored, self.device, self.dtype = stored, device, dtype
+        self.factors = None if factors is None else factors.to(device)
+
+    def _here(self) -> PackedMatrix:
+        stored = self.stored
+        if stored.device == self.device:
+            return stored
+        sizes = stored.columns, stored.rows_per_matrix, stored.matrices
+        return PackedMatrix(stored.type, *sizes, stored.data.to(self.device))
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x float32 [n, columns] -> float32 [n, rows], by the only matrix."""
+        out = self._here().matmul(x, self.dtype)
+        return out if self.factors is None else out * self.factors[0]
+
+    def multiply_experts(self, x: Tensor, experts: Tensor) -> Tensor:
+        """x float32 [n, columns] or [n, used, columns], experts int64 [n, used] -> float32 [n, used, rows]."""
+        out = self._here().matmul_experts(x, experts, self.dtype)
+        return out if self.factors is None else out * self.factors[experts][..., None]
+
+    def gather(self, ids: Tensor) -> Tensor:
+        """Rows by number, float32 [..., columns], decoded where they lie: only they are copied."""
+        rows = self.stored.gather(ids.to(self.stored.device)).to(self.device)
+        return rows if self.factors is None else rows * self.factors[0]
+
+    def decoded(self) -> Tensor:
+        """All rows of all matrices one after the other, float32 [rows in all, columns]."""
+        here = self._here()
+        rows = torch.cat([here.rows(0, here.rows_per_matrix, matrix) for matrix in range(here.matrices)])
+        return rows if self.factors is None else rows * self.factors.repeat_interleave(here.rows_per_matrix)[:, None]
+
+
+class Weights:
+    """The tensors of one source. Each is read when it is first used, and then stays.
+
+    homes  tensor name -> the device where its bytes stay; those without one stay where they are used first
+    exact  products in float32; else they are made of weights and activations in bfloat16, but for those on the CPU
+    """
+
+    def __init__(self, source: TensorSource, homes: Mapping[str, torch.device], exact: bool):
+        self.source, self.homes, self.exact = source, homes, exact
+        self._stored: dict[str, PackedMatrix] = {}
+        self._vectors: dict[tuple[str, torch.device], Tensor] = {}
+        self._lock = threading.Lock()
+
+    def product_dtype(self, device: torch.device) -> torch.dtype:
+        return torch.float32 if self.exact or device.type == "cpu" else torch.bfloat16
+
+    def matrix(self, weight: Weight, device: torch.device) -> Matrix:
+        """A weight for products on a device. Raises FormatError where it is missing."""
+        tensor, dtype = self._tensor(weight), self.product_dtype(device)
+        with self._lock:
+            if weight.name not in self._stored:
+                self._stored[weight.name] = _stored(tensor, self.homes.get(weight.name, device), dtype)
+        stored = self._stored[weight.name]
+        holds_factors = tensor.scale is None or _raw(tensor) is None
+        factors = None if holds_factors or tensor.scale is None else torch.from_numpy(np.array(tensor.scale.factors()))
+        return Matrix(stored, device, factors, dtype)
+
+    def vector(self, weight: Weight, device: torch.device) -> Tensor:
+        """A small tensor decoded on a device: float32, its axes in numpy's order."""
+        key = weight.name, device
+        if key not in self._vectors:
+            self._vectors[key] = torch.from_numpy(_decoded(self._tensor(weight)).reshape(weight.shape[::-1])).to(device)
+        return self._vectors[key]
+
+    def _tensor(self, weight: Weight) -> SourceTensor:
+        tensor = self.source.tensors.get(weight.name)
+        if tensor is None:
+            raise FormatError(f"{self.source.path}: tensor {weight.name} is missing")
+        return tensor
+
+
+def _raw(tensor: SourceTensor) -> np.ndarray | None:
+    """All encoded rows, uint8 [rows of all matrices, row bytes]; None where they are not in a type that can be decoded."""
+    if tensor.stored is None or tensor.raw is None or not tensor.stored.is_known:
+        return None
+    if tensor.mapped is not None:
+        return tensor.mapped
+    rows = dims(tensor.shape)[1]
+    return np.concatenate([tensor.raw(first, first + rows) for first in range(0, tensor.n_rows, rows)])
+
+
+def _decoded(tensor: SourceTensor) -> np.ndarray:
+    """float32 [rows of all matrices, columns]."""
+    rows = dims(tensor.shape)[1]
+    runs = [tensor.read(first, first + rows) for first in range(0, tensor.n_rows, rows)]
+    return np.ascontiguousarray(np.concatenate(runs), np.float32)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What `packed` reads of a tensor."""
+
+    shape: tuple[int, ...]
+    type: str
+    data: np.ndarray
+
+
+def _stored(tensor: SourceTensor, home: torch.device, dtype: torch.dtype) -> PackedMatrix:
+    """The bytes of a tensor on a device; of a type that only checkpoints have, as numbers of the dtype."""
+    raw = _raw(tensor)
+    if raw is not None and tensor.stored is not None:
+        return packed(_Stored(tensor.shape, tensor.stored.name, raw), home)
+    numbers = torch.from_numpy(_decoded(tensor)).to(dtype).view(torch.uint8).numpy()
+    return packed(_Stored(tensor.shape, _FLOATS[dtype], numbers), home)

@@ -1,0 +1,108 @@
+"""Which devices a model is run on, and what of it lies where: the placement that `plan` shows, made real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..formats import TYPES, PlanError, TensorSource
+from ..operating_system.memory import free_bytes
+from .backends import Executable
+from .backends.torch.devices import TorchDevice, choose_devices, import_torch
+from .graph import Graph
+from .hparams import HParams
+from .memory import CPU, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .backends.cpu.weights import WeightStore
+
+# Settings that say where weights go, and the options that they come from.
+_RULES = {
+    "gpu_layers": "-ngl",
+    "override_tensor": "-ot",
+    "cpu_moe": "--cpu-moe",
+    "n_cpu_moe": "--n-cpu-moe",
+    "tensor_split": "--tensor-split",
+    "main_gpu": "-mg",
+}
+
+
+@dataclass(frozen=True)
+class DevicePlacement:
+    """placement: what goes where; devices: those of torch, by the names that the placement has for them."""
+
+    placement: Placement
+    devices: Mapping[str, TorchDevice]
+
+    @property
+    def on_host(self) -> set[str]:
+        """Names of the tensors that stay in the machine's memory."""
+        return {name for name, (device, _) in self.placement.places.items() if device == CPU}
+
+
+def place_model(source: TensorSource, settings: Settings) -> DevicePlacement | None:
+    """Where a model goes with these settings; None: to no device, it runs on the cpu backend alone.
+
+    Without `device` but with a rule that says where weights go, all accelerators that torch finds are used. Raises PlanError
+    for devices that are not there, rules that cannot be read or that have nothing to act on, and without torch.
+    """
+    given = [option for name, option in _RULES.items() if getattr(settings, name) not in (None, (), False)]
+    if settings.device is None and (not given or settings.gpu_layers == 0):
+        return None
+    devices = choose_devices(settings.device or ("auto",))
+    if settings.main_gpu is not None:
+        if settings.main_gpu >= len(devices):
+            raise PlanError(f"-mg {settings.main_gpu}: there are {len(devices)} devices, which count from 0")
+        devices = [devices[settings.main_gpu]]
+    if not devices:
+        return None
+    overrides = [rule for text in settings.override_tensor for rule in parse_overrides(text)]
+    overrides += experts_to_cpu(settings.n_cpu_moe) if settings.n_cpu_moe is not None else []
+    overrides += experts_to_cpu() if settings.cpu_moe else []
+    n_ctx = settings.n_ctx or HParams(source.metadata, source.path).int("context_length", 4096)
+    use = Use(
+        n_ctx,
+        settings.ubatch,
+        settings.cache_k,
+        settings.cache_v,
+        settings.mla if HParams(source.metadata, source.path).is_latent else None,
+        settings.flash,
+        settings.attention_bytes,
+        settings.gpu_layers,
+        settings.tensor_split,
+    )
+    capacities = {CPU: free_bytes(), **{device.name: device.free for device in devices}}
+    placement = place(_weights(source), source.metadata, use, overrides, capacities)
+    return DevicePlacement(placement, {device.name: device for device in devices})
+
+
+def _weights(source: TensorSource) -> list[Weight]:
+    """The tensors as they lie on a device; of types that only checkpoints have, as bf16."""
+    out = []
+    for name, tensor in source.tensors.items():
+        kind = tensor.stored if tensor.stored is not None and tensor.stored.is_known else TYPES["bf16"]
+        out.append(Weight(name, kind, kind.nbytes(tensor.shape)))
+    return out
+
+
+def device_compiler(
+    placed: DevicePlacement, source: TensorSource, store: WeightStore, settings: Settings
+) -> Callable[[Graph], Executable]:
+    """What compiles graphs of a model for its devices. source: the weights; store: the same for the cpu backend."""
+    torch = import_torch("--device")
+    from .backends.torch.executable import compile_graph
+    from .backends.torch.op_places import HOST, Places
+    from .backends.torch.weights import Weights
+
+    where = {CPU: HOST, **{name: torch.device(device.torch_name) for name, device in placed.devices.items()}}
+    placement = placed.placement
+    homes = {name: where[device] for name, (device, _) in placement.places.items()}
+    layers = {number: where[device] for number, device in placement.layers.items()}
+    tied = where[placement.tied_output] if placement.tied_output else HOST
+    if any(device.torch_name == "cpu" for device in placed.devices.values()):
+        torch.set_num_threads(store.workers.count)
+    weights = Weights(source, {name: home or torch.device("cpu") for name, home in homes.items()}, settings.exact)
+    places = Places(homes, layers, HOST, tied)
+    return lambda graph: compile_graph(graph, weights, store, settings, places)
