@@ -68,6 +68,7 @@ _role_types = flags.together(
 @flags.only_shards
 @flags.partial_requant
 @click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
+@flags.cluster
 @flags.writing
 def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> None:
     """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.
@@ -87,6 +88,7 @@ def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> 
       ggufmill quantize Qwen3/ out.gguf iq3_k --imatrix qwen3.imatrix --covariance qwen3.cov --effort 2
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe my.txt --split-max-size 50G --only-shards 3-7
       ggufmill quantize Qwen3/ out.gguf --target-size 12G --imatrix qwen3.imatrix --calibration calibration.txt
+      ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --cluster tcp://node1:8786
     """
     from ..pipeline.quantize import quantize_model
 

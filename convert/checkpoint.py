@@ -81,10 +81,14 @@ class Checkpoint:
     @property
     def identity(self) -> str:
         """Digest of config.json, of every tensor's name, dtype, shape, shard and offset, and of each file's size and
-        modification time, which changes with the weights. Raises FormatError if a file is gone."""
+        modification time, which changes with the weights; of a repository that is read remotely the content of small files and
+        the hub's hashes of shards, which are the same on every machine. Raises FormatError if a file is gone."""
         digest = hashlib.sha256(self.config.path.read_bytes())
         digest.update(self.origin.encode())
-        digest.update(files_stamp(self.files))
+        if self.origin:  # small files of a repository, in a cache: other machines have them with other times
+            digest.update(b"".join(path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in self.files))
+        else:
+            digest.update(files_stamp(self.files))
         for t in self.stored.values():
             digest.update(f"{t.name}\0{t.dtype}\0{t.shape}\0{t.path.name}\0{t.offset}\0{t.nbytes}\n".encode("utf-8", "replace"))
         return digest.hexdigest()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ MIN_DIRECT_BYTES = 256 << 20  # of a job: a smaller output had better stay in th
 Progress = Callable[[int, str], None]  # (bytes written since the last call, tensor name)
 # (tensor name -> checksum of all complete tensors, a function that brings them and the journal to disk)
 OnFinished = Callable[[Mapping[str, str], Callable[[], None]], None]
+Pending = list[tuple[Output, Location]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class JobResult:
 
 
 @dataclass
-class _OpenFiles:
+class OpenFiles:
     """The .part files of a plan that are being written, index -> file descriptor, and the journal."""
 
     plan: Plan
@@ -64,10 +66,19 @@ class _OpenFiles:
             sync_file(fd)
         self.journal.sync()
 
+    def sink(self, output: Output, location: Location) -> Sink:
+        """Where the bytes of a tensor go."""
+        return Sink(output.name, self.fds[location.file], location.offset, output.nbytes)
+
     def close(self) -> None:
         for fd in self.fds.values():
             os.close(fd)
         self.fds.clear()
+
+
+# (files, tensors to write, record, progress): writes them, and calls record(tensor name, checksum) for each when its last byte
+# is written, never in two threads at once. After an error tensors that are being written may still be finished.
+WriteTensors = Callable[[OpenFiles, Pending, Callable[[str, str], None], Progress], None]
 
 
 def execute(
@@ -80,6 +91,7 @@ def execute(
     existing: Collection[int] = (),
     on_finished: OnFinished | None = None,
     verify_inputs: Callable[[], None] | None = None,
+    write: WriteTensors | None = None,
 ) -> JobResult:
     """Writes the files of a plan. Call `preflight` first.
 
@@ -88,6 +100,7 @@ def execute(
     existing       indexes of files that are complete already; they are neither written nor read
     on_finished    called by one thread at a time as tensors are completed, for a job that frees disk space as it goes on: the
                    output is then not allocated in advance
+    write          makes and writes the tensors; None: threads of this process do, with `write_by_threads`
     verify_inputs  called when everything is written, before a file gets its name; raises MillError if the inputs have changed
 
     Raises what a tensor's `produce` raises; .part files and journal then stay, and resume=True goes on from them. Raises
@@ -95,7 +108,7 @@ def execute(
     """
     threads = threads or available_cpus()
     journal_path(plan).resolve().parent.mkdir(parents=True, exist_ok=True)
-    files = _OpenFiles(plan, Journal(plan))
+    files = OpenFiles(plan, Journal(plan))
     try:
         done = _open_parts(files, existing, resume=resume and not force, allocate=on_finished is None)
         resumed = len(done)
@@ -105,9 +118,18 @@ def execute(
             progress(plan.total_bytes - sum(o.nbytes for o, _ in pending), "")
         if on_finished is not None:
             on_finished(done, files.sync)
+
+        def record(name: str, checksum: str) -> None:
+            done[name] = checksum
+            files.journal.add(name, checksum)
+            if on_finished is not None:
+                on_finished(done, files.sync)
+
         retain_free_memory()
         try:
-            _write_tensors(files, pending, done, threads, progress, on_finished)
+            (write or partial(write_by_threads, threads=threads))(
+                files, pending, record, progress or (lambda count, name: None)
+            )
             files.sync()
         except (MillError, OSError) as error:
             if isinstance(error, OSError):
@@ -130,7 +152,7 @@ def execute(
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
-def _open_parts(files: _OpenFiles, existing: Collection[int], *, resume: bool, allocate: bool) -> dict[str, str]:
+def _open_parts(files: OpenFiles, existing: Collection[int], *, resume: bool, allocate: bool) -> dict[str, str]:
     """Opens the .part files and writes their headers; returns the verified tensors of an interrupted job, name -> checksum."""
     plan = files.plan
     records = files.journal.resume() if resume else None
@@ -183,40 +205,27 @@ def row_chunks(output: Output) -> Iterator[tuple[int, int]]:
             yield matrix * rows + start, matrix * rows + min(start + step, rows)
 
 
-def _write_tensors(
-    files: _OpenFiles,
-    pending: list[tuple[Output, Location]],
-    done: dict[str, str],
-    threads: int,
-    progress: Progress | None,
-    on_finished: OnFinished | None,
+def write_by_threads(
+    files: OpenFiles, pending: Pending, record: Callable[[str, str], None], progress: Progress, *, threads: int
 ) -> None:
-    """Keeps a few chunks per thread in flight; adds each tensor to `done` and to the journal when its last byte is written.
+    """Keeps a few chunks per thread in flight, and records each tensor when its last byte is written.
 
     After an error no new chunk is started, but those in flight are finished and recorded.
     """
 
-    def record(sink: Sink) -> None:
-        done[sink.name] = sink.digest.hexdigest()
-        files.journal.add(sink.name, done[sink.name])
-        if on_finished is not None:
-            on_finished(done, files.sync)
-
     def make_chunk(number: int, sink: Sink, output: Output, start: int, stop: int) -> None:
         try:
-            data = _encoded_rows(output, start, stop)
+            data = encoded_rows(output, start, stop)
         except BaseException as error:
             writer.fail(number, sink, error)
         else:
             writer.put(number, sink, data)
 
-    use_direct_io = sum(output.nbytes for output, _ in pending) >= MIN_DIRECT_BYTES
-    on_written = progress or (lambda count, name: None)
-    writer = OrderedWriter(CHUNKS_PER_THREAD * threads, record, on_written, direct=use_direct_io)
+    writer = ordered_writer(pending, CHUNKS_PER_THREAD * threads, record, progress)
     number = 0
     with ThreadPoolExecutor(threads) as pool:
         for output, location in pending:
-            sink = Sink(output.name, files.fds[location.file], location.offset, output.nbytes)
+            sink = files.sink(output, location)
             for start, stop in row_chunks(output):
                 writer.slots.acquire()
                 if writer.failures:
@@ -229,7 +238,13 @@ def _write_tensors(
         raise writer.failures[0]
 
 
-def _encoded_rows(output: Output, start: int, stop: int) -> np.ndarray:
+def ordered_writer(pending: Pending, slots: int, record: Callable[[str, str], None], progress: Progress) -> OrderedWriter:
+    """A writer of these tensors that records each when it is finished; slots: chunks in flight."""
+    use_direct_io = sum(output.nbytes for output, _ in pending) >= MIN_DIRECT_BYTES
+    return OrderedWriter(slots, lambda sink: record(sink.name, sink.digest.hexdigest()), progress, direct=use_direct_io)
+
+
+def encoded_rows(output: Output, start: int, stop: int) -> np.ndarray:
     """uint8 [rows, row_bytes], C-contiguous. Raises FormatError if `produce` returns another shape."""
     encoded = output.produce(start, stop)
     row_bytes = output.type.row_bytes(output.shape[0])

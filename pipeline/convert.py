@@ -18,6 +18,7 @@ from ..convert.projectors.types import projector_types
 from ..formats import TYPES
 from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
+from .cluster.call import cluster_call
 from .common.arguments import Size, as_adapters, as_bytes, refuse_unused
 from .common.progress import OnProgress, reporting
 from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model
@@ -50,6 +51,8 @@ def convert_model(
     resume: bool = False,
     force: bool = False,
     threads: int | None = None,
+    cluster: str | None = None,
+    cluster_output: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> WriteResult:
     """Converts a Hugging Face checkpoint, or a LoRA adapter of one, to a GGUF file.
@@ -81,6 +84,9 @@ def convert_model(
     dry_run               nothing is written; the result has the plan and what it takes
     resume, force         an interrupted job is continued; an existing output is replaced
     threads               workers; None: one per processor
+    cluster               other machines do the work: tcp://HOST:PORT or the scheduler file of dask.distributed, or 'local:N'
+    cluster_output        'shared' (default: workers write into the output's folder, which all see under the same path), or
+                          'collect' (they send what they make)
     progress              stage 'convert' in bytes, then 'checksums' and 'verify'; see pipeline/common/progress.py
 
     Returns a `WriteResult`. Raises FormatError for a checkpoint that is damaged or not supported, PlanError for what stands in
@@ -93,7 +99,8 @@ def convert_model(
         >>> result.status, len(result.plan.outputs), result.plan.file_bytes
         ('planned', 74, 9596544)
     """
-    out, options = Path(out), WriteOptions(verify, manifest, dry_run, resume, force, threads)
+    call = cluster_call("convert_model", locals())
+    out, options = Path(out), WriteOptions(verify, manifest, dry_run, resume, force, threads, cluster=call)
     named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
     if delete_source_shards:
         earlier = finished_without_source(source, out, mla_layout, options, named, "", as_adapters(lora))
@@ -113,7 +120,7 @@ def convert_model(
     elif mmproj:
         refuse_unused(splitting, "a text model: llama.cpp reads a projector from one file")
         refuse_unused({"--lora": as_adapters(lora), "--base": base}, "a text model")
-        opened = open_projector(source, remote=remote or (dry_run and is_repository(source)))
+        opened = open_projector(source, remote=remote or ((dry_run or cluster is not None) and is_repository(source)))
         types, file_type = projector_types(opened, outtype)
         plan = plan_types(opened, out, types, file_type=file_type, rule=f"--outtype {outtype}", **planning)
     else:
@@ -122,7 +129,7 @@ def convert_model(
             source,
             mla_layout=mla_layout,
             mtp=mtp,
-            remote=remote or (dry_run and is_repository(source)),
+            remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
             architecture=architecture,
             lora=as_adapters(lora),
         )

@@ -21,6 +21,7 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
+from .cluster.call import cluster_call
 from .common.adapters import adapters_of_recipe
 from .common.arguments import (
     FileType,
@@ -101,6 +102,8 @@ def quantize_model(
     resume: bool = False,
     force: bool = False,
     threads: int | None = None,
+    cluster: str | None = None,
+    cluster_output: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> WriteResult:
     """Quantises a model. The first matching rule wins; a rule is searched for anywhere in a tensor's name.
@@ -137,8 +140,8 @@ def quantize_model(
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights before these are encoded: a GGUF,
                           or for a checkpoint a folder of peft
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
-    split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads
-                          as for `convert_model`
+    split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads, cluster,
+    cluster_output        as for `convert_model`
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
 
     Returns a `WriteResult`. Raises as `convert_model` does, RecipeError for a recipe that cannot be read, UsageError for
@@ -151,6 +154,7 @@ def quantize_model(
         >>> {name: count for name, (count, nbytes) in result.plan.histogram().items()}
         {'q8_0': 42, 'q4_0': 9, 'f32': 23}
     """
+    call = cluster_call("quantize_model", locals())
     out, default, given = Path(out), as_file_type(type, "TYPE"), _given_rules(recipe, custom_q)
     if include_weights and exclude_weights:
         raise PlanError("--include-weights and --exclude-weights exclude each other")
@@ -173,7 +177,7 @@ def quantize_model(
         as_type(extra_output_tensor, "--extra-output-tensor"),
     )
     shards = parse_shards(only_shards) if only_shards is not None else None
-    options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
+    options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards, call)
     layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
     adapters = as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder)
     if delete_source_shards:
@@ -184,7 +188,7 @@ def quantize_model(
         source,
         mla_layout=layout,
         mtp=mtp,
-        remote=remote or (dry_run and is_repository(source)),
+        remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
         architecture=architecture or given.recipe.stages.get("convert", {}).get("architecture"),
         lora=adapters,
     )

@@ -34,16 +34,25 @@ class Cluster:
         self.refused: dict[str, str] = {}
         self._own = program_identity()
         self._admitted: set[str] = set()
+        self._names: dict[str, str] = {}
 
     @property
     def workers(self) -> dict[str, int]:
         """Address -> threads of the workers that are there now and may be given work. A worker that came meanwhile is checked
-        first; one that differs is refused with a warning."""
+        first; one that differs is refused with a warning, and one that is gone is named."""
         present: dict[str, int] = _present(self.client)
+        for address in sorted(self._admitted - present.keys()):
+            self._admitted.discard(address)
+            warn([f"worker {self.name(address)} is lost; others make its pieces again"])
         new = [address for address in present if address not in self._admitted and address not in self.refused]
         if new:
             self._check(new)
         return {address: threads for address, threads in present.items() if address in self._admitted}
+
+    @property
+    def known(self) -> int:
+        """How many there were when `workers` was last asked for."""
+        return len(self._admitted)
 
     @property
     def slots(self) -> int:
@@ -55,12 +64,20 @@ class Cluster:
         """Address of dask's dashboard, where there is one."""
         return self.client.dashboard_link if find_spec("bokeh") is not None else None
 
-    def names(self) -> dict[str, str]:
-        """Address -> 'name at host' of the workers, for messages and reports."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return {address: worker_name(address, info["id"], info.get("host", "")) for address, info in workers.items()}
+    def name(self, address: str) -> str:
+        """'NAME at HOST' of a worker, or HOST of one without a name of its own, for messages and reports."""
+        return self._names.get(address, address)
+
+    def refuse(self, address: str, reason: str) -> None:
+        """This worker is given no more work; says so."""
+        self._admitted.discard(address)
+        self.refused[address] = reason
+        warn([f"worker {self.name(address)} is not given work: {reason}"])
 
     def _check(self, addresses: list[str]) -> None:
+        known = self.client.scheduler_info(n_workers=-1)["workers"]
+        for address in addresses:
+            self._names[address] = worker_name(address, **{k: known.get(address, {}).get(k, "") for k in ("name", "host")})
         answers: dict[str, Any] = self.client.run(program_identity, workers=addresses, on_error="return")
         for address in addresses:
             answer = answers.get(address)
@@ -72,7 +89,8 @@ class Cluster:
                 continue
             if different:
                 self.refused[address] = different
-                warn([f"worker {self.names().get(address, address)} is not given work: {different}"])
+                if self._admitted:
+                    self.refuse(address, different)
             else:
                 self._admitted.add(address)
 
@@ -157,7 +175,7 @@ def _connected(client: Any, address: str, wait: float) -> Iterator[Cluster]:
             refused = next(iter(cluster.refused))
             more = f" (and {len(cluster.refused) - 1} more)" * (len(cluster.refused) > 1)
             raise PlanError(
-                f"worker {cluster.names().get(refused, refused)} has {cluster.refused[refused]}{more}: "
+                f"worker {cluster.name(refused)} has {cluster.refused[refused]}{more}: "
                 "install the same there, or end that worker"
             )
         if not workers:

@@ -10,7 +10,7 @@ from threading import Event
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...errors import MillError
+from ...errors import MillError, PlanError
 from .connection import Cluster
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ POLL_SECONDS = 1.0  # between two looks at which workers are there
 LONE_SECONDS = 60.0  # without any worker, until the job is given up: nannies need some to start workers again
 
 
+class UnfitWorker(MillError):
+    """Raised on a worker that can make none of a job's pieces, whatever the others can: it gets no more of them."""
+
+
 @dataclass(frozen=True)
 class Done(Generic[P, R]):
     """A finished piece: what the function made of it, the address of the worker that did it, and the seconds that took it."""
@@ -37,13 +41,14 @@ class Done(Generic[P, R]):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a worker sends back. error: one line; is_final: another attempt would fail the same way."""
+    """What a worker sends back. error: one line; is_final: another attempt would fail the same way; is_unfit: only there."""
 
     value: Any
     worker: str
     seconds: float
     error: str = ""
     is_final: bool = False
+    is_unfit: bool = False
 
 
 @dataclass
@@ -67,18 +72,45 @@ def map_ordered(
 ) -> Generator[Done[P, R], None, None]:
     """function(piece) for each piece, on the workers of the cluster; `pieces` is only drawn from as results are consumed.
 
+    It is drawn from again after each result even when it had ended, so that it may go on with pieces that come of results.
+
     function    of a module, so that workers can import it; it gives the same result wherever and however often it is called
     ordered     results come in the order of the pieces, else as they are finished
     per_thread  pieces in flight, those included whose results are not yet consumed, for each thread of the workers
     attempts    after a failure that is not a MillError (a full disk, a bug) a piece is given to another worker, up to so many
-                times in all; a MillError is final. Pieces of lost workers are given to others by dask, as often as its
-                setting distributed.scheduler.allowed-failures says
+                times in all; a MillError is final; after an UnfitWorker that worker gets no more pieces. Pieces of lost
+                workers are given to others by dask, as often as its setting distributed.scheduler.allowed-failures says
     name        of a piece, for messages
 
     Raises MillError in one line, with the worker's name, for a piece that cannot be made, and when the scheduler or all workers
     are lost. What is in flight is then cancelled; so it is when the iterator is closed.
     """
     return _Map(cluster, function, iter(pieces), ordered, per_thread, attempts, name).results()
+
+
+def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> None:
+    """Runs a function once on each worker that is there now, before a job. Raises PlanError, with the worker's name, where it
+    raises one."""
+    client = cluster.client
+    futures = {w: client.submit(_work, function, piece, workers=[w], pure=False) for w in cluster.workers}
+    finished = Event()
+    for future in futures.values():
+        future.add_done_callback(lambda _: finished.set())
+    try:
+        while futures:
+            finished.clear()
+            for worker, future in list(futures.items()):
+                if future.done():
+                    answer = future.result()
+                    if answer.error:
+                        raise PlanError(f"worker {cluster.name(worker)}: {answer.error}")
+                    del futures[worker]
+            if futures and not finished.wait(POLL_SECONDS):
+                present = cluster.workers
+                futures = {worker: future for worker, future in futures.items() if worker in present}
+    finally:
+        for future in futures.values():
+            future.cancel()
 
 
 class _Map(Generic[P, R]):
@@ -176,8 +208,13 @@ class _Map(Generic[P, R]):
     def _retry(self, task: _Task[P], answer: _Answer) -> None:
         """Gives the piece to another worker. Raises MillError when that has no prospect."""
         task.failed.append(answer.worker)
-        if answer.is_final or len(task.failed) >= self._attempts:
-            worker = self._cluster.names().get(answer.worker, answer.worker)
+        if answer.is_unfit:
+            self._cluster.refuse(answer.worker, answer.error)
+            self._workers = self._cluster.workers
+            if not self._workers:
+                raise MillError(f"worker {self._cluster.name(answer.worker)}: {answer.error}")
+        elif answer.is_final or len(task.failed) >= self._attempts:
+            worker = self._cluster.name(answer.worker)
             times = f" ({len(task.failed)} attempts)" if len(task.failed) > 1 else ""
             raise MillError(f"worker {worker}: {self._name(task.piece)}: {answer.error}{times}")
         task.future = self._submit(task.piece, avoid=task.failed)
@@ -191,7 +228,7 @@ def _work(function: Callable[[Any], Any], piece: Any) -> _Answer:
     try:
         return _Answer(function(piece), worker, perf_counter() - started)
     except MillError as error:
-        return _Answer(None, worker, perf_counter() - started, str(error), is_final=True)
+        return _Answer(None, worker, perf_counter() - started, str(error), True, isinstance(error, UnfitWorker))
     except Exception as error:
         return _Answer(None, worker, perf_counter() - started, _described(error))
 

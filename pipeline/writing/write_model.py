@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ...convert.hub.delete_shards import ShardDeleter
     from ...convert.lora import AdapterFile
     from ...quantize.verify import Verification
+    from ..cluster.writing import ClusterCall, ClusterWriter, Share
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class WriteOptions:
     force     an existing output is replaced
     threads   workers; None: one per processor
     shards    files of the plan to write, counted from 1; None: all
+    cluster   other machines do the work; None: this one does
     """
 
     verify: bool = False
@@ -50,6 +53,7 @@ class WriteOptions:
     force: bool = False
     threads: int | None = None
     shards: Collection[int] | None = None
+    cluster: ClusterCall | None = None
 
 
 @dataclass
@@ -66,6 +70,8 @@ class WriteResult:
     replaced      tensor name -> weights that were NaN or infinite and are written as 0
     manifest      the file of checksums beside the output, if it was asked for
     verification  samples read back and compared with the source, if it was asked for
+    shares        what each worker of a cluster did
+    nonfinite     of a plan only: where making its rows notes (tensor name, weights written as 0)
     """
 
     status: str
@@ -77,6 +83,8 @@ class WriteResult:
     replaced: dict[str, int] = field(default_factory=dict)
     manifest: Path | None = None
     verification: Verification | None = None
+    shares: Sequence[Share] = ()
+    nonfinite: list[tuple[str, int]] | None = field(default=None, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """What --json prints: the plan, with `disk` and `predicted` of a plan alone, else with `checksums`, and with `manifest`
@@ -91,6 +99,8 @@ class WriteResult:
             summary["manifest"] = str(self.manifest)
         if self.verification is not None:
             summary["verification"] = self.verification.as_json()
+        if self.shares:
+            summary["cluster"] = [asdict(share) for share in self.shares]
         return summary
 
 
@@ -128,7 +138,7 @@ def write_model(
     report: OnProgress,
     *,
     inputs: Sequence[Path] = (),
-    replaced: Sequence[tuple[str, int]] | None = None,
+    replaced: list[tuple[str, int]] | None = None,
     delete_source_shards: bool = False,
     partial_requant: bool = False,
     timing: bool = False,
@@ -163,7 +173,7 @@ def write_model(
         note(f"note: {text}", detail=True)
     if options.dry_run:
         warn(plan.warnings, detail=True)
-        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads))
+        return WriteResult("planned", paths, plan, forecast(plan, timing=timing, threads=options.threads), nonfinite=replaced)
     _refuse_deleted_source(plan, source, options)
     existing = complete_files(plan) if partial_requant else set()
     if existing:
@@ -176,7 +186,8 @@ def write_model(
     result = _write(plan, label, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()
-    result.replaced = count_replaced(replaced or ())
+    if options.cluster is None:
+        result.replaced = count_replaced(replaced or ())
     return _checked(result, plan, source, options, report)
 
 
@@ -205,21 +216,36 @@ def _write(
     warn(plan.warnings, detail=True)
     warn(thread_notes(options.threads or 1, available_cpus()), detail=True)
     try:
-        result = execute(
-            plan,
-            threads=options.threads,
-            resume=options.resume,
-            force=options.force,
-            progress=Stage(report, label, plan.total_bytes).advance,
-            existing=existing,
-            on_finished=deleter,
-            verify_inputs=watch_inputs(inputs) if deleter is None else None,
-        )
+        with _cluster_writer(options.cluster, plan) as writer:
+            result = execute(
+                plan,
+                threads=options.threads,
+                resume=options.resume,
+                force=options.force,
+                progress=Stage(report, label, plan.total_bytes).advance,
+                existing=existing,
+                on_finished=deleter,
+                verify_inputs=watch_inputs(inputs) if deleter is None else None,
+                write=writer,
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was finished is kept, --resume goes on with it") from None
     if result.resumed:
         note(f"{result.resumed} of {len(plan.outputs)} tensors were there from the interrupted job")
-    return WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
+    written = WriteResult("written", result.paths, plan, checksums=result.checksums, resumed=result.resumed)
+    if writer is not None:
+        written.shares = writer.sorted_shares()
+        written.replaced = count_replaced(writer.replaced)
+    return written
+
+
+def _cluster_writer(call: ClusterCall | None, plan: Plan) -> AbstractContextManager[ClusterWriter | None]:
+    """What writes a plan in place of this process; None if this one does."""
+    if call is None:
+        return nullcontext()
+    from ..cluster.writing import cluster_writer
+
+    return cluster_writer(call, plan)
 
 
 def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:
