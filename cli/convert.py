@@ -52,6 +52,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 @flags.tensor_first_split
 @flags.partial_requant
 @flags.cluster
+@flags.cluster_output
 @flags.writing
 def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Convert the Hugging Face checkpoint MODEL, a folder or hf:OWNER/NAME[@REVISION], to the GGUF file OUT.

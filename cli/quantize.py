@@ -69,6 +69,7 @@ _role_types = flags.together(
 @flags.partial_requant
 @click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
 @flags.cluster
+@flags.cluster_output
 @flags.writing
 def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> None:
     """Quantise SOURCE (a GGUF, a Hugging Face folder or hf:OWNER/NAME: fp8 and bf16 are decoded on the fly) to OUT.

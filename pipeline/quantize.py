@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,19 +177,20 @@ def quantize_model(
         as_type(extra_output_tensor, "--extra-output-tensor"),
     )
     shards = parse_shards(only_shards) if only_shards is not None else None
-    options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards, call)
+    options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
     layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
     adapters = as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder)
     if delete_source_shards:
         earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text, adapters)
         if earlier is not None:
             return earlier
+    architecture = architecture or given.recipe.stages.get("convert", {}).get("architecture")
     opened = open_source(
         source,
         mla_layout=layout,
         mtp=mtp,
         remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
-        architecture=architecture or given.recipe.stages.get("convert", {}).get("architecture"),
+        architecture=architecture,
         lora=adapters,
     )
     importance = None
@@ -198,7 +199,8 @@ def quantize_model(
     covariance = Path(covariance) if covariance is not None else covariance_of_recipe(given.recipe, given.folder)
     covariances = None
     if covariance is not None:
-        covariances = load_covariances(covariance, opened, effort_of_recipe(given.recipe) if effort is None else effort)
+        effort = effort_of_recipe(given.recipe) if effort is None else effort
+        covariances = load_covariances(covariance, opened, effort)
     else:
         refuse_unused({"--effort": effort}, "--covariance")
     if prune_layers is not None:
@@ -254,6 +256,16 @@ def quantize_model(
             job = SearchJob(opened, importance, search, **weighted, **fixed, report=report)
             text = _find_recipe(job, target, out, options, inputs)
             rules = parse_rules(text)
+            if call is not None:  # workers are told what was found, and the rest of what the recipe says
+                call = call.with_found(
+                    text,
+                    lora=adapters,
+                    covariance=covariance,
+                    effort=effort if covariance is not None else None,
+                    mla_layout=layout,
+                    architecture=architecture,
+                    split_max_size=planning["split_max_size"],
+                )
         replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
         plan = plan_quantize(
             opened,
@@ -277,7 +289,7 @@ def quantize_model(
             plan,
             "quantize",
             opened,
-            options,
+            replace(options, cluster=call),
             report,
             inputs=inputs,
             replaced=replaced,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...pipeline.common.messages import duration, gib
@@ -9,6 +10,7 @@ from .console import table
 
 if TYPE_CHECKING:
     from ...jobs.plan import Plan
+    from ...pipeline.cluster.writing import Share
     from ...pipeline.writing.forecast import Forecast
     from ...pipeline.writing.write_model import WriteResult
     from ...quantize.verify import Verification
@@ -24,9 +26,18 @@ def written_text(result: WriteResult) -> str:
     parts = [verification_text(result.verification)] if result.verification is not None else []
     done = "finished already, with " if result.status == "finished before" else ""
     parts.append(f"{first}: {done}{totals_text(plan)}")
+    if result.shares:
+        parts.insert(0, shares_text(result.shares))
     if result.manifest is not None:
         parts.append(f"{result.manifest}: checksums")
     return "\n\n".join(parts)
+
+
+def shares_text(shares: Sequence[Share]) -> str:
+    """A row per worker of a cluster."""
+    total = sum(share.nbytes for share in shares) or 1
+    rows = [(s.worker, s.pieces, gib(s.nbytes), f"{s.nbytes / total:.1%}", duration(s.seconds)) for s in shares]
+    return table(("worker", "pieces", "size", "share", "time"), rows)
 
 
 def plan_text(plan: Plan) -> str:

@@ -60,17 +60,10 @@ writing = together(
     threads,
     as_json,
 )
-cluster = together(
-    click.option(
-        "--cluster",
-        metavar="ADDRESS",
-        help="Have the workers of dask.distributed do it: tcp://HOST:PORT, a scheduler file, or local:N for N processes here.",
-    ),
-    click.option(
-        "--cluster-output",
-        type=click.Choice(["shared", "collect"]),
-        help="Whether workers write into OUT's folder, which all machines share, or send what they make. [default: shared]",
-    ),
+cluster_output = click.option(
+    "--cluster-output",
+    type=click.Choice(["shared", "collect"]),
+    help="Whether workers write into OUT's folder, which all machines share, or send what they make. [default: shared]",
 )
 allow_nonfinite = click.option(
     "--allow-nonfinite", is_flag=True, help="Write 0 for weights that are NaN or infinite, and count them."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ class ClusterCall:
     output: str
     verb: str
     arguments: Mapping[str, Any]
+
+    def with_found(self, recipe_text: str, **resolved: Any) -> ClusterCall:
+        """The call with the recipe that a search has found in place of its target; resolved: what the recipe file had said."""
+        searched = dict.fromkeys(("recipe", "target_size", "target_bpw", "max_kld", "types", "calibration"))
+        arguments = {**self.arguments, **searched, "custom_q": (recipe_text,), **resolved}
+        return replace(self, arguments=_worker_arguments(arguments))
 
 
 def cluster_call(verb: str, arguments: Mapping[str, Any]) -> ClusterCall | None:

@@ -36,8 +36,7 @@ class Cluster:
         self._admitted: set[str] = set()
         self._names: dict[str, str] = {}
 
-    @property
-    def workers(self) -> dict[str, int]:
+    def look(self) -> dict[str, int]:
         """Address -> threads of the workers that are there now and may be given work. A worker that came meanwhile is checked
         first; one that differs is refused with a warning, and one that is gone is named."""
         present: dict[str, int] = _present(self.client)
@@ -51,13 +50,13 @@ class Cluster:
 
     @property
     def known(self) -> int:
-        """How many there were when `workers` was last asked for."""
+        """How many there were at the last `look`."""
         return len(self._admitted)
 
     @property
     def slots(self) -> int:
         """Pieces that are worked on at the same time: threads of all workers, at least 1."""
-        return max(1, sum(self.workers.values()))
+        return max(1, sum(self.look().values()))
 
     @property
     def dashboard(self) -> str | None:
@@ -83,10 +82,10 @@ class Cluster:
             answer = answers.get(address)
             if isinstance(answer, dict):
                 different = difference(self._own, answer)
-            elif isinstance(answer, ImportError):
-                different = f"this program cannot be imported there ({answer})"
-            else:  # gone, or it does not answer: it is asked again when it is there
+            elif answer is None or isinstance(answer, OSError):  # gone, or it does not answer: asked again if it is there
                 continue
+            else:
+                different = f"this program cannot be imported there ({_first_line(answer)})"
             if different:
                 self.refused[address] = different
                 if self._admitted:
@@ -170,13 +169,12 @@ def _connected(client: Any, address: str, wait: float) -> Iterator[Cluster]:
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError:
             raise PlanError(f"the scheduler at {address} has no workers: start some with `dask worker {address}`") from None
-        workers = cluster.workers
+        workers = cluster.look()
         if cluster.refused:
             refused = next(iter(cluster.refused))
             more = f" (and {len(cluster.refused) - 1} more)" * (len(cluster.refused) > 1)
             raise PlanError(
-                f"worker {cluster.name(refused)} has {cluster.refused[refused]}{more}: "
-                "install the same there, or end that worker"
+                f"worker {cluster.name(refused)}: {cluster.refused[refused]}{more}; install the same there, or end that worker"
             )
         if not workers:
             raise PlanError(f"no worker of {address} answers")

@@ -92,7 +92,7 @@ def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> Non
     """Runs a function once on each worker that is there now, before a job. Raises PlanError, with the worker's name, where it
     raises one."""
     client = cluster.client
-    futures = {w: client.submit(_work, function, piece, workers=[w], pure=False) for w in cluster.workers}
+    futures = {w: client.submit(_work, function, piece, workers=[w], pure=False) for w in cluster.look()}
     finished = Event()
     for future in futures.values():
         future.add_done_callback(lambda _: finished.set())
@@ -106,7 +106,7 @@ def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> Non
                         raise PlanError(f"worker {cluster.name(worker)}: {answer.error}")
                     del futures[worker]
             if futures and not finished.wait(POLL_SECONDS):
-                present = cluster.workers
+                present = cluster.look()
                 futures = {worker: future for worker, future in futures.items() if worker in present}
     finally:
         for future in futures.values():
@@ -145,6 +145,7 @@ class _Map(Generic[P, R]):
                 else:
                     self._tasks.remove(task)
                     yield Done(task.piece, answer.value, answer.worker, answer.seconds)
+            self._cluster.look()  # who was lost just before the end is named too
         finally:
             for task in self._tasks:
                 task.future.cancel(reason="the job has ended")
@@ -165,7 +166,7 @@ class _Map(Generic[P, R]):
         now = monotonic()
         if now - self._looked < POLL_SECONDS:
             return
-        self._workers, self._looked = self._cluster.workers, now
+        self._workers, self._looked = self._cluster.look(), now
         if self._workers:
             self._last_seen = now
         elif now - self._last_seen > LONE_SECONDS:
@@ -210,7 +211,7 @@ class _Map(Generic[P, R]):
         task.failed.append(answer.worker)
         if answer.is_unfit:
             self._cluster.refuse(answer.worker, answer.error)
-            self._workers = self._cluster.workers
+            self._workers = self._cluster.look()
             if not self._workers:
                 raise MillError(f"worker {self._cluster.name(answer.worker)}: {answer.error}")
         elif answer.is_final or len(task.failed) >= self._attempts:

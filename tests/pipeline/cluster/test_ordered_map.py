@@ -28,7 +28,7 @@ def cluster():
 def test_results_come_in_order(cluster):
     done = list(map_ordered(cluster, tasks.slow_first, range(12)))
     assert [d.value for d in done] == [d.piece for d in done] == list(range(12))
-    assert {d.worker for d in done} <= set(cluster.workers)
+    assert {d.worker for d in done} <= set(cluster.look())
 
 
 def test_results_as_completed(cluster):
