@@ -52,9 +52,7 @@ def index_maps(spec: TensorSpec) -> list[list[IndexMap]] | None:
     rows_per_source = int(np.prod(spec.shape[:-1]))
     by_row = spec.transform(spec.name, [_Numbers(spec.shape, i * rows_per_source) for i in range(len(spec.sources))])
     by_column = spec.transform(spec.name, [_Numbers(spec.shape, None) for _ in spec.sources])
-    if len(by_row.shape) not in (2, 3):
-        return None
-    maps, height = [], by_row.shape[1]
+    maps, height = [], by_row.shape[1] if len(by_row.shape) > 1 else 1  # a vector that was a matrix of one row
     for first in range(0, by_row.n_rows, height):
         rows, columns = by_row.read(first, first + height), by_column.read(first, first + height)
         whole = _map(rows, columns, 0)

@@ -41,7 +41,7 @@ class LowRank:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether it can be added to a tensor of this ne shape."""
-        return len(shape) in (2, 3) and dims(shape) == (self.columns, self.rows, self.matrices)
+        return 1 <= len(shape) <= 3 and dims(shape) == (self.columns, self.rows, self.matrices)
 
     def with_scale(self, scale: float) -> LowRank:
         """The same change with another `scale`; b changes unless it is the present one."""

@@ -16,7 +16,15 @@ from .low_rank import LowRank
 from .peft_folder import PeftFactors, PeftFolder
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-MIXTURE, STORED_MIXTURE = ".mlp.", ".block_sparse_moe."  # the same module in transformers 5, and in checkpoints of Mixtral
+# parts of modules' names in transformers 5, which peft takes, and what checkpoints of some models have instead
+STORED_NAMES = (
+    (".mlp.router", ".block_sparse_moe.gate"),
+    (".mlp.", ".block_sparse_moe."),
+    (".mlp.gate", ".mlp.router.gate"),
+    (".mlp.shared_experts.", ".mlp.shared_expert."),
+    (".mlp.shared_experts.", ".mlp.shared_mlp."),
+    (".self_attn.forget_gate.", ".self_attn."),
+)
 _Factors = tuple[np.ndarray, np.ndarray]  # a [rank, columns] and b [rows, rank]
 _EXPERT_PARAMETER = ".base_layer"  # what peft puts between a module and the factors of one of several of its parameters
 
@@ -27,7 +35,8 @@ def adapter_of_folder(folder: PeftFolder, model: ModelSpec, scale: float = 1.0) 
     Raises FormatError for modules that the model does not have, factors of another shape, and changes that the GGUF's tensors
     cannot take.
     """
-    modules = {_renamed(name, model): factors for name, factors in folder.factors.items()}
+    known = _modules(model)
+    modules = {_renamed(name, model, known): factors for name, factors in folder.factors.items()}
     changes: dict[str, LowRank] = {}
     used: set[str] = set()
     for spec in model.tensors:
@@ -49,13 +58,25 @@ def check_tied(path: Path | str, changes: Mapping[str, LowRank], tensors: set[st
         raise FormatError(f"{path}: changes the embeddings, which this model's output shares: a GGUF has one tensor for both")
 
 
-def _renamed(name: str, model: ModelSpec) -> str:
+def _modules(model: ModelSpec) -> set[str]:
+    """The names of the modules that the model's tensors, or stacks of them, are parameters of."""
+    names: set[str] = set()
+    for spec in model.tensors:
+        at: TensorSpec | None = spec
+        while at is not None:
+            for source in at.sources:
+                names |= {source.removesuffix(".weight"), source.rpartition(".")[0]}
+            at = at.alternative
+    return names
+
+
+def _renamed(name: str, model: ModelSpec, known: set[str]) -> str:
     """A module's name as the model's tensors begin with it."""
-    if any(STORED_MIXTURE in source for spec in model.tensors for source in spec.sources):
-        name = name.replace(MIXTURE, STORED_MIXTURE)
     prefixes = model.renamed_prefixes
     prefix = next((p for p in prefixes if f"{name}.".startswith(p)), "")
-    return (prefixes.get(prefix, "") + f"{name}.".removeprefix(prefix)).removesuffix(".")
+    name = (prefixes.get(prefix, "") + f"{name}.".removeprefix(prefix)).removesuffix(".")
+    names = [name, *(name.replace(ours, stored) for ours, stored in STORED_NAMES if ours in name)]
+    return next((n for n in names if n.replace(_EXPERT_PARAMETER, "") in known), name)
 
 
 def _change_of_source(
@@ -80,18 +101,22 @@ def _change_of_stack(
     folder: PeftFolder, spec: TensorSpec, source: str, modules: Mapping[str, PeftFactors], used: set[str]
 ) -> LowRank | None:
     """Of a stack of experts that is one parameter of a module (target_parameters of peft). The factors of several parameters of
-    a module are only told apart by their shapes; a stack of square matrices is taken as [outputs, inputs]."""
+    a module are only told apart by their shapes; a stack of square matrices is taken as [outputs, inputs]. Experts beyond those
+    that are stored have no matrices that count (LongCat-Flash's, which return their input)."""
     module, (n, first, second) = source.rpartition(".")[0], spec.shape
     for name, factors in modules.items():
         inputs, outputs = factors.a.shape[1], factors.b.shape[0]
-        if name.replace(_EXPERT_PARAMETER, "") != module or {inputs, outputs} != {first, second} or len(factors.a) % n:
+        if name.replace(_EXPERT_PARAMETER, "") != module or {inputs, outputs} != {first, second}:
             continue
-        rank = len(factors.a) // n
-        a, b = factors.a.reshape(n, rank, inputs), factors.b.reshape(outputs, rank, n).transpose(2, 0, 1)
+        experts = folder.experts(factors, source)
+        if experts < n:
+            raise FormatError(f"{folder.path}: {name} has {len(factors.a)} rows of lora_A, which do not fit {n} experts")
+        a = factors.a.reshape(experts, -1, inputs)[:n]
+        b = factors.b.reshape(outputs, -1, experts).transpose(2, 0, 1)[:n]
         used.add(name)
         if (outputs, inputs) != (first, second):  # stored as [inputs, outputs]
             a, b = b.transpose(0, 2, 1), a.transpose(0, 2, 1)
-        scale = folder.scale(factors, source, n)
+        scale = folder.scale(factors, source, experts)
         return LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b), scale)
     return None
 

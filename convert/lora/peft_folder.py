@@ -55,6 +55,7 @@ class PeftFolder:
     """An adapter.
 
     alpha, alphas  lora_alpha; alpha_pattern: regular expressions of modules whose alpha is another
+    rank, ranks    r; rank_pattern: likewise
     rslora         scales are alpha / sqrt(r)
     factors        by module
     source_type    of the first factor
@@ -63,6 +64,8 @@ class PeftFolder:
     path: Path
     alpha: float
     alphas: Mapping[re.Pattern[str], float]
+    rank: int
+    ranks: Mapping[re.Pattern[str], float]
     rslora: bool
     factors: dict[str, PeftFactors]
     source_type: str
@@ -74,9 +77,18 @@ class PeftFolder:
     def scale(self, factors: PeftFactors, parameter: str, matrices: int = 1) -> float:
         """By which b @ a is multiplied. parameter: full name of the weight that is changed; matrices: of the stack."""
         rank = factors.a.shape[0] // matrices
-        names = (factors.module, parameter)
-        alpha = next((alpha for pattern, alpha in self.alphas.items() if any(map(pattern.match, names))), self.alpha)
+        alpha = _matching(self.alphas, factors, parameter, self.alpha)
         return alpha / (sqrt(rank) if self.rslora else rank)
+
+    def experts(self, factors: PeftFactors, parameter: str) -> int:
+        """Number of matrices of the stack that the factors are of, by the rank that the configuration gives them; 0: none."""
+        rank = int(_matching(self.ranks, factors, parameter, self.rank))
+        return 0 if len(factors.a) % rank else len(factors.a) // rank
+
+
+def _matching(patterns: Mapping[re.Pattern[str], float], factors: PeftFactors, parameter: str, default: float) -> float:
+    names = (factors.module, parameter)
+    return next((value for pattern, value in patterns.items() if any(map(pattern.match, names))), default)
 
 
 def is_peft_folder(path: str | Path) -> bool:
@@ -124,7 +136,9 @@ def read_peft_folder(folder: Path) -> PeftFolder:
         transposed = module in embeddings or conv1d
         factors[module] = PeftFactors(module, a, b, transposed)
     source_type = next(iter(stored.values())).source_type
-    return PeftFolder(folder, alpha, _alphas(config), config.flag("use_rslora", False), factors, source_type)
+    alphas, ranks = (_patterns(config, key) for key in ("alpha_pattern", "rank_pattern"))
+    rank, rslora = config.integer("r", 8), config.flag("use_rslora", False)  # 8: peft's default
+    return PeftFolder(folder, alpha, alphas, rank, ranks, rslora, factors, source_type)
 
 
 def _matrix(config: Config, tensor: StoredTensor) -> np.ndarray:
@@ -137,14 +151,15 @@ def _matrix(config: Config, tensor: StoredTensor) -> np.ndarray:
     return values
 
 
-def _alphas(config: Config) -> dict[re.Pattern[str], float]:
-    """alpha_pattern: the names of modules, or their ends after a dot -> alpha. Raises FormatError for a damaged one."""
-    if config.get("alpha_pattern") is None:
+def _patterns(config: Config, key: str) -> dict[re.Pattern[str], float]:
+    """alpha_pattern, rank_pattern: names of modules, or their ends after a dot -> a number. Raises FormatError."""
+    if config.get(key) is None:
         return {}
-    patterns, alphas = config.section("alpha_pattern"), {}
+    patterns, numbers = config.section(key), {}
     for pattern in patterns.values:
+        number = patterns.number(pattern) if key == "alpha_pattern" else patterns.integer(pattern)
         try:
-            alphas[re.compile(rf"(.*\.)?({pattern})$")] = patterns.number(pattern)
+            numbers[re.compile(rf"(.*\.)?({pattern})$")] = number
         except (re.error, OverflowError, RecursionError):
-            raise config.error(f"alpha_pattern has {pattern!r:.60}, which is no regular expression") from None
-    return alphas
+            raise config.error(f"{key} has {pattern!r:.60}, which is no regular expression") from None
+    return numbers
