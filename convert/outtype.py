@@ -7,6 +7,7 @@ import re
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..quantize.recipes.recipe import Recipe
 from ..quantize.recipes.rules import Rule, RuleMatcher, parse_rules
+from ..quantize.recipes.type_selection import INTEGER_TYPES
 
 EXPERTS = r"_exps\.weight$"
 
@@ -21,7 +22,7 @@ def outtype_rules(source: TensorSource, name: str, symmetric_q40: bool = False) 
     Raises PlanError for mxfp4 and a model without experts, and for symmetric_q40 where int4 weights are missing or of another
     form, which q4_0 cannot hold exactly.
     """
-    weights = [t for t in source.tensors.values() if len(t.shape) > 1]
+    weights = [t for t in source.tensors.values() if len(t.shape) > 1 and t.source_type not in INTEGER_TYPES]
     first = _symmetric_rules(source, weights) if symmetric_q40 else []
     if name not in ("auto", "mxfp4"):
         return TYPES[name], first

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from ..formats import SourceTensor, TensorScale
+from ..formats import TYPES, SourceTensor, TensorScale
 from .quantization.stored_weights import Rows, Weight
 
 Transform = Callable[[str, list[Weight]], SourceTensor]
@@ -24,6 +24,17 @@ def unchanged(name: str, weights: list[Weight]) -> SourceTensor:
     weight = weights[0]
     shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
     return _reordered(name, shape, weight, slice)
+
+
+def as_int32(name: str, weights: list[Weight]) -> SourceTensor:
+    """A matrix of whole numbers as int32, which `read` gives as float32."""
+    weight = weights[0]
+
+    def raw(start: int, stop: int) -> np.ndarray:
+        return weight.words(slice(start, stop)).astype(np.int32).view(np.uint8)
+
+    shape = (weight.columns, weight.rows)
+    return SourceTensor(name, shape, "i32", lambda start, stop: weight.read(slice(start, stop)), raw, TYPES["i32"])
 
 
 def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:

@@ -20,6 +20,7 @@ from ..runtime.draft_head import check_draft_layers, window_rows
 from ..runtime.evaluate.perplexity import OnChunk, Perplexity, context_notes, summarise
 from ..runtime.evaluate.score_statistics import Moments, RecordedScores, ScoreStatistics
 from ..runtime.graph import Observer, Op, Weight
+from ..runtime.graph.compressed_ops import GroupedLinear
 from ..runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from .calibration import Calibration, TextSegment, cut_windows
 from .collect_state import CollectState
@@ -131,7 +132,7 @@ class Collector(Observer):
 
     def wants_input(self, op: Op) -> bool:
         """Whether the op has linear weights of a layer or, if the options say so, the output matrix."""
-        if not isinstance(op, Linear | ExpertLinear | LatentAttention):
+        if not isinstance(op, Linear | ExpertLinear | LatentAttention | GroupedLinear):
             return False
         if op.weights[0].is_of_adapter:
             return False

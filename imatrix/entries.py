@@ -20,7 +20,7 @@ from ..jobs.atomic_write import write_bytes
 from .files import LEGACY_CHUNK, Entry, dat_bytes, gguf_bytes, read_imatrix_file
 
 MIN_TOKENS = 32
-_PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight")  # one matrix, or one per head, depending on the MLA layout
+_PER_HEAD = ("attn_k_b.weight", "attn_v_b.weight", "attn_output_a.weight")  # one matrix, or one per head or group of heads
 EMBEDDINGS = "token_embd.weight"
 
 # Gate and up may be separate or fused; each takes the other's data (docs/formats/mixes.md, imatrix lookup): entry -> tensor.

@@ -16,6 +16,7 @@ from ..quantize.planning import AssumedImportance, plan_quantize
 from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe
+from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
 from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
 from .common.arguments import FileType, Size, as_bytes, as_file_type
@@ -142,7 +143,8 @@ class _Planner:
 
     @property
     def is_quantised(self) -> bool:
-        return any(t.stored is not None and not t.stored.is_float and len(t.shape) > 1 for t in self.source.tensors.values())
+        matrices = (t for t in self.source.tensors.values() if len(t.shape) > 1 and t.source_type not in INTEGER_TYPES)
+        return any(t.stored is not None and not t.stored.is_float for t in matrices)
 
     def candidate(self, recipe: str | Path | None = None, type: TensorType | str | None = None) -> Candidate:
         """The model by that recipe and type; without either as it is. Raises PlanError."""

@@ -4,7 +4,7 @@ recurrent state, of the same size whatever the sequence's length."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from ..formats import TYPES, PlanError
@@ -19,11 +19,15 @@ _LANES = 16  # rows of the float types are filled up to a multiple of so many nu
 
 @dataclass(frozen=True)
 class CachePart:
-    """What a layer keeps per token under one name: a row of `width` numbers for each of `heads`, as `type`."""
+    """What a layer keeps per token under one name: a row of `width` numbers for each of `heads`, as `type`.
+
+    every  tokens that share their rows, those of the last of them
+    """
 
     heads: int
     width: int
     type: str = "f32"
+    every: int = 1
 
     @property
     def padded_width(self) -> int:
@@ -36,8 +40,12 @@ class CachePart:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token and layer."""
-        return self.heads * self.row_bytes
+        """Bytes per token and layer, rounded up."""
+        return -(-self.heads * self.row_bytes // self.every)
+
+    def rows_of(self, tokens: int) -> int:
+        """Rows of a head that so many tokens have."""
+        return tokens // self.every
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,16 @@ def latent_parts(heads: int, k_width: int, v_width: int, rank: int, rope: int, s
     return parts
 
 
+def entry_parts(width: int, every: int, settings: Settings) -> dict[str, CachePart]:
+    """Entries that are keys and values at once, each for `every` tokens. Raises PlanError for types that do not fit."""
+    k, v = settings.cache_types
+    if settings.cache_v is not None and v.lower() != k.lower():
+        raise PlanError(
+            f"-ctv {v} has nothing to act on: keys of this model are its values, cached as {k} (-ctk); leave it away"
+        )
+    return {"entries": replace(_part("keys", "-ctk", 1, width, k), every=every)}
+
+
 def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], list[LayerCache]]:
     """What every layer of a graph keeps: without an observer, and with one, for which -mla 0 keeps the latents too.
 
@@ -129,10 +147,12 @@ def graph_layers(graph: Graph, settings: Settings) -> tuple[list[LayerCache], li
             (heads, width), (rank,), (rope,) = op.q.shape, op.latent.shape, op.k_pe.shape
             rows = latent_parts(heads, width, op.v_width, rank, rope, settings)
             extra = {} if settings.mla else {"kv": CachePart(1, rank + rope)}
+        elif "entries" in kept:
+            rows = entry_parts(kept["entries"].width, kept["entries"].every, settings)
         elif kept:
             rows = grouped_parts(kept["k"].heads, kept["k"].width, kept["v"].width, settings)
         if "index_k" in kept:
-            rows["index_k"] = CachePart(1, kept["index_k"].width)
+            rows["index_k"] = CachePart(1, kept["index_k"].width, every=kept["index_k"].every)
         plain.append(LayerCache(rows, states))
         observed.append(LayerCache({**extra, **rows}, states))
     return plain, observed

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..formats import MillError, TensorSource, dims
 from .graph import Observer, Op, Weight
+from .graph.compressed_ops import WindowAttention
 from .graph.ops import Add, Attention, LatentAttention
 
 _READ_BYTES = 16 << 20  # decoded weights that are in memory at a time
@@ -26,7 +27,7 @@ class FiniteCheck(Observer):
         return True
 
     def on_output(self, op: Op, out: np.ndarray) -> None:
-        if isinstance(op, Attention | LatentAttention):
+        if isinstance(op, Attention | LatentAttention | WindowAttention):
             self._layer = op.layer
         if not np.isfinite(out).all():
             what = "the first output that is not finite (NaN or infinity) is that of"
@@ -37,7 +38,9 @@ class FiniteCheck(Observer):
         damaged = next(filter(None, map(self._damaged, op.weights)), None)
         if damaged is not None:
             return damaged
-        if isinstance(op, Attention | LatentAttention):  # they may be beyond the range of the type that they are kept in
+        if isinstance(
+            op, Attention | LatentAttention | WindowAttention
+        ):  # they may be beyond the range of the type that they are kept in
             return f"the attention of layer {op.layer} over keys and values kept as {self.cache_types}"
         if op.weights:
             return op.weights[0].name

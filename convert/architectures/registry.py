@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek.deepseek2",
     "DeepseekV3ForCausalLM": "deepseek.deepseek2",
     "DeepseekV32ForCausalLM": "deepseek.deepseek32",
+    "DeepseekV4ForCausalLM": "deepseek4.deepseek4",
     "GlmMoeDsaForCausalLM": "deepseek.glm_dsa",
     "Mistral4ForCausalLM": "deepseek.mistral4",
     "Glm4ForCausalLM": "llama_variants.glm4",

@@ -24,6 +24,7 @@ SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale")  # beside the `weigh
 BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"  # of the names of mxfp4 weights and their scales
 _FLOATS = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _FP8 = ("F8_E4M3", "F8_E5M2")
+_INTEGERS = ("I32", "I64")  # tables, such as those of experts by token id
 _SCALE_DTYPES = ("F32", "F16", "BF16", "F8_E8M0", "U8")  # U8: e8m0, from versions of safetensors without a name for it
 
 
@@ -47,10 +48,10 @@ class Weight:
             if scale is None:
                 raise FormatError(f"{stored.path}: {stored.name} is {stored.dtype} without a {' or '.join(SCALE_NAMES)}")
             self._block = self._block_shape(scale, block)
-        elif stored.dtype not in _FLOATS:
+        elif stored.dtype not in (*_FLOATS, *_INTEGERS):
             known = ", ".join((*_FLOATS, *_FP8))
             raise FormatError(f"{stored.path}: {stored.name} is {stored.dtype}; weights can be {known}")
-        elif stored.dtype != "F64":
+        elif stored.dtype in _FLOATS and stored.dtype != "F64":
             self.ggml_type = TYPES[_FLOATS[stored.dtype]]
 
     def _describe(self, stored: StoredTensor, shape: tuple[int, ...], source_type: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...runtime import Model
+from ...runtime.graph.compressed_ops import GroupedLinear
 from ...runtime.graph.ops import ExpertLinear, LatentAttention, Linear
 from ...simd.workers import Workers
 from .inputs import Input
@@ -42,7 +43,7 @@ def _multiplications(model: Model) -> Iterator[tuple[int, bool]]:
     """Of each matrix with a token, and whether it is one of floats."""
     for op in model.graph.ops:
         weights = op.weights if isinstance(op, LatentAttention) else op.weights[:1]
-        if not isinstance(op, Linear | ExpertLinear | LatentAttention):
+        if not isinstance(op, Linear | ExpertLinear | LatentAttention | GroupedLinear):
             continue
         for weight in weights:
             columns, rows, *rest = weight.shape

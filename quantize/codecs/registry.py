@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..covariance.prepared import PreparedCovariance
 
 _CACHE_LINE = 64  # bytes
+_WHOLE_NUMBERS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64}  # decoded, never encoded: tables
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     if q.size == 0:
         return np.empty((len(q), n), np.float32)
     q = np.ascontiguousarray(q)
+    if tensor_type.name in _WHOLE_NUMBERS:
+        return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
     codec_type = _codec_type(tensor_type)
     if codec_type is not tensor_type:
         from ...repack import unpack

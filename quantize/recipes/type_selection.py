@@ -26,6 +26,8 @@ _UNQUANTIZED_PARTS = (
     "altup_",
     "laurel_",
 )
+# Of DeepSeek-V4: what streams are mixed with, and biases by position; small, in float32 in checkpoints, kept so here.
+_UNQUANTIZED_PARTS += (".hc_", "output_hc_", "_compressor_ape.weight")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
 INTEGER_TYPES = ("i8", "i16", "i32", "i64")

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...formats import PlanError, SourceTensor, dims
 from ..graph import Observer, Op, Weight
+from ..graph.compressed_ops import GroupedLinear
 from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
 from .divergence import score
@@ -178,7 +179,7 @@ class _InputSampler(Observer):
         self.inputs = inputs
 
     def wants_input(self, op: Op) -> bool:
-        return isinstance(op, Linear | ExpertLinear | LatentAttention)
+        return isinstance(op, Linear | ExpertLinear | LatentAttention | GroupedLinear)
 
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         if self.inputs is not None and (weight.name, matrix) not in self.inputs:

@@ -217,10 +217,10 @@ class GraphBuilder:
         out = self.value(heads, v_width)
         return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b, selection))
 
-    def select_keys(self, q: Value, k: Value, factors: Value, layer: int, top_k: int) -> Value:
+    def select_keys(self, q: Value, k: Value, factors: Value, layer: int, top_k: int, every: int = 1) -> Value:
         self._fit(q.shape == (*factors.shape, *k.shape), f"an indexer of queries {q.shape}, key {k.shape}, {factors.shape}")
-        self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
-        return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k))
+        self.cache.append(CacheSpec(layer, "index_k", 1, k.shape[0], every))
+        return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k, every))
 
     def select_blocks(self, q: Value, k: Value, layer: int, *, block: int, top_k: int, local: int) -> Value:
         self._fit(q.shape[1:] == k.shape, f"an indexer of queries {q.shape}, key {k.shape}")

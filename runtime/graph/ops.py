@@ -179,7 +179,8 @@ class LatentAttention(Op):
 class SelectKeys(Op):
     """The positions of the top_k keys that a token's queries should see (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
 
-    Appends k to the cache of `layer`. The score of a key is the sum over heads of factor * max(0, q . k).
+    Appends k to the cache of `layer`; with `every`, that of the last token of each run of so many, and positions are those of
+    runs. The score of a key is the sum over heads of factor * max(0, q . k).
 
     q (heads, width), k (width,), both rotated; factors (heads,) -> (top_k,): positions in any order, as float32; where there
     are at most top_k keys, so that all are seen, -1 comes first
@@ -190,6 +191,7 @@ class SelectKeys(Op):
     factors: Value
     layer: int
     top_k: int
+    every: int = 1
 
 
 @dataclass(frozen=True)

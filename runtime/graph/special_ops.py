@@ -61,10 +61,13 @@ class MergeStreams(Op):
 
 @dataclass(frozen=True)
 class MixStreams(Op):
-    """x (streams, width), coefficients (streams * streams,), a row for each result -> x + coefficients @ x."""
+    """x (streams, width), coefficients (streams * streams,), a row for each result -> x + coefficients @ x.
+
+    adds: else without x"""
 
     x: Value
     coefficients: Value
+    adds: bool = True
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,13 @@ class RotaryEmbedding:
     frequencies  float64 [pairs], radians per position
     magnitude    factor of the rotated elements (YaRN, arXiv:2309.00071)
     interleaved  pairs are (0, 1), (2, 3), ... (ggml's NORM); else (0, d/2), (1, d/2 + 1), ... (NEOX)
+    offset       added to positions
     """
 
     frequencies: np.ndarray
     magnitude: float = 1.0
     interleaved: bool = False
+    offset: int = 0
 
     @property
     def dims(self) -> int:
@@ -70,12 +72,16 @@ class Temperature:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v', 'latent' or 'index_k'."""
+    """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v', 'latent', 'index_k' or 'entries'.
+
+    every  tokens that share their rows: those of the last one of each run of so many are kept
+    """
 
     layer: int
     name: str
     heads: int
     width: int
+    every: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from ...formats import FormatError, PlanError
 from ..graph import GraphBuilder, Value
-from ..graph.values import RoutingValue
+from ..graph.values import RoutingValue, Weight
 from ..hparams import HParams
 
-SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func in GGUF
-GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # values of expert_gating_func in GGUF
+GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid", SQRT_SOFTPLUS: "sqrt_softplus"}
+_KNOWN = ", ".join(f"{number} {name}" for number, name in GATINGS.items())
 SWISH_LIMIT = 7.0  # of gpt-oss's clamped activations
 
 
@@ -129,7 +130,7 @@ def routed_experts(
 def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert: int, gating: str) -> RoutingValue:
     number = hparams.int("expert_gating_func", 0) or SOFTMAX
     if number not in GATINGS:
-        raise PlanError(f"{hparams.path}: expert gating function {number} is not supported (1 softmax, 2 sigmoid)")
+        raise PlanError(f"{hparams.path}: expert gating function {number} is not supported ({_KNOWN})")
     zeros = hparams.size("expert_zero_count", 0, 0)
     n_expert += zeros
     used = hparams.size("expert_used_count", maximum=n_expert)
@@ -156,7 +157,16 @@ def _route(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, n_expert
         jitter=hparams.float("expert_router_jitter", 0.0),
         factors=graph.optional(f"blk.{layer}.ffn_down_exps.scale", (n_expert,)),
         zeros=zeros,
+        by_token=_table(graph, layer, used),
     )
+
+
+def _table(graph: GraphBuilder, layer: int, used: int) -> Weight | None:
+    """The experts of each token id, where the layer has such a table (DeepSeek-V4)."""
+    name = f"blk.{layer}.ffn_gate_tid2eid.weight"
+    if name not in graph:
+        return None
+    return graph.weight(name, (used, graph.shape("token_embd.weight")[1]))
 
 
 def _shared_expert(graph: GraphBuilder, hparams: HParams, layer: int, x: Value, block: FeedForward) -> Value | None:

@@ -36,6 +36,9 @@ def randomise(model, seed=1):
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             parts = ("inv_freq", "embed_scale", "mup_vector", "_input_scale", "projection_scale")
+            if name.endswith("tid2eid"):  # the experts of each token: any, but none twice
+                order = torch.rand(len(tensor), model.config.n_routed_experts, generator=generator).argsort(dim=1)
+                tensor.copy_(order[:, : tensor.shape[1]])
             if any(part in name for part in parts) or not tensor.is_floating_point():
                 continue
             noise = torch.randn(tensor.shape, generator=generator)
@@ -52,6 +55,10 @@ def write_gguf(source, path, types=None):
     """The source as a GGUF of f32, or of other types by name; returns the path and the values that the file holds."""
     outputs, held = [], {}
     for name, tensor in source.tensors.items():
+        if tensor.stored is not None and tensor.source_type == tensor.stored.name and tensor.source_type.startswith("i"):
+            outputs.append(Output(name, tensor.shape, tensor.source_type, tensor.stored, "test", tensor.raw))  # whole numbers
+            held[name] = tensor
+            continue
         rows = tensor.shape[1] if len(tensor.shape) > 1 else 1  # of one matrix: a run must not go beyond
         values = np.concatenate([tensor.read(at, at + rows) for at in range(0, tensor.n_rows, rows)])
         kind = TYPES[(types or {}).get(name, "f32")]

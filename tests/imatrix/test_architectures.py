@@ -26,6 +26,18 @@ COVARIANCE_CASES = ("llama", "mixtral", "v3", "v3-mainline", "phi3")  # dense, e
 
 # suffix of a parameter's name in transformers -> tensors in GGUF; a stack of gate and up becomes two
 NAMES = {
+    "compressor.indexer.q_b_proj": ["indexer.attn_q_b"],
+    "compressor.indexer.kv_proj": ["indexer_compressor_kv"],
+    "compressor.indexer.gate_proj": ["indexer_compressor_gate"],
+    "scorer.weights_proj": ["indexer.proj"],
+    "compressor.kv_proj": ["attn_compressor_kv"],
+    "compressor.gate_proj": ["attn_compressor_gate"],
+    "self_attn.kv_proj": ["attn_kv"],
+    "o_a_proj": ["attn_output_a"],
+    "o_b_proj": ["attn_output_b"],
+    "attn_hc.fn": ["hc_attn_fn"],
+    "ffn_hc.fn": ["hc_ffn_fn"],
+    "hc_head.hc_fn": ["output_hc_fn"],
     "indexer.q_proj": ["indexer.q_proj"],
     "indexer.k_proj": ["indexer.k_proj"],
     "qkv_proj": ["attn_qkv"],
@@ -167,6 +179,9 @@ class InputRecorder:
                 step = parameter.stride(0) * parameter.element_size()
                 for expert in range(parameter.shape[0]):
                     self._keys[parameter.data_ptr() + expert * step] = (name, expert)
+            elif name.endswith("o_a_proj.weight"):  # a matrix for each group of heads
+                for group in range(model.config.o_groups):
+                    self._keys[parameter.data_ptr() + group * parameter.nbytes // model.config.o_groups] = (name, 0)
             elif parameter.dim() == 2 and "embed" not in name and parameter is not model.get_input_embeddings().weight:
                 n = model.config.ffn_config.moe_num_experts if "experts.mlp." in name else 1  # of DBRX, all in one matrix
                 for expert in range(n):

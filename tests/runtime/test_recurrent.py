@@ -14,7 +14,7 @@ from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
 ROUNDING = 1e-4  # between GEMM and GEMV
 
 
-CASES = ("qwen35", "lfm2", "mamba2", "granitehybrid", "nemotron-h-moe", "falcon-h1", "jamba", "kimi-linear")
+CASES = ("qwen35", "lfm2", "mamba2", "granitehybrid", "nemotron-h-moe", "falcon-h1", "jamba", "kimi-linear", "deepseek4")
 
 
 @pytest.fixture(scope="module", params=CASES)

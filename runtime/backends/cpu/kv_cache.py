@@ -23,6 +23,7 @@ assert set(CACHE_TYPES) == set(TYPE_IDS)
 @dataclass(frozen=True)
 class CacheRows:
     """The memory of the rows of one layer and name: head h's row of token t is at address + h * head_bytes + t * row_bytes.
+    Where several tokens share a row (`CachePart.every`), t counts these.
 
     type_id  the type of the rows, of TYPE_IDS
     memory   the array that owns the memory
@@ -77,17 +78,18 @@ class KVCache:
 
     def rows(self, layer: int, name: str, new: int = 0) -> CacheRows:
         """The rows of the past, with memory for those of `new` tokens behind them."""
-        stored, end = self._stored[layer][name], self.length + new
+        stored, part = self._stored[layer][name], self.layers[layer].rows[name]
+        past, end = part.rows_of(self.length), part.rows_of(self.length + new)
         if stored.shape[1] < end:
-            size = min(max(end, 2 * stored.shape[1], _MIN_TOKENS), max(self.limit, end))
-            grown = _new(self.layers[layer].rows[name], size)
-            grown[:, : self.length] = stored[:, : self.length]
+            size = min(max(end, 2 * stored.shape[1], _MIN_TOKENS), max(part.rows_of(self.limit), end))
+            grown = _new(part, size)
+            grown[:, :past] = stored[:, :past]
             self._stored[layer][name] = stored = grown
             self._rows[layer].pop(name, None)
             self._table_end = 0
         rows = self._rows[layer].get(name)
         if rows is None:
-            rows = self._rows[layer][name] = CacheRows.of(stored, TYPE_IDS[self.layers[layer].rows[name].type])
+            rows = self._rows[layer][name] = CacheRows.of(stored, TYPE_IDS[part.type])
         return rows
 
     def table(self, new: int) -> np.ndarray:
@@ -96,33 +98,35 @@ class KVCache:
         if self.length + new > self._table_end:
             self._table, self._table_end = np.zeros((len(self.layers), len(self.names), 3), np.int64), self.limit
             for number, layer in enumerate(self.layers):
-                for name in layer.rows:
+                for name, part in layer.rows.items():
                     rows = self.rows(number, name, new)
                     self._table[number, self.names.index(name)] = rows.address, rows.row_bytes, rows.head_bytes
-                    self._table_end = min(self._table_end, rows.memory.shape[1])
+                    self._table_end = min(self._table_end, part.every * (rows.memory.shape[1] + 1) - 1)
         return self._table
 
     def put(self, layer: int, name: str, rows: np.ndarray) -> None:
-        """Writes the rows of this pass, float32 [n, heads, width].
+        """Writes the rows of this pass, float32 [tokens, heads, width]; of runs of tokens that share one, the last one's.
 
         Where a type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN.
         """
-        n, part = len(rows), self.layers[layer].rows[name]
-        target = self.rows(layer, name, n).memory
+        part = self.layers[layer].rows[name]
+        target, first = self.rows(layer, name, len(rows)).memory, part.rows_of(self.length)
+        rows = rows[-(self.length + 1) % part.every :: part.every]
+        n = len(rows)
         values = np.zeros((n * part.heads, part.padded_width), np.float32)
         values[:, : part.width] = rows.reshape(n * part.heads, part.width)
-        encoded = encode_with_nan(values, part.type).reshape(n, part.heads, -1)
-        target[:, self.length : self.length + n] = encoded.transpose(1, 0, 2)
+        encoded = encode_with_nan(values, part.type).reshape(n, part.heads, part.row_bytes)
+        target[:, first : first + n] = encoded.transpose(1, 0, 2)
 
     def read(self, layer: int, name: str, new: int = 0) -> np.ndarray:
         """Rows of the past and of `new` tokens of this pass, float32 [heads, tokens, width]; a view where they are float32."""
-        part, end = self.layers[layer].rows[name], self.length + new
+        part = self.layers[layer].rows[name]
+        end = part.rows_of(self.length + new)
         stored = self._stored[layer][name][:, :end]
         if part.type == "f32":
             return stored.view(np.float32)[..., : part.width]
-        return decode(stored.reshape(-1, part.row_bytes), part.type, part.padded_width).reshape(part.heads, end, -1)[
-            ..., : part.width
-        ]
+        rows = decode(stored.reshape(-1, part.row_bytes), part.type, part.padded_width)
+        return rows.reshape(part.heads, end, part.padded_width)[..., : part.width]
 
     def commit(self, n: int) -> None:
         self.length += n
@@ -153,9 +157,9 @@ class KVCache:
         copy.state = None if self.state is None else self.state.fork(n)
         copy._rows = [{} for _ in self.layers]
         for layer, source in zip(self.layers, self._stored, strict=True):
-            copy._stored.append({name: _new(part, n) for name, part in layer.rows.items()})
+            copy._stored.append({name: _new(part, part.rows_of(n)) for name, part in layer.rows.items()})
             for name, target in copy._stored[-1].items():
-                target[:] = source[name][:, :n]
+                target[:] = source[name][:, : target.shape[1]]
         return copy
 
     @property

@@ -36,6 +36,7 @@ class Pool:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Block:
+        nbytes = -(-nbytes // 8) * 8  # so that numbers of any size fill it
         for i, block in enumerate(self._free):
             if nbytes <= block.nbytes <= 2 * nbytes + 256:
                 del self._free[i]

@@ -235,7 +235,7 @@ class Pass:
 
     def rotations(self, rope: RotaryEmbedding) -> np.ndarray:
         """complex64 [n, pairs], filled in before each run."""
-        key = (rope.frequencies.tobytes(), rope.magnitude)
+        key = (rope.frequencies.tobytes(), rope.magnitude, rope.offset)
         if key not in self._ropes:
             self._ropes[key] = rope, np.zeros((self.n, len(rope.frequencies)), np.complex64)
         return self._ropes[key][1]
@@ -249,7 +249,7 @@ class Pass:
     def write_cache(self, layer: int, name: str, x: View) -> None:
         """Appends x to the caches of a layer."""
         part = self.executable.part(layer, name)
-        if not TYPES[part.type].is_float:
+        if not TYPES[part.type].is_float or part.every > 1:
 
             def put() -> None:
                 rows = x.array
@@ -306,7 +306,7 @@ class Pass:
             row += count
         state.positions = np.concatenate(positions) if positions else np.empty(0, np.int64)
         for rope, table in self._ropes.values():
-            angles = state.positions[:, None] * rope.frequencies
+            angles = (state.positions[:, None] + rope.offset) * rope.frequencies
             table.real, table.imag = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
         self._set_cache_addresses()
         self.attention.patch(state.batch)

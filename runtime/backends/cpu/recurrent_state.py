@@ -8,6 +8,7 @@ can only be gone back to where `checkpoint` was called: what lies between is com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,14 @@ class RecurrentState:
         if self._next is None:
             self._next = self._zeros().memory
         return self.current.memory.ctypes.data, self._next.ctypes.data
+
+    def arrays(self, offset: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """The state at an offset of the memory that a pass reads, and of that which it writes: float32 of this shape."""
+        if self._next is None:
+            self._next = self._zeros().memory
+        stop = offset + 4 * prod(shape)
+        read, written = (memory[offset:stop].view(np.float32).reshape(shape) for memory in (self.current.memory, self._next))
+        return read, written
 
     def commit(self, n: int) -> None:
         """The pass under way, of n tokens, is done."""

@@ -15,6 +15,7 @@ from ...graph import Value, ops, special_ops
 from ...graph.signatures import functions_of, support_of
 from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes
 from . import recurrent
+from .compressed import COMPRESSED_FUNCTIONS
 from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
 from .step import Step
 from .streams import STREAM_FUNCTIONS
@@ -68,7 +69,7 @@ def norm(
 
 
 def rope(step: Step, x: np.ndarray, rope: RotaryEmbedding, start: int) -> np.ndarray:
-    angles = step.positions[:, None] * rope.frequencies
+    angles = (step.positions[:, None] + rope.offset) * rope.frequencies
     cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
     if x.ndim == 3:
         cos, sin = cos[:, None], sin[:, None]
@@ -230,14 +231,16 @@ def select_blocks(step: Step, q: np.ndarray, k: np.ndarray, layer: int, block: i
     return out
 
 
-def select_keys(step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, layer: int, top_k: int) -> np.ndarray:
+def select_keys(
+    step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, layer: int, top_k: int, every: int
+) -> np.ndarray:
     out = np.full((len(q), top_k), -1, np.float32)
     for cache, rows in step.segments:
-        keys = cache.append(layer, "index_k", k[rows])
+        keys = cache.append(layer, "index_k", k[rows])[every - 1 :: every]
         for at in range(rows.start, rows.stop):
-            position = step.positions[at]
-            if position >= top_k:
-                scores = factors[at] @ np.maximum(q[at] @ keys[: position + 1].T, 0)
+            count = (step.positions[at] + 1) // every
+            if count > top_k:
+                scores = factors[at] @ np.maximum(q[at] @ keys[:count].T, 0)
                 out[at] = np.argpartition(-scores, top_k)[:top_k]
     return out
 
@@ -345,6 +348,7 @@ _BY_CLASS = {
     ops.ScaleByPosition: scale_by_position,
     ops.SoftCap: softcap,
     **STREAM_FUNCTIONS,
+    **COMPRESSED_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)

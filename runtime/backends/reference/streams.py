@@ -24,9 +24,9 @@ def merge_streams(step: Step, x: np.ndarray, weight: np.ndarray, epsilon: float)
     return (x[:, 0] + others.sum(axis=1)) / np.float32(x.shape[1])
 
 
-def mix_streams(step: Step, x: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+def mix_streams(step: Step, x: np.ndarray, coefficients: np.ndarray, adds: bool) -> np.ndarray:
     n, streams, _ = x.shape
-    return x + np.einsum("nos,nsw->now", coefficients.reshape(n, streams, streams), x)
+    return adds * x + np.einsum("nos,nsw->now", coefficients.reshape(n, streams, streams), x)
 
 
 def add_to_streams(

@@ -31,6 +31,15 @@ M3_ODD = {
     "shared_intermediate_size": 80,
 }
 M3_ODD |= {"layer_types": ["minimax_m3_sparse", "full_attention"] * 2, "mlp_layer_types": ["sparse"] * 4}
+V4_ATTENTION = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+V4 = {"head_dim": 64, "num_key_value_heads": 1, "q_lora_rank": 24, "intermediate_size": 40, "n_routed_experts": 6}
+V4 |= {"num_experts_per_tok": 2, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 64}
+V4 |= {"index_topk": 5, "sliding_window": 20, "partial_rotary_factor": 0.25, "swiglu_limit": 0.7, "num_hidden_layers": 4}
+V4 |= {"layer_types": [*V4_ATTENTION, "compressed_sparse_attention"], "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
+V4_ODD = {"hc_mult": 3, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "head_dim": 24, "index_head_dim": 20, "num_attention_heads": 6}
+V4_ODD |= {"o_groups": 3, "index_topk": 4, "sliding_window": 9, "routed_scaling_factor": 0.7, "num_experts_per_tok": 3}
+V4_ODD |= {"compress_rates": {V4_ATTENTION[1]: 3, V4_ATTENTION[2]: 7}, "compress_rope_theta": 50000.0, "rope_parameters": YARN}
+V4_ODD |= {"layer_types": [V4_ATTENTION[at] for at in (2, 1, 1, 0)], "mlp_layer_types": ["moe"] * 4, "swiglu_limit": 10.0}
 
 LONGCAT = {"num_hidden_layers": 6, "num_key_value_heads": 4, "ffn_hidden_size": 96, "moe_topk": 4}
 LONGCAT |= {"n_routed_experts": 6, "zero_expert_num": 3, "expert_ffn_hidden_size": 40, "routed_scaling_factor": 2.5}
@@ -43,6 +52,8 @@ CASES = {
     "longcat-flash": ("LongcatFlash", LONGCAT),
     "longcat-flash-mainline": ("LongcatFlash", LONGCAT | {"zero_expert_num": 0}, "mainline"),
     "longcat-flash-odd": ("LongcatFlash", LONGCAT | LONGCAT_ODD, "legacy"),
+    "deepseek4": ("DeepseekV4", V4),
+    "deepseek4-odd": ("DeepseekV4", V4 | V4_ODD),
     "gemma4-moe": ("Gemma4", GEMMA4 | GEMMA4_31B | GEMMA4_MOE),
     "gemma4-moe-per-layer": ("Gemma4", GEMMA4 | GEMMA4_MOE | TIED | {"top_k_experts": 3, "num_kv_shared_layers": 2}),
     "minimax-m3": ("MiniMaxM3SparseForConditionalGeneration", M3, "mainline"),
@@ -53,6 +64,7 @@ CASES = {
 }
 BEYOND_LLAMA_CPP = {
     **dict.fromkeys(("longcat-flash", "longcat-flash-mainline", "longcat-flash-odd"), "not this architecture"),
+    "deepseek4-odd": "four streams, entries for 4 and 128 tokens alone",
     "minimax-m3-odd": "an indexer in every layer with experts",
     "minimax-m3-ik": "not in this layout",
 }

@@ -150,7 +150,7 @@ def test_a_mixture_of_experts(bias):
     assert [op.out.shape for op in ops_of(graph, ops.ExpertLinear)] == [(2, N_FF), (2, N_FF), (2, N_EMBD)]
     with pytest.raises(FormatError, match="3 experts cannot be chosen from 1 of 4 equal groups of 8 experts"):
         build_graph(source("qwen3moe", shapes, **keys | {"expert_used_count": 3, "expert_group_used_count": 1}))
-    with pytest.raises(PlanError, match=r"expert gating function 3 is not supported \(1 softmax, 2 sigmoid\)"):
+    with pytest.raises(PlanError, match=r"expert gating function 3 is not supported \(1 softmax, 2 sigmoid, 4 sqrt_softplus\)"):
         build_graph(source("qwen3moe", shapes, expert_gating_func=3))
 
 

@@ -14,6 +14,7 @@ from ..kernels.experts import combine_part, route_part
 from ..kernels.recurrent import delta_rule
 from ..passes import Step
 from .attention import AttentionStep
+from .compressed import COMPRESSED_STEPS, COMPRESSED_SUPPORT
 from .elementwise import (
     ACTIVATIONS,
     GATES,
@@ -69,6 +70,7 @@ STEPS: dict[type[o.Op], Callable[[Executable, Any], Step]] = {
     o.Split: SplitStep,
     **SPECIAL_STEPS,
     **STREAM_STEPS,
+    **COMPRESSED_STEPS,
 }
 
 # Op -> those of its parts whose compiling takes seconds (see simd.background).
@@ -113,12 +115,13 @@ SUPPORT: Support = {
     o.SelectBlocks: dict.fromkeys(("q", "k", "layer", "block", "top_k", "local")),
     o.SelectiveScan: dict.fromkeys(("x", "dt", "b", "c", "decay", "skip", "layer", "dt_bias")),
     o.ShortConvolution: {**dict.fromkeys(("x", "weight", "layer", "bias", "state")), "activation": ("silu", "none")},
-    o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k")),
+    o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k", "every")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),
     **SPECIAL_SUPPORT,
     **STREAM_SUPPORT,
+    **COMPRESSED_SUPPORT,
 }
 
 

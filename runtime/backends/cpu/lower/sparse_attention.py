@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from .latent_attention import LatentAttentionStep
 
 
-def _rows_that_select(state: Run, layer: int, most: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(row of the pass, the indexer's keys that it sees) of every token that sees more than `most` keys."""
+def _rows_that_select(state: Run, layer: int, most: int, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+    """(row of the pass, the indexer's keys that it sees) of every token that sees more than `most` keys. every: tokens that
+    share a key."""
     for cache, at in state.batch:
-        first = max(0, most - cache.length)
+        first = max(0, (most + 1) * every - 1 - cache.length)
         if first >= at.stop - at.start:
             continue
         keys = cache.read(layer, "index_k", at.stop - at.start)[0]
         for row in range(at.start + first, at.stop):
-            yield row, keys[: cache.length + row - at.start + 1]
+            yield row, keys[: (cache.length + row - at.start + 1) // every]
 
 
 class SelectKeysStep(Step):
@@ -45,7 +46,7 @@ class SelectKeysStep(Step):
 
         def select() -> None:
             to[:, 0] = -1
-            for row, past in _rows_that_select(state, op.layer, op.top_k):
+            for row, past in _rows_that_select(state, op.layer, op.top_k, op.every):
                 scores = factors[row] @ np.maximum(queries[row] @ past.T, 0)
                 to[row] = np.argpartition(-scores, op.top_k)[: op.top_k]
 

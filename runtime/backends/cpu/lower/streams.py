@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from ....graph.compressed_ops import CollapseStreams, RepeatStreams, StreamWeights
 from ....graph.special_ops import AddToStreams, ExpandStreams, KeepLargest, MergeStreams, MixStreams, ScaleChannels
 from ....graph.values import Value
 from ..kernels import stream_parts
-from ..memory import View
+from ..memory import View, with_heads
 from ..passes import Pass, Step
 from ..schedule import real
 
@@ -58,7 +61,7 @@ class MixStreamsStep(Step):
         x, factors, to = _row_view(out, op.x), _row_view(out, op.coefficients), out.new(op.out)
         partition = out.by_rows(x)
         words = (x.address, x.row_bytes, factors.address, factors.row_bytes, to.address, to.row_bytes, *op.x.shape)
-        table = (*partition.words(), *words)
+        table = (*partition.words(), *words, int(op.adds))
         out.schedule.task(stream_parts.mix_streams.address, table, partition, (x, factors), (to,))
 
 
@@ -99,19 +102,64 @@ class RowStep(Step):
         out.schedule.task(part.address, table, partition, (x,), (to,))
 
 
+class RepeatStreamsStep(Step):
+    def __init__(self, executable, op: RepeatStreams):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        op = self.op
+        to, x = with_heads(out.new(op.out), *op.out.shape), with_heads(out.view(op.x), 1, op.x.shape[0])
+        out.copy(replace(x, heads=op.out.shape[0], head_bytes=0), to)
+
+
+class StreamWeightsStep(Step):
+    def __init__(self, executable, op: StreamWeights):
+        super().__init__(executable, op)
+        self.op, self.scale, self.base = op, self.vector(op.scale), self.vector(op.base)
+
+    def emit(self, out: Pass) -> None:
+        op, x, to = self.op, _row_view(out, self.op.x), out.new(self.op.out)
+        assert self.scale is not None
+        assert self.base is not None
+        partition = out.by_rows(x)
+        words = (x.address, x.row_bytes, to.address, to.row_bytes, out.constant(self.scale), out.constant(self.base))
+        table = (*partition.words(), *words, op.streams, op.iterations, real(op.epsilon), self.scale.size)
+        out.schedule.task(stream_parts.stream_weights.address, table, partition, (x,), (to,))
+
+
+class CollapseStreamsStep(Step):
+    def __init__(self, executable, op: CollapseStreams):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        op = self.op
+        x, factors, to = _row_view(out, op.x), _row_view(out, op.factors), out.new(op.out)
+        partition = out.by_rows(x)
+        words = (x.address, x.row_bytes, factors.address, factors.row_bytes, to.address, to.row_bytes, *op.x.shape)
+        out.schedule.task(stream_parts.collapse_streams.address, (*partition.words(), *words), partition, (x, factors), (to,))
+
+
 STREAM_STEPS = {
     AddToStreams: AddToStreamsStep,
+    CollapseStreams: CollapseStreamsStep,
     ExpandStreams: ExpandStreamsStep,
     KeepLargest: RowStep,
     MergeStreams: ExpandStreamsStep,
     MixStreams: MixStreamsStep,
+    RepeatStreams: RepeatStreamsStep,
     ScaleChannels: RowStep,
+    StreamWeights: StreamWeightsStep,
 }
 STREAM_SUPPORT = {
     AddToStreams: dict.fromkeys(("x", "update", "coefficients", "constants")),
+    CollapseStreams: dict.fromkeys(("x", "factors")),
     ExpandStreams: dict.fromkeys(("x", "weight", "epsilon")),
     KeepLargest: dict.fromkeys(("x", "factor")),
     MergeStreams: dict.fromkeys(("x", "weight", "epsilon")),
-    MixStreams: dict.fromkeys(("x", "coefficients")),
+    MixStreams: dict.fromkeys(("x", "coefficients", "adds")),
+    RepeatStreams: dict.fromkeys(("x",)),
     ScaleChannels: dict.fromkeys(("x", "weight")),
+    StreamWeights: dict.fromkeys(("x", "scale", "base", "streams", "iterations", "epsilon")),
 }

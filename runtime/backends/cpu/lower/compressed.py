@@ -1,0 +1,212 @@
+"""Attention to a window and to compressed entries, what makes the entries, and matrices of groups of heads.
+
+The last tokens are recurrent states: rings, in which position p has row p modulo their length. Attention and entries are
+computed by functions between the tasks, attention by blocks of queries that the threads share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....graph.compressed_ops import Compress, GroupedLinear, WindowAttention
+from ..attention import softmax_numerator
+from ..kernels.gemm import gemm
+from ..kv_cache import KVCache
+from ..memory import with_heads
+from ..passes import Pass, Step
+from ..weights import WeightMatrix
+from .products import gemv_inputs, gemv_task
+
+if TYPE_CHECKING:
+    from ..executable import Executable
+
+QUERY_BLOCK = 32  # whose entries, all that one of them selects, are read together
+
+
+def _ring(executable: Executable, cache: KVCache, layer: int, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows [length, width] of a state, as they are and as the pass writes them, which begin as copies."""
+    part = executable.layers[layer].states[name]
+    assert cache.state is not None
+    read, written = cache.state.arrays(executable.state_offsets[layer, name], part.padded_shape)
+    written[:] = read
+    return read[:, : part.shape[1]], written[:, : part.shape[1]]
+
+
+def _append(ring: np.ndarray, past: int, rows: np.ndarray) -> None:
+    """Writes the rows of positions from `past` on, those that stay."""
+    last = min(len(rows), len(ring))
+    positions = np.arange(past + len(rows) - last, past + len(rows))
+    ring[positions % len(ring)] = rows[len(rows) - last :]
+
+
+def _before(ring: np.ndarray, first: int, past: int) -> np.ndarray:
+    """The rows of positions first ... past - 1."""
+    return ring[np.arange(first, past) % len(ring)]
+
+
+class CompressStep(Step):
+    def __init__(self, executable: Executable, op: Compress):
+        super().__init__(executable, op)
+        bias = self.vector(op.bias)
+        assert bias is not None
+        self.op, self.bias = op, bias
+
+    def emit(self, out: Pass) -> None:
+        op, state = self.op, out.run_state
+        numbers, gates, to = out.dense(op.x).matrix, out.dense(op.gate).matrix, out.new(op.out).matrix
+
+        def compress() -> None:
+            to[:] = 0
+            biased = gates + self.bias[state.positions % op.every]
+            rows = np.concatenate([numbers, biased], axis=1)
+            for cache, at in state.batch:
+                read, written = _ring(self.executable, cache, op.layer, op.state)
+                past, total = cache.length, cache.length + at.stop - at.start
+                _append(written, past, rows[at])
+                run, end = past // op.every, total // op.every
+                if run == end:
+                    continue
+                first = max(0, run - op.series + 1) * op.every
+                needed = np.concatenate([_before(read, first, past), rows[at]])[: end * op.every - first]
+                entries = self._entries(needed.reshape(-1, op.every, rows.shape[1]))[run - end :]
+                to[at.start + (run + 1) * op.every - 1 - past : at.stop : op.every] = entries
+
+        out.call(compress)
+
+    def _entries(self, runs: np.ndarray) -> np.ndarray:
+        """Numbers and gates [runs, every, 2 * series * width] -> the entry of each run, [runs, width]."""
+        numbers, gates = np.split(runs, 2, axis=2)
+        if self.op.series == 2:
+            numbers, gates = (self._with_run_before(x, fill) for x, fill in ((numbers, 0.0), (gates, -np.inf)))
+        weights = np.exp(gates - gates.max(axis=1, keepdims=True))
+        return (numbers * weights).sum(axis=1) / weights.sum(axis=1)
+
+    def _with_run_before(self, x: np.ndarray, fill: float) -> np.ndarray:
+        """[runs, every, 2 * width] -> [runs, 2 * every, width]: the first halves of the run before, and the second ones."""
+        own, following = x[..., x.shape[2] // 2 :], x[..., : x.shape[2] // 2]
+        first = np.full_like(following[:1], fill)
+        return np.concatenate([np.concatenate([first, following[:-1]]), own], axis=1)
+
+
+class WindowAttentionStep(Step):
+    def __init__(self, executable: Executable, op: WindowAttention):
+        super().__init__(executable, op)
+        sinks = self.vector(op.sinks)
+        assert sinks is not None
+        self.op, self.sinks = op, sinks
+
+    def emit(self, out: Pass) -> None:
+        op, state, (heads, width) = self.op, out.run_state, self.op.q.shape
+        queries, kv = with_heads(out.dense(op.q), heads, width).array, out.dense(op.kv).matrix
+        if op.entries is not None:
+            out.write_cache(op.layer, "entries", with_heads(out.view(op.entries), 1, width))
+        selection = None if op.selection is None else out.dense(op.selection).matrix
+        result = with_heads(out.new(op.out), heads, width).array
+        block = 1 if out.gemv else QUERY_BLOCK
+        step = -(-heads // out.threads) if out.gemv else heads
+
+        def attend() -> None:
+            for cache, at in state.batch:
+                read, written = _ring(self.executable, cache, op.layer, "window")
+                past, n = cache.length, at.stop - at.start
+                first = max(0, past - op.window + 1)
+                keys = np.concatenate([_before(read, first, past), kv[at]])
+                _append(written, past, kv[at])
+                entries = keys[:0] if op.entries is None else cache.read(op.layer, "entries", n)[0]
+                own = queries[at], result[at], None if selection is None else selection[at]
+
+                def attend_block(place: tuple[int, int]) -> None:
+                    self._attend(*own, place, block, step, past, first, keys, entries)  # noqa: B023
+
+                places = product(range(0, n, block), range(0, heads, step))
+                out.workers.map(attend_block, places, n * heads * width * (op.window + len(entries)))
+
+        out.call(attend)
+
+    def _attend(
+        self,
+        q: np.ndarray,
+        out: np.ndarray,
+        selection: np.ndarray | None,
+        place: tuple[int, int],
+        block: int,
+        step: int,
+        past: int,
+        first: int,
+        keys: np.ndarray,
+        entries: np.ndarray,
+    ) -> None:
+        """The results of `block` queries and `step` heads from `place` on. keys: of positions from `first` on."""
+        op, (start, head) = self.op, place
+        stop, heads = min(start + block, len(q)), slice(head, head + step)
+        positions = np.arange(past + start, past + stop)[:, None]
+        low = max(first, past + start - op.window + 1)
+        near = np.arange(low, past + stop)
+        hidden = (near > positions) | (near <= positions - op.window)
+        chosen = np.zeros(0, np.int64)
+        if op.entries is not None:
+            counts = (positions + 1) // op.every
+            chosen = np.arange(int(counts[-1, 0]))
+            unseen = chosen >= counts
+            if selection is not None:
+                rows = np.flatnonzero(selection[start:stop, 0] >= 0)
+                unseen[rows] = True
+                unseen[rows[:, None], selection[start:stop][rows].astype(np.int64)] = False
+                seen = np.flatnonzero(~unseen.all(axis=0))
+                chosen, unseen = chosen[seen], unseen[:, seen]
+            hidden = np.concatenate([hidden, unseen], axis=1)
+        seen_keys = np.concatenate([keys[low - first : past + stop - first], entries[chosen]])[None]
+        part = q[start:stop, heads]
+        n, count, width = part.shape
+        scores = gemm.matmul((part * np.float32(op.scale)).reshape(1, -1, width), seen_keys.transpose(0, 2, 1))
+        scores.reshape(n, count, -1)[np.broadcast_to(hidden[:, None], (n, count, hidden.shape[1]))] = -np.inf
+        total = softmax_numerator(scores, np.tile(self.sinks[heads], n).reshape(1, -1, 1))
+        out[start:stop, heads] = (gemm.matmul(scores, seen_keys) / total).reshape(n, count, width)
+
+
+class GroupedLinearStep(Step):
+    def __init__(self, executable: Executable, op: GroupedLinear):
+        super().__init__(executable, op)
+        tensor, groups = executable.store.tensor(op.weight.name, op.weight.shape), op.x.shape[0]
+        shape = (op.weight.shape[0], op.weight.shape[1] // groups, groups)
+        self.op, self.matrix = op, WeightMatrix(executable.store, replace(tensor, shape=shape))
+
+    def emit(self, out: Pass) -> None:
+        op, matrix, (groups, columns) = self.op, self.matrix, self.op.x.shape
+        x, to, n = with_heads(out.dense(op.x), groups, columns), out.new(op.out), out.n
+        observer = out.observer
+        if observer is not None and observer.wants_input(op):
+            inputs = x.array
+            out.call(lambda: observer.on_head_inputs(op, op.weight, inputs))
+        if out.gemv and matrix.gemv_plan is not None:
+            flat = replace(x, rows=n * groups, row_bytes=4 * columns, heads=1, head_bytes=0, axis="groups")
+            codes = gemv_inputs(out, flat, matrix.gemv_block, out.by_rows(flat), out.take_temporary)
+            jobs = out.schedule.table(
+                word for group in range(groups) for t in range(n) for word in (group, t * groups + group, 1, t * groups + group)
+            )
+            by_group = replace(to, rows=n * groups, row_bytes=4 * matrix.rows, heads=1, head_bytes=0, width=matrix.rows)
+            gemv_task(out, matrix.gemv_plan, codes, by_group, jobs, n * groups)
+            return
+        source, target = x.array, with_heads(to, groups, matrix.rows).array
+
+        def multiply() -> None:
+            for group in range(groups):
+                target[:, group] = matrix.multiply(np.ascontiguousarray(source[:, group]), group, use_gemv=out.gemv)
+
+        out.call(multiply)
+
+
+COMPRESSED_STEPS = {
+    Compress: CompressStep,
+    GroupedLinear: GroupedLinearStep,
+    WindowAttention: WindowAttentionStep,
+}
+COMPRESSED_SUPPORT = {
+    Compress: dict.fromkeys(("x", "gate", "bias", "layer", "state", "every")),
+    GroupedLinear: dict.fromkeys(("x", "weight")),
+    WindowAttention: dict.fromkeys(("q", "kv", "layer", "scale", "window", "sinks", "entries", "every", "selection")),
+}
