@@ -75,7 +75,7 @@ def perplexity(
     text           the file to read
     chunks         windows to read; None: all
     kl_divergence  a baseline with the same vocabulary, usually the bf16 model: KL divergence, agreement on the top token
-    mtp            the draft layer (multi-token prediction) is rated, too: its perplexity, agreement and acceptance
+    mtp            the draft layers (multi-token prediction) are rated, too: perplexity, agreement and acceptance of each
     full_hash      digests of every byte of the model files, not of samples of large ones
     compare_with   a file with what an earlier call printed with --json: whether the two can be compared, and how they differ
     n_ctx          tokens per window; None: 512

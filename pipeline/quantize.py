@@ -185,6 +185,7 @@ def quantize_model(
         if earlier is not None:
             return earlier
     architecture = architecture or given.recipe.stages.get("convert", {}).get("architecture")
+    mtp = mtp if mtp is not None else given.recipe.stages.get("convert", {}).get("mtp")
     opened = open_source(
         source,
         mla_layout=layout,

@@ -178,6 +178,7 @@ def _plan(
     source = open_source(
         model,
         mla_layout=how.get("mla_layout"),
+        mtp=how.get("mtp"),
         remote=is_repository(model),
         architecture=architecture or how.get("architecture"),
         lora=lora,

@@ -34,11 +34,16 @@ def ratio(v: dict[str, Any]) -> str:
 
 
 def measured(v: dict[str, Any]) -> str:
-    """A sentence: what a validation was measured on, and the figures that its table leaves out."""
+    """What a validation was measured on, and the figures that its table leaves out."""
+    drafts = "".join(
+        f" Draft layer {number}: perplexity {draft['perplexity']:.4f}, drafts accepted {draft['top1_agreement']:.2f} %"
+        f" (at temperature 0), {100 * draft['acceptance']:.2f} % (at 1)."
+        for number, draft in enumerate(v.get("mtp") or [], 1)
+    )
     return (
         f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored. "
         f"Perplexity ratio {ratio(v)}; "
-        f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}."
+        f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}.{drafts}"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...formats import TensorType
 from ...imatrix.calibration import Calibration, TextSegment, cut_windows
-from ...imatrix.collect import collect
+from ...imatrix.collect import CollectOptions, collect
 from ...imatrix.covariance.inputs import covariance_inputs
 from ...quantize.covariance.source import CollectedInput, Covariances, PreparedCache
 from ...quantize.recipes.recipe import Recipe
@@ -29,11 +29,18 @@ def _windows(model: Model, text: StageText) -> Calibration:
 
 
 def compute(
-    model: Model, text: StageText, path: Path, covariance: Path | None, types: Iterable[TensorType], report: OnProgress
+    model: Model,
+    text: StageText,
+    path: Path,
+    covariance: Path | None,
+    types: Iterable[TensorType],
+    report: OnProgress,
+    *,
+    nextn: bool = False,
 ) -> dict[str, Any]:
     """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
 
-    types: those that are encoded afterwards, whose codecs are compiled in the meantime.
+    nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
     """
     windows, stage = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS)
     job = begin_covariance(plan_covariance(model, windows, covariance)) if covariance is not None else None
@@ -43,7 +50,8 @@ def compute(
         stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity))
 
     with codecs_in_background(types):
-        imatrix, figures = collect(model, windows, on_chunk=on_chunk, covariance=job.collector if job is not None else None)
+        options, collector = CollectOptions(nextn=nextn), job.collector if job is not None else None
+        imatrix, figures = collect(model, windows, options=options, on_chunk=on_chunk, covariance=collector)
         if job is not None:
             finish_passes(job, 0, stage.reach)
             job.finish()

@@ -73,7 +73,11 @@ class Run:
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
         lora = adapters_of_recipe(recipe, self.path.parent)
         name, architecture = self._model_name(stages["source"]), stages.get("convert", {}).get("architecture")
-        self.source = open_source(name, mla_layout=self.mla_layout, architecture=architecture, lora=lora)
+        mtp = stages.get("convert", {}).get("mtp")
+        self.source = open_source(name, mla_layout=self.mla_layout, mtp=mtp, architecture=architecture, lora=lora)
+        # what decides the model beside its files
+        self._reading = self.mla_layout if mtp is None else f"{self.mla_layout}, draft layers: {mtp}"
+        self.nextn: bool = stages.get("imatrix", {}).get("nextn", False)
         self.texts = {stage: self._read_text(stage) for stage in _STAGES_WITH_TEXT if "text" in stages.get(stage, {})}
         self.target, self.collected = target_of(recipe), imatrix_stage.covariance_to_write(recipe, self.path.parent, folder)
         self.covariance = self.collected or covariance_of_recipe(recipe, self.path.parent)
@@ -149,13 +153,19 @@ class Run:
         """A digest of all that decides what is in the imatrix."""
         text = self.texts.get("imatrix")
         if text is not None:
-            options = ["covariance"] * (self.collected is not None)
-            return key_of(__version__, self.source.identity, self.mla_layout, text.digest, text.n_ctx, text.chunks, *options)
+            options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
+            return key_of(__version__, self.source.identity, self._reading, text.digest, text.n_ctx, text.chunks, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
         return imatrix_stage.compute(
-            self._source_model, text, self.folder.imatrix, self.collected, self._planned_types, self._report
+            self._source_model,
+            text,
+            self.folder.imatrix,
+            self.collected,
+            self._planned_types,
+            self._report,
+            nextn=self.nextn,
         )
 
     def _importance(self) -> Importance | None:
@@ -190,7 +200,7 @@ class Run:
         options, text = self.search_options, self.texts.get("search")
         types = ",".join(type.name for type in options.types)
         measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
-        made_from = (__version__, self.source.identity, self.mla_layout, self._imatrix_key, self.recipe.split_max_size)
+        made_from = (__version__, self.source.identity, self._reading, self._imatrix_key, self.recipe.split_max_size)
         made_from += self._covariance_key
         return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
 
@@ -270,6 +280,11 @@ class Run:
     def check(self) -> Plan:
         """Everything that can be checked before any work. Returns the plan, exact but for the importance data; of a recipe with
         a target whose search is not finished, the plan with the smallest types allowed."""
+        for stage, key in (("imatrix", "nextn"), ("validate", "mtp")):
+            if self.recipe.stages.get(stage, {}).get(key) and not self._source_model.draft_heads:
+                raise PlanError(
+                    f"{self.recipe.name}: [{stage}] {key} is for draft layers, of which {self.source.path} has none"
+                )
         importance, disk = self._expected_importance(), None
         written = self._collected_files
         written += [self.folder.recipe, self.folder.measurements] if self.target is not None else []

@@ -33,6 +33,7 @@ class Validation:
         self.where, self.table, self.text, self.source = f"{recipe}, [validate]", table, text, source
         self.baseline, self.prompt = table.get("baseline", "bf16"), table.get("prompt", "")
         self.n_predict: int = table.get("n", 64)
+        self.mtp: bool = table.get("mtp", False)
         try:
             replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
             self.baseline_plan = plan_quantize(source, "baseline.gguf", type=TYPES[self.baseline], nonfinite_counts=replaced)
@@ -48,7 +49,7 @@ class Validation:
     @property
     def settings(self) -> tuple[object, ...]:
         """All that decides the figures, beside the two models."""
-        return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.prompt, self.n_predict
+        return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.prompt, self.n_predict, self.mtp
 
     def measure(self, plan: Plan, report: OnProgress) -> dict[str, Any]:
         """Perplexity of baseline and result with the divergence between them, errors of the layers, and a text from each.
@@ -75,6 +76,7 @@ class Validation:
             chunks=text.chunks,
             on_chunk=on_chunk,
             baseline=models[self.baseline],
+            mtp=self.mtp,
         )
         base = self.baseline_plan
         measured: dict[str, Any] = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}

@@ -131,10 +131,11 @@ STAGES: dict[str, dict[str, KeySpec]] = {
     "convert": {
         "outtype": KeySpec(f"one of {', '.join(OUTTYPES)}", lambda v: v in OUTTYPES),
         "mla_layout": KeySpec("ik, mainline or legacy", lambda v: v in _MLA_LAYOUTS),
+        "mtp": _SWITCH,
         "architecture": _NAME,
         "lora": KeySpec("a LoRA adapter's FILE or FILE=SCALE, or a list of them", _are_names),
     },
-    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME},
+    "imatrix": {"text": _NAME, "ctx": _N_CTX, "chunks": _COUNT, "file": _NAME, "covariance": _SWITCH_OR_NAME, "nextn": _SWITCH},
     "quantize": {
         "type": _NAME,
         "rules": _TEXT,
@@ -166,6 +167,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "baseline": _NAME,
         "prompt": _TEXT,
         "n": _COUNT,
+        "mtp": _SWITCH,
         "max_ppl_ratio": _POSITIVE,
         "max_kld": KeySpec("a number, at least 0", lambda v: _is_number(v) and v >= 0),
     },
@@ -192,6 +194,10 @@ def _check_stages(stages: dict[str, Any], path: Path) -> None:
         unused = [key for key in values if key not in ("text", "file")]
         if unused and "text" not in values:
             raise RecipeError(f"{path}: [{stage}] {unused[0]} needs text = ... beside it, a file to read")
+    if stages.get("convert", {}).get("mtp") is False:
+        wants = "[imatrix] nextn" if imatrix.get("nextn") else "[validate] mtp" if validate.get("mtp") else ""
+        if wants:
+            raise RecipeError(f"{path}: {wants} runs the draft layers, which [convert] mtp = false leaves out")
     is_collected, is_given = bool(imatrix.get("covariance")), "covariance" in stages.get("quantize", {})
     if is_collected and is_given:
         raise RecipeError(f"{path}: [imatrix] covariance collects what [quantize] covariance reads; give one of both")

@@ -47,7 +47,7 @@ def build_graph(source: TensorSource, n_ctx: int | None = None) -> Graph:
 
 
 # architectures whose draft layers can be run; their `build` takes the number of a draft layer's block
-_DRAFTING: dict[str, Callable[[TensorSource, HParams, int | None, int], Graph]] = {
+DRAFTING: dict[str, Callable[[TensorSource, HParams, int | None, int], Graph]] = {
     **dict.fromkeys(("glm4moe", "bailingmoe2", "exaone-moe", "mimo2", "step35"), llama.build),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa"), deepseek2.build),
     **dict.fromkeys(DELTA_NET_ARCHITECTURES, qwen3next.build),
@@ -58,7 +58,7 @@ def build_draft_graphs(source: TensorSource, n_ctx: int | None = None) -> list[G
     """The graphs of a model's draft layers, in order; none where it has none. Raises as `build_graph`."""
     hparams = HParams(source.metadata, source.path)
     count, first = n_draft_layers(hparams), n_layers(hparams)
-    build = _DRAFTING.get(source.architecture)
+    build = DRAFTING.get(source.architecture)
     if count and build is None:
         raise PlanError(f"{source.path}: draft layers of architecture {source.architecture!r} cannot be run")
     return [build(source, hparams, n_ctx, first + number) for number in range(count)] if build is not None else []

@@ -14,11 +14,14 @@ from ggufmill.formats import open_gguf
 from ggufmill.imatrix.calibration import TextSegment, cut_windows
 from ggufmill.imatrix.collect import CollectOptions, collect, run_batch
 from ggufmill.quantize import gguf_source
-from ggufmill.quantize.prune import draft_layers, drop_draft_layers, drop_layers
+from ggufmill.quantize.prune import draft_layer_prefixes, draft_layers, drop_draft_layers, drop_layers
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity, run_windows
+from ggufmill.runtime.models import DRAFTING
 
 WINDOW = 30
+CASE_OF = {"deepseek2": "v3-two", "glm4moe": "glm4moe-three", "bailingmoe2": "bailingmoe2-two"}
+CASE_OF |= {"exaone-moe": "exaone-moe-groups"}  # of others the architecture's name
 
 
 @pytest.fixture(scope="module", params=["glm4moe", "v3", "qwen35moe"])
@@ -32,19 +35,24 @@ def collected(made):
     return model, collect(model, made.tokens, n_ctx=WINDOW, options=CollectOptions(nextn=True))[0]
 
 
-def test_every_matrix_of_the_draft_layer_has_data(made, collected):
-    model, imatrix = collected
-    [layer] = draft_layers(model.source)
+@pytest.mark.parametrize("architecture", DRAFTING)
+def test_every_matrix_of_the_draft_layers_has_data(tmp_path, architecture):
+    made = convert_draft_case(CASE_OF.get(architecture, architecture), tmp_path / "model")
+    model = load_model(made.path, **EXACT)
+    assert model.source.architecture == architecture
+    imatrix, _ = collect(model, made.tokens, n_ctx=WINDOW, options=CollectOptions(output=True, nextn=True))
     matrices = {
         name
         for name, tensor in open_gguf(made.path).tensors.items()
-        if name.startswith(f"blk.{layer}.") and len(tensor.shape) > 1
+        if name.startswith(draft_layer_prefixes(model.source)) and len(tensor.shape) > 1 and "embed_tokens" not in name
     }
-    looked_up = {f"blk.{layer}.nextn.{part}.weight" for part in ("embed_tokens", "shared_head_head")}
-    kv_b = {f"blk.{layer}.attn_kv_b.weight"}  # in this layout there are its parts, too
-    missing = matrices - imatrix.entries.keys() - looked_up - kv_b
-    assert not missing
-    assert imatrix.entries[f"blk.{layer}.nextn.eh_proj.weight"][1].tolist() == [3 * (WINDOW - 1)]
+    kv_b = {name for name in matrices if name.endswith(".attn_kv_b.weight")}  # in one layout there are its parts, too
+    assert not matrices - imatrix.entries.keys() - kv_b
+    for number, layer in enumerate(draft_layers(model.source)):
+        assert f"blk.{layer}.attn_output.weight" in matrices
+        sums, counts = imatrix.entries[f"blk.{layer}.nextn.eh_proj.weight"]
+        assert counts.tolist() == [3 * (WINDOW - 1 - number)]
+        assert sums.min() > 0
 
 
 def test_sums_of_the_projection_are_those_of_the_formula(made, collected):
