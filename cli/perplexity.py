@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     type=MODEL,
     help="Compare with this model, usually the bf16 one: KL divergence and agreement on the top token.",
 )
-@click.option("--mtp", is_flag=True, help="Rate the draft layers too: perplexity, agreement with the model, acceptance of each.")
+@click.option("--mtp", is_flag=True, help="Rate each draft layer too: perplexity, agreement with the model, acceptance.")
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
 @click.option(
     "--compare-with",
