@@ -126,7 +126,7 @@ def _block_sums(w, block, sums):
 def quantise_scales(scales, w, method, divisor, low, high, int_scales):
     """Integers int_scales for the block scales of a row with weights w. Returns the row's scale d.
 
-    method: SIGNED, MAGNITUDE, ODD or SEARCHED; divisor, low, high: see _IqkType.scheme in iq_k_ks.py.
+    method: SIGNED, MAGNITUDE, ODD or SEARCHED; divisor, low, high: see IqkType.scheme in iq_k_ks.py.
     """
     if method == SEARCHED:
         weights = np.empty_like(scales)
@@ -208,7 +208,7 @@ def fit_rows(
                    and the sorting network for search_boundaries, which is used instead if trial_count is 0
     midpoints, table  float32 [2, 16, 32 or 64]
     scheme         (method, divisor, smallest integer, largest integer) for block scales
-    requantise, scale_factor, zero_codes, pairwise_sums  see _IqkType in iq_k_ks.py
+    requantise, scale_factor, zero_codes, pairwise_sums  see IqkType in iq_k_ks.py
     """
     rows, n = x.shape
     offsets, trial_count, first_values, candidates, three_candidates, network = search

@@ -43,7 +43,7 @@ def _padded(table: np.ndarray, value: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _IqkType:
+class IqkType:
     """What encoder and decoder need to know about a type in addition to its layout.
 
     scale_codes    class that writes scale codes and flags
@@ -180,17 +180,18 @@ class _IqkType:
 
 
 _TYPES = (
-    _IqkType("iq2_k", FourBitScales, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
-    _IqkType("iq3_k", OddScalesWithSigns, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
+    IqkType("iq2_k", FourBitScales, 1.5, 0.25, (0, 0), (SEARCHED, 8, -8, 7), scale_factor=1.03, zero_codes=True),
+    IqkType("iq3_k", OddScalesWithSigns, 1.5, 0.25, (3, 2), (MAGNITUDE, 31, 0, 15), requantise=True, scale_factor=1.01,
           zero_codes=True),
-    _IqkType("iq4_k", SixBitScales, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
-    _IqkType("iq5_k", SixBitScales, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
-    _IqkType("iq6_k", SignedByteScales, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
+    IqkType("iq4_k", SixBitScales, 2, 0, (7, 1), (SIGNED, 32, -32, 31), zero_bytes=False),
+    IqkType("iq5_k", SixBitScales, 2, 0.25, (5, 1), (SIGNED, 32, -32, 31), requantise=True, zero_codes=True),
+    IqkType("iq6_k", SignedByteScales, 2, 0.25, (5, 1), (SIGNED, 127, -127, 127), requantise=True,
           zero_codes=True),
-    _IqkType("iq2_ks", FiveBitScalesAfterFlags, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
-    _IqkType("iq3_ks", FiveBitScalesBeforeFlags, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
-    _IqkType("iq4_ks", OddByteScales, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
-    _IqkType("iq5_ks", OddByteScales, 2, 0, (5, 1), (ODD, 127, 0, 127)),
+    IqkType("iq2_ks", FiveBitScalesAfterFlags, 1.5, 0.25, (0, 0), (SEARCHED, 16, -16, 15)),
+    IqkType("iq3_ks", FiveBitScalesBeforeFlags, 2, 0, (5, 1), (SIGNED, 16, -16, 15)),
+    IqkType("iq4_ks", OddByteScales, 2, 0, (7, 1), (ODD, 127, 0, 127), pairwise_sums=True),
+    IqkType("iq5_ks", OddByteScales, 2, 0, (5, 1), (ODD, 127, 0, 127)),
 )  # fmt: skip
 
+IQK_TYPES = {t.name: t for t in _TYPES}
 CODECS = {t.name: Codec(t.encode, t.decode) for t in _TYPES}

@@ -40,7 +40,7 @@ _TILE = LANES * SUPERBLOCK
 _MIN_CODES = LANES * 16  # start of the minima's codes, behind those of at most 16 scales
 
 
-class _SearchOptions(NamedTuple):
+class SearchOptions(NamedTuple):
     """The search of one type.
 
     block           elements per scale
@@ -61,16 +61,16 @@ class _SearchOptions(NamedTuple):
     is_q2_K: bool
 
 
-_SEARCH_OPTIONS = {
-    "q2_K": _SearchOptions(16, 3, 15, 0.75, -0.5, 15, True),
-    "q4_K": _SearchOptions(32, 15, 63, 2, -1.0, 20, False),
-    "q5_K": _SearchOptions(32, 31, 63, 2, -0.5, 15, False),
+SEARCH_OPTIONS = {
+    "q2_K": SearchOptions(16, 3, 15, 0.75, -0.5, 15, True),
+    "q4_K": SearchOptions(32, 15, 63, 2, -1.0, 20, False),
+    "q5_K": SearchOptions(32, 31, 63, 2, -0.5, 15, False),
 }
 
 
 @kernel
 def _encode(x, importance, options, out):
-    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a _SearchOptions."""
+    """x float32 [rows, n] -> out uint8 [superblocks, bytes]. options: a SearchOptions."""
     block, nmax, max_scale_code, is_q2_K = options.block, options.nmax, options.max_scale_code, options.is_q2_K
     blocks = SUPERBLOCK // block
     x_lanes = np.empty(_TILE, np.float32)
@@ -327,7 +327,7 @@ def _codec(name: str, decode) -> Codec:
     def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:
         rows, n = x.shape
         out = np.empty((rows, TYPES[name].row_bytes(n)), np.uint8)
-        _encode(x, importance_rows(importance), _SEARCH_OPTIONS[name], out.reshape(-1, block_bytes))
+        _encode(x, importance_rows(importance), SEARCH_OPTIONS[name], out.reshape(-1, block_bytes))
         return out
 
     return Codec(encode, decode)
