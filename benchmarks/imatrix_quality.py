@@ -28,7 +28,8 @@ from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, PlanError, TensorSource
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode
-from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import Model, load_model

@@ -26,7 +26,7 @@ from ggufmill.formats import TYPES, TensorType
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect import collect
 from ggufmill.quantize import can_encode, decode, encode
-from ggufmill.quantize.planning import Importance
+from ggufmill.quantize.importance import Importance
 from ggufmill.quantize.recipes.type_selection import is_quantizable
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model

@@ -27,7 +27,8 @@ from ggufmill.pipeline.recipe_search.options import SearchOptions, Target, parse
 from ggufmill.pipeline.recipe_search.search_job import SearchJob
 from ggufmill.quantize import can_encode
 from ggufmill.quantize.gguf_source import simulate_quantization
-from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.mixes import default_type, file_types
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model

@@ -67,6 +67,11 @@ _role_types = flags.together(
 @flags.keep_split
 @flags.only_shards
 @flags.partial_requant
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Device of torch that encodes k-quants and IQK types, such as cuda or cuda:1. [default: cpu, this program]",
+)
 @click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
 @flags.cluster
 @flags.cluster_output
@@ -87,6 +92,7 @@ def command(source: Any, out: Any, type: Any, as_json: bool, **options: Any) -> 
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --imatrix v3.imatrix --dry-run
       ggufmill quantize Qwen3/ out.gguf iq4_k --custom-q "ffn_down=iq5_k,attn_.*=q8_0"
       ggufmill quantize Qwen3/ out.gguf iq3_k --imatrix qwen3.imatrix --covariance qwen3.cov --effort 2
+      ggufmill quantize Qwen3/ out.gguf iq4_k --imatrix qwen3.imatrix --device cuda
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe my.txt --split-max-size 50G --only-shards 3-7
       ggufmill quantize Qwen3/ out.gguf --target-size 12G --imatrix qwen3.imatrix --calibration calibration.txt
       ggufmill quantize DeepSeek-V3/ out.gguf --recipe deepseek-v3-iq4_k_r4.txt --cluster tcp://node1:8786

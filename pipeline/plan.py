@@ -12,7 +12,8 @@ from ..convert.hub.fetch import is_repository
 from ..errors import PlanError
 from ..formats import TensorSource, TensorType
 from ..quantize import can_encode
-from ..quantize.planning import AssumedImportance, plan_quantize
+from ..quantize.importance import AssumedImportance
+from ..quantize.planning import plan_quantize
 from ..quantize.recipes.lint import TERNARY_TYPES
 from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe

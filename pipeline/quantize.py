@@ -15,6 +15,7 @@ from ..errors import PlanError, UsageError
 from ..jobs.atomic_write import write_text
 from ..jobs.preflight import preflight
 from ..jobs.shards import parse_shards
+from ..quantize.devices.encode import device_of
 from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers
 from ..quantize.recipes.recipe import Recipe, load_recipe
@@ -104,6 +105,7 @@ def quantize_model(
     threads: int | None = None,
     cluster: str | None = None,
     cluster_output: str | None = None,
+    device: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> WriteResult:
     """Quantises a model. The first matching rule wins; a rule is searched for anywhere in a tensor's name.
@@ -142,6 +144,7 @@ def quantize_model(
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
     split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads, cluster,
     cluster_output        as for `convert_model`
+    device                of torch ('cuda') that encodes k-quants and IQK types; None or 'cpu': this program's encoders
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
 
     Returns a `WriteResult`. Raises as `convert_model` does, RecipeError for a recipe that cannot be read, UsageError for
@@ -177,6 +180,7 @@ def quantize_model(
         as_type(extra_output_tensor, "--extra-output-tensor"),
     )
     shards = parse_shards(only_shards) if only_shards is not None else None
+    encoder = device_of(device)
     options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
     layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
     adapters = as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder)
@@ -234,6 +238,7 @@ def quantize_model(
         "allow_requantize": allow_requantize,
         "ignore_imatrix_rules": ignore_imatrix_rules,
         "hide_imatrix": hide_imatrix,
+        "device": encoder,
         "override_kv": keys,
         "split_max_size": as_bytes(split_max_size) if split_max_size is not None or keep_split else given.recipe.split_max_size,
         "split_max_tensors": split_max_tensors,
@@ -296,7 +301,7 @@ def quantize_model(
             replaced=replaced,
             delete_source_shards=delete_source_shards,
             partial_requant=partial_requant,
-            timing=not no_timing and covariances is None,
+            timing=not no_timing and covariances is None and encoder is None,
         )
 
 

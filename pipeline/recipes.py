@@ -11,7 +11,8 @@ from ..convert.hub.fetch import is_repository
 from ..convert.outtype import recipe_types
 from ..errors import CheckFailed, UsageError
 from ..jobs.plan import Plan
-from ..quantize.planning import AssumedImportance, plan_quantize
+from ..quantize.importance import AssumedImportance
+from ..quantize.planning import plan_quantize
 from ..quantize.recipes.lint import (
     RuleShare,
     rule_shares,

@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType, dims
+from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
 from ..jobs.plan import Output, Plan, make_plan
+from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES
+from .importance import Importance
 from .prune import draft_layer_prefixes
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
 from .recipes.mixes import file_type_id
@@ -37,77 +38,7 @@ from .transform import row_producer
 if TYPE_CHECKING:
     from .covariance.source import Covariances
 
-# Whose imatrix entry a tensor without one may use (docs/formats/mixes.md): (end of its name, end of the other's name).
-IMPORTANCE_SUBSTITUTES = (
-    ("ffn_up_exps.weight", "ffn_gate_up_exps.weight"),
-    ("ffn_gate_exps.weight", "ffn_gate_up_exps.weight"),
-    ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
-    ("ffn_gate.weight", "ffn_up.weight"),
-    ("attn_v_b.weight", "attn_kv_b.weight"),
-    ("attn_kv_b.weight", "attn_v_b.weight"),
-)
-
-# that a new file does not get from its source
 _OWN_KEYS = ("split.", "quantize.imatrix.", "quantize.covariance.", "ggufmill.recipe", "ggufmill.rule_hits", "ggufmill.version")
-
-
-@dataclass(frozen=True)
-class Importance:
-    """Mean squared activations: tensor name -> float32 [matrices, columns]. metadata: quantize.imatrix.* keys for the file."""
-
-    means: Mapping[str, np.ndarray]
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    def renamed(self, old_names: Mapping[str, str]) -> Importance:
-        """The same data under the names of a model whose layers were renumbered; old_names: new name -> name in this data."""
-        return replace(self, means={new: self.means[old] for new, old in old_names.items() if old in self.means})
-
-    def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
-        """float32 [shape[2] or 1, shape[0]]: the tensor's entry, or that of a substitute; None if there is neither.
-
-        Raises PlanError when the entry has another shape than the tensor needs: then it was collected from another model.
-        """
-        names = [tensor.name]
-        names += [tensor.name.replace(part, other) for part, other in IMPORTANCE_SUBSTITUTES if tensor.name.endswith(part)]
-        columns, _, matrices = dims(tensor.shape)
-        for name in names:
-            mean = self.means.get(name)
-            if mean is None:
-                continue
-            if mean.shape[1] == columns and mean.shape[0] in (1, matrices):
-                return np.ascontiguousarray(np.broadcast_to(mean, (matrices, columns)), np.float32)
-            if name == tensor.name and name not in EMBEDDINGS:
-                raise PlanError(
-                    f"imatrix entry {name} is {mean.shape[0]} x {mean.shape[1]}, the tensor needs "
-                    f"{matrices} x {columns}: this imatrix was made from another model"
-                )
-        return None
-
-
-@cache
-def _ones(matrices: int, columns: int) -> np.ndarray:
-    return np.broadcast_to(np.float32(1), (matrices, columns))
-
-
-class PendingImportance(Importance):
-    """Stands for an imatrix that has yet to be computed: ones, without using memory, for each tensor that will get an entry.
-
-    includes_embeddings: also for embeddings and output, which are only collected on request.
-    """
-
-    includes_embeddings = False
-
-    def for_tensor(self, tensor: SourceTensor) -> np.ndarray | None:
-        columns, _, matrices = dims(tensor.shape)
-        collected = self.includes_embeddings or tensor.name.startswith("blk.")
-        return _ones(matrices, columns) if collected else None
-
-
-class AssumedImportance(PendingImportance):
-    """As PendingImportance, for every tensor: to plan a recipe as if a complete imatrix were there."""
-
-    includes_embeddings = True
 
 
 @dataclass
@@ -147,6 +78,7 @@ def plan_quantize(
     hide_imatrix: bool = False,
     strict: bool = False,
     nonfinite_counts: list[tuple[str, int]] | None = None,
+    device: str | None = None,
     override_kv: Mapping[str, Any] | None = None,
     split_max_size: int | None = None,
     split_max_tensors: int | None = None,
@@ -168,6 +100,7 @@ def plan_quantize(
     strict            every warning is an error
     nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are written as 0; if None, they
                       are errors when the plan is executed
+    device            of torch, which encodes the types that `quantize.devices` knows; the metadata name it
     override_kv       metadata to set
     split_max_size, split_max_tensors, tensor_first_split  see `make_plan`
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
@@ -185,7 +118,7 @@ def plan_quantize(
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
-    encoding = _Encoding(importance, covariances, nonfinite_counts)
+    encoding = _Encoding(importance, covariances, nonfinite_counts, device)
     for tensor in source.tensors.values():
         selection = selector.select(tensor)
         if _is_quantized(tensor) and not allow_requantize and not _repacks(tensor, selection.type):
@@ -212,7 +145,12 @@ def plan_quantize(
     if covariances is not None:
         provenance |= covariances.provenance(noticed.with_covariance)
         content += [covariances.identity, covariances.effort]
-    metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version) | dict(override_kv or {})
+    encoder = {}
+    if device is not None and any(TYPES.plain(o.type).name in TYPES_ON_DEVICES for o in outputs):
+        encoder = {METADATA_KEY: device}
+        content.append(device)
+    metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version)
+    metadata |= encoder | dict(override_kv or {})
     return make_plan(
         outputs,
         metadata,
@@ -234,6 +172,7 @@ class _Encoding:
     importance: Importance | None
     covariances: Covariances | None
     nonfinite_counts: list[tuple[str, int]] | None
+    device: str | None
 
     def has_importance(self, tensor: SourceTensor) -> bool:
         """Whether there is importance for a tensor, or a covariance, whose diagonal is taken for it."""
@@ -247,7 +186,8 @@ class _Encoding:
             if self.covariances is not None:
                 covariance_of, effort = self.covariances.of(tensor), self.covariances.effort
         scale = scale_for(tensor, name, selection.type)
-        produce = row_producer(tensor, selection.type, weights, self.nonfinite_counts, covariance_of, effort, scale)
+        counts = self.nonfinite_counts
+        produce = row_producer(tensor, selection.type, weights, counts, covariance_of, effort, scale, self.device)
         return Output(name, tensor.shape, tensor.source_type, selection.type, selection.rule, produce, selection.note, scale)
 
 

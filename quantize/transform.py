@@ -24,6 +24,7 @@ def row_producer(
     covariance_of: Callable[[int], PreparedCovariance | None] | None = None,
     effort: int = 1,
     scale: TensorScale | None = None,
+    device: str | None = None,
 ) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
@@ -34,6 +35,7 @@ def row_producer(
     nonfinite_counts  receives (tensor name, count) of weights that are NaN or infinite and are encoded as 0; if None, such a
                       weight raises MillError, which names tensor, row and column
     covariance_of     number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
+    device            of torch that encodes the types it can, see `encode`
     scale             factors that the file has beside the rows: what is encoded is divided by them
     """
     copy_rows = None
@@ -56,12 +58,12 @@ def row_producer(
         if scale is not None:
             x = x / scale.factors()[start // rows]
         try:
-            return encode(x, target.name, weights, covariance, effort)
+            return encode(x, target.name, weights, covariance, effort, device)
         except NonFiniteError as error:
             if nonfinite_counts is not None:
                 nonfinite = ~np.isfinite(x)
                 nonfinite_counts.append((tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
-                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights, covariance, effort)
+                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights, covariance, effort, device)
             matrix, row = divmod(start + error.row, rows)
             where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
             raise MillError(

@@ -10,7 +10,7 @@ from ...formats import PlanError, TensorSource
 from ...imatrix import Imatrix, load
 from ...imatrix.coverage import layer_and_role
 from ...imatrix.entries import MIN_TOKENS
-from ...quantize.planning import IMPORTANCE_SUBSTITUTES, Importance
+from ...quantize.importance import IMPORTANCE_SUBSTITUTES, Importance
 from ...quantize.recipes.type_selection import is_quantizable
 from .messages import note
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...formats import PlanError, TensorSource, TensorType
 from ...jobs.atomic_write import write_text
-from ...quantize.planning import Importance
+from ...quantize.importance import Importance
 from ..common.messages import note
 from .options import SearchOptions
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...formats import MillError, PlanError, TensorSource, TensorType
 from ...jobs.plan import Plan
-from ...quantize.planning import Importance, plan_quantize
+from ...quantize.importance import Importance
+from ...quantize.planning import plan_quantize
 from ...quantize.recipes.format_rules import rules_text
 from ...quantize.recipes.rules import Rule, RuleMatcher, parse_rules
 from ...quantize.search.quant_error import relative_errors, usable_types

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PlanError
 from ...formats import SourceTensor
-from ...quantize.planning import Importance, abridged
+from ...quantize.importance import Importance
+from ...quantize.planning import abridged
 from ...quantize.recipes.type_selection import EMBEDDINGS, OUTPUT
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
 from ...quantize.covariance.source import Covariances
 from ...quantize.gguf_source import gguf_source
-from ...quantize.planning import Importance, PendingImportance, plan_quantize
+from ...quantize.importance import Importance, PendingImportance
+from ...quantize.planning import plan_quantize
 from ...quantize.recipes.recipe import Recipe, load_recipe
 from ...quantize.verify import TensorCheck, Verification
 from ...repack.job import plan_repack

@@ -15,6 +15,8 @@ from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...simd.compile import import_kernels
 from ..covariance.covariance import EFFORTS, Covariance
+from ..devices.encode import TYPES_ON_DEVICES
+from ..devices.encode import encode as encode_on_device
 
 if TYPE_CHECKING:
     from ..covariance.prepared import PreparedCovariance
@@ -108,6 +110,7 @@ def encode(
     importance: np.ndarray | None = None,
     covariance: Covariance | PreparedCovariance | None = None,
     effort: int = 1,
+    device: str | None = None,
 ) -> np.ndarray:
     """Quantises rows to a tensor type: float32 [rows, n] -> uint8 [rows, row_bytes].
 
@@ -119,6 +122,8 @@ def encode(
                 to, H: the damped covariance), which is never larger than without. Covariances that will be used again should
                 be prepared once (`quantize.covariance.prepared.prepare`). One of too few tokens counts as its diagonal
     effort      how much is searched with a covariance: 0 little, 1 codes, 2 and 3 scales too; see quantize/covariance/README.md
+
+    device      a device of torch ('cuda', 'cuda:1') that encodes the types that it can (`quantize.devices`); None: this program
 
     Raises PlanError for an unknown type, for rows that the type cannot hold (their length, or their number for an interleaved
     type), and for importance or covariance of another width or with impossible entries; NonFiniteError for NaN or infinity
@@ -158,7 +163,10 @@ def encode(
         from .importance import guard_importance
 
         importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
-    q = codec.encode(x, importance)
+    if device is not None and codec_type.name in TYPES_ON_DEVICES:
+        q = encode_on_device(x, importance, codec_type.name, device)
+    else:
+        q = codec.encode(x, importance)
     if prepared is not None:
         from ..covariance.encode import refine
 

@@ -1,7 +1,7 @@
 """The scale search for tables of four values, exhaustive, as `codecs/iqk/boundary_search.py` (which says why this is enough).
 
-As the scale grows from zero each weight changes its value at most twice, from an outer value to inner ones, at known scales. The
-events of a block are sorted by their scale, and running sums give the score after each.
+As the scale grows from zero each weight changes its value at most twice, from an outer value to inner ones, at known scales.
+The events of a block are sorted by their scale, and running sums give the score after each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """iq2_k ... iq6_k and iq2_ks ... iq5_ks on a device: the searches of `codecs/iqk`, in torch.
 
-A row here is what shares one stored scale d, as there: a superblock of the K types, a row of the matrix of the KS types. Blocks are
-elements first, [block, blocks], those of a row side by side.
+A row here is what shares one stored scale d, as there: a superblock of the K types, a row of the matrix of the KS types. Blocks
+are elements first, [block, blocks], those of a row side by side.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """q2_K ... q6_K on a device: the searches of `codecs/kquants`, in torch.
 
-Superblocks of 256 are elements first: x, w float32 [256, superblocks], or [block, blocks] with the blocks of a superblock side by
-side, so that a number per block is [superblocks, blocks] when it is reshaped.
+Blocks are elements first, x and w float32 [block, blocks], with the blocks of a superblock side by side, so that a number per
+block is [superblocks, blocks] when it is reshaped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,27 @@ from torch import Tensor
 
 from ...formats.layouts import layout_of
 from ..codecs.kquants.asymmetric import SEARCH_OPTIONS, SearchOptions
-from .blocks import fma, fused_sum, importance_rows, nearest_half, quotient, sigma2, signed_max, square_root, sum_in_order, to_blocks
+from .blocks import (
+    fma,
+    fused_sum,
+    importance_rows,
+    nearest_half,
+    quotient,
+    sigma2,
+    signed_max,
+    square_root,
+    sum_in_order,
+    to_blocks,
+)
 from .packing import half_bits, packer_of
-from .scale_search import round_product, scale_and_min, scale_and_min_f64, symmetric_scale, symmetric_scale_by_sweeps, unsigned_scale
+from .scale_search import (
+    round_product,
+    scale_and_min,
+    scale_and_min_f64,
+    symmetric_scale,
+    symmetric_scale_by_sweeps,
+    unsigned_scale,
+)
 
 SUPERBLOCK = 256
 

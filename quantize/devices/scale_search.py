@@ -1,7 +1,7 @@
 """Searches for the scale (and minimum) of blocks with equally spaced codes: those of `codecs/scale_search.py`, in torch.
 
-x and w: float32 [n, blocks], weights w of the squared errors. Scores and names are explained there; docs/formats/encoders.md has
-the searches in formulas. Codes come back as float32 [n, blocks].
+x and w: float32 [n, blocks], weights w of the squared errors. Scores and names are explained there; docs/formats/encoders.md
+has the searches in formulas. Codes come back as float32 [n, blocks].
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ def _explained(scale, low, sw, sx, sq, sqq, sxq) -> Tensor:
     return 2 * a * sxq + 2 * b * sx - 2 * a * b * sq - a * a * sqq - b * b * sw
 
 
-def scale_and_min_f64(
-    x: Tensor, w: Tensor, nmax: int, first: float, step: float, steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def scale_and_min_f64(x: Tensor, w: Tensor, nmax: int, first: float, step: float, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """As scale_and_min with float64 sums and coordinate ascent (make_qkx3_quants): (scale, -min, codes)."""
     low, high, constant = _range(x)
     w64 = w.to(wide(x.device))

@@ -14,7 +14,7 @@ import numpy as np
 from ...formats import TYPES, PlanError, SourceTensor, TensorType, dims
 from ...operating_system.processors import available_cpus
 from ..codecs.registry import can_encode, decode, encode
-from ..planning import Importance
+from ..importance import Importance
 from ..recipes.type_selection import plain_for_lookup
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from ...formats import SourceTensor, TensorSource, TensorType
 from ...jobs.plan import Output
 from ...quantize.gguf_source import simulated_tensor
-from ...quantize.planning import Importance
+from ...quantize.importance import Importance
 from ...quantize.transform import row_producer
 from ..model import Model, load_model
 from .divergence import score

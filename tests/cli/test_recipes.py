@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from ggufmill.convert import open_source
-from ggufmill.quantize.planning import AssumedImportance, plan_quantize
+from ggufmill.quantize.importance import AssumedImportance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import find, names
 

@@ -6,7 +6,8 @@ import pytest
 from ggufmill.formats import TYPES, MillError, PlanError, SourceTensor, TensorSource, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import decode, encode, gguf_source
-from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.quantize.recipes.type_selection import TypeOverrides

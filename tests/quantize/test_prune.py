@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggufmill.formats import PlanError, SourceTensor, TensorSource
-from ggufmill.quantize.planning import Importance
+from ggufmill.quantize.importance import Importance
 from ggufmill.quantize.prune import drop_layers, parse_layers
 
 

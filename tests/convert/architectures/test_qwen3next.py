@@ -14,7 +14,8 @@ from ggufmill.convert import open_source
 from ggufmill.convert.architectures.registry import model_spec
 from ggufmill.convert.config import Config
 from ggufmill.formats import FormatError
-from ggufmill.quantize.planning import AssumedImportance, plan_quantize
+from ggufmill.quantize.importance import AssumedImportance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.mix_tables import FILE_TYPE_IDS
 from ggufmill.quantize.recipes.recipe import load_recipe
 from ggufmill.recipes import find, names

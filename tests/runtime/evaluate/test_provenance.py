@@ -6,7 +6,8 @@ import pytest
 from ggufmill.formats import TYPES, open_gguf
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize import gguf_source
-from ggufmill.quantize.planning import Importance, plan_quantize
+from ggufmill.quantize.importance import Importance
+from ggufmill.quantize.planning import plan_quantize
 from ggufmill.quantize.recipes.rules import parse_rules
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.perplexity import perplexity

@@ -1,0 +1,1 @@
+"""Encoders on the devices that torch knows."""

@@ -1,0 +1,70 @@
+"""Rows encoded on a device of torch: which types, which devices, batches of bounded size."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import MillError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_K_QUANTS = "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"
+_IQK = "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"
+TYPES_ON_DEVICES = frozenset((*_K_QUANTS, *_IQK))  # plain types; of repacked ones their base type is encoded
+METADATA_KEY = "ggufmill.encoder.device"  # the device that encoded such types; no key: the program's own encoders
+
+_BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a search keeps
+_one_at_a_time = threading.Lock()  # threads read, decode and write meanwhile
+
+
+def device_of(name: str | None) -> str | None:
+    """What `encode` takes for a --device: None for 'cpu' and for no name, the program's own encoders. Raises UsageError without
+    torch, MillError where torch has no such device."""
+    if name is None or name == "cpu":
+        return None
+    try:
+        import torch
+    except ImportError:
+        raise UsageError(f"--device {name} needs torch: pip install 'ggufmill[gpu]'") from None
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise MillError(f"--device {name}: torch {torch.__version__} has no such device here ({reason})") from None
+    return name
+
+
+def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device: str) -> np.ndarray:
+    """float32 [rows, n], importance float32 [n], [rows, n] or None -> uint8 [rows, row_bytes], for TYPES_ON_DEVICES.
+
+    The bytes of the codec of the CPU but where sums that are near a tie are rounded otherwise: errors then differ by less than
+    1e-4. Raises MillError when the device's memory does not suffice.
+    """
+    import torch
+
+    from . import iqk, kquants
+
+    family = iqk if type_name in iqk.IQK_TYPES else kquants
+    out = []
+    step = max(1, _BATCH_WEIGHTS // x.shape[1])
+    with _one_at_a_time, torch.inference_mode():
+        try:
+            for first in range(0, len(x), step):
+                weights = None
+                if importance is not None:
+                    rows = importance if importance.ndim == 1 or len(importance) == 1 else importance[first : first + step]
+                    weights = _sent(rows, device)
+                out.append(family.encode(_sent(x[first : first + step], device), weights, type_name).cpu().numpy())
+        except torch.OutOfMemoryError as error:
+            raise MillError(f"{device} has too little memory to encode {type_name} ({error})") from None
+    return np.concatenate(out)
+
+
+def _sent(array: np.ndarray, device: str) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
