@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @flags.mla_layout
 @flags.architecture
 @flags.threads
+@flags.cluster
 @flags.force
 @flags.as_json
 def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:

@@ -10,6 +10,8 @@ from ..formats import PlanError
 from ..jobs.atomic_write import write_text
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
+from .cluster.measuring import search_workers
+from .cluster.models import address_of
 from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, check_new, refuse_inputs, refuse_unused
 from .common.covariance import load_covariances
 from .common.importance import load_importance
@@ -47,6 +49,7 @@ def search_recipe(
     architecture: str | None = None,
     threads: int | None = None,
     force: bool = False,
+    cluster: str | None = None,
     command: str = "",
     progress: OnProgress | bool | None = None,
 ) -> SearchResult:
@@ -76,6 +79,7 @@ def search_recipe(
     mla_layout, architecture  as for `convert_model`
     threads       workers; None: one per processor
     force         an existing recipe is replaced
+    cluster       workers measure, with the same results: tcp://HOST:PORT, a scheduler file or local:N
     command       goes into the recipe's header
     progress      stages 'errors of types' in tensors, 'sensitivity' and 'refining' in groups
 
@@ -117,17 +121,24 @@ def search_recipe(
         threads=threads,
         **{name: value for name, value in given.items() if value is not None},
     )
-    with reporting(progress) as report:
+    importance, effort = (
+        load_importance(Path(imatrix), source) if imatrix is not None else None,
+        1 if effort is None else effort,
+    )
+    where = address_of(model, source, mla_layout=mla_layout, architecture=architecture)
+    measuring = search_workers(cluster, where, importance, imatrix, covariance, effort, (options.rows, options.seed))
+    with reporting(progress) as report, measuring as workers:
         job = SearchJob(
             source,
-            load_importance(Path(imatrix), source) if imatrix is not None else None,
+            importance,
             options,
-            covariances=load_covariances(Path(covariance), source, 1 if effort is None else effort) if covariance else None,
+            covariances=load_covariances(Path(covariance), source, effort) if covariance else None,
             strict=strict,
             fixed=fixed.rules if fixed is not None else (),
             fixed_text=fixed.rules_text if fixed is not None else "",
             state=state_path,
             shared=state is not None,
+            workers=workers,
             report=report,
         )
         result = job.find(target, command)

@@ -141,7 +141,7 @@ def plan_quantize(
     if strict and covariances is not None and not noticed.with_covariance:
         raise PlanError("--strict: the covariance is used for no tensor")
     provenance = dict(importance.metadata) if importance is not None else {}
-    content: list[Any] = [version, variant, _digest(importance)]
+    content: list[Any] = [version, variant, importance_digest(importance)]
     if covariances is not None:
         provenance |= covariances.provenance(noticed.with_covariance)
         content += [covariances.identity, covariances.effort]
@@ -337,7 +337,8 @@ def _file_type(default: TensorType | str | None, outputs: Sequence[Output]) -> i
     return TYPES[max(nbytes, key=lambda name: nbytes[name])].ftype or 0
 
 
-def _digest(importance: Importance | None) -> str:
+def importance_digest(importance: Importance | None) -> str:
+    """A digest of all names and means."""
     digest = hashlib.sha256()
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())

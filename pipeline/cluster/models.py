@@ -94,7 +94,9 @@ def models_here(*addresses: ModelAddress) -> Iterator[list[Model]]:
                 for old in list(_models)[: len(_models) - _MOST_MODELS + 1]:
                     if old not in addresses:
                         del _models[old]
-                _models[address] = load_model(_source_here(address.source), **{"threads": _threads(), **dict(address.settings)})
+                _models[address] = load_model(
+                    _source_here(address.source), **{"threads": worker_threads(), **dict(address.settings)}
+                )
         yield [_models[address] for address in addresses]
 
 
@@ -114,7 +116,8 @@ def _source_here(address: SourceAddress) -> TensorSource:
     return _sources[address]
 
 
-def _threads() -> int:
+def worker_threads() -> int:
+    """Runs on a worker: how many threads it has."""
     from distributed import get_worker
 
     return get_worker().state.nthreads

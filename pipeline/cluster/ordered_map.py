@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event
 from time import monotonic, perf_counter
@@ -111,6 +112,13 @@ def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> Non
     finally:
         for future in futures.values():
             future.cancel()
+
+
+def values_of(cluster: Cluster, function: Callable[[P], R], pieces: Iterable[P]) -> Generator[R, None, None]:
+    """What `map_ordered` makes of the pieces, in order, and nothing else."""
+    with closing(map_ordered(cluster, function, pieces)) as results:
+        for done in results:
+            yield done.value
 
 
 class _Map(Generic[P, R]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,9 @@ from ...imatrix.collect import BatchResult, CollectOptions, RunBatches, run_batc
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import RunWindows, WindowScores, run_windows
 from ..common.models import ModelLike
-from .connection import Cluster, open_cluster
+from .connection import open_cluster
 from .models import ModelAddress, model_address, models_here
-from .ordered_map import map_ordered
-
-P = TypeVar("P")
-R = TypeVar("R")
+from .ordered_map import values_of
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,6 @@ def _score(piece: _Scoring) -> WindowScores:
         return run_windows(models[0], piece.windows, models[1] if len(models) > 1 else None, piece.mtp)
 
 
-def _values(cluster: Cluster, function: Callable[[P], R], pieces: Iterable[P]) -> Generator[R, None, None]:
-    """What workers make of the pieces, in order; closed before the cluster is left, what is in flight is cancelled."""
-    with closing(map_ordered(cluster, function, pieces)) as results:
-        for done in results:
-            yield done.value
-
-
 @contextmanager
 def collecting_on(
     address: str | None,
@@ -92,7 +82,7 @@ def collecting_on(
                 _Collection(calibration.windows[batch], batch.start, there, int(calibration.weights[batch.start]), options)
                 for batch in batches
             )
-            return stack.enter_context(closing(_values(cluster, _collect, pieces)))
+            return stack.enter_context(closing(values_of(cluster, _collect, pieces)))
 
         yield run
 
@@ -115,6 +105,6 @@ def scoring_on(
 
         def run(windows: np.ndarray, batches: Sequence[slice]) -> Iterator[WindowScores]:
             pieces = (_Scoring(windows[batch], batch.start, there, base, mtp) for batch in batches)
-            return stack.enter_context(closing(_values(cluster, _score, pieces)))
+            return stack.enter_context(closing(values_of(cluster, _score, pieces)))
 
         yield run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,7 @@ from .weighting import ErrorWeighting
 if TYPE_CHECKING:
     from ...quantize.covariance.source import Covariances
     from ...runtime.evaluate.sensitivity import Divergence, Reference
+    from ..cluster.measuring import SearchWorkers
 
 PROBES = (2.4, 4.4)  # bits per weight at which a group's sensitivity is measured
 RESERVE = "#" * 512  # of the header, for comments that are only known at the end
@@ -55,6 +56,7 @@ class SearchJob:
     fixed     rules that stay as they are: the tensors they take are not searched for; fixed_text: the same as written
     state     file for the measurements; None: they are not stored; shared: see `Measurements`
     planning  arguments of `plan_quantize`, so that a target is met by the very file that is wanted
+    workers   of a cluster, which measure; None: this process does
 
     Raises PlanError when no tensor is left whose type could be chosen, and for covariances of another model.
     """
@@ -72,9 +74,11 @@ class SearchJob:
         state: Path | None = None,
         shared: bool = False,
         planning: Mapping[str, Any] | None = None,
+        workers: SearchWorkers | None = None,
         report: OnProgress = lambda progress: None,
     ):
         self.source, self.importance, self.options, self._report = source, importance, options, report
+        self._workers = workers
         self.covariances = covariances
         self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {}), "covariances": covariances}
         self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
@@ -106,16 +110,11 @@ class SearchJob:
         for line in self.weighting.notes:
             note(f"note: {line}")
         stage = Stage(self._report, "errors of types", len(self.tensors), "tensor")
-        work = relative_errors(
-            self.tensors,
-            self.candidates,
-            self.importance,
-            known.errors,
-            rows=options.rows,
-            seed=options.seed,
-            covariances=self.covariances,
-            threads=options.threads,
-        )
+        sampling = {"rows": options.rows, "seed": options.seed, "threads": options.threads, "covariances": self.covariances}
+        if self._workers is not None:
+            work = self._workers.errors(self.candidates, known.errors)
+        else:
+            work = relative_errors(self.tensors, self.candidates, self.importance, known.errors, **sampling)
         with closing(work):  # its threads end with it
             for name, measured in work:
                 known.errors[name] = known.errors.get(name, {}) | measured
@@ -129,8 +128,9 @@ class SearchJob:
             return search
         probes = search.probes(PROBES)
         stage = Stage(self._report, "sensitivity", len(probes), "group")
-        for group, types in probes:
-            search.add_measurement(group, types, self.divergence(types)[0])
+        measured = self._divergences([types for _, types in probes])
+        for (group, types), (mean, _) in zip(probes, measured, strict=True):
+            search.add_measurement(group, types, mean)
             stage.advance(1, group.name)
         known.save(now=True)
         return search
@@ -144,6 +144,21 @@ class SearchJob:
             known[key] = [measured.mean, measured.error]
             self.measurements.save()
         return known[key][0], known[key][1]
+
+    def _divergences(self, choices: Sequence[Mapping[str, TensorType]]) -> Iterator[tuple[float, float]]:
+        """`divergence` of each choice; those that are not known yet are shared out to workers, if there are any."""
+        if self._workers is not None:
+            from ..cluster.measuring import Text
+
+            known = self.measurements.divergences.setdefault(self._text_key, {})
+            missing = {key: types for types in choices if (key := types_key(types)) not in known}
+            tokens = tuple(self._tokens[: self.options.n_ctx * self.options.chunks])
+            text = Text(tokens, self.options.n_ctx, self.options.chunks)
+            with closing(self._workers.divergences(list(missing.values()), text)) as results:
+                for key, measured in zip(missing, results, strict=True):
+                    known[key] = [measured.mean, measured.error]
+                    self.measurements.save()
+        yield from (self.divergence(types) for types in choices)
 
     @cached_property
     def _text(self) -> str:
@@ -301,13 +316,19 @@ class SearchJob:
         """Corrects the groups' sensitivities by what a step up and a step down from the choice do to the divergence."""
         search = self.search
         stage = Stage(self._report, "refining", len(search.groups), "group")
+        neighbours = {group.name: search.neighbours(assignment, group) for group in search.groups}
+        steps = {name: [self._error(up), self._error(down)] for name, (down, up) in neighbours.items()}
+        changed = [types for name, pair in neighbours.items() if steps[name][1] > steps[name][0] for types in pair]
+        measured = self._divergences([{**assignment.types, **types} for types in changed])
         for group in search.groups:
-            down, up = search.neighbours(assignment, group)
-            low, high = (sum(self.measurements.errors[n][t.name] for n, t in types.items()) for types in (up, down))
+            low, high = steps[group.name]
             if high > low:
-                worse, better = (self.divergence({**assignment.types, **types})[0] for types in (down, up))
+                worse, better = next(measured)[0], next(measured)[0]
                 search.correct_curve(group, assignment, (worse - better) / (high - low), TRUST)
             stage.advance(1, group.name)
+
+    def _error(self, types: Mapping[str, TensorType]) -> float:
+        return sum(self.measurements.errors[name][type.name] for name, type in types.items())
 
     def _budgets(self, target: Target, plan: Plan, nbytes: int) -> list[Budget]:
         """nbytes: for the tensors whose types are chosen; plan: says what the others take."""
