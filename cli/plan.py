@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import gib
+from ..pipeline.common.messages import duration, gib
 from .command import Verb
 from .display.console import call, table
 from .options import flags
 from .options.settings import CACHE_TYPE
-from .options.types import FILE_TYPE, SIZE, SIZES, Source
+from .options.types import FILE_TYPE, SIZE, SIZES, Listed, Source
 
 if TYPE_CHECKING:
+    from ..pipeline.cluster.forecast import ClusterForecast
     from ..pipeline.plan import MemoryPlan
 
 
@@ -48,6 +49,21 @@ if TYPE_CHECKING:
 @flags.mla_layout
 @flags.mtp
 @flags.architecture
+@click.option(
+    "--cluster",
+    type=Listed(int, "a number of machines such as 8"),
+    is_flag=False,
+    flag_value="1,2,4,8,16,32,64",
+    default=(),
+    metavar="[N,...]",
+    help="How long making the model takes on N machines, simulated. [without numbers: 1 to 64]",
+)
+@click.option("--cluster-threads", type=click.IntRange(1), help="Of each of these machines. [default: as this one has]")
+@click.option("--cluster-output", type=click.Choice(("shared", "collect")), help="As of `quantize`. [default: shared]")
+@click.option("--read-rate", type=SIZE, metavar="SIZE", help="Bytes per second that their storage reads for all together.")
+@click.option("--write-rate", type=SIZE, metavar="SIZE", help="Bytes per second that it writes.")
+@click.option("--network-rate", type=SIZE, metavar="SIZE", help="Bytes per second of a machine's network, each way.")
+@click.option("--encode-rate", type=float, help="Weights per second of a thread. [default: measured here for each type]")
 @click.option("--tensors", is_flag=True, help="Show every tensor.")
 @flags.as_json
 def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
@@ -60,6 +76,7 @@ def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       ggufmill plan DeepSeek-V3/ --ram 256G --vram 24G -ot exps=CPU -ctk q8_0 -amb 512
+      ggufmill plan DeepSeek-V3/ --recipe deepseek-v3-iq4_k_r4 --cluster=1,8,64 --cluster-threads 64 --read-rate 5G
       ggufmill plan DeepSeek-V3/ --recipe deepseek-v3-iq2_k_r4 --vram 32GiB -ot "blk\\.[3-4]\\.ffn=CUDA0,exps=CPU" --json
     """
     from ..pipeline.plan import plan_memory
@@ -86,7 +103,23 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
         parts.append(table(("-ot", "tensors", "weights"), rules))
     if result.tried and not placement.fits:
         parts.append("nothing fits: put less on the device that lacks memory, or look for smaller types with `ggufmill search`")
+    if result.cluster is not None:
+        parts.append(_cluster_text(result.cluster))
     return "\n\n".join(parts)
+
+
+def _cluster_text(forecast: ClusterForecast) -> str:
+    rates, first = forecast.rates, forecast.rows[0].simulated
+    rows = [
+        (row.machines, row.pieces, duration(row.estimated), duration(row.simulated), f"{first / row.simulated:.1f}", row.bound)
+        for row in forecast.rows
+    ]
+    headings = ("machines", "pieces", "estimated", "simulated", "times as fast", "bound by")
+    read, write, network = (f"{rates[name] / 1e9:.3g} GB/s" for name in ("read", "write", "network"))
+    return (
+        f"projected, not measured: {rates['threads']} threads per machine; shared storage reads {read} and writes {write}; "
+        f"network {network} per machine; output {rates['output']}\n{table(headings, rows)}"
+    )
 
 
 def _mib(nbytes: int | None) -> str:

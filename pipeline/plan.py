@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
@@ -20,8 +20,12 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
 from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
-from .common.arguments import FileType, Size, as_bytes, as_file_type
+from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.messages import warn
+
+if TYPE_CHECKING:
+    from ..jobs.plan import Plan
+    from .cluster.forecast import ClusterForecast
 
 MIB = 1 << 20
 _NOT_OFFERED = ("q1_0_g128", *TERNARY_TYPES)  # types for models that were trained in them
@@ -35,6 +39,7 @@ class Candidate:
     nbytes   of all weights; bits per weight
     types    tensor name -> (type name, bytes)
     foreign  whether the recipe has rules that match no tensor: it is for another model
+    made_by  the recipe, and the type for what none of its rules takes
     """
 
     recipe: str
@@ -43,6 +48,7 @@ class Candidate:
     placement: Placement
     types: dict[str, tuple[str, int]]
     foreign: bool
+    made_by: tuple[Recipe, TensorType | str | None]
 
     def as_json(self) -> dict[str, Any]:
         return {"recipe": self.recipe, "total_bytes": self.nbytes, "bits_per_weight": self.bits_per_weight}
@@ -50,19 +56,25 @@ class Candidate:
 
 @dataclass
 class MemoryPlan:
-    """The candidate that was chosen, and those that were tried, largest first (none if a recipe or type was given)."""
+    """The candidate that was chosen, and those that were tried, largest first (none if a recipe or type was given).
+
+    cluster: what making it takes on several machines, if that was asked for
+    """
 
     chosen: Candidate
     tried: list[Candidate] = field(default_factory=list)
+    cluster: ClusterForecast | None = None
 
     @property
     def fits(self) -> bool:
         return self.chosen.placement.fits
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: recipe, total_bytes, bits_per_weight, devices, rules, tensors, fits, warnings, candidates."""
+        """What --json prints: recipe, total_bytes, bits_per_weight, devices, rules, tensors, fits, warnings, candidates, and
+        cluster if it was asked for."""
         candidates = [candidate.as_json() | {"fits": candidate.placement.fits} for candidate in self.tried]
-        return {**self.chosen.as_json(), **self.chosen.placement.as_json(), "candidates": candidates}
+        cluster = {"cluster": self.cluster.as_json()} if self.cluster is not None else {}
+        return {**self.chosen.as_json(), **self.chosen.placement.as_json(), "candidates": candidates, **cluster}
 
 
 def plan_memory(
@@ -86,6 +98,13 @@ def plan_memory(
     mla_layout: str | None = None,
     mtp: bool | None = None,
     architecture: str | None = None,
+    cluster: int | Sequence[int] = (),
+    cluster_threads: int | None = None,
+    cluster_output: str | None = None,
+    read_rate: Size | None = None,
+    write_rate: Size | None = None,
+    network_rate: Size | None = None,
+    encode_rate: float | None = None,
 ) -> MemoryPlan:
     """What of a model goes where, and whether it fits: weights, KV cache, compute buffers. Devices are filled as in llama.cpp.
 
@@ -103,6 +122,12 @@ def plan_memory(
     cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
     recipe, type      how the model is to be quantised
     mla_layout, mtp, architecture  as for `convert_model`
+
+    cluster           numbers of machines, such as (1, 8, 64): how long making the model takes on a cluster of them, simulated
+    cluster_threads   of each machine (None: as many as this one has); cluster_output: as for `quantize_model` (None: 'shared')
+    read_rate, write_rate, network_rate
+                      bytes per second of the storage that machines share, and of each machine's network in one direction
+    encode_rate       weights per second of a thread; None: measured here, for each type
 
     Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have.
 
@@ -123,6 +148,13 @@ def plan_memory(
     use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers)
     source = open_source(model, mla_layout=mla_layout, mtp=mtp, architecture=architecture, remote=is_repository(model))
     planner = _Planner(source, use, overrides, capacities)
+    counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
+    if not counts:
+        rates = {"--read-rate": read_rate, "--write-rate": write_rate, "--network-rate": network_rate}
+        rates |= {"--encode-rate": encode_rate}
+        refuse_unused({"--cluster-threads": cluster_threads, "--cluster-output": cluster_output, **rates}, "--cluster")
+    elif min(counts) < 1 or max(counts) > 1000 or (encode_rate is not None and encode_rate <= 0):
+        raise PlanError("--cluster takes numbers of machines from 1 to 1000, such as 1,8,64, and --encode-rate one above 0")
     if recipe is not None or type is not None or planner.is_quantised:
         result = MemoryPlan(planner.candidate(recipe, as_file_type(type, "--type")))
     else:
@@ -130,6 +162,19 @@ def plan_memory(
         fitting = [candidate for candidate in tried if candidate.placement.fits]
         best = max(fitting or tried, key=lambda c: (c.nbytes if c.placement.fits else -c.nbytes, c.recipe))
         result = MemoryPlan(best, tried)
+    if counts:
+        from .cluster.forecast import forecast_cluster
+
+        result.cluster = forecast_cluster(
+            planner.plan_of(result.chosen),
+            counts,
+            threads=cluster_threads,
+            output=cluster_output or "shared",
+            read_rate=as_bytes(read_rate),
+            write_rate=as_bytes(write_rate),
+            network_rate=as_bytes(network_rate),
+            encode_rate=encode_rate,
+        )
     warn(result.chosen.placement.warnings, detail=True)
     return result
 
@@ -151,15 +196,7 @@ class _Planner:
         """The model by that recipe and type; without either as it is. Raises PlanError."""
         loaded = load_recipe(find(recipe)) if recipe is not None else Recipe("", [], "")
         default = type or loaded.type
-        plan = plan_quantize(
-            self.source,
-            "out.gguf",
-            type=default,
-            rules=loaded.rules,
-            importance=AssumedImportance({}),
-            ignore_imatrix_rules=True,
-            allow_requantize=True,
-        )
+        plan = self._plan(loaded, default)
         weights = [Weight(o.name, o.type, o.nbytes) for o in plan.outputs]
         placement = place(weights, self.source.metadata, self.use, self.overrides, self.capacities)
         name = default.name if isinstance(default, TensorType) else default
@@ -167,7 +204,22 @@ class _Planner:
         unmatched = [w for w in plan.warnings if "matches no tensor" in w] if recipe is not None else []
         placement.warnings += unmatched
         types = {o.name: (o.type.name, o.nbytes) for o in plan.outputs}
-        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, types, bool(unmatched))
+        return Candidate(label, plan.total_bytes, plan.bits_per_weight, placement, types, bool(unmatched), (loaded, default))
+
+    def plan_of(self, candidate: Candidate) -> Plan:
+        """The plan of making it."""
+        return self._plan(*candidate.made_by)
+
+    def _plan(self, recipe: Recipe, type: TensorType | str | None) -> Plan:
+        return plan_quantize(
+            self.source,
+            "out.gguf",
+            type=type,
+            rules=recipe.rules,
+            importance=AssumedImportance({}),
+            ignore_imatrix_rules=True,
+            allow_requantize=True,
+        )
 
     def all_candidates(self) -> list[Candidate]:
         """Every shipped recipe whose rules all match something, and every file type, largest first: none that is larger than
