@@ -146,6 +146,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     parameters = inspect.signature(getattr(ggufmill, name)).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
+    others |= {"architecture"} if takes_any else set()  # of `open_model`, beside the settings
     flags = {option.name for option in command.params} - _OF_DISPLAY
     flags -= {"plan": {"tensors"}, "inspect": {"cpu"}}.get(verb, set())
     flags = {_SETTINGS.get(flag, flag) if takes_any else flag for flag in flags}
