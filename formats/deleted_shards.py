@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import FormatError
-from ..operating_system.files import sync_file
+from ..operating_system.files import sync_file, sync_folder
 
 SUFFIX = ".released"
 
@@ -46,6 +46,7 @@ def delete_shard(path: Path) -> None:
         out.flush()
         sync_file(out.fileno())
     os.replace(new, record_path(path))
+    sync_folder(path.parent)
     target = path.resolve()
     path.unlink()
     if target != path:

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 
 from ..formats import PlanError
+from ..jobs.code_digest import code_digest
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import make_windows
 
@@ -68,12 +69,12 @@ class Calibration:
             start += size
 
     def fingerprint(self, model: Model, *options: object) -> str:
-        """Digest of everything that the result depends on, to the last bit: model, windows, settings, options."""
+        """Digest of everything that the result depends on, to the last bit: model, windows, settings, options, this code."""
         s = model.settings
         settings = (s.batch, s.ubatch, *s.cache_types, s.flash, s.mla, s.exact, s.repack, s.expert_reduction, s.attention_bytes)
         settings += ("round_bf16",) if s.round_bf16 else ()
         settings += s.lora
-        text = repr((model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
+        text = repr((code_digest(), model.source.identity, self.digest, self.weights.tobytes(), self.n_ctx, settings, options))
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 

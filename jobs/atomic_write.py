@@ -1,20 +1,22 @@
-"""Small files written atomically: a reader sees the old content or the new one, never a part of it."""
+"""Small files written atomically: a reader sees the old content or the new one, never a part of it, after a power cut too."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import MillError
-from ..operating_system.files import sync_file
+from ..operating_system.files import lock_file, sync_file, sync_folder
 
 
 @contextmanager
 def atomic_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when its content is on disk; missing parent folders are created.
+    """A file to write that gets its name when its content is on disk; the name is on disk too when the context ends. Missing
+    parent folders are created, and what dead processes have left of the same file is removed.
 
     part: the name until then, by default one with this process's id, since other processes may be writing the same file.
     Raises MillError, and leaves nothing behind, when it cannot be written.
@@ -22,16 +24,31 @@ def atomic_file(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     part = part or path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         with part.open("wb") as file:
+            lock_file(file)  # tells other processes that this one lives
             yield file
             file.flush()
             sync_file(file.fileno())
         part.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         raise MillError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes the NAME.PID.part that no process has locked any more."""
+    pattern = re.compile(re.escape(path.name) + r"\.(\d+)\.part")
+    for entry in os.scandir(path.parent):
+        match = pattern.fullmatch(entry.name)
+        if match is None or int(match[1]) == os.getpid():
+            continue
+        with suppress(OSError), open(entry.path, "rb") as file:
+            if lock_file(file, shared=True):
+                os.unlink(entry.path)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -22,7 +22,7 @@ from ..formats.types import dims
 from ..operating_system.files import BINARY, NO_FOLLOW, reserve_space, sync_file, sync_folder, write_at
 from ..operating_system.memory import retain_free_memory, trim_free_memory
 from ..operating_system.processors import available_cpus
-from .journal import Journal, journal_path
+from .journal import Journal, JournalRecords, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .plan import Location, Output, Plan
 
@@ -61,10 +61,15 @@ class OpenFiles:
     fds: dict[int, int] = field(default_factory=dict)
 
     def sync(self) -> None:
-        """Brings what was written so far to disk, and after that what the journal says of it."""
-        for fd in self.fds.values():
-            sync_file(fd)
-        self.journal.sync()
+        """Brings what was written so far to disk, and after that what the journal says of it. Raises OSError; the journal then
+        says so, since the system may forget that these bytes are not on disk once it has told."""
+        try:
+            for fd in self.fds.values():
+                sync_file(fd)
+            self.journal.sync()
+        except OSError:
+            self.journal.sync_failed()
+            raise
 
     def sink(self, output: Output, location: Location) -> Sink:
         """Where the bytes of a tensor go."""
@@ -110,7 +115,10 @@ def execute(
     journal_path(plan).resolve().parent.mkdir(parents=True, exist_ok=True)
     files = OpenFiles(plan, Journal(plan))
     try:
-        done = _open_parts(files, existing, resume=resume and not force, allocate=on_finished is None)
+        records = files.journal.resume() if resume and not force else None
+        if records is not None and records.complete:
+            return _give_names(files, existing, dict(records.tensors), len(records.tensors))
+        done = _open_parts(files, existing, records, allocate=on_finished is None)
         resumed = len(done)
         tensors = [(o, loc) for o, loc in zip(plan.outputs, plan.locations, strict=True) if loc.file not in existing]
         pending = [(o, loc) for o, loc in tensors if o.name not in done]
@@ -139,30 +147,45 @@ def execute(
             raise MillError(f"{reason} ({len(done)} of {len(tensors)} tensors are kept; --resume goes on)") from error
         if verify_inputs is not None:
             verify_inputs()
-        written = list(files.fds)
-        files.close()
-        for index in written:
-            os.replace(plan.files[index].part, plan.files[index].path)
-        sync_folder(plan.files[0].path.resolve().parent)
-        files.journal.delete()
+        files.journal.complete()
+        return _give_names(files, existing, done, resumed)
     finally:
         files.close()
         files.journal.close()
         trim_free_memory()
+
+
+def _give_names(files: OpenFiles, existing: Collection[int], done: dict[str, str], resumed: int) -> JobResult:
+    """Renames the .part files, which are complete and on disk, and removes the journal. Raises PlanError if one is gone."""
+    plan = files.plan
+    files.close()
+    for index, file in enumerate(plan.files):
+        if index in existing:
+            continue
+        if file.part.exists():
+            os.replace(file.part, file.path)
+        elif not file.path.exists():
+            raise PlanError(f"{file.part} was complete and is gone; --force starts afresh")
+    sync_folder(plan.files[0].path.resolve().parent)
+    files.journal.delete()
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 
-def _open_parts(files: OpenFiles, existing: Collection[int], *, resume: bool, allocate: bool) -> dict[str, str]:
-    """Opens the .part files and writes their headers; returns the verified tensors of an interrupted job, name -> checksum."""
+def _open_parts(
+    files: OpenFiles, existing: Collection[int], records: JournalRecords | None, *, allocate: bool
+) -> dict[str, str]:
+    """Opens the .part files and writes their headers; returns the verified tensors of an interrupted job, name -> checksum.
+
+    records: of the job that is continued; None: a new one begins.
+    """
     plan = files.plan
-    records = files.journal.resume() if resume else None
     if records is None:
         files.journal.start()
     for index, file in enumerate(plan.files):
         if index in existing:
             continue
-        if records is not None and not file.part.exists() and file.path.exists():
-            os.replace(file.path, file.part)  # the job was killed between the renames
+        if records is None:
+            file.part.unlink(missing_ok=True)  # never written through: it may have another name (a hard link)
         flags = os.O_RDWR | os.O_CREAT | NO_FOLLOW | BINARY | (os.O_TRUNC if records is None else 0)
         fd = os.open(file.part, flags, 0o644)
         files.fds[index] = fd
@@ -182,16 +205,16 @@ def _open_parts(files: OpenFiles, existing: Collection[int], *, resume: bool, al
     return {} if records is None else _verified(plan, existing, records)
 
 
-def _verified(plan: Plan, existing: Collection[int], records: list[dict[str, str]]) -> dict[str, str]:
+def _verified(plan: Plan, existing: Collection[int], records: JournalRecords) -> dict[str, str]:
     """The tensors of the journal whose bytes in the .part file still have the recorded checksum, name -> checksum."""
     planned = {o.name: (o, loc) for o, loc in zip(plan.outputs, plan.locations, strict=True)}
     verified: dict[str, str] = {}
-    for record in records:
-        output, location = planned.get(record["tensor"], (None, None))
+    for name, checksum in records.tensors:
+        output, location = planned.get(name, (None, None))
         if output is None or location is None or location.file in existing:
             continue
-        if range_checksum(plan.files[location.file].part, location.offset, output.nbytes) == record["xxh3"]:
-            verified[output.name] = record["xxh3"]
+        if range_checksum(plan.files[location.file].part, location.offset, output.nbytes) == checksum:
+            verified[output.name] = checksum
     return verified
 
 

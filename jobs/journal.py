@@ -1,19 +1,30 @@
 """The journal of a job: which tensors are complete, with their checksums, so that a killed job can go on.
 
-A text file beside the output, one JSON object per line: {"fingerprint": ..., "tensors": ...} of the plan first, then
-{"tensor": name, "xxh3": hex} for each tensor when its last byte has been written. It is locked while a job runs and deleted
-when the output is complete.
+A text file beside the output, one JSON object per line: first {"fingerprint": ..., "tensors": ..., "code": ...} of the plan and
+of the program, then
+
+    {"tensor": name, "xxh3": hex}  when the last byte of a tensor has been written
+    {"event": "synced"}            everything so far is on disk
+    {"event": "sync failed"}       bringing it to disk failed: what was written since the last time is to be written again, even
+                                   if it can be read back, since that may come from memory
+    {"event": "complete"}          everything is on disk, only the files' names are missing
+
+It is locked while a job runs and deleted when the output is complete.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ..errors import PlanError
-from ..operating_system.files import BINARY, NO_FOLLOW, lock_file, sync_file
+from ..operating_system.files import lock_file, sync_file
+from .code_digest import code_digest
+from .lock import open_locked
 from .plan import Plan
 
 
@@ -21,6 +32,45 @@ def journal_path(plan: Plan) -> Path:
     """Where the plan's journal is: beside its first file, NAME.journal."""
     first = plan.files[0].path
     return first.with_name(first.name + ".journal")
+
+
+@dataclass(frozen=True)
+class JournalRecords:
+    """What a journal says.
+
+    tensors   (name, xxh3 in hex) of the tensors that were written and not lost by a failed sync, oldest first
+    complete  whether everything is on disk and only the files' names may be missing
+    """
+
+    tensors: list[tuple[str, str]]
+    complete: bool
+
+
+def is_complete_but_for_names(journal: Path) -> bool:
+    """Whether a journal says that its job had only the names of its files left to give. False for a damaged journal."""
+    try:
+        return _parse(journal.read_bytes()).complete
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return False
+
+
+def _parse(data: bytes) -> JournalRecords:
+    """The records after the first line; a last line without its end does not count. Raises ValueError, AttributeError,
+    TypeError or RecursionError for what is not a journal."""
+    lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].decode("utf-8", "surrogateescape").splitlines()]
+    tensors: list[tuple[str, str]] = []
+    n_synced, event = 0, None
+    for line in lines[1:]:
+        event = line.get("event")
+        if event in ("synced", "complete"):
+            n_synced = len(tensors)
+        elif event == "sync failed":
+            del tensors[n_synced:]
+        elif event is None and isinstance(line.get("xxh3"), str) and isinstance(line.get("tensor"), str):
+            tensors.append((line["tensor"], line["xxh3"]))
+        else:
+            raise ValueError
+    return JournalRecords(tensors, event == "complete")
 
 
 def is_locked(journal: Path) -> bool:
@@ -36,55 +86,69 @@ class Journal:
         """Opens and locks it. Raises PlanError when another job holds it, OSError when it cannot be opened."""
         self.path = journal_path(plan)
         self._plan = plan
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_FOLLOW | BINARY, 0o644)
-        self._file: IO[str] = os.fdopen(fd, "a+", encoding="utf-8", errors="surrogateescape", newline="\n")
-        if not lock_file(self._file):
-            self._file.close()
+        fd = open_locked(self.path)
+        if fd is None:
             raise PlanError(f"another job is writing {plan.files[0].path} (it holds {self.path})")
+        self._file: IO[str] = os.fdopen(fd, "a+", encoding="utf-8", errors="surrogateescape", newline="\n")
 
     def start(self) -> None:
         """Empties the journal and writes the plan's fingerprint."""
         self._file.truncate(0)
-        self._append({"fingerprint": self._plan.fingerprint, "tensors": len(self._plan.outputs)})
+        self._append({"fingerprint": self._plan.fingerprint, "tensors": len(self._plan.outputs), "code": code_digest()})
 
-    def resume(self) -> list[dict[str, str]] | None:
-        """The records of complete tensors, oldest first; None for an empty journal. A last line that a kill cut short is
-        removed from the file.
+    def resume(self) -> JournalRecords | None:
+        """The records of complete tensors; None for an empty journal. A last line that a kill cut short is removed.
 
-        Raises PlanError for a file that is not a journal, and for the journal of another plan.
+        Raises PlanError for a file that is not a journal, for the journal of another plan, and for one that another version of
+        this program's code has begun.
         """
-        self._file.seek(0)
-        text = self._file.read()
-        complete = text[: text.rfind("\n") + 1]
+        data = self.path.read_bytes()
+        complete = data[: data.rfind(b"\n") + 1]
         try:
-            lines = [json.loads(line) for line in complete.splitlines()]
-            is_valid = all(isinstance(line.get("xxh3"), str) and isinstance(line.get("tensor"), str) for line in lines[1:])
-            if not is_valid or (lines and not isinstance(lines[0].get("fingerprint"), str)):
+            first = json.loads(complete.partition(b"\n")[0] or b"{}")
+            if complete and not isinstance(first.get("fingerprint"), str):
                 raise ValueError
+            records = _parse(complete)
         except (ValueError, AttributeError, TypeError, RecursionError):
             raise PlanError(f"{self.path} is damaged, so nothing can be resumed; start afresh with --force") from None
-        self._file.truncate(len(complete.encode("utf-8", "surrogateescape")))
-        if not lines:
+        self._file.truncate(len(complete))
+        if not complete:
             return None
-        if lines[0]["fingerprint"] != self._plan.fingerprint:
+        if first["fingerprint"] != self._plan.fingerprint:
             raise PlanError(
                 f"{self.path} belongs to a job with another source, recipe, imatrix or version; "
                 "repeat the first command with --resume, or start afresh with --force"
             )
-        return lines[1:]
+        if first.get("code") != code_digest():
+            raise PlanError(
+                f"{self.path} belongs to a job that other code of this program has begun, whose bytes may differ; "
+                "finish it with that version, or start afresh with --force"
+            )
+        return records
 
     def add(self, tensor: str, checksum: str) -> None:
         """Records a tensor whose bytes have all been written."""
         self._append({"tensor": tensor, "xxh3": checksum})
 
     def sync(self) -> None:
-        """Brings what was recorded to disk."""
+        """Brings what was recorded to disk. Call it when the tensors themselves are there."""
+        self._append({"event": "synced"})
+        sync_file(self._file.fileno())
+
+    def sync_failed(self) -> None:
+        """Records that what was written since the last `sync` may not be on disk."""
+        with suppress(OSError):  # the disk may be as broken for this
+            self._append({"event": "sync failed"})
+
+    def complete(self) -> None:
+        """Records, on disk, that only the names of the files are missing."""
+        self._append({"event": "complete"})
         sync_file(self._file.fileno())
 
     def delete(self) -> None:
         """Removes the file; the lock stays until `close` where the system permits that."""
         try:
-            self.path.unlink()
+            self.path.unlink(missing_ok=True)
         except PermissionError:  # Windows: not while it is open
             self._file.close()
             self.path.unlink()

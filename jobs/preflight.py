@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import PlanError
 from ..operating_system.files import allocated_bytes
-from .journal import is_locked, journal_path
+from .journal import is_complete_but_for_names, is_locked, journal_path
 from .plan import Plan, PlannedFile
 
 
@@ -43,6 +44,9 @@ def preflight(
     for path in (*parts, journal):
         if path.is_symlink():
             raise PlanError(f"{path} is a link; this job would write through it: remove it, or choose another output")
+    for part in parts:
+        if resume and not force and part.exists() and part.stat().st_nlink > 1:
+            raise PlanError(f"{part} has another name too (a hard link), through which its bytes may have changed: remove it")
     can_resume = resume and journal.exists()
     present = [f.path for i, f in enumerate(plan.files) if i not in existing and f.path.exists()]
     if present and not force and not can_resume:
@@ -56,6 +60,8 @@ def preflight(
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")
+    if can_resume and not force and is_complete_but_for_names(journal):
+        return
     allocated = sum(allocated_bytes(part) for part in parts if part.exists())
     if needed is None:
         needed = sum(f.nbytes for i, f in enumerate(plan.files) if i not in existing)
@@ -85,8 +91,9 @@ def is_complete(plan: Plan, inputs: Collection[Path] = ()) -> bool:
     leftovers = [journal_path(plan), *(f.part for f in plan.files)]
     if any(path.exists() for path in leftovers) or not all(_is_as_planned(file) for file in plan.files):
         return False
-    oldest = min(file.path.stat().st_mtime_ns for file in plan.files)
-    return all(path.stat().st_mtime_ns <= oldest for path in inputs if path.exists())
+    oldest, now = min(file.path.stat().st_mtime_ns for file in plan.files), time.time_ns()
+    times = [path.stat().st_mtime_ns for path in inputs if path.exists()]
+    return all(changed <= oldest or changed > now for changed in times)  # a time in the future says nothing
 
 
 def _is_as_planned(file: PlannedFile) -> bool | None:

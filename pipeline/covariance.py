@@ -40,7 +40,7 @@ def check_covariance(
         raise PlanError(f"{path} cannot be the importance matrix and the covariance")
     state = state_path(path)
     refuse_inputs([path, state], inputs)
-    if path.exists() and not force and not (resume and state.exists()):
+    if path.exists() and not force and not (resume and (state.exists() or imatrix.exists())):
         raise PlanError(f"{path} exists; use --force to replace it")
     check_folder(path)
     return path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import PlanError, UsageError
+from ..errors import MillError, UsageError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
@@ -17,11 +18,13 @@ from ..imatrix.files import LEGACY_CHUNK
 from ..imatrix.statistics import Comparison, Similarity, TensorStatistics, compare, statistics
 from ..imatrix.statistics import layer_similarity as similarities
 from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_text, read_segments
+from ..jobs.lock import output_lock
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
 from .cluster.windows import collecting_on
-from .common.arguments import Size, as_bytes, as_paths, check_folder, check_new, read_template, refuse_inputs, refuse_unused
+from .common.arguments import Size, as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
+from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
 from .common.models import ModelLike, open_model, opened_source, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
@@ -36,7 +39,7 @@ class ImatrixResult:
     """An importance matrix, and what it covers of the model.
 
     imatrix  entries: name -> (sums float32 [matrices, columns], counts int64 [matrices]); what is in in_file added
-    figures  perplexity of the text; None with dry_run
+    figures  perplexity of the text; None with dry_run, and for a call that was finished before (resume)
     layers   coverage of each layer: weight tensors without data, experts with few tokens or none
     path     the file that it was written to; plot: the picture; covariance: the file of covariances
     forecast what the call takes; only with dry_run, which leaves imatrix and layers empty
@@ -58,12 +61,13 @@ class ImatrixResult:
     def as_json(self) -> dict[str, Any]:
         """What --json prints: path, entries and chunks (how many), plot, covariance, starved_experts, sparse_experts, coverage,
         remarks, and the figures of the perplexity. With dry_run path, covariance and those of the forecast."""
-        if self.forecast is not None or self.figures is None:
-            return {"path": str(self.path) if self.path else None, **(self.forecast.as_json() if self.forecast else {})}
+        if self.forecast is not None:
+            return {"path": str(self.path) if self.path else None, **self.forecast.as_json()}
         counts = {"entries": len(self.imatrix.entries), "chunks": self.imatrix.chunk_count}
         files = {"path": str(self.path) if self.path else None, **counts, "plot": str(self.plot) if self.plot else None}
         files |= {"covariance": str(self.covariance)} if self.covariance is not None else {}
-        return {**files, **coverage_json(self.imatrix, self.layers), **self.figures.as_json(), "chunks": counts["chunks"]}
+        figures = self.figures.as_json() if self.figures is not None else {"finished_before": True}
+        return {**files, **coverage_json(self.imatrix, self.layers), **figures, "chunks": counts["chunks"]}
 
 
 def compute_imatrix(
@@ -145,7 +149,7 @@ def compute_imatrix(
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
     source = opened_source(model, settings.pop("architecture", None))
     inputs = [*source.files, *(one.path for one in texts), *added]
-    state_path = _check_outputs(path, plot, inputs, resume, force or dry_run)
+    state_path = check_outputs(path, plot, inputs, resume, force or dry_run)
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
@@ -162,22 +166,29 @@ def compute_imatrix(
     if dry_run:
         forecast = forecast_collection(opened, windows, path, collect_options, job)
         return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)
+    if resume and state is None and not force:
+        merged = already_collected(path, covariance_path, windows, before)
+        if merged is not None:
+            return ImatrixResult(merged, None, covered_layers(merged, source), path, None, covariance_path)
     if job is not None:
         begin_covariance(job, state)
     frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
 
     def save_state(now: CollectState) -> None:
         assert state_path is not None
-        if job is None:
-            now.save(state_path)
-        elif job.is_due() or now.done == len(windows.windows):
-            job.prepare_state(now.done)
-            now.save(state_path)
-            job.commit_state()
+        try:
+            if job is None:
+                now.save(state_path)
+            elif job.is_due() or now.done == len(windows.windows):
+                job.prepare_state(now.done)
+                now.save(state_path)
+                job.commit_state()
+        except MillError as error:
+            warn([f"{error}; the work goes on, but --resume has less to go on with"])
 
     try:
         elsewhere = collecting_on(cluster, model, opened, windows, collect_options, {"n_ctx": window, **settings})
-        with reporting(progress) as report, elsewhere as run_batches:
+        with reporting(progress) as report, elsewhere as run_batches, output_lock(path) if path is not None else nullcontext():
             stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
 
             def on_chunk(so_far: Perplexity, total: int) -> None:
@@ -219,20 +230,6 @@ def compute_imatrix(
     result = ImatrixResult(imatrix, figures, layers, path, Path(plot) if plot is not None else None, covariance_path)
     warn(result.remarks)
     return result
-
-
-def _check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> Path | None:
-    """OUT.state, where a call keeps what it needs to be continued. Raises PlanError for outputs that must not be written."""
-    state = out.with_name(out.name + ".state") if out is not None else None
-    refuse_inputs([*([out] if out else []), *([state] if state else []), *([Path(plot)] if plot else [])], inputs)
-    if out is None or state is None:
-        return None
-    if not (resume and state.exists()) and out.exists() and not force:
-        raise PlanError(f"{out} exists; {'there is nothing to resume; ' if resume else ''}use --force to replace it")
-    if state.exists() and not (resume or force):
-        raise PlanError(f"{state} is left from an interrupted run; --resume goes on with it, --force starts afresh")
-    check_folder(out)
-    return state
 
 
 def _windows(

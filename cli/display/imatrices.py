@@ -19,10 +19,11 @@ _LISTED = 6  # names in a line of text
 
 def computed_text(result: ImatrixResult) -> str:
     """The coverage, and a line of what was written; with dry_run what it takes."""
-    if result.forecast is not None or result.figures is None:
+    if result.forecast is not None:
         return _forecast_text(result)
     entries, chunks = len(result.imatrix.entries), result.imatrix.chunk_count
-    line = f"{result.path}: {entries} entries, {chunks} chunks, {perplexity_text(result.figures.perplexity)}"
+    end = perplexity_text(result.figures.perplexity) if result.figures is not None else "finished already"
+    line = f"{result.path}: {entries} entries, {chunks} chunks, {end}"
     return f"{coverage_text(result.layers)}\n\n{line}"
 
 

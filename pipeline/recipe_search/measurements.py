@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ... import __version__
 from ...formats import PlanError, TensorSource, TensorType
 from ...jobs.atomic_write import write_text
+from ...jobs.code_digest import code_digest
 from ...quantize.importance import Importance
 from ..common.messages import note
 from .options import SearchOptions
@@ -66,7 +66,7 @@ def measurements_key(
     source: TensorSource, importance: Importance | None, options: SearchOptions, covariances: Covariances | None = None
 ) -> str:
     """A digest of all that the errors of types depend on."""
-    digest = hashlib.sha256(f"{source.identity}\0{options.rows}\0{options.seed}\0{__version__}".encode())
+    digest = hashlib.sha256(f"{source.identity}\0{options.rows}\0{options.seed}\0{code_digest()}".encode())
     for name, tensor in source.tensors.items():  # a checkpoint's differ by --mla-layout
         digest.update(f"{name}\0{tensor.shape}\n".encode("utf-8", "surrogateescape"))
     for name, mean in sorted(importance.means.items()) if importance is not None else ():

@@ -15,6 +15,7 @@ from ...convert.outtype import recipe_types
 from ...formats import MillError, PlanError, TensorType, open_gguf
 from ...imatrix.entries import Imatrix, load
 from ...jobs.atomic_write import write_text
+from ...jobs.code_digest import code_digest
 from ...jobs.execute import JobResult, execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
@@ -155,7 +156,7 @@ class Run:
         text = self.texts.get("imatrix")
         if text is not None:
             options = ["covariance"] * (self.collected is not None) + ["nextn"] * self.nextn
-            return key_of(__version__, self.source.identity, self._reading, text.digest, text.n_ctx, text.chunks, *options)
+            return key_of(code_digest(), self.source.identity, self._reading, text.digest, text.n_ctx, text.chunks, *options)
         return hashlib.sha256(self.imatrix_path.read_bytes()).hexdigest() if self.imatrix_path is not None else ""
 
     def _compute_imatrix(self, text: StageText) -> dict[str, Any]:
@@ -201,7 +202,7 @@ class Run:
         options, text = self.search_options, self.texts.get("search")
         types = ",".join(type.name for type in options.types)
         measuring = (options.rows, options.seed, options.measurements, options.refine, text and text.digest, options.n_ctx)
-        made_from = (__version__, self.source.identity, self._reading, self._imatrix_key, self.recipe.split_max_size)
+        made_from = (code_digest(), self.source.identity, self._reading, self._imatrix_key, self.recipe.split_max_size)
         made_from += self._covariance_key
         return key_of(*made_from, self.target, self.recipe.rules_text, types, options.repacked, options.chunks, *measuring)
 
@@ -360,7 +361,7 @@ class Run:
         pattern = self.recipe.stages["repack"].get("pattern")
         opened = open_gguf(quantized.files[0].path)
         plan = plan_repack(opened, self.folder.repacked, pattern=pattern)
-        key = key_of(__version__, quantized.fingerprint, pattern)
+        key = key_of(code_digest(), quantized.fingerprint, pattern)
         self.cache.stage(
             "repack",
             key,
@@ -384,7 +385,7 @@ class Run:
                 raise MillError(problem)
             return {"tensors": [asdict(t) for t in checks[: len(quantized.outputs)]]}
 
-        key = key_of(__version__, quantized.fingerprint, final.fingerprint)
+        key = key_of(code_digest(), quantized.fingerprint, final.fingerprint)
         result = self.cache.stage("verify", key, [], work)
         return Verification([TensorCheck(**t) for t in result["tensors"]])
 
@@ -402,7 +403,7 @@ class Run:
         validation = self._validation
         if validation is None:
             return None
-        key = key_of(__version__, plan.fingerprint, *validation.settings)
+        key = key_of(code_digest(), plan.fingerprint, *validation.settings)
         return self.cache.stage("validate", key, [], lambda: validation.measure(plan, self._report))
 
     def failures(self, figures: dict[str, Any] | None) -> list[str]:

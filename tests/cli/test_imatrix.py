@@ -9,7 +9,9 @@ import time
 import numpy as np
 import pytest
 
+from ggufmill.errors import MillError
 from ggufmill.imatrix import Imatrix, load
+from ggufmill.jobs.lock import output_lock
 from ggufmill.recipes import FOLDER
 
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
@@ -66,9 +68,38 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     assert mill(*job, "--resume")[0] == 0
     assert out.read_bytes() == made.read_bytes()
     assert not state.exists()
+    code, printed, _ = mill(*job, "--resume")
+    assert code == 0
+    assert "finished already" in printed
+    assert json.loads(mill(*job, "--resume", "--json")[1])["finished_before"] is True
+    job[job.index("--chunks") + 1] = 11
     code, _, err = mill(*job, "--resume")
     assert code == 1
-    assert "exists; there is nothing to resume" in err
+    assert "is of other texts or windows, and nothing can be resumed" in err
+    assert out.read_bytes() == made.read_bytes()
+
+
+def test_two_jobs_do_not_write_one_imatrix(mill, tmp_path):
+    out = tmp_path / "demo.imatrix"
+    with output_lock(out):
+        code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 2, *SHORT)
+    assert code == 1
+    assert "another job is writing" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_at_a_save_does_not_end_the_job(mill, tmp_path, monkeypatch):
+    from ggufmill.imatrix.collect_state import CollectState
+
+    def full(state, path):
+        raise MillError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr(CollectState, "save", full)
+    out = tmp_path / "demo.imatrix"
+    code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", out, "--chunks", 2, *SHORT, "--output-frequency", 1)
+    assert code == 0
+    assert "No space left on device; the work goes on, but --resume has less to go on with" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["demo.imatrix"]
 
 
 def test_an_interrupted_collection_says_how_to_continue(mill, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 
 from ggufmill.formats import MillError
 from ggufmill.jobs.atomic_write import atomic_file, write_bytes
+from ggufmill.operating_system.files import lock_file
 
 resource = pytest.importorskip("resource")  # not on Windows
 
@@ -39,3 +40,27 @@ def test_parent_that_is_a_file(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MillError, match=r"file/a\.bin cannot be written: "):
         write_bytes(tmp_path / "file/a.bin", b"x")
+
+
+def test_leftovers_of_dead_processes_are_removed(tmp_path):
+    path, other = tmp_path / "a.bin", tmp_path / "a.bin.x.part"
+    dead, alive = tmp_path / "a.bin.99999999.part", tmp_path / "a.bin.99999998.part"
+    for left in (dead, alive, other):
+        left.write_bytes(b"part")
+    with alive.open("rb") as file:
+        assert lock_file(file)
+        write_bytes(path, b"whole")
+    assert sorted(os.listdir(tmp_path)) == sorted(["a.bin", alive.name, other.name])
+
+
+def test_the_name_is_on_disk_before_it_ends(tmp_path, monkeypatch):
+    steps = []
+    for name in ("sync_file", "sync_folder"):
+        monkeypatch.setattr(
+            f"ggufmill.jobs.atomic_write.{name}", lambda where, name=name: steps.append((name, os.listdir(tmp_path)))
+        )
+    write_bytes(tmp_path / "a.bin", b"x")
+    assert [(name, [n.endswith(".part") for n in names]) for name, names in steps] == [
+        ("sync_file", [True]),
+        ("sync_folder", [False]),
+    ]

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -12,11 +13,13 @@ import pytest
 
 from ggufmill.formats import TYPES, MillError, PlanError, open_gguf
 from ggufmill.formats.file_range import range_checksum
+from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute, row_chunks
-from ggufmill.jobs.journal import journal_path
+from ggufmill.jobs.journal import Journal, journal_path
 from ggufmill.jobs.ordered_writer import OrderedWriter, Sink
 from ggufmill.jobs.plan import Output, make_plan, parse_size
 from ggufmill.jobs.preflight import complete_files, is_complete, preflight
+from ggufmill.operating_system import files
 
 
 def output(name, shape, type_name="f32", produce=None, rule="test"):
@@ -167,17 +170,108 @@ def test_sigkill_at_any_moment(tmp_path):
     assert len(os.listdir(tmp_path / "killed")) == 2
 
 
-def test_killed_between_the_renames(tmp_path):
+def test_killed_between_the_renames(tmp_path, monkeypatch):
     outputs = [output(f"t{i}", (256, 16)) for i in range(4)]
     plan = plan_of(tmp_path, outputs, split_max_tensors=2)
     execute(plan)
     before = [f.path.read_bytes() for f in plan.files]
-    lines = [{"fingerprint": plan.fingerprint}]
+    lines = [{"fingerprint": plan.fingerprint, "code": code_digest()}, {"event": "complete"}]
     journal_path(plan).write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan.files[1].path.rename(plan.files[1].path.with_suffix(".gguf.part"))
+    # Nothing is left to be written: no space is asked for, and nothing is made again.
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
     preflight(plan, resume=True)
-    execute(plan, resume=True)
+    again = plan_of(tmp_path, [output(f"t{i}", (256, 16), produce=failing(0)) for i in range(4)], split_max_tensors=2)
+    execute(again, resume=True)
     assert [f.path.read_bytes() for f in plan.files] == before
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def interrupted_plan(tmp_path):
+    """A plan of three tensors, of which two are written; its last one cannot be made."""
+    plan = plan_of(tmp_path, [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))])
+    with pytest.raises(MillError):
+        execute(plan, threads=1)
+    return plan_of(tmp_path, [output(name, (256, 16)) for name in "abc"])
+
+
+def test_an_output_that_is_replaced_stays_until_the_end(tmp_path):
+    """--force, killed before there is a .part, then --resume: the old output is not taken for the new one's part."""
+    plan = plan_of(tmp_path, [output("a", (256, 16), produce=failing(0))])
+    (tmp_path / "out.gguf").write_bytes(b"precious")
+    lines = [{"fingerprint": plan.fingerprint, "code": code_digest()}]
+    journal_path(plan).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(MillError, match="nan"):
+        execute(plan, resume=True)
+    assert (tmp_path / "out.gguf").read_bytes() == b"precious"
+
+
+def test_what_a_failed_sync_may_have_lost_is_written_again(tmp_path, monkeypatch):
+    made, real, fail = [], files.sync_file, [True]
+
+    def counting(name):
+        return output(
+            name, (256, 16), produce=lambda start, stop: (made.append(name), np.zeros((stop - start, 1024), np.uint8))[1]
+        )
+
+    def sync(fd):
+        if fail[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr("ggufmill.jobs.execute.sync_file", sync)
+    with pytest.raises(MillError, match="Input/output error"):
+        execute(plan_of(tmp_path, [counting(name) for name in "abc"]), threads=1)
+    assert made == ["a", "b", "c"]
+    fail[0] = False
+    result = execute(plan_of(tmp_path, [counting(name) for name in "abc"]), resume=True, threads=1)
+    assert result.resumed == 0
+    assert made == ["a", "b", "c"] * 2
+
+
+def test_a_part_with_another_name_is_not_written_through(tmp_path):
+    plan = interrupted_plan(tmp_path)
+    os.link(tmp_path / "out.gguf.part", tmp_path / "mine")
+    mine = (tmp_path / "mine").read_bytes()
+    with pytest.raises(PlanError, match="hard link"):
+        preflight(plan, resume=True)
+    preflight(plan, force=True)
+    execute(plan, force=True)
+    assert (tmp_path / "mine").read_bytes() == mine != (tmp_path / "out.gguf").read_bytes()
+
+
+def test_other_code_does_not_continue_a_job(tmp_path, monkeypatch):
+    plan = interrupted_plan(tmp_path)
+    monkeypatch.setattr("ggufmill.jobs.journal.code_digest", lambda: "another")
+    with pytest.raises(PlanError, match="other code of this program"):
+        execute(plan, resume=True)
+
+
+def test_the_lock_of_a_journal_that_was_removed_protects_nothing(tmp_path, monkeypatch):
+    """A job opens the journal, waits, and locks it when the first job has ended and a third one has begun."""
+    plan, real = plan_of(tmp_path, [output("a", (256, 16))]), files.lock_file
+    journals = []
+
+    def lock(file, **options):
+        monkeypatch.setattr("ggufmill.jobs.lock.lock_file", real)
+        journal_path(plan).unlink()
+        journals.append(Journal(plan))  # of the third job
+        return real(file, **options)
+
+    monkeypatch.setattr("ggufmill.jobs.lock.lock_file", lock)
+    with pytest.raises(PlanError, match="another job is writing"):
+        Journal(plan)
+    journals[0].close()
+
+
+def test_a_journal_that_somebody_deletes_does_not_fail_the_job(tmp_path):
+    def produce(start, stop):
+        journal_path(plan).unlink(missing_ok=True)
+        return np.zeros((stop - start, 1024), np.uint8)
+
+    plan = plan_of(tmp_path, [output("a", (256, 16), produce=produce)])
+    execute(plan)
+    assert os.listdir(tmp_path) == ["out.gguf"]
 
 
 def test_preflight_refusals(tmp_path, monkeypatch):
@@ -216,8 +310,7 @@ def test_outputs_that_are_links_folders_or_pipes_are_refused(tmp_path):
         preflight(plan, force=True)
     out.unlink()
     part.symlink_to(source)
-    with pytest.raises(OSError, match="symbolic link"):
-        execute(plan)
+    execute(plan)
     assert source.read_bytes() == b"precious"
 
 
@@ -369,8 +462,13 @@ def test_is_complete(tmp_path):
     execute(plan)
     assert is_complete(plan, [source, tmp_path / "deleted"])
     assert not is_complete(plan_of(tmp_path, [output(o.name, (256, 17)) for o in outputs], split_max_tensors=1))
-    os.utime(source, ns=(0, plan.files[0].path.stat().st_mtime_ns + 10**9))
+    now = time.time_ns()
+    for file in plan.files:
+        os.utime(file.path, ns=(0, now - 60 * 10**9))
+    os.utime(source, ns=(0, now - 59 * 10**9))
     assert not is_complete(plan, [source])
+    os.utime(source, ns=(0, now + 3600 * 10**9))  # a clock that was wrong
+    assert is_complete(plan, [source])
     assert is_complete(plan)
     journal_path(plan).write_text("")
     assert not is_complete(plan)

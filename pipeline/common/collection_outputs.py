@@ -1,0 +1,48 @@
+"""What is there already of a collection of importance data: what may be written, and what was finished before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import PlanError
+from ...imatrix import Imatrix, load
+from ...imatrix.calibration import Calibration
+from .arguments import check_folder, refuse_inputs
+
+
+def check_outputs(out: Path | None, plot: str | Path | None, inputs: Sequence[Path], resume: bool, force: bool) -> Path | None:
+    """OUT.state, where a call keeps what it needs to be continued. Raises PlanError for outputs that must not be written.
+
+    With `resume` the output may exist: `already_collected` looks at it when the windows are known.
+    """
+    state = out.with_name(out.name + ".state") if out is not None else None
+    refuse_inputs([*([out] if out else []), *([state] if state else []), *([Path(plot)] if plot else [])], inputs)
+    if out is None or state is None:
+        return None
+    if out.exists() and not (resume or force):
+        raise PlanError(f"{out} exists; use --force to replace it")
+    if state.exists() and not (resume or force):
+        raise PlanError(f"{state} is left from an interrupted run; --resume goes on with it, --force starts afresh")
+    check_folder(out)
+    return state
+
+
+def already_collected(
+    out: Path | None, covariance: Path | None, windows: Calibration, before: Sequence[Imatrix]
+) -> Imatrix | None:
+    """The importance matrix of a job that was finished before: the file `out`, if it exists and is of these windows.
+
+    before: what was to be added. Raises PlanError if it exists and is of others, or the covariance is missing.
+    """
+    if out is None or not out.exists():
+        return None
+    there = load(out)
+    chunks = windows.weighted_count(len(windows.windows)) + sum(one.chunk_count for one in before)
+    same_size = out.suffix == ".dat" or there.chunk_size == windows.n_ctx
+    same_texts = set(windows.datasets) <= set(there.datasets)
+    if there.chunk_count != chunks or not same_size or not same_texts:
+        raise PlanError(f"{out} exists, is of other texts or windows, and nothing can be resumed; use --force to replace it")
+    if covariance is not None and not covariance.exists():
+        raise PlanError(f"{out} is finished, but {covariance} is not there; use --force to collect both")
+    return there
