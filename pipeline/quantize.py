@@ -329,7 +329,7 @@ def _given_rules(recipe: str | Path | None, custom_q: str | Sequence[str]) -> _G
     loaded = load_recipe(path) if path is not None else Recipe("", [], "")
     texts = [custom_q] if isinstance(custom_q, str) else list(custom_q)
     custom = parse_rules("\n".join(texts), "--custom-q")
-    text = "\n".join([*texts, loaded.text]).strip() if texts else loaded.text
+    text = "\n".join([*texts, loaded.text]).strip() if texts and path is not None else "\n".join(texts) or loaded.text
     return _GivenRules(path, loaded, custom, text, "\n".join([*texts, loaded.rules_text]))
 
 

@@ -46,12 +46,13 @@ class WorkerJob:
 
     def opened(self) -> _OpenJob:
         """The plan, made once in a process. Raises UnfitWorker if it is another than that of the one who gives the work."""
+        key = repr((self.verb, sorted(self.arguments.items()), self.fingerprint))
         with _opening:
-            job = _open_jobs.get(self.fingerprint)
+            job = _open_jobs.get(key)
             if job is None:
                 job = _OpenJob(self)
                 _open_jobs.clear()  # a worker is at one job at a time, and a plan of a large model is large
-                _open_jobs[self.fingerprint] = job
+                _open_jobs[key] = job
             return job
 
 

@@ -52,6 +52,12 @@ class Processes:
         code.write_text(preload)
         return self.start(name, "worker", *fixed, "--preload", code, *options)
 
+    def wait_for_workers(self, count):
+        from distributed import Client
+
+        with Client(scheduler_file=str(self.file), set_as_default=False) as client:
+            client.wait_for_workers(count, timeout=60)
+
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
 

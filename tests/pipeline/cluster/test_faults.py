@@ -48,15 +48,8 @@ def out(tmp_path, monkeypatch):
 
 def quantize(running, out, workers, **options):
     """With this many workers there before the job begins."""
-    wait_for_workers(running, workers)
+    running.wait_for_workers(workers)
     return ggufmill.quantize_model(DEMO, out, "q4_0", cluster=str(running.file), **options)
-
-
-def wait_for_workers(running, count):
-    from distributed import Client
-
-    with Client(scheduler_file=str(running.file), set_as_default=False) as client:
-        client.wait_for_workers(count, timeout=60)
 
 
 def command_line(running, out, *options):
@@ -140,7 +133,7 @@ def test_worker_with_another_version_is_refused(running, out, preload, line):
 
 def test_scheduler_is_killed(running, out, expected):
     running.worker("slow", SLOWLY)
-    wait_for_workers(running, 1)
+    running.wait_for_workers(1)
     client = command_line(running, out)
     wait_for_tensors(out, client)
     running.all["scheduler"].kill()
@@ -154,7 +147,7 @@ def test_scheduler_is_killed(running, out, expected):
 
 def test_client_is_killed(running, out, expected):
     running.worker("slow", SLOWLY)
-    wait_for_workers(running, 1)
+    running.wait_for_workers(1)
     client = command_line(running, out)
     wait_for_tensors(out, client)
     client.kill()

@@ -1,10 +1,22 @@
 """quantize and convert with --cluster: the bytes of one machine."""
 
+import json
+
+import numpy as np
 import pytest
 
 pytest.importorskip("distributed")
 
+from cluster_processes import processes
+from hub_server import REPO, serving
+
 import ggufmill
+from ggufmill.errors import MillError, PlanError, UsageError
+from ggufmill.formats.file_range import range_checksum
+from ggufmill.jobs.execute import row_chunks
+from ggufmill.pipeline.cluster import pieces
+from ggufmill.pipeline.cluster.call import ClusterCall
+from ggufmill.pipeline.cluster.writing import cluster_writer
 from ggufmill.recipes import FOLDER
 
 DEMO = FOLDER / "demo"
@@ -25,3 +37,127 @@ def test_same_bytes_as_alone(alone, output, tmp_path):
     assert result.checksums == alone.checksums
     assert sum(share.nbytes for share in result.shares) == result.plan.total_bytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.gguf"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The scheduler file of a cluster with two workers."""
+    with processes(tmp_path_factory.mktemp("dask")) as running:
+        running.worker("a")
+        running.worker("b")
+        running.wait_for_workers(2)
+        yield str(running.file)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(pieces, "MIN_WEIGHTS", 1 << 16)
+
+
+@pytest.fixture
+def wide(write_checkpoint, tiny_llama, tmp_path):
+    """A checkpoint whose matrices have several chunks."""
+    config, tensors = tiny_llama(hidden_size=1024, intermediate_size=3072, num_hidden_layers=1, vocab_size=300)
+    return write_checkpoint(tmp_path / "wide", config, tensors)
+
+
+def same_as_alone(verb, tmp_path, source, *arguments, alone=None, **options):
+    """The outputs of a verb alone and with options of a cluster are the same; returns the second result."""
+    verb(source, tmp_path / "alone" / "q.gguf", *arguments, **(alone or {}))
+    result = verb(source, tmp_path / "out" / "q.gguf", *arguments, **(alone or {}), **options)
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir() if path.suffix == ".gguf"}
+    assert {path.name: path.read_bytes() for path in result.files} == expected
+    return result
+
+
+def test_tensors_of_several_pieces(cluster, small_pieces, wide, tmp_path):
+    result = same_as_alone(ggufmill.quantize_model, tmp_path, wide, "q8_0", cluster=cluster)
+    gate = next(o for o in result.plan.outputs if o.name == "blk.0.ffn_gate.weight")
+    assert len(list(row_chunks(gate))) == 3
+    assert sum(share.pieces for share in result.shares) >= 12
+    for o, loc in zip(result.plan.outputs, result.plan.locations, strict=True):
+        assert result.checksums[o.name] == range_checksum(result.files[loc.file], loc.offset, o.nbytes)
+
+
+def test_split_files_verified_with_a_manifest(cluster, tmp_path):
+    options = {"split_max_size": "2M", "outtype": "q8_0"}
+    result = same_as_alone(
+        ggufmill.convert_model,
+        tmp_path,
+        DEMO,
+        alone=options,
+        verify=True,
+        manifest=True,
+        cluster=cluster,
+        cluster_output="collect",
+    )
+    assert len(result.files) > 2
+    assert not result.verification.problems
+    assert result.manifest.exists()
+
+
+def test_weights_that_are_not_finite_are_counted(cluster, write_checkpoint, tiny_llama, tmp_path):
+    config, tensors = tiny_llama()
+    tensors["model.layers.0.mlp.up_proj.weight"][3, :5] = np.nan
+    source = write_checkpoint(tmp_path / "bad", config, tensors)
+    result = ggufmill.convert_model(source, tmp_path / "q.gguf", outtype="f16", allow_nonfinite=True, cluster=cluster)
+    assert result.replaced == {"blk.0.ffn_up.weight": 5}
+    with pytest.raises(MillError, match=r"^worker [ab] at 127\.0\.0\.1: .*blk\.0\.ffn_up\.weight.*--resume"):
+        ggufmill.convert_model(source, tmp_path / "r.gguf", outtype="f16", cluster=cluster)
+
+
+def test_target_with_a_recipe(cluster, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[quantize]\nrules = 'attn_v=q8_0'\ntarget_size = '5M'\n[search]\nrows = 8\n")
+    same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, alone={"recipe": recipe}, cluster=cluster)
+
+
+def test_repository_is_read_by_ranges(tmp_path, monkeypatch):
+    """By a worker with a cache of its own: files there have other times."""
+    ggufmill.convert_model(DEMO, tmp_path / "alone.gguf", outtype="q8_0")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    with serving(DEMO) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        folder = tmp_path / "dask"
+        folder.mkdir()
+        with processes(folder) as running:
+            running.worker("far", f"import os; os.environ['HF_HOME'] = {str(tmp_path / 'far')!r}")
+            running.wait_for_workers(1)
+            monkeypatch.setenv("HF_HOME", str(tmp_path / "near"))
+            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "near" / "hub"))
+            options = {"cluster": str(running.file), "cluster_output": "collect"}
+            result = ggufmill.convert_model(f"hf:{REPO}", tmp_path / "q.gguf", outtype="q8_0", **options)
+    alone = ggufmill.formats.open_gguf(tmp_path / "alone.gguf")
+    for info in ggufmill.formats.open_gguf(result.files[0]).tensors.values():
+        assert np.array_equal(info.data, alone.tensors[info.name].data), info.name
+
+
+def test_worker_that_makes_another_plan(cluster, tmp_path):
+    plan = ggufmill.convert_model(DEMO, tmp_path / "q.gguf", outtype="f32", dry_run=True).plan
+    arguments = {"source": str(DEMO), "out": str(tmp_path / "q.gguf")}
+    line = r"^worker [ab] at 127\.0\.0\.1: the plan made there is another"
+    with pytest.raises(PlanError, match=line), cluster_writer(ClusterCall(cluster, "shared", "convert_model", arguments), plan):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"cluster_output": "collect"}, "--cluster-output does nothing without --cluster"),
+        ({"cluster": "local:2", "threads": 2}, "--threads does nothing with --cluster"),
+        ({"cluster": "local:2", "delete_source_shards": True}, "--delete-source-shards does not go with --cluster"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, options, line):
+    with pytest.raises(UsageError, match=line):
+        ggufmill.convert_model(DEMO, tmp_path / "q.gguf", **options)
+
+
+def test_command_line_names_machines(cluster, mill, tmp_path):
+    code, out, _ = mill("convert", DEMO, tmp_path / "q.gguf", "--cluster", cluster, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert sum(worker["nbytes"] for worker in result["cluster"]) == result["total_bytes"]
+    code, out, _ = mill("convert", DEMO, tmp_path / "p.gguf", "--cluster", cluster)
+    assert "at 127.0.0.1" in out
+    assert "pieces" in out
