@@ -35,6 +35,7 @@ class Cluster:
         self._own = program_identity()
         self._admitted: set[str] = set()
         self._names: dict[str, str] = {}
+        self._hosts: dict[str, str] = {}
 
     def look(self) -> dict[str, int]:
         """Address -> threads of the workers that are there now and may be given work. A worker that came meanwhile is checked
@@ -67,6 +68,10 @@ class Cluster:
         """'NAME at HOST' of a worker, or HOST of one without a name of its own, for messages and reports."""
         return self._names.get(address, address)
 
+    def host(self, address: str) -> str:
+        """The machine of a worker."""
+        return self._hosts.get(address, address)
+
     def refuse(self, address: str, reason: str) -> None:
         """This worker is given no more work; says so."""
         self._admitted.discard(address)
@@ -76,7 +81,9 @@ class Cluster:
     def _check(self, addresses: list[str]) -> None:
         known = self.client.scheduler_info(n_workers=-1)["workers"]
         for address in addresses:
-            self._names[address] = worker_name(address, **{k: known.get(address, {}).get(k, "") for k in ("name", "host")})
+            info = known.get(address, {})
+            self._hosts[address] = info.get("host") or address
+            self._names[address] = worker_name(address, info.get("name", ""), self._hosts[address])
         answers: dict[str, Any] = self.client.run(program_identity, workers=addresses, on_error="return")
         for address in addresses:
             answer = answers.get(address)
@@ -96,7 +103,6 @@ class Cluster:
 
 def worker_name(address: str, name: object, host: str) -> str:
     """What a worker is called in messages: its name if it was given one, and the machine."""
-    host = host or address
     return host if str(name) in ("", address) else f"{name} at {host}"
 
 

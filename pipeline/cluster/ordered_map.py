@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -54,10 +55,11 @@ class _Answer:
 
 @dataclass
 class _Task(Generic[P]):
-    """A piece in flight. failed: addresses of workers that could not do it, oldest first."""
+    """A piece in flight. home: the worker that should do it, if one should; failed: workers that could not, oldest first."""
 
     piece: P
     future: Future
+    home: str | None = None
     failed: list[str] = field(default_factory=list)
 
 
@@ -70,6 +72,7 @@ def map_ordered(
     per_thread: int = PER_THREAD,
     attempts: int = ATTEMPTS,
     name: Callable[[P], str] = str,
+    near: Callable[[P], str] | None = None,
 ) -> Generator[Done[P, R], None, None]:
     """function(piece) for each piece, on the workers of the cluster; `pieces` is only drawn from as results are consumed.
 
@@ -82,11 +85,13 @@ def map_ordered(
                 times in all; a MillError is final; after an UnfitWorker that worker gets no more pieces. Pieces of lost
                 workers are given to others by dask, as often as its setting distributed.scheduler.allowed-failures says
     name        of a piece, for messages
+    near        what a piece reads, such as a file: pieces that read the same go to the same machine as long as that has no
+                more in flight than others, in every job, since the machine may still have it in memory
 
     Raises MillError in one line, with the worker's name, for a piece that cannot be made, and when the scheduler or all workers
     are lost. What is in flight is then cancelled; so it is when the iterator is closed.
     """
-    return _Map(cluster, function, iter(pieces), ordered, per_thread, attempts, name).results()
+    return _Map(cluster, function, iter(pieces), ordered, per_thread, attempts, name, near).results()
 
 
 def run_on_each(cluster: Cluster, function: Callable[[P], Any], piece: P) -> None:
@@ -133,9 +138,11 @@ class _Map(Generic[P, R]):
         per_thread: int,
         attempts: int,
         name: Callable[[P], str],
+        near: Callable[[P], str] | None,
     ):
         self._cluster, self._function, self._pieces = cluster, function, pieces
         self._ordered, self._per_thread, self._attempts, self._name = ordered, per_thread, attempts, name
+        self._near = near
         self._tasks: deque[_Task[P]] = deque()
         self._workers: dict[str, int] = {}
         self._finished = Event()  # set by any task
@@ -163,7 +170,8 @@ class _Map(Generic[P, R]):
         self._look()
         while len(self._tasks) < self._per_thread * max(1, sum(self._workers.values())):
             for piece in self._pieces:
-                self._tasks.append(_Task(piece, self._submit(piece)))
+                home = self._home(piece)
+                self._tasks.append(_Task(piece, self._submit(piece, home=home), home))
                 break
             else:
                 break
@@ -180,10 +188,22 @@ class _Map(Generic[P, R]):
         elif now - self._last_seen > LONE_SECONDS:
             raise MillError(f"no worker of {self._cluster.address} is left")
 
-    def _submit(self, piece: P, avoid: Iterable[str] = ()) -> Future:
-        """avoid: workers that are not given the piece, if there are others."""
+    def _home(self, piece: P) -> str | None:
+        """The worker that should do a piece, by what it is near to: of those with less than their share in flight the one whose
+        machine comes first for that, in an order that is the same in every job (rendezvous hashing)."""
+        if self._near is None or self._cluster.refused:
+            return None
+        load, what = Counter(task.home for task in self._tasks), self._near(piece)
+        free = [worker for worker, threads in self._workers.items() if load[worker] < self._per_thread * threads]
+        return max(free, key=lambda w: (_rank(what, self._cluster.host(w)), -load[w]), default=None)
+
+    def _submit(self, piece: P, avoid: Iterable[str] = (), home: str | None = None) -> Future:
+        """avoid: workers that are not given the piece, if there are others. home: the worker that should do it, if it has time
+        for it."""
         allowed = [address for address in self._workers if address not in avoid]
         restricted: dict[str, Any] = {"workers": allowed} if allowed and (avoid or self._cluster.refused) else {}
+        if home is not None and not restricted:
+            restricted = {"workers": [home], "allow_other_workers": True}
         future = self._cluster.client.submit(_work, self._function, piece, pure=False, **restricted)
         future.add_done_callback(lambda _: self._finished.set())
         return future
@@ -227,6 +247,10 @@ class _Map(Generic[P, R]):
             times = f" ({len(task.failed)} attempts)" if len(task.failed) > 1 else ""
             raise MillError(f"worker {worker}: {self._name(task.piece)}: {answer.error}{times}")
         task.future = self._submit(task.piece, avoid=task.failed)
+
+
+def _rank(what: str, host: str) -> bytes:
+    return hashlib.sha256(f"{what}\0{host}".encode()).digest()
 
 
 def _work(function: Callable[[Any], Any], piece: Any) -> _Answer:

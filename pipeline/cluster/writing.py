@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ...formats import TensorSource
 from ...jobs.execute import OpenFiles, Pending, Progress, ordered_writer
 from ...jobs.plan import Plan
 from .call import ClusterCall
@@ -30,11 +31,11 @@ class Share:
 
 
 @contextmanager
-def cluster_writer(call: ClusterCall, plan: Plan) -> Iterator[ClusterWriter]:
+def cluster_writer(call: ClusterCall, plan: Plan, source: TensorSource) -> Iterator[ClusterWriter]:
     """Opens the cluster, and has every worker make the plan. Raises PlanError, before anything is written, as `open_cluster`
     does, and where a plan cannot be made or is another."""
     with open_cluster(call.address) as cluster:
-        writer = ClusterWriter(cluster, WorkerJob(call.verb, call.arguments, plan.fingerprint), call.output)
+        writer = ClusterWriter(cluster, WorkerJob(call.verb, call.arguments, plan.fingerprint), call.output, source)
         run_on_each(cluster, run, Preparation(writer.job))
         yield writer
 
@@ -45,8 +46,9 @@ class ClusterWriter:
     shares    worker -> what it did; replaced: (tensor, weights that were written as 0)
     """
 
-    def __init__(self, cluster: Cluster, job: WorkerJob, output: str):
+    def __init__(self, cluster: Cluster, job: WorkerJob, output: str, source: TensorSource):
         self.cluster, self.job, self._output = cluster, job, output
+        self._file_of = {name: str(tensor.files[0]) for name, tensor in source.tensors.items() if tensor.files}
         self.shares: dict[str, Share] = {}
         self.replaced: list[tuple[str, int]] = []
 
@@ -69,7 +71,7 @@ class ClusterWriter:
         """Workers write. A tensor of several pieces is read once more, by one of them, for its checksum."""
         queue: deque[Store | Checksum] = deque(Store(self.job, one) for one in cuts)
         tensors = _TensorSpans(cuts)
-        for done in map_ordered(self.cluster, run, _drained(queue), ordered=False):
+        for done in map_ordered(self.cluster, run, _drained(queue), ordered=False, near=self._first_file):
             if isinstance(done.piece, Checksum):
                 record(str(done.piece), done.value)
                 continue
@@ -89,7 +91,7 @@ class ClusterWriter:
         writer = ordered_writer(pending, PER_THREAD, record, progress)
         sinks = {output.name: files.sink(output, location) for output, location in pending}
         number = 0
-        for done in map_ordered(self.cluster, run, (Collect(self.job, one) for one in cuts)):
+        for done in map_ordered(self.cluster, run, (Collect(self.job, one) for one in cuts), near=self._first_file):
             self._count(done, done.piece.cut)
             for span, data in zip(done.piece.cut.spans, done.value.data, strict=True):
                 writer.slots.acquire()
@@ -97,6 +99,11 @@ class ClusterWriter:
                 number += 1
             if writer.failures:
                 raise writer.failures[0]
+
+    def _first_file(self, piece: Store | Collect | Checksum) -> str:
+        """The file of the source that a piece reads first; for a checksum and where that is not known, the tensor's name."""
+        name = str(piece) if isinstance(piece, Checksum) else piece.cut.spans[0].tensor
+        return name if isinstance(piece, Checksum) else self._file_of.get(name, name)
 
     def _count(self, done: Done[Any, Any], made: Cut) -> None:
         share = self.shares.setdefault(done.worker, Share(self.cluster.name(done.worker)))

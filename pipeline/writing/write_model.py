@@ -183,7 +183,7 @@ def write_model(
         from ...convert.hub.delete_shards import ShardDeleter
 
         deleter = ShardDeleter(source, plan, existing)
-    result = _write(plan, label, read, options, report, existing, deleter)
+    result = _write(plan, label, source, read, options, report, existing, deleter)
     if deleter is not None:
         deleter.close()
     if options.cluster is None:
@@ -204,6 +204,7 @@ def _refuse_deleted_source(plan: Plan, source: TensorSource, options: WriteOptio
 def _write(
     plan: Plan,
     label: str,
+    source: TensorSource,
     inputs: list[Path],
     options: WriteOptions,
     report: OnProgress,
@@ -216,7 +217,7 @@ def _write(
     warn(plan.warnings, detail=True)
     warn(thread_notes(options.threads or 1, available_cpus()), detail=True)
     try:
-        with _cluster_writer(options.cluster, plan) as writer:
+        with _cluster_writer(options.cluster, plan, source) as writer:
             result = execute(
                 plan,
                 threads=options.threads,
@@ -239,13 +240,13 @@ def _write(
     return written
 
 
-def _cluster_writer(call: ClusterCall | None, plan: Plan) -> AbstractContextManager[ClusterWriter | None]:
+def _cluster_writer(call: ClusterCall | None, plan: Plan, source: TensorSource) -> AbstractContextManager[ClusterWriter | None]:
     """What writes a plan in place of this process; None if this one does."""
     if call is None:
         return nullcontext()
     from ..cluster.writing import cluster_writer
 
-    return cluster_writer(call, plan)
+    return cluster_writer(call, plan, source)
 
 
 def _checked(result: WriteResult, plan: Plan, source: TensorSource, options: WriteOptions, report: OnProgress) -> WriteResult:

@@ -1,6 +1,7 @@
 """map_ordered against real worker processes."""
 
 import os
+from types import SimpleNamespace
 
 import cluster_tasks as tasks
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("distributed")
 from ggufmill.errors import MillError, PlanError
 from ggufmill.pipeline.cluster.connection import open_cluster
 from ggufmill.pipeline.cluster.identity import difference, program_identity
-from ggufmill.pipeline.cluster.ordered_map import PER_THREAD, map_ordered
+from ggufmill.pipeline.cluster.ordered_map import PER_THREAD, _Map, _Task, map_ordered
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,19 @@ def test_identity_names_what_differs():
 def test_address_of_another_form(address):
     with pytest.raises(PlanError, match=r"is no cluster: give tcp://HOST:PORT"), open_cluster(address):
         pass
+
+
+def test_pieces_that_read_the_same_go_to_one_machine():
+    """Machines are hosts, of which a test has one: the choice is looked at, not the workers."""
+    hosts = {f"tcp://10.0.0.{i}:1": f"10.0.0.{i}" for i in range(4)}
+    chosen = _Map(SimpleNamespace(refused={}, host=hosts.get), str, iter(()), True, 2, 3, str, str.upper)
+    chosen._workers = dict.fromkeys(hosts, 4)
+    homes = {f"file {i}": chosen._home(f"file {i}") for i in range(40)}
+    assert set(homes.values()) == set(hosts)
+    assert homes["file 7"] == chosen._home("FILE 7")
+    busy = homes["file 7"]
+    chosen._tasks.extend(_Task("x", None, busy) for _ in range(8))
+    assert chosen._home("file 7") not in (busy, None)
+    del chosen._workers[busy]
+    kept = {file: home for file, home in homes.items() if home != busy}
+    assert {file: chosen._home(file) for file in kept} == kept

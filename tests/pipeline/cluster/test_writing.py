@@ -11,6 +11,7 @@ from cluster_processes import processes
 from hub_server import REPO, serving
 
 import ggufmill
+from ggufmill.convert import open_source
 from ggufmill.errors import MillError, PlanError, UsageError
 from ggufmill.formats.file_range import range_checksum
 from ggufmill.jobs.execute import row_chunks
@@ -134,9 +135,13 @@ def test_repository_is_read_by_ranges(tmp_path, monkeypatch):
 
 def test_worker_that_makes_another_plan(cluster, tmp_path):
     plan = ggufmill.convert_model(DEMO, tmp_path / "q.gguf", outtype="f32", dry_run=True).plan
+    opened = open_source(DEMO)
     arguments = {"source": str(DEMO), "out": str(tmp_path / "q.gguf")}
     line = r"^worker [ab] at 127\.0\.0\.1: the plan made there is another"
-    with pytest.raises(PlanError, match=line), cluster_writer(ClusterCall(cluster, "shared", "convert_model", arguments), plan):
+    with (
+        pytest.raises(PlanError, match=line),
+        cluster_writer(ClusterCall(cluster, "shared", "convert_model", arguments), plan, opened),
+    ):
         pass
 
 
