@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..formats.loaders import PROGRAMS
 from ..pipeline.common.messages import gib, printable
 from .command import Verb
 from .display.console import call, table
@@ -23,6 +24,12 @@ _WIDTH = 80  # of a value
 @click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
 @click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
 @click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")
+@click.option(
+    "--for",
+    "program",
+    type=click.Choice(PROGRAMS, case_sensitive=False),
+    help="Whether this program loads the file, as far as is known; exit code 1 if not.",
+)
 @click.option("--cpu", is_flag=True, help="Without FILE: what the processor can do, and what kernels make use of.")
 @flags.as_json
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
@@ -33,6 +40,7 @@ def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -
       ggufmill inspect model.gguf
       ggufmill inspect model-00001-of-00009.gguf --check --json
       ggufmill inspect model.gguf --json --arrays
+      ggufmill inspect model.gguf --for llama.cpp
       ggufmill inspect --cpu
     """
     if (file is None) != cpu:

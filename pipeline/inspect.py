@@ -14,6 +14,7 @@ from ..formats import TensorInfo, open_gguf
 from ..formats.file_range import range_checksum
 from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
+from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
 from .common.progress import OnProgress, Stage, reporting
 
@@ -34,6 +35,7 @@ class InspectResult:
     types               type -> tensors and nbytes, most bytes first
     parameters          elements of all tensors; total_bytes: their bytes; bits_per_weight follows
     notes               what the metadata may mislead about, one line each
+    problems            why the program that was asked for does not load the file, one line each
     """
 
     files: list[Path]
@@ -48,6 +50,7 @@ class InspectResult:
     parameters: int
     total_bytes: int
     notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def file_bytes(self) -> int:
@@ -74,6 +77,7 @@ class InspectResult:
             "total_bytes": self.total_bytes,
             "bits_per_weight": self.bits_per_weight,
             "notes": self.notes,
+            "problems": self.problems,
         }
 
 
@@ -83,6 +87,7 @@ def inspect_model(
     check: bool = False,
     checksums: bool = False,
     arrays: bool = False,
+    program: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> InspectResult:
     """Reads metadata, tensors, types and sizes of a GGUF file. Unknown types are named by number.
@@ -91,9 +96,11 @@ def inspect_model(
     check      every tensor is decoded, and NaN and infinite values are counted
     checksums  xxh3-64 of every tensor's bytes
     arrays     long arrays of the metadata in full; else their length and first values
+    program    'llama.cpp' or 'ik_llama.cpp': whether it loads the file, as far as is known, and what it computes otherwise
     progress   stage 'inspect' in bytes, with check or checksums
 
-    Returns an `InspectResult`. Raises FormatError for a file that is damaged, CheckFailed when `check` finds such values.
+    Returns an `InspectResult`. Raises FormatError for a file that is damaged, CheckFailed when `check` finds such values or
+    `program` does not load the file.
 
     Example:
         >>> from ggufmill import convert_model, inspect_model
@@ -129,9 +136,15 @@ def inspect_model(
         total_bytes=total,
     )
     result.notes = _notes(opened.metadata, result.types)
+    if program is not None:
+        headers = {name: LoaderTensor(tuple(info.shape), info.type) for name, info in opened.tensors.items()}
+        result.problems = loader_problems(opened.metadata, headers, program)
+        result.notes += [f"in {program} {line}" for line in loader_differences(opened.metadata, headers, program)]
     damaged = [t["name"] for t in tensors if t.get("nonfinite")]
     if damaged:
         raise CheckFailed(f"{len(damaged)} tensors hold NaN or infinite values, the first is {damaged[0]}", result)
+    if result.problems:
+        raise CheckFailed(f"{program} does not load {file}: {'; '.join(result.problems)}", result)
     return result
 
 

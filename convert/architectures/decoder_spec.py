@@ -346,12 +346,14 @@ class DecoderSpec:
         output_norm: str = "output_norm",
         head_transform: Transform = unchanged,
         tied: bool = False,
+        needs_output: bool = False,
     ) -> ModelSpec:
         """The complete model: embedding, layers, output norm and output.
 
         layer: the tensors of every layer, or a function from a layer's number to its tensors. norm_transform, norm_bias: of the
         output norm; output_norm: its name in the GGUF; has_norm: whether it has weights. head_transform, head_bias: of the
-        output. tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings.
+        output. tied: whether the output shares the embedding's weights if config.json has no tie_word_embeddings; needs_output:
+        it is written all the same, as loaders of the architecture do without none.
         """
         names = names or CheckpointNames()
         config, shape = self.config, (self.vocab_size, self.hidden_size)
@@ -375,6 +377,8 @@ class DecoderSpec:
         skipped_prefixes = dict(self.skipped_prefixes)
         if is_tied:
             skipped_prefixes[names.head] = "output tied to the embeddings"
+            if needs_output:
+                tensors.append(TensorSpec("output.weight", (names.embedding,), shape, head_transform, names.head))
         else:
             tensors.append(TensorSpec("output.weight", (names.head,), shape, head_transform))
         if head_bias:

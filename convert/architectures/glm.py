@@ -39,7 +39,7 @@ def glm(config: Config, mla_layout: str) -> ModelSpec:
         *linear("ffn_up", "mlp.gate_up_proj", (2 * spec.intermediate_size, spec.hidden_size)),
         *linear("ffn_down", "mlp.down_proj", (spec.hidden_size, spec.intermediate_size)),
     ]
-    return spec.build(layer)
+    return spec.build(layer, needs_output=True)
 
 
 def chatglm(config: Config, mla_layout: str) -> ModelSpec:

@@ -40,7 +40,7 @@ def gpt_oss(config: Config, mla_layout: str) -> ModelSpec:
         *linear("ffn_gate_inp", "mlp.router", (experts, spec.hidden_size), bias=True),
         *_experts(spec, experts),
     ]
-    return spec.build(layer)
+    return spec.build(layer, needs_output=True)
 
 
 def _experts(spec: DecoderSpec, n: int) -> list[LayerTensor]:

@@ -52,7 +52,7 @@ def nemotron(config: Config, mla_layout: str) -> ModelSpec:
         *linear("ffn_up", "mlp.up_proj", (spec.intermediate_size, spec.hidden_size), bias=mlp_bias),
         *linear("ffn_down", "mlp.down_proj", (spec.hidden_size, spec.intermediate_size), bias=mlp_bias),
     ]
-    return spec.build(layer, norm_transform=add_one, norm_bias=True)
+    return spec.build(layer, norm_transform=add_one, norm_bias=True, needs_output=True)
 
 
 def jais2(config: Config, mla_layout: str) -> ModelSpec:
@@ -111,7 +111,7 @@ def stablelm(config: Config, mla_layout: str) -> ModelSpec:
             layer.append(LayerTensor(f"attn_{part}_norm.weight", source, (spec.head_dim,), stack_rows, heads))
     if not parallel:
         layer += spec.layer_norm("ffn_norm", "post_attention_layernorm")
-    return spec.build([*layer, *spec.gated_mlp()], norm_bias=True)
+    return spec.build([*layer, *spec.gated_mlp()], norm_bias=True, needs_output=True)
 
 
 def phi2(config: Config, mla_layout: str) -> ModelSpec:

@@ -82,7 +82,7 @@ def olmo(config: Config, mla_layout: str) -> ModelSpec:
 def olmo2(config: Config, mla_layout: str) -> ModelSpec:
     """OLMo 2: norms after the blocks instead of before, queries and keys normalised over all heads together."""
     spec = DecoderSpec("olmo2", config)
-    return spec.build(_olmo2_layer(spec))
+    return spec.build(_olmo2_layer(spec), needs_output=True)
 
 
 def _olmo2_layer(spec: DecoderSpec) -> list[LayerTensor]:
@@ -107,6 +107,8 @@ def phi3(config: Config, mla_layout: str) -> ModelSpec:
     if window is not None and window < config.integer("max_position_embeddings"):
         spec.add_sliding_window([True] * spec.n_layers)
         spec.notes.append(f"llama.cpp does not use the sliding window of {window} tokens in this architecture")
+    else:
+        spec.add_uint32({"attention.sliding_window": 0})  # ik_llama.cpp does not load a file without the key
     q_rows, kv_rows = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     hidden_size, rows = spec.hidden_size, spec.intermediate_size
     layer = [
@@ -167,7 +169,7 @@ def olmo3(config: Config, mla_layout: str) -> ModelSpec:
         local.require("rope_theta", parameters["full_attention"].get("rope_theta"), "another base for local layers")
     spec = DecoderSpec("olmo2", config, rope=rope.with_defaults({"rope_theta": 500000.0}))
     spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % 4 != 0))
-    return spec.build(_olmo2_layer(spec))
+    return spec.build(_olmo2_layer(spec), needs_output=True)
 
 
 def apertus(config: Config, mla_layout: str) -> ModelSpec:
@@ -186,4 +188,4 @@ def apertus(config: Config, mla_layout: str) -> ModelSpec:
         *linear("ffn_up", "mlp.up_proj", (rows, hidden_size)),
         *linear("ffn_down", "mlp.down_proj", (hidden_size, rows)),
     ]
-    return spec.build(layer)
+    return spec.build(layer, needs_output=True)

@@ -69,7 +69,7 @@ def olmoe(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("ffn_norm", "post_attention_layernorm"),
         *spec.experts(n, spec.intermediate_size),
     ]
-    return spec.build(layer)
+    return spec.build(layer, needs_output=True)
 
 
 def exaone_moe(config: Config, mla_layout: str) -> ModelSpec:

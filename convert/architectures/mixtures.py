@@ -76,7 +76,7 @@ def dots1(config: Config, mla_layout: str) -> ModelSpec:
         spec.norm("ffn_norm", "post_attention_layernorm"),
     ]
     routed = [*_biased_experts(spec, experts, rows), *_shared_experts(spec, rows * shared)]
-    return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)])
+    return spec.build(lambda i: [*attention, *(spec.gated_mlp() if i < dense else routed)], needs_output=True)
 
 
 def minimax_m2(config: Config, mla_layout: str) -> ModelSpec:
@@ -103,7 +103,7 @@ def minimax_m2(config: Config, mla_layout: str) -> ModelSpec:
         *spec.experts(n, spec.intermediate_size, MIXTRAL_EXPERTS, "block_sparse_moe.gate"),
         LayerTensor("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", (n,)),
     ]
-    return spec.build(layer)
+    return spec.build(layer, needs_output=True)
 
 
 def bailing(config: Config, mla_layout: str) -> ModelSpec:

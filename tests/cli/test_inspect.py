@@ -102,3 +102,21 @@ def test_a_file_type_of_two_meanings_is_explained(tmp_path, monkeypatch, stored,
     _, text = shown(monkeypatch, tmp_path / "a.gguf")
     note = f"note: general.file_type 41 is Q2_0 in llama.cpp, Q1_0_G128 in ik_llama.cpp; most bytes of this file are {stored}"
     assert (note in text) == (number == 41)
+
+
+def test_whether_another_program_loads_it(tmp_path, capsys):
+    def inspected(name, *arguments):
+        metadata = {"general.architecture": "gpt-oss", "gpt-oss.block_count": np.uint32(1)}
+        header, offsets, size = header_bytes(metadata, [(name, (8,), TYPES["f32"])], 32)
+        (tmp_path / "a.gguf").write_bytes(header + bytes(size - offsets[0]))
+        with pytest.raises(SystemExit) as ended:
+            main(["inspect", str(tmp_path / "a.gguf"), "--json", *arguments])
+        captured = capsys.readouterr()
+        return ended.value.code or 0, json.loads(captured.out)["problems"], captured.err
+
+    assert inspected("output.weight")[:2] == (0, [])
+    code, problems, said = inspected("output.weight", "--for", "llama.cpp")
+    assert (code, problems) == (1, ["it needs the key attention.sliding_window"])
+    assert "llama.cpp does not load" in said
+    code, problems, _ = inspected("token_embd.weight", "--for", "IK_llama.cpp")
+    assert (code, len(problems)) == (1, 2)

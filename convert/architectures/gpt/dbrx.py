@@ -30,7 +30,7 @@ def dbrx(config: Config, mla_layout: str) -> ModelSpec:
     spec = DecoderSpec("dbrx", config, norm=("attention.layer_norm_epsilon", "layer_norm_eps"))
     if attention.get("clip_qkv") is not None:
         spec.add_float32({"attention.clamp_kqv": attention.number("clip_qkv", positive=True)})
-    n = spec.add_expert_counts("num_experts", layers=0)
+    n = spec.add_expert_counts("num_experts", spec.intermediate_size, layers=0)
     if norm is None:
         spec.metadata["dbrx.expert_weights_norm"] = False
         spec.notes.append("experts' weights are not normalised here (moe_normalize_expert_weights); llama.cpp normalises them")

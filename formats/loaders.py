@@ -1,0 +1,282 @@
+"""What llama.cpp and ik_llama.cpp do with a GGUF: why one does not load it, and where one computes something else.
+
+Found by loading the tests' tiny models of all architectures in both: llama.cpp 0c1e5709 (of llama-cpp-python 0.3.36) and
+ik_llama.cpp 8337e4cd. A file without a problem here can still have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import PlanError
+from .types import TensorType
+
+LLAMA_CPP, IK_LLAMA_CPP = PROGRAMS = ("llama.cpp", "ik_llama.cpp")
+_LAST_TYPE = 42  # ids of llama.cpp's tensor types end there
+_NOT_IK = (34, 35, 40, 42)  # tq1_0, tq2_0, nvfp4, q2_0: ids that ik_llama.cpp lacks
+
+# general.architecture that both know
+_BOTH = """llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bert nomic-bert jina-bert-v2 bloom
+stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3next qwen3vl qwen3vlmoe qwen35 qwen35moe mellum phi2 phi3 plamo
+codeshell orion internlm2 minicpm gemma gemma2 gemma3 gemma4 starcoder2 mamba xverse command-r cohere2 dbrx olmo openelm
+arctic deepseek2 deepseek4 chatglm glm4 glm4moe glm-dsa bitnet t5 t5encoder jais granite granitemoe bailingmoe2 bailingmoe3
+dots1 laguna ernie4_5 ernie4_5-moe hunyuan-moe smollm3 gpt-oss seed_oss minimax-m2 minimax-m3 mistral3 mistral4 mimo2 step35
+muse-glimmer"""
+ARCHITECTURES = {
+    LLAMA_CPP: frozenset(
+        f"""{_BOTH} modern-bert nomic-bert-moe neo-bert jina-bert-v3 eurobert qwen4exp phimoe plamo2 plamo3 minicpm3 gemma3n
+        gemma-embedding gemma4-assistant mamba2 maple jamba falcon-h1 cohere2moe olmo2 olmoe deepseek deepseek2-ocr
+        deepseek32 jais2 nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6 rwkv6qwen2 rwkv7 arwkv7
+        granitehybrid graniteswitch granite_swa chameleon wavtokenizer-dec plm bailingmoe dots3note arcee afmoe
+        hunyuan-dense hunyuan_vl hy_v3 hy_v4 lfm2 lfm2moe dream smallthinker llada llada-moe grovemoe apertus
+        minimax-01 hrm_text cogvlm rnd1 pangu-embedded eagle3 dflash paddleocr spark2_5 llama-embed maincoder kimi-
+        linear kimi-k3 glm5-next talkie nanbeige qwen3tts pockettts clip""".split()
+    ),
+    IK_LLAMA_CPP: frozenset(
+        f"""{_BOTH} cohere2_moe bitnet-25 bitnet-b1.58 gemma4_mtp dflash dflash-draft gemma4-assistant openpangu""".split()
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LoaderTensor:
+    """A tensor as its header has it: shape in ne order."""
+
+    shape: tuple[int, ...]
+    type: TensorType
+
+
+Tensors = Mapping[str, LoaderTensor]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Of files of some architectures: what a program does with those that `holds` for.
+
+    architectures  names, separated by spaces; programs: of PROGRAMS
+    holds          (metadata without the architecture's prefix, tensors) -> whether it concerns the file
+    says           what comes of it
+    """
+
+    programs: tuple[str, ...]
+    architectures: str
+    holds: Callable[[Mapping[str, Any], Tensors], bool]
+    says: str
+
+
+def _has(pattern: str) -> Callable[[Mapping[str, Any], Tensors], bool]:
+    regex = re.compile(pattern)
+    return lambda keys, tensors: any(regex.fullmatch(name) for name in tensors)
+
+
+def _lacks(pattern: str) -> Callable[[Mapping[str, Any], Tensors], bool]:
+    has = _has(pattern)
+    return lambda keys, tensors: not has(keys, tensors)
+
+
+def _unread(pattern: str, programs: tuple[str, ...], architectures: str, what: str) -> Fact:
+    return Fact(programs, architectures, _has(pattern), f"it does not read {what}, and ends at tensors that it does not know")
+
+
+def _needed(pattern: str, programs: tuple[str, ...], architectures: str, what: str) -> Fact:
+    return Fact(programs, architectures, _lacks(pattern), f"it needs {what}")
+
+
+def _head_rotation(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """rope_freqs of another length than heads of n_embd / n_head numbers have."""
+    freqs = tensors.get("rope_freqs.weight")
+    width = int(keys.get("embedding_length", 0)) // max(1, int(np.max(keys.get("attention.head_count", 1))))
+    return freqs is not None and freqs.shape[0] != width // 2
+
+
+def _dense_among_experts(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """A layer without a router behind the leading dense ones."""
+    layers = range(int(keys.get("leading_dense_block_count", 0)), _layers(keys))
+    return any(f"blk.{i}.ffn_gate_inp.weight" not in tensors for i in layers)
+
+
+def _router_without_bias(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    routers = [name for name in tensors if name.endswith(".ffn_gate_inp.weight")]
+    return any(f"{name.removesuffix('ffn_gate_inp.weight')}exp_probs_b.bias" not in tensors for name in routers)
+
+
+def _other_order(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """Linear attention in other layers than all but each full_attention_interval-th."""
+    period = int(keys.get("full_attention_interval", 4))
+    return any((f"blk.{i}.ssm_conv1d.weight" in tensors) != bool((i + 1) % period) for i in range(_layers(keys)))
+
+
+def _wide_heads(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    """Heads that are not embedding_length numbers together."""
+    query = tensors.get("blk.0.attn_q.weight")
+    return query is not None and query.shape[1] != query.shape[0]
+
+
+def _layers(keys: Mapping[str, Any]) -> int:
+    return int(keys.get("block_count", 0)) - int(keys.get("nextn_predict_layers", 0))
+
+
+def _window(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    return int(keys.get("attention.sliding_window", 0)) > 0
+
+
+def _always(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    return True
+
+
+_IK, _LC = (IK_LLAMA_CPP,), (LLAMA_CPP,)
+_LATENT = "deepseek2 glm-dsa mistral4"
+# Why a file is not loaded.
+PROBLEMS = (
+    _unread(r"rope_freqs\.weight", PROGRAMS, "qwen2 qwen3 qwen3moe smollm3 olmo2", "rope_freqs (rope type llama3)"),
+    Fact(_IK, "llama", _head_rotation, "it takes rope_freqs only of heads of embedding_length / head_count numbers"),
+    _unread(r"blk\.\d+\.attn_output\.bias", PROGRAMS, "qwen3 qwen3moe command-r smollm3 seed_oss", "the bias of attn_output"),
+    _unread(r"blk\.\d+\.attn_[qkv]\.bias", _IK, "qwen3 qwen3moe command-r smollm3", "biases of queries, keys and values"),
+    _unread(r"blk\.\d+\.(attn_output|ffn_up|ffn_down)\.bias", _LC, "arcee", "these biases"),
+    Fact(
+        PROGRAMS,
+        "command-r",
+        lambda keys, tensors: int(keys.get("block_count", 0)) < 64 and _has(r"blk\.\d+\.attn_[qk]_norm\.weight")(keys, tensors),
+        "it reads norms of queries and keys only in models of at least 64 layers",
+    ),
+    _needed(r"output\.weight", PROGRAMS, "gpt-oss dots1 stablelm", "an output of its own (output.weight)"),
+    _needed(r"output\.weight", _LC, "olmo2 olmoe nemotron minimax-m2 phimoe apertus", "an output of its own (output.weight)"),
+    _needed(r"output\.weight", _IK, "chatglm", "an output of its own (output.weight)"),
+    _needed(r"blk\.\d+\.attn_qkv\.weight", _IK, "chatglm", "queries, keys and values in one matrix"),
+    _unread(r"output\.weight", PROGRAMS, "gemma", "an output of its own (output.weight)"),
+    _unread(r"blk\.\d+\.attn_output\.bias", PROGRAMS, "llama4", "the bias of attn_output"),
+    _unread(r"blk\.\d+\.ffn_\w+_shexp\.weight", _IK, "granitemoe", "the shared experts"),
+    _unread(r"blk\.\d+\.indexer\..*", _IK, "minimax-m3", "the indexers (convert --mla-layout ik)"),
+    _needed(r"blk\.\d+\.attn_output\.bias", _LC, "jais2", "biases"),
+    _needed(r"blk\.\d+\.ssm_conv1d\.bias", _LC, "mamba jamba", "a bias of the convolution"),
+    Fact(_LC, "lfm2moe", _router_without_bias, "it needs a bias of the router"),
+    Fact(
+        _LC,
+        "minimax-m3",
+        lambda keys, tensors: any(
+            f"blk.{i}.ffn_gate_inp.weight" in tensors and f"blk.{i}.indexer.q_proj.weight" not in tensors
+            for i in range(_layers(keys))
+        ),
+        "it needs an indexer in each layer with experts (convert --mla-layout mainline)",
+    ),
+    Fact(
+        _LC,
+        "gemma3n",
+        lambda keys, tensors: (keys.get("embedding_length_per_layer_input"), keys.get("altup.num_inputs", 4)) != (256, 4),
+        "it knows the sizes of the published models only",
+    ),
+    Fact(_IK, "gpt2 bloom mpt", _always, "its graph of this architecture ends at a check of the norms' epsilon"),
+    Fact(_IK, "mamba", _always, "its graph of this architecture ends at a check of shapes"),
+    Fact(_IK, "minimax-m3", _always, "its dense block ends at a check of this activation"),
+    Fact(
+        _IK, "laguna", lambda keys, tensors: "attention.sliding_window" not in keys, "it needs the key attention.sliding_window"
+    ),
+    _needed(r"output\.bias", _LC, "phimoe", "a bias of the output (output.bias)"),
+    _needed(r"blk\.\d+\.attn_(q|qkv)\.bias", _IK, "glm4moe qwen2moe starcoder2", "biases of queries, keys and values"),
+    _needed(r"blk\.\d+\.attn_output\.bias", _LC, "starcoder2", "a bias of attn_output"),
+    Fact(
+        PROGRAMS,
+        "gpt-oss",
+        lambda keys, tensors: "attention.sliding_window" not in keys,
+        "it needs the key attention.sliding_window",
+    ),
+    Fact(
+        _IK,
+        "phi3",
+        lambda keys, tensors: "attention.sliding_window" not in keys and int(keys.get("block_count", 0)) not in (32, 40),
+        "it needs the key attention.sliding_window (0: no window)",
+    ),
+    Fact(
+        _IK,
+        "gemma2",
+        lambda keys, tensors: int(keys.get("block_count", 0)) not in (26, 42, 46),
+        "it knows the sizes of the published models only (26, 42 and 46 layers)",
+    ),
+    Fact(_IK, "starcoder2", _always, "its graph of this architecture ends at a check of the norms' epsilon"),
+    Fact(
+        PROGRAMS,
+        "qwen3next ernie4_5-moe mellum",
+        _dense_among_experts,
+        "it needs experts in all layers behind the first dense ones",
+    ),
+    Fact(PROGRAMS, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
+    Fact(_IK, "glm4", _wide_heads, "it needs heads of embedding_length / head_count numbers"),
+    Fact(
+        _IK,
+        "glm-dsa",
+        lambda keys, tensors: any(len(t.shape) == 2 for name, t in tensors.items() if name.endswith(".attn_k_b.weight")),
+        "it needs a matrix for each head in attn_k_b",
+    ),
+    Fact(
+        _LC,
+        f"{_LATENT} deepseek32",
+        lambda keys, tensors: "attention.key_length_mla" not in keys and _has(r"blk\.\d+\.attn_k_b\.weight")(keys, tensors),
+        "its layout of latent attention is another (convert --mla-layout mainline)",
+    ),
+    Fact(
+        _IK,
+        _LATENT,
+        lambda keys, tensors: "attention.key_length_mla" in keys,
+        "its layout of latent attention is another (convert --mla-layout ik)",
+    ),
+    Fact(
+        _IK,
+        "deepseek2",
+        lambda keys, tensors: "attention.q_lora_rank" not in keys and int(keys.get("block_count", 0)) not in (26, 27),
+        "it needs the key attention.q_lora_rank, but in a model of DeepSeek-V2-Lite's layers",
+    ),
+)
+# What is computed otherwise.
+DIFFERENCES = (
+    Fact(_LC, "llama qwen2 qwen3 qwen3moe starcoder2 phi3", _window, "it ignores the sliding window"),
+    Fact(_IK, "llama qwen2 qwen3 qwen3moe mistral3", _window, "it ignores the sliding window"),
+    Fact(
+        _IK,
+        "llama",
+        _has(r"blk\.\d+\.ffn_gate_inp\.weight"),
+        "it adds the experts' sum to the normalised input of the block instead of the residual stream",
+    ),
+    Fact(
+        _IK, "llama4", _always, "it leaves out the norms of queries and keys, and adds the block's sum to its normalised input"
+    ),
+    Fact(_IK, "granite granitemoe", _always, "it multiplies the whole residual stream by residual_scale"),
+    Fact(_IK, "olmo", _always, "it rotates keys twice"),
+)
+
+
+def loader_problems(metadata: Mapping[str, Any], tensors: Tensors, program: str) -> list[str]:
+    """Why a program does not load a file, a line each; [] if nothing is known.
+
+    metadata: keys of the GGUF -> values; tensors: name -> shape and type; program: one of PROGRAMS (PlanError for another)
+    """
+    known = ARCHITECTURES.get(program)
+    if known is None:
+        raise PlanError(f"{program!r} is not a program that is known; there are {', '.join(PROGRAMS)}")
+    architecture = str(metadata.get("general.architecture", ""))
+    problems = [] if architecture in known else [f"it does not know the architecture {architecture!r}"]
+    unknown = dict.fromkeys(t.type.name for t in tensors.values() if not _reads(t.type, program))
+    if unknown:
+        problems.append(f"it does not know the tensor types {', '.join(unknown)}")
+    return problems + _facts(PROBLEMS, architecture, metadata, tensors, program)
+
+
+def loader_differences(metadata: Mapping[str, Any], tensors: Tensors, program: str) -> list[str]:
+    """What a program computes otherwise than the model's own code in a file that it loads; as `loader_problems`."""
+    return _facts(DIFFERENCES, str(metadata.get("general.architecture", "")), metadata, tensors, program)
+
+
+def _reads(tensor_type: TensorType, program: str) -> bool:
+    return tensor_type.id <= _LAST_TYPE if program == LLAMA_CPP else tensor_type.id not in _NOT_IK
+
+
+def _facts(
+    facts: tuple[Fact, ...], architecture: str, metadata: Mapping[str, Any], tensors: Tensors, program: str
+) -> list[str]:
+    keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
+    concerned = (fact for fact in facts if program in fact.programs and architecture in fact.architectures.split())
+    return [fact.says for fact in concerned if fact.holds(keys, tensors)]
