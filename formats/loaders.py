@@ -34,8 +34,8 @@ ARCHITECTURES = {
         deepseek32 jais2 nemotron nemotron_h nemotron_h_moe exaone exaone4 exaone-moe rwkv6 rwkv6qwen2 rwkv7 arwkv7
         granitehybrid graniteswitch granite_swa chameleon wavtokenizer-dec plm bailingmoe dots3note arcee afmoe
         hunyuan-dense hunyuan_vl hy_v3 hy_v4 lfm2 lfm2moe dream smallthinker llada llada-moe grovemoe apertus
-        minimax-01 hrm_text cogvlm rnd1 pangu-embedded eagle3 dflash paddleocr spark2_5 llama-embed maincoder kimi-
-        linear kimi-k3 glm5-next talkie nanbeige qwen3tts pockettts clip""".split()
+        minimax-01 hrm_text cogvlm rnd1 pangu-embedded eagle3 dflash paddleocr spark2_5 llama-embed maincoder
+        kimi-linear kimi-k3 glm5-next talkie nanbeige qwen3tts pockettts clip""".split()
     ),
     IK_LLAMA_CPP: frozenset(
         f"""{_BOTH} cohere2_moe bitnet-25 bitnet-b1.58 gemma4_mtp dflash dflash-draft gemma4-assistant openpangu""".split()
@@ -205,6 +205,19 @@ PROBLEMS = (
         "it needs experts in all layers behind the first dense ones",
     ),
     Fact(PROGRAMS, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
+    Fact(_LC, "chatglm", _wide_heads, "it needs heads of embedding_length / head_count numbers"),
+    Fact(
+        _LC,
+        "olmoe",
+        lambda keys, tensors: keys.get("attention.head_count_kv", 0) != keys.get("attention.head_count", 0),
+        "it needs as many key-value heads as heads",
+    ),
+    Fact(
+        _IK,
+        "dbrx",
+        lambda keys, tensors: int(keys.get("expert_used_count", 1)) > 1,
+        "it takes an expert's feed-forward length for feed_forward_length / expert_used_count",
+    ),
     Fact(_IK, "glm4", _wide_heads, "it needs heads of embedding_length / head_count numbers"),
     Fact(
         _IK,
