@@ -14,6 +14,11 @@ SKIPPED_PREFIXES = {
     "vision_model.": "vision tower",
     "visual.": "vision tower",
     "audio_tower.": "audio tower",
+    "mlp1.": "projector of images",
+    "thinker.visual.": "vision tower",
+    "thinker.audio_tower.": "audio tower",
+    "talker.": "model that speaks",
+    "token2wav.": "model that speaks",
     "multi_modal_projector.": "projector of images",
     "vit_large_projector.": "projector of images",
     "patch_merge_mlp.": "projector of images",
@@ -24,12 +29,17 @@ RENAMED_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "thinker.model.": "model.",
+    "thinker.lm_head.": "lm_head.",
 }
 
 
 def text_model(config: Config, mla_layout: str) -> ModelSpec:
-    """The text model under text_config. Raises FormatError for one that is unknown or cannot be converted."""
-    text = config.section("text_config")
+    """The text model under text_config (InternVL: llm_config), or beside the other settings (Qwen 2 VL's first files). Raises
+    FormatError for one that is unknown or cannot be converted."""
+    outer = config.section("thinker_config") if config.get("thinker_config") is not None else config
+    key = next((key for key in ("text_config", "llm_config") if outer.get(key) is not None), None)
+    text = outer.section(key) if key is not None else outer
     model_type = text.get("model_type")
     if not isinstance(model_type, str) or model_type not in TEXT_MODELS:
         raise config.error(f"text_config has model_type {model_type!r:.60}; known are {', '.join(TEXT_MODELS)}")

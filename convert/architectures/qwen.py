@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5, Qwen 3, their mixtures of experts, and the text models of Qwen 3 VL.
+"""Qwen 2 and 2.5, Qwen 3, their mixtures of experts, and the text models of Qwen 2, 2.5 and 3 VL.
 
 All functions raise FormatError for settings that cannot be converted.
 """
@@ -23,6 +23,17 @@ def qwen2(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen 2 and 2.5: biases on q, k and v."""
     spec = _spec("qwen2", config)
     _add_window(spec, lambda i: i >= config.integer("max_window_layers", 28, minimum=0))
+    return spec.build(_layer(spec, spec.attention(bias=True), spec.gated_mlp()))
+
+
+def qwen2vl(config: Config, mla_layout: str) -> ModelSpec:
+    """The text model of Qwen 2 VL, 2.5 VL and 2.5 Omni: as `qwen2`, with rotation by positions in images."""
+    config.require("use_sliding_window", False, "a window")
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("type") == "mrope":  # in older files; angles are not scaled
+        config = config.with_values({"rope_scaling": scaling | {"type": "default", "rope_type": "default"}})
+    spec = _spec("qwen2vl", config)
+    _add_sections(spec)
     return spec.build(_layer(spec, spec.attention(bias=True), spec.gated_mlp()))
 
 
@@ -63,12 +74,17 @@ def _qwen3_layers(spec: DecoderSpec, feed_forward: list[LayerTensor]) -> ModelSp
     return spec.build(_layer(spec, spec.attention(bias=bias, output_bias=bias, head_norms=unchanged), feed_forward))
 
 
-def _add_vision(spec: DecoderSpec) -> None:
-    """How many pairs rotate by time, height and width, and how many layers get images' features of their own."""
+def _add_sections(spec: DecoderSpec) -> None:
+    """How many pairs rotate by time, height and width."""
     sections = spec.rope.settings.get("mrope_section") or MROPE_SECTIONS
     if not isinstance(sections, list) or len(sections) != 3 or sum(map(int, sections)) != spec.rotary_dim // 2:
         raise spec.config.error(f"mrope_section is {sections!r:.60}; 3 numbers are needed with sum {spec.rotary_dim // 2}")
     spec.metadata[f"{spec.architecture}.rope.dimension_sections"] = np.array([*sections, 0], np.int32)
+
+
+def _add_vision(spec: DecoderSpec) -> None:
+    """As `_add_sections`, and how many layers get images' features of their own."""
+    _add_sections(spec)
     vision = spec.config.section("vision_config") if spec.config.get("vision_config") else spec.config
     indexes = vision.get("deepstack_visual_indexes") or ()
     spec.add_uint32({"n_deepstack_layers": len(indexes)})

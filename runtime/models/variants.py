@@ -163,6 +163,7 @@ VARIANTS = {
     "qwen2moe": Variant(),
     "qwen3": Variant(),
     "qwen3moe": Variant(defaults=NORMALISED),
+    "qwen2vl": Variant(),
     "qwen3vl": Variant(),
     "qwen3vlmoe": Variant(defaults=NORMALISED),
     "gemma2": Variant(defaults=GEMMA2, activation="gelu", embedding_scale=math.sqrt, attention_scale=_scale_of_largest(46)),
