@@ -111,8 +111,9 @@ def column(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
 
 
 def one_number(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:
-    """A number without axes as a vector."""
-    return {"": computed_from(1)}
+    """A number without axes as a vector; the largest float32 for infinity, which as a limit means the same."""
+    largest = np.finfo(np.float32).max
+    return {"": computed_from(1, function=lambda x: np.clip(x, -largest, largest))}
 
 
 def softplus(heads: int, shape: tuple[int, ...]) -> dict[str, Transform]:

@@ -176,6 +176,22 @@ def test_checkpoints_with_and_without_an_audio_tower(tmp_path):
     assert "clip.has_audio_encoder" not in vision.metadata
 
 
+def test_infinite_limits_are_the_largest_numbers(mill, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    save("Gemma4", tmp_path)
+    tensors = safetensors.load_file(tmp_path / "model.safetensors")
+    for side in ("min", "max"):
+        name = f"model.vision_tower.encoder.layers.1.mlp.up_proj.input_{side}"
+        tensors[name] = np.array(-np.inf if side == "min" else np.inf, np.float32)
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    assert mill("convert", tmp_path, tmp_path / "out.gguf", "--mmproj")[0] == 0
+    file = open_gguf(tmp_path / "out.gguf")
+    low, high = (file.tensors[f"v.blk.1.ffn_up.input_{side}"].data.view(np.float32) for side in ("min", "max"))
+    assert high.tolist() == [np.finfo(np.float32).max]
+    assert low.tolist() == [-high[0]]
+    assert file.tensors["v.blk.0.ffn_up.input_max"].data.view(np.float32)[0] < 100
+
+
 def test_settings_that_cannot_be_converted_are_refused(tmp_path):
     save("InternVL chat", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
