@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
-from .cache_layout import CachePart, StatePart, grouped_parts, latent_parts
+from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads
 from .models.bert import ENCODERS
+from .models.compressed_attention import compressed_states, run_length, selects_entries
 from .models.gemma4 import own_layers
 from .models.latent_attention import LatentHeads
 from .models.recurrent.layers import keeps_rows, layer_states
@@ -25,6 +26,7 @@ from .settings import Settings, check_latent, settings_from
 
 CPU = "CPU"
 MIB = 1 << 20
+_COMPRESSED = "deepseek4"  # the architecture whose layers keep a window and entries
 _SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
 _BESIDE = 192 * MIB  # what buffers of latent attention take whatever the context (fits the logged sizes)
 _SCORES_OVERHEAD = 1.09  # logged size over that of the scores alone, without flash attention
@@ -157,6 +159,9 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     Raises PlanError for types that do not fit the model or the kind of attention.
     """
     hparams = HParams(dict(metadata), "the model")
+    if hparams.architecture == _COMPRESSED:
+        parts = _entry_parts(hparams, use.settings(hparams), layer, tensors)
+        return sum(part.token_bytes for part in parts.values())
     if not keeps_rows(hparams, layer) or (hparams.architecture in _SHARING and layer >= own_layers(hparams)):
         return 0
     settings = use.settings(hparams)
@@ -171,9 +176,23 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
     return sum(part.token_bytes for part in parts.values())
 
 
-def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0) -> int:
-    """Bytes of a layer's recurrent state; 0: it has none."""
-    return sum(StatePart(shape).nbytes for shape in layer_states(HParams(dict(metadata), "the model"), layer).values())
+def _entry_parts(hparams: HParams, settings: Settings, layer: int, tensors: Collection[str]) -> dict[str, CachePart]:
+    """Of entries that each stand for a run of tokens, and of the keys that an indexer has of them."""
+    every = run_length(hparams, layer)
+    if not every:
+        return {}
+    parts = entry_parts(hparams.size("attention.key_length"), every, settings)
+    if selects_entries(layer, tensors):
+        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"), every=every)
+    return parts
+
+
+def cache_state_bytes(metadata: Mapping[str, Any], layer: int = 0, tensors: Collection[str] = ()) -> int:
+    """Bytes of a layer's recurrent state; 0: it has none. tensors: as in `cache_token_bytes`."""
+    hparams = HParams(dict(metadata), "the model")
+    is_compressed = hparams.architecture == _COMPRESSED
+    shapes = compressed_states(hparams, layer, tensors) if is_compressed else layer_states(hparams, layer)
+    return sum(StatePart(shape).nbytes for shape in shapes.values())
 
 
 def _heads(hparams: HParams, layer: int) -> Heads:
@@ -275,7 +294,7 @@ def place(
     names, tokens = {weight.name for weight in weights}, _sequence(HParams(dict(metadata), "the model"), use.n_ctx)
     _copy_tied_output(placement, weights, layers[n_layer])
     for layer in range(n_layer):
-        state = cache_state_bytes(metadata, layer)  # one is read and another written; checkpoints stay in RAM
+        state = cache_state_bytes(metadata, layer, names)  # one is read and another written; checkpoints stay in RAM
         devices[layers[layer]].cache += tokens * cache_token_bytes(metadata, use, layer, names) + 2 * state
         devices[CPU].cache += Settings.checkpoints * state
     buffer = compute_bytes(metadata, use)

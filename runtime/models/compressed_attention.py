@@ -3,6 +3,7 @@ earlier tokens, all of them or those that an indexer selects."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from ...formats import FormatError
@@ -59,9 +60,15 @@ def run_length(hparams: HParams, layer: int) -> int:
     return hparams.of_layer("attention.compress_ratios", layer, 0, 0)
 
 
-def compressed_states(hparams: HParams, layer: int, series: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what a layer keeps per sequence, whatever its length. series: see `Compress`; 2: it has an indexer."""
+def selects_entries(layer: int, tensors: Container[str]) -> bool:
+    """Whether a layer has an indexer. tensors: names."""
+    return f"blk.{layer}.indexer.proj.weight" in tensors
+
+
+def compressed_states(hparams: HParams, layer: int, tensors: Container[str]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a layer keeps per sequence, whatever its length. tensors: names."""
     width, every = hparams.size("attention.key_length"), run_length(hparams, layer)
+    series = 1 + selects_entries(layer, tensors)
     states = {"window": (hparams.size("attention.sliding_window"), width)}
     if every:
         states["compressor"] = compressor_state(width, series, every)
@@ -118,7 +125,7 @@ def compressed_attention(
     entries = selection = None
     if every:
         runs = _Runs(every, 1, rope, epsilon)
-        if f"blk.{layer}.indexer.proj.weight" in graph and indexer is not None:
+        if selects_entries(layer, graph) and indexer is not None:
             runs = replace(runs, series=2)
             selection = runs.select(graph, x, q_latent, layer, indexer)
         entries = runs.entries(graph, x, f"{prefix}compressor", layer, "compressor", heads.width)

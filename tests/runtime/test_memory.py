@@ -200,17 +200,43 @@ def test_states_beside_keys_and_values():
 
 
 @pytest.mark.parametrize(
-    "case", ["lfm2", "mamba", "mamba2-odd", "granitehybrid", "nemotron-h", "falcon-h1", "jamba", "kimi-linear"]
+    "case",
+    [
+        "lfm2",
+        "mamba",
+        "mamba2-odd",
+        "granitehybrid",
+        "nemotron-h",
+        "falcon-h1",
+        "jamba",
+        "kimi-linear",
+        "deepseek4",
+        "deepseek4-odd",
+    ],
 )
 def test_planned_states_are_those_of_a_session(tmp_path, case):
     path = convert_case(case, tmp_path)[2]
     model = load_model(path)
     cache = model.session(n_ctx=32).cache
     layers = range(model.n_layers)
-    metadata = model.source.metadata
+    metadata, names = model.source.metadata, model.source.tensors.keys()
     settings = use(n_ctx=32)
-    assert sum(cache_state_bytes(metadata, layer) for layer in layers) == cache.state.size
-    assert sum(cache_token_bytes(metadata, settings, layer) for layer in layers) == cache.token_bytes
+    assert sum(cache_state_bytes(metadata, layer, names) for layer in layers) == cache.state.size
+    assert sum(cache_token_bytes(metadata, settings, layer, names) for layer in layers) == cache.token_bytes
+
+
+def test_deepseek_v4_flash():
+    """Of 43 layers 20 keep an entry of 512 numbers for each 128 tokens, 21 one for each 4 tokens with a key of an indexer."""
+    ratios = [0, 0] + [4 if i % 2 == 0 else 128 for i in range(41)]
+    keys = {"attention.key_length": 512, "attention.sliding_window": 128, "attention.compress_ratios": ratios}
+    keys |= {"attention.indexer.key_length": 128}
+    metadata = {"general.architecture": "deepseek4"} | {f"deepseek4.{key}": value for key, value in keys.items()}
+    names = {f"blk.{i}.indexer.proj.weight" for i, ratio in enumerate(ratios) if ratio == 4}
+    rows = [cache_token_bytes(metadata, use(), layer, names) for layer in range(43)]
+    assert rows == [{0: 0, 4: (2 * 512 + 4 * 128) // 4, 128: 2 * 512 // 128}[ratio] for ratio in ratios]
+    window, open_runs = 4 * 128 * 512, {0: 0, 4: 4 * 8 * 4 * (512 + 128), 128: 4 * 128 * 2 * 512}
+    states = [cache_state_bytes(metadata, layer, names) for layer in range(43)]
+    assert states == [window + open_runs[ratio] for ratio in ratios]
 
 
 @pytest.mark.parametrize(
