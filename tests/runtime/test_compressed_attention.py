@@ -41,6 +41,22 @@ def test_long_texts(path, tokens, expected, ubatch):
     assert np.abs(load_model(path, ubatch=ubatch, **EXACT).logits(tokens) - expected).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("ubatch", [512, 45])
+def test_long_texts_on_a_device(path, tokens, expected, ubatch):
+    pytest.importorskip("torch")
+    from op_graphs import DEVICE
+
+    model = load_model(path, device=DEVICE, ubatch=ubatch, **EXACT)
+    assert np.abs(model.logits(tokens) - expected).max() < TOLERANCE
+    session = model.session()
+    session.feed(tokens[:130])
+    fork = session.fork(130)
+    session.feed(tokens[130:140])
+    for branch in (fork, session):
+        start = len(branch.tokens)
+        assert np.abs(branch.feed(tokens[start:280]) - expected[279]).max() < TOLERANCE
+
+
 def test_the_reference_backend(path, tokens, expected):
     model = load_model(path)
     executable = reference.compile_graph(model.graph, gguf_source(path))

@@ -77,18 +77,21 @@ class Cache:
         return self.layers[layer].rows.get(name)
 
     def write(self, layer: int, name: str, rows: Tensor) -> None:
-        """Writes the rows of this pass, float32 [n, heads, width]; where a type in blocks cannot hold a row (NaN, infinity),
-        all of it becomes NaN."""
-        part, end = self.layers[layer].rows[name], self.length + len(rows)
+        """Writes the rows of this pass, float32 [n, heads, width], of runs of tokens that share one the last one's; where a
+        type in blocks cannot hold a row (NaN, infinity), all of it becomes NaN."""
+        part = self.layers[layer].rows[name]
+        first, limit = part.rows_of(self.length), part.rows_of(self.limit)
+        rows = rows[-(self.length + 1) % part.every :: part.every]
+        end = first + len(rows)
         stored = self._stored.get((layer, name))
         if stored is None or stored.shape[1] < end:
-            size = max(end, min(2 * (0 if stored is None else stored.shape[1]), self.limit), min(_MIN_TOKENS, self.limit))
+            size = max(end, min(2 * (0 if stored is None else stored.shape[1]), limit), min(_MIN_TOKENS, limit))
             width, dtype = (part.width, _FLOATS[part.type]) if part.type in _FLOATS else (part.row_bytes, torch.uint8)
             grown = torch.empty((part.heads, size, width), dtype=dtype, device=self.devices[layer])
             if stored is not None:
-                grown[:, : self.length] = stored[:, : self.length]
+                grown[:, :first] = stored[:, :first]
             self._stored[layer, name] = stored = grown
-        stored[:, self.length : end] = self._encoded(rows, part).transpose(0, 1)
+        stored[:, first:end] = self._encoded(rows, part).transpose(0, 1)
 
     def _encoded(self, rows: Tensor, part: CachePart) -> Tensor:
         """[n, heads, numbers or bytes of a row]. Types in blocks are encoded by the processor, as the cpu backend does it."""
@@ -98,7 +101,7 @@ class Cache:
         return torch.from_numpy(encode_with_nan(flat, part.type)).to(rows.device).view(len(rows), part.heads, part.row_bytes)
 
     def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
-        """Rows of tokens start ... stop - 1, those of this pass included: float32 [heads, stop - start, width]."""
+        """Rows start ... stop - 1, of tokens or of runs of them, this pass included: float32 [heads, stop - start, width]."""
         part, stored = self.layers[layer].rows[name], self._stored[layer, name][:, start:stop]
         if part.type in _FLOATS:
             return stored.float()
@@ -147,7 +150,10 @@ class Cache:
         n = self.length if length is None else self.resumable(length)
         copy = Cache(self.layers, self.devices, self.limit, [host.fork(n) for host in self.hosts], 1)
         copy.length, copy.states = n, None if self.states is None else self.states.fork(n)
-        copy._stored = {key: stored[:, :n].clone() for key, stored in self._stored.items()}
+        copy._stored = {
+            (layer, name): stored[:, : self.layers[layer].rows[name].rows_of(n)].clone()
+            for (layer, name), stored in self._stored.items()
+        }
         return copy
 
     def _stateful(self) -> list[KVCache | States]:

@@ -46,7 +46,7 @@ class Step:
             row += count
         self.positions = np.concatenate(positions)
         self.device, self.op = torch.device("cpu"), None
-        self._rotations: dict[tuple[bytes, float, torch.device], tuple[Tensor, Tensor]] = {}
+        self._rotations: dict[tuple[bytes, float, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     op: Op | None
 
@@ -55,9 +55,9 @@ class Step:
 
     def rotations(self, rope: RotaryEmbedding) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of each token's position times the magnitude: float32 [n, pairs]."""
-        key = rope.frequencies.tobytes(), rope.magnitude, self.device
+        key = rope.frequencies.tobytes(), rope.magnitude, rope.offset, self.device
         if key not in self._rotations:
-            angles = self.positions[:, None] * rope.frequencies
+            angles = (self.positions[:, None] + rope.offset) * rope.frequencies
             cos, sin = ((rope.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
             self._rotations[key] = self.on_device(cos), self.on_device(sin)
         return self._rotations[key]

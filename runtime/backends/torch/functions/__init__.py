@@ -12,6 +12,7 @@ from ....graph import ops, special_ops
 from ....graph.signatures import functions_of, support_of
 from ..weights import Matrix
 from . import attention, elementwise, mixtures, recurrent
+from .compressed import COMPRESSED_FUNCTIONS
 
 _BY_CLASS = {
     ops.Embedding: elementwise.embedding,
@@ -51,6 +52,7 @@ _BY_CLASS = {
     special_ops.AddToStreams: elementwise.add_to_streams,
     special_ops.ScaleChannels: elementwise.scale_channels,
     special_ops.KeepLargest: elementwise.keep_largest,
+    **COMPRESSED_FUNCTIONS,
 }
 FUNCTIONS = functions_of(_BY_CLASS)
 SUPPORT = support_of(FUNCTIONS)

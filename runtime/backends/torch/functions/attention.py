@@ -189,19 +189,20 @@ def _keys(selection: Tensor) -> Any:
     return lambda rows, keys: _chosen(selection[rows], keys.stop)[..., keys.start :]
 
 
-def select_keys(step: Step, q: Tensor, k: Tensor, factors: Tensor, layer: int, top_k: int) -> Tensor:
+def select_keys(step: Step, q: Tensor, k: Tensor, factors: Tensor, layer: int, top_k: int, every: int) -> Tensor:
     out = torch.full((len(q), top_k), -1.0, device=q.device)
     for cache, at in step.segments:
         cache.write(layer, "index_k", k[at, None])
-        end = cache.length + at.stop - at.start
+        end = (cache.length + at.stop - at.start) // every
         if end <= top_k:
             continue
         keys, found = cache.read(layer, "index_k", 0, end)[0], out[at]
         for rows in step.row_blocks(at.stop - at.start, 8 * q.shape[1] * end):
             scores = torch.relu(q[at][rows] @ keys.T).mul(factors[at][rows][..., None]).sum(dim=1)
             positions = torch.arange(cache.length + rows.start, cache.length + rows.stop, device=q.device)[:, None]
-            scores = scores.masked_fill(torch.arange(end, device=q.device) > positions, -torch.inf)
-            found[rows] = torch.where(positions >= top_k, scores.topk(top_k, dim=1).indices.float(), -1.0)
+            counts = (positions + 1) // every
+            scores = scores.masked_fill(torch.arange(end, device=q.device) >= counts, -torch.inf)
+            found[rows] = torch.where(counts > top_k, scores.topk(top_k, dim=1).indices.float(), -1.0)
     return out
 
 

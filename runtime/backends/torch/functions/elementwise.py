@@ -164,9 +164,10 @@ def merge_streams(step: Step, x: Tensor, weight: Tensor, epsilon: float) -> Tens
     return (x[:, 0] + others.sum(dim=1)) / x.shape[1]
 
 
-def mix_streams(step: Step, x: Tensor, coefficients: Tensor) -> Tensor:
+def mix_streams(step: Step, x: Tensor, coefficients: Tensor, adds: bool) -> Tensor:
     n, streams, _ = x.shape
-    return x + coefficients.reshape(n, streams, streams) @ x
+    mixed = coefficients.reshape(n, streams, streams) @ x
+    return x + mixed if adds else mixed
 
 
 def add_to_streams(step: Step, x: Tensor, update: Tensor, coefficients: Tensor | None, constants: tuple[float, ...]) -> Tensor:
