@@ -68,6 +68,8 @@ class PackedMatrix:
     def rows(self, start: int, stop: int, matrix: int = 0) -> Tensor:
         """Rows start ... stop - 1 of a matrix, decoded: float32 [stop - start, columns]."""
         base = matrix * self.rows_per_matrix
+        if self._kernels is not None and stop > start:
+            return self._kernels.decode(self.data, self.columns, base + start, stop - start)
         first, last = (base + start) // self.group_rows, -(-(base + stop) // self.group_rows)
         decoded = self._decoder(self.data[first:last], self.columns)
         offset = base + start - first * self.group_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,9 +20,28 @@ _DEVICES = ("cuda",)  # torch's name of NVIDIA's GPUs and of AMD's
 @cache
 def kernels_of(type_name: str, device: torch.device) -> PackedProducts | None:
     """The products of a tensor type on a device; None where torch's own operations have to do: on other devices, without the
-    package triton, for types whose blocks the kernels do not read."""
-    if device.type not in _DEVICES or find_spec("triton") is None or block_format(type_name) is None:
+    package triton, where its kernels cannot be built (it needs a C compiler), for types whose blocks kernels do not read."""
+    if device.type not in _DEVICES or block_format(type_name) is None or not _served(device):
         return None
     from .launch import PackedProducts
 
     return PackedProducts(type_name, device)
+
+
+@cache
+def _served(device: torch.device) -> bool:
+    """Whether a kernel can be built for the device and gives what it should: four rows of ones times a vector of ones."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        from .launch import PackedProducts
+
+        block = torch.tensor([0, 60, *[1] * 32], dtype=torch.uint8, device=device)  # q8_0: a scale of 1, codes of 1
+        ones, first = torch.ones((1, 32), device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        product = PackedProducts("q8_0", device).matvec(block.repeat(4), ones, first, 4)
+        problem = "" if bool((product == 32).all()) else f"a product is {product.tolist()}"
+    except Exception as error:  # a compiler's or a driver's, of any kind: torch's operations do without both
+        problem = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if problem:
+        warnings.warn(f"Triton's kernels are not used on {device}: {problem}", stacklevel=2)
+    return not problem

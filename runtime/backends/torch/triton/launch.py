@@ -1,7 +1,7 @@
 """The kernels as functions of tensors: which types and devices they serve, sizes of tiles, and the launches."""
 
 # Constants of kernels are declared constexpr, which Python values are not to pyright.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ class PackedProducts:
         self._levels = torch.tensor(levels, dtype=torch.float32, device=device)
 
     def decode(self, data: Tensor, columns: int, first: int, count: int) -> Tensor:
-        """Rows first ... first + count - 1: float32 [count, columns]. data: uint8, the bytes of all rows."""
+        """Rows first ... first + count - 1, bit for bit: float32 [count, columns]. data: uint8, the bytes of all rows."""
         out = torch.empty((count, columns), device=data.device)
         rows, width = _DECODE_TILE
         grid = -(-count // rows), -(-columns // width)
-        kernels.decode_rows[grid](data, self._values, self._levels, out, first, count, columns, self._format, rows, width)
+        kernels.decode_rows[grid](
+            data, self._values, self._levels, out, first, count, columns, self._format, rows, width, enable_fp_fusion=False
+        )
         return out
 
     def matvec(self, data: Tensor, x: Tensor, matrices: Tensor, count: int) -> Tensor:

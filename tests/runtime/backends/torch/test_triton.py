@@ -12,6 +12,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # set by tests/conftest.py, befor
 
 from ggufmill.formats import TYPES  # noqa: E402
 from ggufmill.formats.layouts import decode, layout_of  # noqa: E402
+from ggufmill.runtime.backends.torch import triton as kernels_package  # noqa: E402
+from ggufmill.runtime.backends.torch.decode import PackedMatrix  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.block_format import block_format, field_of, linear  # noqa: E402
 from ggufmill.runtime.backends.torch.triton.launch import PackedProducts  # noqa: E402
 
@@ -60,6 +62,50 @@ def test_decoded_rows_and_products_of_every_type(name):
     np.testing.assert_allclose(products.matvec(data, torch.from_numpy(x), chosen, rows).numpy(), expected, **close)
     expected = x @ weights[rows : 2 * rows].T
     np.testing.assert_allclose(products.matmul(data, torch.from_numpy(x), rows, rows).numpy(), expected, **close)
+
+
+@pytest.fixture
+def served_cpu(monkeypatch):
+    """Packed matrices on the processor use the kernels, interpreted."""
+    monkeypatch.setattr(kernels_package, "_DEVICES", ("cpu",))
+    for cached in (kernels_package.kernels_of, kernels_package._served):
+        cached.cache_clear()
+    yield
+    for cached in (kernels_package.kernels_of, kernels_package._served):
+        cached.cache_clear()
+
+
+def test_packed_matrices_multiply_by_kernels(served_cpu, monkeypatch):
+    rows, n, matrices = 12, 256, 3
+    q = finite_rows("iq4_ks", matrices * rows, n, 5)
+    weights = torch.from_numpy(decode(q, "iq4_ks", n)).view(matrices, rows, n)
+    matrix = PackedMatrix("iq4_ks", n, rows, matrices, torch.from_numpy(q))
+    monkeypatch.setattr(matrix, "_decoder", None)  # what torch would decode with
+    assert torch.equal(matrix.rows(3, 11, 2), weights[2, 3:11])
+    close = {"rtol": 1e-5, "atol": float(weights.abs().max()) * 1e-4}
+    for tokens in (1, 3):
+        x = torch.randn(tokens, n)
+        torch.testing.assert_close(matrix.matmul(x, matrix=1), x @ weights[1].T, **close)
+    x, experts = torch.randn(2, n), torch.tensor([[0, 2], [1, 0]])
+    expected = torch.einsum("nc,nkrc->nkr", x, weights[experts])
+    torch.testing.assert_close(matrix.matmul_experts(x, experts), expected, **close)
+    many = torch.tensor([[0, 2], [1, 0]]).repeat(20, 1)  # more pairs than are multiplied one by one
+    expected = torch.einsum("nc,nkrc->nkr", x.repeat(20, 1), weights[many])
+    torch.testing.assert_close(matrix.matmul_experts(x.repeat(20, 1), many), expected, **close)
+
+
+def test_kernels_that_cannot_be_built_are_said_once_and_done_without(served_cpu, monkeypatch):
+    def no_compiler(self, *arguments):
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(PackedProducts, "matvec", no_compiler)
+    with pytest.warns(UserWarning, match="Triton's kernels are not used on cpu: Failed to find C compiler"):
+        assert kernels_package.kernels_of("q4_0", CPU) is None
+    assert kernels_package.kernels_of("q8_0", CPU) is None  # without another warning
+    x = torch.randn(1, 32)
+    q = finite_rows("q4_0", 4, 32, 6)
+    product = PackedMatrix("q4_0", 32, 4, 1, torch.from_numpy(q)).matmul(x)
+    torch.testing.assert_close(product, x @ torch.from_numpy(decode(q, "q4_0", 32)).T)
 
 
 def test_sizes_that_fill_no_tile():
