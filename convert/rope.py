@@ -61,7 +61,10 @@ def read_rope(config: Config, more_scalings: Mapping[str, str] | None = None) ->
 
 
 def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str]) -> dict[str, Any]:
-    """The rope.scaling.* keys; none for 'llama3', which is stored as a tensor (`llama3_factors`)."""
+    """The rope.scaling.* keys; none for 'llama3', which is stored as a tensor (`llama3_factors`).
+
+    Raises FormatError for settings that a GGUF cannot say.
+    """
     prefix = f"{architecture}.rope.scaling"
     if rope.scaling == "dynamic":
         notes.append("the dynamic rotary scaling beyond the trained context has no counterpart in GGUF and is left out")
@@ -84,7 +87,12 @@ def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str]) -> dict[s
             # llama.cpp adds multiplier * ln(factor) to 1, DeepSeek's own code 0.1 * mscale_all_dim * ln(factor).
             keys[f"{prefix}.yarn_log_multiplier"] = np.float32(0.1 * mscale_all_dim)
         if (mscale or 1.0) != (mscale_all_dim or 1.0):
-            notes.append(f"yarn has mscale {mscale} and mscale_all_dim {mscale_all_dim}; GGUF can only say the latter")
+            raise rope.settings.error(
+                f"yarn has mscale {mscale} and mscale_all_dim {mscale_all_dim}; a GGUF can only say the latter"
+            )
+        if rope.settings.get("truncate") is False and architecture != "gpt-oss":  # there it is what readers assume
+            keys[f"{prefix}.yarn_truncate"] = False
+            notes.append("yarn has truncate false, which llama.cpp and ik_llama.cpp do not read: their ramp is of whole pairs")
     return keys
 
 

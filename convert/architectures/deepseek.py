@@ -17,7 +17,7 @@ from ..config import Config
 from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
-from ..rope import read_rope, rope_scaling_keys
+from ..rope import Rope, read_rope, rope_scaling_keys
 from ..tensor_transforms import kv_b_keys, kv_b_values
 from .decoder_spec import expert_stacks
 
@@ -50,6 +50,8 @@ class LatentAttention:
 def deepseek2(config: Config, mla_layout: str) -> ModelSpec:
     """DeepSeek-V2, V2-Lite, V3 and R1, Kimi K2. Raises FormatError for settings that cannot be converted."""
     config.require("moe_layer_freq", 1, "experts in only some of the layers")
+    if not _is_v3(config):  # DeepSeek's own code does not scale such weights, transformers does not normalise them
+        config.require("norm_topk_prob", False, "normalising of experts' weights in DeepSeek-V2")
     return _spec("deepseek2", config, mla_layout)
 
 
@@ -149,7 +151,7 @@ def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     ):
         config.require(key, supported, what)
     attention = latent_attention(config)
-    rope = read_rope(config)
+    rope = latent_rope(config)
     metadata = hparam_keys(architecture, config, rope)
     metadata |= attention_keys(architecture, attention, mla_layout)
     metadata |= _expert_keys(architecture, config)
@@ -162,6 +164,14 @@ def _spec(architecture: str, config: Config, mla_layout: str) -> ModelSpec:
     if draft is not None and architecture == "deepseek2":
         draft = replace(draft, refused_by="ik_llama.cpp", default=mla_layout == "mainline")
     return ModelSpec(architecture, metadata, tensors, config.integer("vocab_size"), {}, notes, draft=draft)
+
+
+def latent_rope(config: Config) -> Rope:
+    """As `read_rope`, for latent attention. Raises FormatError for a scaling that needs a tensor of factors."""
+    rope = read_rope(config)
+    if rope.scaling == "llama3":
+        raise config.error("rotary scaling of type 'llama3' cannot be converted for latent attention")
+    return rope
 
 
 def _draft_layers(config: Config, a: LatentAttention, mla_layout: str, n_layers: int) -> DraftLayers | None:

@@ -65,6 +65,11 @@ def gemma(config: Config, mla_layout: str) -> ModelSpec:
 
 def gemma2(config: Config, mla_layout: str) -> ModelSpec:
     """Gemma 2: local and global layers alternate; attention scores and logits have soft caps."""
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if key in config.values and config.get(key) is None:
+            raise config.error(
+                f"{key} is null: readers of GGUF put in a soft cap of their own, so one without cannot be converted"
+            )
     config = config.with_defaults(GEMMA2_DEFAULTS)
     _require_supported(config)
     spec = DecoderSpec("gemma2", config)

@@ -149,7 +149,12 @@ def cohere2(config: Config, mla_layout: str) -> ModelSpec:
     config = config.with_defaults({"sliding_window": 4096, "sliding_window_pattern": 4})
     spec = _cohere("cohere2", config)
     period = config.integer("sliding_window_pattern")
-    spec.add_sliding_window(spec.local_layers(lambda i: (i + 1) % period != 0), default_period=4)
+    is_local = spec.local_layers(lambda i: (i + 1) % period != 0)
+    if not any(is_local):
+        raise config.error(
+            "layer_types has no sliding_attention: readers of GGUF rotate global layers where there are no others"
+        )
+    spec.add_sliding_window(is_local, default_period=4)
     return spec.build(_cohere_layer(spec, []), tied=True)
 
 

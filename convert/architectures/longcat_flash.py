@@ -17,10 +17,10 @@ import numpy as np
 from ..config import Config
 from ..metadata import hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
-from ..rope import read_rope, rope_scaling_keys
+from ..rope import rope_scaling_keys
 from ..tensor_transforms import scaled
 from .decoder_spec import expert_stacks
-from .deepseek import LatentAttention, attention_keys, attention_tensors, latent_attention
+from .deepseek import LatentAttention, attention_keys, attention_tensors, latent_attention, latent_rope
 
 NAME = "longcat-flash"
 DEFAULTS = {"intermediate_size": "ffn_hidden_size", "moe_intermediate_size": "expert_ffn_hidden_size"}
@@ -42,7 +42,7 @@ def longcat_flash(config: Config, mla_layout: str) -> ModelSpec:
     n_layers = config.count("num_layers", config.integer("num_hidden_layers", 56) // 2)
     config = config.with_defaults({key: config.get(own) for key, own in DEFAULTS.items()})
     config = config.with_values({"num_hidden_layers": 2 * n_layers}).with_defaults({"rope_theta": 1e7})
-    attention, rope, notes = latent_attention(config), read_rope(config), list[str]()
+    attention, rope, notes = latent_attention(config), latent_rope(config), list[str]()
     experts, zeros = config.count("n_routed_experts", layers=0), config.integer("zero_expert_num", 0, minimum=0)
     used = config.integer("num_experts_per_tok")
     if used > experts + zeros:

@@ -244,8 +244,8 @@ def test_rope_parameters_and_dtype_keys(convert):
     assert source.metadata["deepseek2.rope.scaling.yarn_log_multiplier"] == np.float32(0.0707)
     assert source.metadata["deepseek2.expert_gating_func"] == np.uint32(2)
     assert not any("mscale" in note for note in source.notes)
-    source, _ = convert(**changes | {"rope_parameters": yarn | {"mscale": 1.0}})
-    assert any("mscale 1.0 and mscale_all_dim 0.707" in note for note in source.notes)
+    with pytest.raises(FormatError, match=r"mscale 1.0 and mscale_all_dim 0.707; a GGUF can only say the latter"):
+        convert(**changes | {"rope_parameters": yarn | {"mscale": 1.0}})
 
 
 @pytest.mark.parametrize(

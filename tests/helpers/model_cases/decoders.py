@@ -73,6 +73,7 @@ CASES = {
     "llama-biases": ("Llama", TIED | {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn-untruncated": ("Llama", {"rope_parameters": YARN | {"truncate": False}}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
     "llama-yarn-factor": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "beta_fast": 16.0}}),
     "llama-dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
@@ -166,6 +167,7 @@ CASES = {
 BEYOND_LLAMA_CPP = {
     "mistral-window": "no windows in this architecture",
     "mixtral-window": "no windows in this architecture",
+    "llama-yarn-untruncated": "the ramp is always of whole pairs",
     "ministral3-window": "no windows in this architecture",
     "qwen2-window": "no windows in this architecture",
     "phi3-window": "no windows in this architecture",
