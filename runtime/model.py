@@ -248,7 +248,7 @@ class Model:
     def hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]]) -> list[np.ndarray]:
         """Runs the next tokens of several sequences together, `settings.ubatch` tokens per pass.
 
-        batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the last layer's normalised outputs,
+        batch: each sequence's cache (no cache twice) and its next tokens. Returns for each the value `hidden` of the graph,
         float32 [n, n_embd], from which `head` makes logits. Raises PlanError as `logits` does, MillError when a cache is full
         or a file of the model has been cut. Whatever is raised, the caches are then as they were before. Before more than one
         token, recurrent states become checkpoints.

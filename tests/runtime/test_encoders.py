@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 from checkpoint_cases import EXACT, TOLERANCE, oracle, randomise, save_tokenizer, write_gguf
+from draft_cases import with_draft_block
 from encoder_cases import CASES, COMMON, LENGTH, VOCABULARY, convert_encoder, write_modules
 
 from ggufmill.convert import open_source
 from ggufmill.formats import FormatError, PlanError
+from ggufmill.quantize import gguf_source
 from ggufmill.runtime import load_model
 from ggufmill.runtime.graph.values import alibi_slopes
 
@@ -21,6 +23,8 @@ def test_a_checkpoint_gives_the_outputs_of_transformers(tmp_path, case):
     model = load_model(path, **EXACT)
     assert expected.std() > 0.3
     assert np.abs(outputs(model, tokens) - expected).max() < TOLERANCE
+    with_draft = load_model(with_draft_block(gguf_source(path)), **EXACT)  # which is never run as a layer of the model
+    assert np.abs(outputs(with_draft, tokens) - expected).max() < TOLERANCE
     # Several sequences in one pass, more tokens than `ubatch`.
     small = load_model(path, ubatch=16, **EXACT)
     both = small.hidden([(small.new_cache(LENGTH), tokens), (small.new_cache(9), tokens[:9])])
