@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @flags.allow_nonfinite
 @flags.dry_run
 @flags.threads
+@flags.cluster
+@flags.cluster_output
 @flags.as_json
 def command(recipe: str, as_json: bool, **options: Any) -> None:
     """Run every stage that the TOML file RECIPE names: imatrix, search, quantise, repack, validate; ends in a report.

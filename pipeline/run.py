@@ -12,6 +12,7 @@ from ..jobs.atomic_write import write_text
 from ..jobs.plan import Plan
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
+from .common.arguments import refuse_unused
 from .common.messages import json_text, note, warn
 from .common.progress import OnProgress, reporting
 from .reports.html_page import page_text
@@ -60,6 +61,8 @@ def run_recipe(
     allow_nonfinite: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
+    cluster: str | None = None,
+    cluster_output: str | None = None,
     progress: OnProgress | bool | None = None,
 ) -> RunResult:
     """Runs every stage that a TOML recipe names: imatrix, search, quantize, repack, validate; ends in a report.
@@ -73,6 +76,8 @@ def run_recipe(
     allow_nonfinite  weights that are NaN or infinite are written as 0
     dry_run          nothing is written; the result has the plan and what it takes
     threads          workers; None: one per processor
+    cluster          workers of a cluster compute the imatrix (without covariances) and quantise; cluster_output: as of
+                     `quantize_model`
     progress         stages 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and 'checksum' in bytes, and
                      those of `search_recipe`
 
@@ -85,11 +90,14 @@ def run_recipe(
         >>> result.plan.histogram()["q8_0"][0] > 0, result.folder.exists()
         (True, False)
     """
+    if cluster is None:
+        refuse_unused({"--cluster-output": cluster_output}, "--cluster")
     path = find(recipe)
     loaded = load_recipe(path)
     folder = RunFolder(Path(out) if out is not None else Path("out") / path.stem, path.stem)
     with nullcontext() if dry_run else folder.locked(), reporting(progress) as report:
-        run = Run(loaded, path, folder, threads=threads, fresh=force, allow_nonfinite=allow_nonfinite, report=report)
+        settings: dict[str, Any] = {"threads": threads, "cluster": cluster, "cluster_output": cluster_output}
+        run = Run(loaded, path, folder, fresh=force, allow_nonfinite=allow_nonfinite, report=report, **settings)
         for text in run.source.notes:
             note(f"note: {text}", detail=True)
         plan = run.check()

@@ -16,6 +16,7 @@ from ...quantize.covariance.source import CollectedInput, Covariances, PreparedC
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import Perplexity
+from ..cluster.windows import collecting_on
 from ..common.messages import perplexity_text
 from ..common.progress import WINDOWS, OnProgress, Stage
 from ..covariance import begin_covariance, finish_passes, plan_covariance
@@ -37,10 +38,13 @@ def compute(
     report: OnProgress,
     *,
     nextn: bool = False,
+    cluster: str | None = None,
+    mla_layout: str | None = None,
 ) -> dict[str, Any]:
     """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
 
     nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
+    cluster: its workers run the windows, if no covariances are collected; mla_layout: with which they open the model.
     """
     windows, stage = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS)
     job = begin_covariance(plan_covariance(model, windows, covariance)) if covariance is not None else None
@@ -49,9 +53,11 @@ def compute(
     def on_chunk(so_far: Perplexity, total: int) -> None:
         stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity))
 
-    with codecs_in_background(types):
-        options, collector = CollectOptions(nextn=nextn), job.collector if job is not None else None
-        imatrix, figures = collect(model, windows, options=options, on_chunk=on_chunk, covariance=collector)
+    options, collector = CollectOptions(nextn=nextn), job.collector if job is not None else None
+    elsewhere = collecting_on(cluster if job is None else None, model, model, windows, options, {}, mla_layout)
+    with codecs_in_background(types), elsewhere as run_batches:
+        given = {"covariance": collector, "elsewhere": run_batches}
+        imatrix, figures = collect(model, windows, options=options, on_chunk=on_chunk, **given)
         if job is not None:
             finish_passes(job, 0, stage.reach)
             job.finish()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ from ...formats import MillError, PlanError, TensorType, open_gguf
 from ...imatrix.entries import Imatrix, load
 from ...jobs.atomic_write import write_text
 from ...jobs.code_digest import code_digest
-from ...jobs.execute import JobResult, execute
 from ...jobs.journal import journal_path
 from ...jobs.plan import Plan
 from ...jobs.preflight import preflight
@@ -32,14 +30,15 @@ from ..common.adapters import adapters_of_recipe
 from ..common.arguments import refuse_inputs
 from ..common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from ..common.messages import gib
-from ..common.progress import OnProgress, Stage
+from ..common.progress import OnProgress
 from ..recipe_search.options import search_options_of, target_of
 from ..recipe_search.result import name_recipe_in_warnings
 from ..recipe_search.search_job import SearchJob
-from ..writing.checks import problem_line, verify_written, watch_inputs
+from ..writing.checks import problem_line, verify_written
 from ..writing.write_model import count_replaced
 from . import imatrix as imatrix_stage
 from .cache import StageCache, key_of
+from .files import quantize_call, write_files
 from .folder import RunFolder
 from .repack import check_repack
 from .text import StageText, read_stage_text
@@ -52,8 +51,8 @@ class Run:
     """One run of the TOML recipe at `path`. Paths in the recipe are relative to its own folder.
 
     fresh: every stage is done again, and what the folder holds is replaced. allow_nonfinite: weights that are NaN or infinite
-    are written as 0. Raises MillError when the recipe's files are missing or not readable; `check` finds what else stands in
-    the way.
+    are written as 0. cluster: its workers compute the imatrix and quantise. Raises MillError when the recipe's files are
+    missing or not readable; `check` finds what else stands in the way.
     """
 
     def __init__(
@@ -65,18 +64,21 @@ class Run:
         threads: int | None = None,
         fresh: bool = False,
         allow_nonfinite: bool = False,
+        cluster: str | None = None,
+        cluster_output: str | None = None,
         report: OnProgress = lambda progress: None,
     ):
         self.recipe, self.path, self.folder, self.threads, self.fresh = recipe, path.resolve(), folder, threads, fresh
-        self.allow_nonfinite, self._report = allow_nonfinite, report
+        self.allow_nonfinite, self.report = allow_nonfinite, report
+        self.cluster, self.cluster_output = cluster, cluster_output
         stages = recipe.stages
         if "model" not in stages.get("source", {}):
             raise PlanError(f"{recipe.name}: a recipe to run needs [source] model = ...")
         self.mla_layout = stages.get("convert", {}).get("mla_layout")
-        lora = adapters_of_recipe(recipe, self.path.parent)
-        name, architecture = self._model_name(stages["source"]), stages.get("convert", {}).get("architecture")
-        mtp = stages.get("convert", {}).get("mtp")
-        self.source = open_source(name, mla_layout=self.mla_layout, mtp=mtp, architecture=architecture, lora=lora)
+        self.model, mtp = self._model_name(stages["source"]), stages.get("convert", {}).get("mtp")
+        architecture, lora = stages.get("convert", {}).get("architecture"), adapters_of_recipe(recipe, self.path.parent)
+        self.reading = {"mla_layout": self.mla_layout, "mtp": mtp, "architecture": architecture, "lora": lora}
+        self.source = open_source(self.model, **self.reading)
         # what decides the model beside its files
         self._reading = self.mla_layout if mtp is None else f"{self.mla_layout}, draft layers: {mtp}"
         self.nextn: bool = stages.get("imatrix", {}).get("nextn", False)
@@ -166,8 +168,11 @@ class Run:
             self.folder.imatrix,
             self.collected,
             self._planned_types,
-            self._report,
+            self.report,
             nextn=self.nextn,
+            # workers open the model by its path alone
+            cluster=self.cluster if not any(self.reading[key] for key in ("mtp", "architecture", "lora")) else None,
+            mla_layout=self.mla_layout,
         )
 
     def _importance(self) -> Importance | None:
@@ -194,7 +199,7 @@ class Run:
             fixed_text=self.recipe.rules_text,
             state=state,
             planning=planning,
-            report=self._report,
+            report=self.report,
         )
 
     @property
@@ -322,35 +327,13 @@ class Run:
         plan = self._plan(self._importance(), replaced)
 
         def work() -> dict[str, Any]:
-            result = self._execute(plan, "quantize", self.inputs)
-            count_replaced(replaced or ())
+            call = quantize_call(self, self.cluster, self.cluster_output) if self.cluster is not None else None
+            result, elsewhere = write_files(self, plan, "quantize", self.inputs, call)
+            count_replaced([*(replaced or ()), *elsewhere])
             return {"resumed": result.resumed}
 
         self.cache.stage("quantize", plan.fingerprint, [f.path for f in plan.files], work)
         return plan
-
-    def _execute(self, plan: Plan, label: str, inputs: Sequence[Path]) -> JobResult:
-        """Continues from a journal of this very plan; one of an earlier recipe in this folder is replaced."""
-        journal = journal_path(plan)
-        first_line = journal.read_bytes().partition(b"\n")[0] if journal.exists() and not self.fresh else b""
-        resume = plan.fingerprint.encode() in first_line
-        self.cache.forget("verify")
-        try:
-            return execute(
-                plan,
-                threads=self.threads,
-                resume=resume,
-                force=not resume,
-                progress=Stage(self._report, label, plan.total_bytes).advance,
-                verify_inputs=watch_inputs([path for path in inputs if path.exists()]),
-            )
-        except MillError as error:
-            cause = error.__cause__
-            if isinstance(cause, MillError):  # of one tensor; the finished ones stay
-                raise MillError(f"{cause}; {self.how_to_continue}") from error
-            if isinstance(cause, OSError):
-                raise MillError(f"{plan.files[0].path}: {cause.strerror or cause}; {self.how_to_continue}") from error
-            raise
 
     # -- repack
 
@@ -366,7 +349,7 @@ class Run:
             "repack",
             key,
             [f.path for f in plan.files],
-            lambda: {"resumed": self._execute(plan, "repack", opened.paths).resumed},
+            lambda: {"resumed": write_files(self, plan, "repack", opened.paths)[0].resumed},
         )
         return plan
 
@@ -376,10 +359,10 @@ class Run:
         """Samples of what was written against what it was made from (quantize/verify.py). Raises MillError for a difference."""
 
         def work() -> dict[str, Any]:
-            checks = verify_written(quantized, self.source, self._report).tensors
+            checks = verify_written(quantized, self.source, self.report).tensors
             if final is not quantized:
                 repacked_from = gguf_source(quantized.files[0].path)
-                checks = [*checks, *verify_written(final, repacked_from, self._report).tensors]
+                checks = [*checks, *verify_written(final, repacked_from, self.report).tensors]
             problem = problem_line(Verification(checks), quantized.files[0].path)
             if problem:
                 raise MillError(problem)
@@ -404,7 +387,7 @@ class Run:
         if validation is None:
             return None
         key = key_of(code_digest(), plan.fingerprint, *validation.settings)
-        return self.cache.stage("validate", key, [], lambda: validation.measure(plan, self._report))
+        return self.cache.stage("validate", key, [], lambda: validation.measure(plan, self.report))
 
     def failures(self, figures: dict[str, Any] | None) -> list[str]:
         """The figures of `validate` that exceed the recipe's limits, in words."""

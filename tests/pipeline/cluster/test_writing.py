@@ -166,3 +166,15 @@ def test_command_line_names_machines(cluster, mill, tmp_path):
     code, out, _ = mill("convert", DEMO, tmp_path / "p.gguf", "--cluster", cluster)
     assert "at 127.0.0.1" in out
     assert "pieces" in out
+
+
+def test_run_of_a_recipe(cluster, tmp_path):
+    recipe = tmp_path / "small.toml"
+    text = f"[imatrix]\ntext = '{DEMO}/calibration.txt'\nctx = 64\nchunks = 3\n[quantize]\ntype = 'iq4_xs'\n"
+    recipe.write_text(f"[source]\nmodel = '{DEMO}'\n{text}")
+    ggufmill.run_recipe(recipe, tmp_path / "alone")
+    ggufmill.run_recipe(recipe, tmp_path / "out", cluster=cluster)
+    names = [path.name for path in (tmp_path / "alone").iterdir() if path.suffix in (".gguf", ".imatrix")]
+    assert names
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
