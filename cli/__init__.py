@@ -1,18 +1,25 @@
-"""The command line. Little is imported here: until `main` runs, Ctrl-C shows a traceback."""
+"""The command line. Little is imported here, so that signals are handled from the beginning."""
 
 from __future__ import annotations
 
 import sys
 
+from . import signals
+
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+    """Runs the command line. Exit codes: 0 done, 1 the work failed, 2 wrong usage, 128 + signal after SIGINT or SIGTERM.
+
+    arguments: those of the process if None, which then ends with this function.
 
     A verb that can go on after Ctrl-C says so in the KeyboardInterrupt it raises: KeyboardInterrupt("--resume goes on ...").
     """
-    try:
-        from .program import run
-    except KeyboardInterrupt:
-        print("ggufmill: interrupted", file=sys.stderr)
-        sys.exit(1)
-    run(arguments)
+    with signals.raised_as_interrupt(is_program=arguments is None):
+        try:
+            from .program import run
+        except BaseException:
+            if not signals.received():  # what an import makes of a KeyboardInterrupt may be another exception
+                raise
+            print("ggufmill: interrupted", file=sys.stderr)
+            sys.exit(signals.exit_code())
+        run(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -20,6 +19,7 @@ import click
 
 from .. import VERBS, __version__
 from ..operating_system.process import raise_open_file_limit
+from . import signals
 from .command import HELP
 
 _RAISE_AGAIN_AFTER = 0.05  # seconds
@@ -64,7 +64,7 @@ def run(arguments: list[str] | None = None) -> None:
     _make_writable()
     raise_open_file_limit()
     try:
-        with _termination_as_interrupt(), _no_interrupt_lost():
+        with _no_interrupt_lost():
             status = group.main(arguments, prog_name="ggufmill", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(status if isinstance(status, int) else 0)
@@ -77,27 +77,16 @@ def run(arguments: list[str] | None = None) -> None:
         _fail(" ".join(error.format_message().split()).rstrip(".") + hint, 2)
     except (KeyboardInterrupt, click.Abort) as error:
         offer = str(error.__cause__ or error)  # click turns the one into the other
-        _fail(f"interrupted; {offer}" if offer else "interrupted")
+        _fail(f"interrupted; {offer}" if offer else "interrupted", signals.exit_code())
     except BrokenPipeError:  # the reader is gone: what is left must not be written when the program ends, either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
+        if signals.received():  # within an import, for example, which makes an ImportError of it
+            _fail("interrupted", signals.exit_code())
         if "--debug" in arguments:
             traceback.print_exc()
         _fail(_one_line(error))
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Within this, SIGTERM raises KeyboardInterrupt, so that work ends in good order; another handler of it stays."""
-    is_default = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_default:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if is_default:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -113,6 +102,7 @@ def _no_interrupt_lost() -> Iterator[None]:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
+        signals.expect_again()
         timer = threading.Timer(_RAISE_AGAIN_AFTER, interrupt_main)
         timer.daemon = True
         timer.start()

@@ -262,12 +262,12 @@ def test_an_interrupted_job_says_how_to_continue(mill, checkpoint, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.writing.write_model.execute", interrupted_by(number))
         code, _, err = mill("quantize", checkpoint, tmp_path / "a.gguf", "q8_0")
-    assert code == 1
+    assert code == 128 + number
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, --resume goes on with it"
     with monkeypatch.context() as patch:
         patch.setattr("ggufmill.pipeline.common.models.load_model", interrupted_by(number))
         code, _, err = mill("generate", DEMO, "-p", "x")
-    assert code == 1
+    assert code == 128 + number
     assert err.splitlines()[-1] == "ggufmill: interrupted"
     assert signal.getsignal(signal.SIGTERM) == handler
 
@@ -283,25 +283,82 @@ def test_ctrl_c_within_a_function_that_c_calls_is_not_lost(mill, monkeypatch):
 
     hook = sys.unraisablehook
     monkeypatch.setattr("ggufmill.pipeline.common.models.load_model", load)
-    assert mill("generate", DEMO, "-p", "x") == (1, "", "\nggufmill: interrupted\n")
+    assert mill("generate", DEMO, "-p", "x") == (130, "", "\nggufmill: interrupted\n")
     assert sys.unraisablehook == hook
 
 
 INTERRUPTED = """
 import signal, sys
+NUMBER, MODULE, SOURCE = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "click":
-            signal.raise_signal(signal.SIGINT)
+        if name == MODULE:
+            try:
+                signal.raise_signal(NUMBER)
+            except KeyboardInterrupt:
+                if name != "llvmlite.binding":
+                    raise
+                raise ImportError("as C code makes it of the interrupt")
 sys.meta_path.insert(0, Finder())
 from ggufmill.cli import main
-main(["--help"])
+sys.argv[1:] = ["quantize", SOURCE, "out.gguf", "q8_0"]
+main()
 """
 
 
-def test_ctrl_c_while_the_program_is_imported():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "ggufmill: interrupted\n")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["click", "numba", "llvmlite.binding"])
+def test_a_signal_while_something_is_imported(number, module, tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, str(int(number)), module, str(DEMO)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr.splitlines()[-1].startswith("ggufmill: interrupted")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.gguf").exists()
+
+
+AT_THE_END = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+from ggufmill.cli import main
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_when_everything_is_done(number):
+    done = subprocess.run([sys.executable, "-c", AT_THE_END, str(int(number))], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + number, "ggufmill: interrupted\n")
+    assert done.stdout.startswith("ggufmill, version")
+
+
+HANGING = """
+import os, signal, sys, threading, time
+import ggufmill.cli.program as program
+def hang(*_, **__):
+    print("hanging", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("again", flush=True)
+program.group.main = hang
+from ggufmill.cli import main
+main()
+"""
+
+
+def test_a_second_signal_ends_what_does_not_end():
+    """The first one may be waiting for a thread that hangs."""
+    process = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "hanging\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "again\n"
+    time.sleep(1.1)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "ggufmill: interrupted\n")
 
 
 def test_help_of_quantize_lists_the_types(mill):

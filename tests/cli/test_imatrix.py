@@ -113,7 +113,7 @@ def test_an_interrupted_collection_says_how_to_continue(mill, tmp_path, monkeypa
 
     monkeypatch.setattr(CollectState, "save", save_and_stop)
     code, _, err = mill("imatrix", DEMO, "-f", TEXT, "-o", tmp_path / "a", "--chunks", 9, *SHORT, "-ofreq", 2)
-    assert code == 1
+    assert code == 130
     assert err.splitlines()[-1].endswith("the same command with --resume goes on")
     assert "interrupted; 3 windows are kept in " in err
 

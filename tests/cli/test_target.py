@@ -131,7 +131,7 @@ def test_an_interrupted_search_is_continued(mill, recipe, tmp_path, monkeypatch)
     arguments = ("run", recipe(), "-o", tmp_path / "out", "-t", 1)  # several threads would have measured more by then
     monkeypatch.setattr(quant_error.RowSample, "error", interrupted)
     code, _, err = mill(*arguments)
-    assert code == 1
+    assert code == 130
     assert err.splitlines()[-1] == "ggufmill: interrupted; what was finished is kept, the same command goes on with it"
     kept = json.loads((tmp_path / "out/r.recipe.txt.state.json").read_text())["errors"]
     assert kept

@@ -1,0 +1,79 @@
+"""Signals that ask the program to end: one line and the exit code 128 + signal, whenever they come.
+
+Only modules of Python's own are imported here, and few: the handlers are set before everything else is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+_NAMES = ("SIGINT", "SIGTERM")
+_PATIENCE = 1.0  # seconds in which a signal that follows another one is taken for the same wish
+
+_received: int | None = None  # the first signal
+_since: float | None = None  # when it came; None: the KeyboardInterrupt that it raised was lost
+
+
+def received() -> bool:
+    """Whether a signal has asked this program to end."""
+    return _received is not None
+
+
+def exit_code() -> int:
+    """128 + the signal that asked the program to end (SIGINT if none did: something raised KeyboardInterrupt)."""
+    return 128 + (_received or signal.SIGINT)
+
+
+def expect_again() -> None:
+    """To call before a KeyboardInterrupt that was lost is raised by another signal."""
+    global _since
+    _since = None
+
+
+@contextmanager
+def raised_as_interrupt(is_program: bool) -> Iterator[None]:
+    """Within this, the signals raise KeyboardInterrupt, so that work ends in good order, and a further one that comes a second
+    later ends the process at once, with what was finished so far kept as after a power cut. Handlers other than Python's own
+    stay as they are.
+
+    is_program: the process ends afterwards; a signal until then ends it with its line too. Otherwise the handlers before are
+    restored.
+    """
+    global _received, _since
+    _received = _since = None
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in _NAMES):
+            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+                before[number] = signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, _end if is_program else handler)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    global _received, _since
+    now = time.monotonic()
+    if _since is not None:
+        if now - _since >= _PATIENCE:
+            _end(number, frame)
+        return
+    _received, _since = _received or number, now
+    raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, b"ggufmill: interrupted\n")
+    os._exit(128 + (_received or number))
