@@ -15,7 +15,7 @@ import click
 from ..pipeline.common.messages import gib
 from .command import Verb
 from .display.console import emit, progress_bars
-from .options import flags
+from .options import devices, flags
 from .options.settings import CACHE_TYPES
 from .options.types import MODEL, Listed
 
@@ -80,6 +80,7 @@ _grid = flags.together(*(_several(*names, type=type, help=help) for *names, colu
 @click.option("-gp", "gen_after_prompt", type=_Pair(), multiple=True, help="Generation after a prompt that is not timed.")
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Of each test.")
 @_grid
+@devices.placement
 @flags.architecture
 @click.option(
     "-w",
@@ -94,7 +95,7 @@ _grid = flags.together(*(_several(*names, type=type, help=help) for *names, colu
     "-o", "--output", "form", type=click.Choice(["md", "json", "csv", "jsonl"]), default="md", show_default=True, help="Format."
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json: one JSON object on stdout.")
-def command(models: Any, form: str, as_json: bool, **options: Any) -> None:
+def command(models: Any, form: str, as_json: bool, placement: dict[str, Any], **options: Any) -> None:
     """Tokens per second of MODELS (GGUFs or Hugging Face folders), in the columns of llama-bench.
 
     Every combination of the values given is measured; most options take several with commas between them.
@@ -103,6 +104,7 @@ def command(models: Any, form: str, as_json: bool, **options: Any) -> None:
     Examples:
       ggufmill bench model.gguf -p 512 -n 64 -t 1,2
       ggufmill bench model.gguf -pg 512,128 -ctk f16,q8_0 -o csv
+      ggufmill bench model.gguf --device cuda -ot exps=CPU
     """
     from ..pipeline.bench import GENERATION, PROMPT, benchmark
 
@@ -111,10 +113,10 @@ def command(models: Any, form: str, as_json: bool, **options: Any) -> None:
     writer = _Writer(form, [*_ALWAYS, *columns, "test", "t/s"])
     if as_json or form == "json":
         with progress_bars() as progress:
-            result = benchmark(models, progress=progress, **options)
+            result = benchmark(models, progress=progress, **options, **placement)
         emit(result.as_json(), True, str)
     else:
-        benchmark(models, progress=writer, **options)
+        benchmark(models, progress=writer, **options, **placement)
 
 
 class _Writer:

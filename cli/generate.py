@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
 
-    Example: ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1
+    \b
+    Examples:
+      ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1
+      ggufmill generate model.gguf -p "Once upon a time" --device cuda -ot exps=CPU
     """
     from ..pipeline.generate import generate_text
 

@@ -9,7 +9,7 @@ import click
 from ..pipeline.common.messages import duration, gib
 from .command import Verb
 from .display.console import call, table
-from .options import flags
+from .options import devices, flags
 from .options.settings import CACHE_TYPE
 from .options.types import FILE_TYPE, SIZE, SIZES, Listed, Source
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @click.argument("model", type=Source())
 @click.option("--ram", type=SIZE, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
-@click.option("--vram", type=SIZES, default=(), metavar="SIZE,...", help="Memory of each GPU (24GiB,24GiB). [default: no GPU]")
+@click.option(
+    "--vram", type=SIZES, default=(), metavar="SIZE,...", help="Memory of each GPU (24GiB,24GiB). [default: what torch finds]"
+)
+@devices.device
 @click.option(
     "-c", "--ctx-size", "n_ctx", type=click.IntRange(1, 2**31 - 1), default=32768, show_default=True, help="Context in tokens."
 )
@@ -40,10 +43,7 @@ if TYPE_CHECKING:
     help="No scores stored.",
 )
 @click.option("-amb", "--attn-max-batch", metavar="MiB", type=click.IntRange(1), help="Bound of attention's buffer.")
-@click.option("-ngl", "--n-gpu-layers", type=click.IntRange(0), help="Layers on GPUs, the last ones. [default: all]")
-@click.option("-ot", "--override-tensor", multiple=True, metavar="REGEX=DEVICE,...", help="First match wins.")
-@click.option("--cpu-moe", is_flag=True, help="Experts stay in RAM.")
-@click.option("--n-cpu-moe", type=click.IntRange(0), help="The experts of the first N layers stay in RAM.")
+@devices.rules
 @click.option("--recipe", metavar="FILE", help="Recipe that the model is to be quantised by. [default: all are tried]")
 @click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes.")
 @flags.mla_layout
@@ -77,6 +77,7 @@ def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
     Examples:
       ggufmill plan DeepSeek-V3/ --ram 256G --vram 24G -ot exps=CPU -ctk q8_0 -amb 512
       ggufmill plan DeepSeek-V3/ --recipe deepseek-v3-iq4_k_r4 --cluster=1,8,64 --cluster-threads 64 --read-rate 5G
+      ggufmill plan model.gguf --device auto -ot exps=CPU
       ggufmill plan DeepSeek-V3/ --recipe deepseek-v3-iq2_k_r4 --vram 32GiB -ot "blk\\.[3-4]\\.ffn=CUDA0,exps=CPU" --json
     """
     from ..pipeline.plan import plan_memory

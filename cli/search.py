@@ -11,7 +11,7 @@ import click
 from .command import Verb
 from .display.console import call
 from .display.plans import histogram_text, totals_text
-from .options import flags
+from .options import devices, flags
 from .options.settings import N_CTX
 from .options.types import FILE, OUT_FILE, REGEX, SIZE, Source
 
@@ -45,11 +45,12 @@ if TYPE_CHECKING:
 @click.option("--state", type=OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
 @flags.architecture
+@devices.placement
 @flags.threads
 @flags.cluster
 @flags.force
 @flags.as_json
-def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
+def command(model: Any, out: Any, as_json: bool, placement: dict[str, Any], **options: Any) -> None:
     """Choose a type for every weight tensor of MODEL (a GGUF or a Hugging Face folder) and write them to OUT as a recipe.
 
     The damage of a type is the error of a tensor's rows times the tensor's sensitivity: the KL divergence from MODEL when it
@@ -73,7 +74,7 @@ def command(model: Any, out: Any, as_json: bool, **options: Any) -> None:
         return _text(result, ["ggufmill", "quantize", str(model), "OUT.gguf", "--recipe", str(out)], options)
 
     typed = "ggufmill " + shlex.join(sys.argv[1:])
-    call(search_recipe, model, out, show=text, as_json=as_json, command=typed, **options)
+    call(search_recipe, model, out, show=text, as_json=as_json, command=typed, **options, **placement)
 
 
 def _text(result: SearchResult, words: list[str], options: dict[str, Any]) -> str:

@@ -101,6 +101,7 @@ def benchmark(
     repack: bool | Sequence[bool] = (),
     architecture: str | None = None,
     progress: OnProgress | bool | None = None,
+    **placement: Any,
 ) -> BenchResult:
     """Tokens per second of models, as llama-bench measures them. Every combination of the values given is measured.
 
@@ -112,6 +113,7 @@ def benchmark(
     threads ... repack
                       settings of `load_model`, each one value or several; attn_max_batch in MiB; (): the default
     architecture      as which checkpoints among the models are read, as for `convert_model`
+    placement         settings of `load_model` that say what runs where: device, gpu_layers, override_tensor and others
     progress          stage 'bench' in tests, `partial` the `BenchResult` so far
 
     Returns a `BenchResult`. Raises UsageError when there is nothing to measure, MillError before anything is measured when one
@@ -136,12 +138,12 @@ def benchmark(
     paths = models if isinstance(models, list | tuple) else [models]
     each = settings_of_each(paths, {} if architecture is None else {"architecture": architecture})
     sources = [open_source(path, **own) for path, own in zip(paths, each, strict=True)]
-    _check(sources, points)
+    _check(sources, points, placement)
     result = BenchResult([], [], describe_program())
     with reporting(progress) as report:
         stage = Stage(report, "bench", len(sources) * len(points) * len(tests), "test")
         for source, point in itertools.product(sources, points):
-            model = open_model(source, _settings(point))
+            model = open_model(source, _settings(point) | placement)
             if not result.models or result.models[-1]["path"] != model.source.path:
                 result.models.append(describe_model(model))
 
@@ -162,11 +164,11 @@ def _settings(point: dict[str, Any]) -> dict[str, Any]:
     return {_GRID[name][0]: value * MIB if name == "attn_max_batch" else value for name, value in point.items()}
 
 
-def _check(sources: Sequence[TensorSource], points: Sequence[dict[str, Any]]) -> None:
+def _check(sources: Sequence[TensorSource], points: Sequence[dict[str, Any]], placement: dict[str, Any]) -> None:
     """Raises MillError for a combination that cannot be run, before hours of measuring are lost to it. No weights are read."""
     for source, point in itertools.product(sources, points):
         try:
-            load_model(source, **_settings(point) | {"repack": False})
+            load_model(source, **_settings(point) | placement | {"repack": False})
         except MillError as error:
             if len(sources) * len(points) == 1:
                 raise
@@ -184,7 +186,7 @@ def _row(model: Model, about: dict[str, Any], speed: Speed) -> BenchRow:
         model_digest=about["files"][0]["digest"] if about["files"] else None,
         model_size=about["nbytes"],
         model_n_params=about["parameters"],
-        backend="CPU",
+        backend="+".join(model.device_names) or "CPU",
         n_threads=used["threads"],
         n_batch=used["batch"],
         n_ubatch=used["ubatch"],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
-from ..errors import PlanError
+from ..errors import PlanError, UsageError
 from ..formats import TensorSource, TensorType
+from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
 from ..quantize.planning import plan_quantize
@@ -19,6 +21,7 @@ from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
+from ..runtime.backends.torch.devices import TorchDevice, choose_devices, find_devices
 from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.messages import warn
@@ -82,6 +85,7 @@ def plan_memory(
     *,
     ram: Size | None = None,
     vram: Size | Sequence[Size] = (),
+    device: str | Sequence[str] | None = None,
     n_ctx: int = 32768,
     ubatch: int = 512,
     cache_k: str | None = None,
@@ -93,6 +97,7 @@ def plan_memory(
     override_tensor: str | Sequence[str] = (),
     cpu_moe: bool = False,
     n_cpu_moe: int | None = None,
+    tensor_split: Sequence[float] | None = None,
     recipe: str | Path | None = None,
     type: FileType | None = None,
     mla_layout: str | None = None,
@@ -113,6 +118,8 @@ def plan_memory(
 
     model             a GGUF file, a checkpoint folder or hf:OWNER/NAME, of which the headers are read
     ram, vram         bytes of the machine's memory (None: not limited), and of each GPU (); numbers or texts such as '24GiB'
+    device            devices of torch, as for `load_model`, with the memory that they and the machine have free; None: those
+                      that there are, if `vram` is not given and torch is installed
     n_ctx, ubatch     tokens of context, and per pass
     cache_k, cache_v  types of cached keys and values; None: f16
     mla, flash        mode of latent attention (None: 3), and flash attention, whose scores are never stored
@@ -120,6 +127,7 @@ def plan_memory(
     n_gpu_layers      layers on the GPUs, the last ones; None: all
     override_tensor   'REGEX=DEVICE,...', devices CPU, CUDA0, CUDA1, ...; the first match wins
     cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
+    tensor_split      shares of the GPUs in the layers; None: by their memory
     recipe, type      how the model is to be quantised
     mla_layout, mtp, architecture  as for `convert_model`
 
@@ -139,13 +147,20 @@ def plan_memory(
         (True, True)
     """
     sizes = (vram,) if isinstance(vram, int | str) else vram
+    if sizes and device is not None:
+        raise UsageError("--vram and --device: give one of both, sizes or devices that are there")
     capacities: dict[str, int | None] = {CPU: as_bytes(ram), **{f"CUDA{i}": as_bytes(size) for i, size in enumerate(sizes)}}
+    if not sizes:
+        capacities |= {each.name: each.free for each in _present(device)}
+        if device is not None and ram is None:
+            capacities[CPU] = free_bytes()
     rules = [override_tensor] if isinstance(override_tensor, str) else override_tensor
     overrides = [rule for text in rules for rule in parse_overrides(text)]
     overrides += experts_to_cpu(n_cpu_moe) if n_cpu_moe is not None else []
     overrides += experts_to_cpu() if cpu_moe else []
     bound = attn_max_batch * MIB if attn_max_batch else None
-    use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers)
+    split = tuple(tensor_split) if tensor_split is not None else None
+    use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers, tensor_split=split)
     source = open_source(model, mla_layout=mla_layout, mtp=mtp, architecture=architecture, remote=is_repository(model))
     planner = _Planner(source, use, overrides, capacities)
     counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
@@ -177,6 +192,13 @@ def plan_memory(
         )
     warn(result.chosen.placement.warnings, detail=True)
     return result
+
+
+def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
+    """The devices of these names; None: those that there are, if torch is installed."""
+    if device is None:
+        return find_devices() if find_spec("torch") is not None else []
+    return choose_devices(device.split(",") if isinstance(device, str) else device)
 
 
 class _Planner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..convert import open_source
 from ..formats import PlanError
@@ -52,6 +53,7 @@ def search_recipe(
     cluster: str | None = None,
     command: str = "",
     progress: OnProgress | bool | None = None,
+    **placement: Any,
 ) -> SearchResult:
     """Chooses a type for every weight tensor of a model, and writes the choice as a recipe.
 
@@ -81,6 +83,7 @@ def search_recipe(
     force         an existing recipe is replaced
     cluster       workers measure, with the same results: tcp://HOST:PORT, a scheduler file or local:N
     command       goes into the recipe's header
+    placement     settings of `load_model` that say where sensitivities are measured: device, gpu_layers and others
     progress      stages 'errors of types' in tensors, 'sensitivity' and 'refining' in groups
 
     Returns a `SearchResult`. Raises PlanError when the types allowed cannot reach the target or an output exists, UsageError
@@ -95,6 +98,7 @@ def search_recipe(
     """
     if text is None:
         given = {"--ctx-size": n_ctx, "--chunks": chunks, "--measurements": measurements, "--refine": refine}
+        given |= {f"--{name.replace('_', '-')}": value for name, value in placement.items()}
         refuse_unused(given, "a text (-f)")
     if gpu_size is None and not repacked:
         refuse_unused({"--gpu": gpu}, "--gpu-size, or --repacked")
@@ -119,6 +123,7 @@ def search_recipe(
         rows=rows,
         seed=seed,
         threads=threads,
+        placement=placement,
         **{name: value for name, value in given.items() if value is not None},
     )
     importance, effort = (

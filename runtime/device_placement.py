@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..formats import TYPES, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
@@ -12,7 +12,7 @@ from .backends import Executable
 from .backends.torch.devices import TorchDevice, choose_devices, import_torch
 from .graph import Graph
 from .hparams import HParams
-from .memory import CPU, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
+from .memory import CPU, Placement, Use, Weight, experts_to_cpu, layer_number, parse_overrides, place
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -87,6 +87,29 @@ def _weights(source: TensorSource) -> list[Weight]:
     return out
 
 
+def _streamed(placement: Placement, source: TensorSource, limit: int | None) -> list[str]:
+    """The tensors that are copied to their device for each use, so that those which stay there and the largest layer of these
+    take at most `limit` bytes of it: the last layers, and before all others the output stays.
+
+    Raises PlanError where a layer alone is larger.
+    """
+    out: list[str] = []
+    for device in {device for device, _ in placement.places.values()} - {CPU} if limit is not None else ():
+        layers: dict[int, list[Weight]] = {}
+        for weight in _weights(source):
+            if placement.places[weight.name][0] == device:
+                layers.setdefault(layer_number(weight.name), []).append(weight)
+        sizes = {number: sum(weight.nbytes for weight in layers[number]) for number in sorted(layers)}
+        assert limit is not None
+        left = limit - (max(sizes.values()) if sum(sizes.values()) > limit else 0)
+        if left < 0:
+            raise PlanError(f"--device-memory {limit:,} bytes: the largest layer on {device} takes {max(sizes.values()):,}")
+        for number, size in sizes.items():
+            left -= size
+            out += [weight.name for weight in layers[number]] if left < 0 else []
+    return out
+
+
 def device_compiler(
     placed: DevicePlacement, source: TensorSource, store: WeightStore, settings: Settings
 ) -> Callable[[Graph], Executable]:
@@ -103,6 +126,8 @@ def device_compiler(
     tied = where[placement.tied_output] if placement.tied_output else HOST
     if any(device.torch_name == "cpu" for device in placed.devices.values()):
         torch.set_num_threads(store.workers.count)
-    weights = Weights(source, {name: home or torch.device("cpu") for name, home in homes.items()}, settings.exact)
+    stay: dict[str, Any] = {name: home or torch.device("cpu") for name, home in homes.items()}
+    stay |= dict.fromkeys(_streamed(placement, source, settings.device_memory))
+    weights = Weights(source, stay, settings.exact)
     places = Places(homes, layers, HOST, tied)
     return lambda graph: compile_graph(graph, weights, store, settings, places)

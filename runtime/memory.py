@@ -338,11 +338,17 @@ def _copy_tied_output(placement: Placement, weights: Sequence[Weight], device: s
     next(each for each in placement.devices if each.name == device).weights += table.nbytes
 
 
+def layer_number(name: str) -> int:
+    """The layer that a tensor belongs to; -1: to none."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    return int(match[1]) if match else -1
+
+
 def _default_device(name: str, layers: Mapping[int, str], n_layer: int) -> str:
     """The device of a weight that no rule takes: its layer's; embeddings stay in RAM, since they are only looked up."""
-    match = re.match(r"blk\.(\d+)\.", name)
-    if match:
-        return layers.get(int(match[1]), CPU)
+    layer = layer_number(name)
+    if layer >= 0:
+        return layers.get(layer, CPU)
     return CPU if name.startswith(("token_embd", "per_layer_token_embd")) else layers[n_layer]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from .backends import Cache, Executable
 from .backends.cpu.executable import compile_graph
 from .backends.cpu.runtime_repack import repack_source
 from .backends.cpu.weights import WeightStore
-from .device_placement import device_compiler, place_model
+from .device_placement import DevicePlacement, device_compiler, place_model
 from .draft_head import DraftHead
 from .finite_check import FiniteCheck
 from .graph import Graph, Observer
@@ -28,15 +28,16 @@ from .graph.values import StateSpec
 from .hparams import HParams
 from .mapped_files import MappedFiles
 from .models import build_draft_graphs, build_graph
+from .session import Session as Session
 from .settings import Settings, check_latent, settings_from
 from .text.tokenizer import Tokenizer
 from .thread_placement import place_threads
 
 if TYPE_CHECKING:
-    from .generation.drafter import Drafter
     from .generation.generate import Generation
 
 _DECODED_BYTES = 4 << 30
+_STREAMED_BATCH = 32768  # tokens per visit of a layer whose weights are copied to a device for it
 
 
 def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Model:
@@ -45,7 +46,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     settings: fields of `Settings` by name. Weights are read when they are first needed. Raises PlanError for an architecture or
     setting that is not known, FormatError when tensors or metadata keys are missing or do not fit together.
     """
-    chosen = settings_from(settings)
+    chosen = settings_from({"batch": _STREAMED_BATCH, **settings} if settings.get("device_memory") is not None else settings)
     stored = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
     source = with_adapters(stored, chosen.lora)
     hparams = HParams(source.metadata, source.path)
@@ -68,7 +69,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     if placed is not None:
         compile_any = device_compiler(placed, source, store, chosen)
         notes += placed.placement.warnings
-    return Model(source, compile_any(graph), chosen, stored, packed_bytes, notes, compile_any)
+    return Model(source, compile_any(graph), chosen, stored, packed_bytes, notes, compile_any, placed)
 
 
 def decoded_bytes(free: int | None) -> int:
@@ -87,6 +88,7 @@ class Model:
     settings      those it was loaded with
     packed_bytes  memory taken by weights that were interleaved when it was loaded
     files         those that its weights are read from
+    placed        what of it lies on which device; None: all of it is in the machine's memory
     notes         what the user should know of how it runs, one line each
     """
 
@@ -99,8 +101,10 @@ class Model:
         packed_bytes: int,
         notes: Sequence[str] = (),
         compile_draft: Callable[[Graph], Executable] | None = None,
+        placed: DevicePlacement | None = None,
     ):
         """compile_draft: compiles the graph of a draft layer, over the same weights."""
+        self.placed = placed
         self._compile_draft = compile_draft
         self.source, self.executable, self.settings = source, executable, settings
         self.graph: Graph = executable.graph
@@ -145,6 +149,11 @@ class Model:
     def n_ctx(self) -> int:
         """Default limit of a session's tokens."""
         return self.settings.n_ctx or self.n_ctx_train
+
+    @property
+    def device_names(self) -> list[str]:
+        """The devices that it was placed on, as `-ot` names them; none where the cpu backend runs all of it."""
+        return [] if self.placed is None else list(self.placed.devices)
 
     @property
     def workers(self) -> Workers:
@@ -272,25 +281,43 @@ class Model:
     def _hidden(self, batch: Sequence[tuple[Cache, Sequence[int] | np.ndarray]], arrays: list[np.ndarray]) -> list[np.ndarray]:
         """As `hidden`, with the tokens of each sequence as an array."""
         out: list[list[np.ndarray]] = [[] for _ in batch]
-        done = [0] * len(batch)
+        parts_of = list(self._passes(arrays))
+        passes: list[tuple[np.ndarray, list[tuple[Cache, int]], None]] = []
+        for parts in parts_of:
+            joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
+            passes.append((joined, [(batch[i][0], len(tokens)) for i, tokens in parts], None))
+        if self._takes_layers_in_turn(arrays):
+            results: Iterable[np.ndarray] = self.executable.hidden_passes(passes)  # type: ignore[attr-defined]
+        else:
+            results = (self.executable.hidden(*each) for each in passes)
+        for parts, result in zip(parts_of, results, strict=True):
+            row = 0
+            for i, tokens in parts:
+                out[i].append(result[row : row + len(tokens)])
+                row += len(tokens)
+        return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
+
+    def _takes_layers_in_turn(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Whether each layer runs over all passes before the next: where its weights are copied to a device for each visit, and
+        no sequence is divided among passes."""
+        most = max(map(len, arrays), default=0)
+        return self.placed is not None and self.settings.device_memory is not None and most <= self.settings.ubatch
+
+    def _passes(self, arrays: Sequence[np.ndarray]) -> Iterator[list[tuple[int, np.ndarray]]]:
+        """The tokens of sequences divided into passes: of each the numbers of sequences and their next tokens."""
+        done, is_whole = [0] * len(arrays), not self.graph.is_causal or self._takes_layers_in_turn(arrays)
         while any(done[i] < len(tokens) for i, tokens in enumerate(arrays)):
             left, parts = self.settings.ubatch, []
             for i, tokens in enumerate(arrays):
                 rest = len(tokens) - done[i]
                 take = min(left, rest)
-                if not self.graph.is_causal:  # a sequence is computed in one pass
+                if is_whole:  # a sequence is computed in one pass
                     take = rest if rest <= left or not parts else 0
                 if take:
                     parts.append((i, tokens[done[i] : done[i] + take]))
                     left = max(0, left - take)
-            joined = parts[0][1] if len(parts) == 1 else np.concatenate([tokens for _, tokens in parts])
-            result = self.executable.hidden(joined, [(batch[i][0], len(tokens)) for i, tokens in parts])
-            row = 0
-            for i, tokens in parts:
-                out[i].append(result[row : row + len(tokens)])
-                row += len(tokens)
-                done[i] += len(tokens)
-        return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in out]
+                    done[i] += take
+            yield parts
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
@@ -337,66 +364,3 @@ class Model:
             wrong = ids[(ids < 0) | (ids >= self.n_embeddings)][0]
             raise PlanError(f"token id {wrong} is outside the vocabulary of {self.n_embeddings}")
         return ids.astype(np.int64)
-
-
-class Session:
-    """One growing sequence with its cache. `tokens` are those it holds; `drafter` drafts the next ones, if it is set."""
-
-    def __init__(self, model: Model, n_ctx: int):
-        self.model, self.n_ctx = model, n_ctx
-        self.cache = model.new_cache(n_ctx)
-        self.tokens: list[int] = []
-        self.drafter: Drafter | None = None
-
-    def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
-        return self.model.feed([(self, tokens)])[0]
-
-    @property
-    def uncomputed(self) -> int:
-        """How many of the last tokens the cache does not hold: the next `feed` computes them again."""
-        return max(len(self.tokens) - self.cache.length, 0)
-
-    def missing(self, tokens: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
-        """New tokens, after those of this sequence that its cache does not hold: it went back to an earlier checkpoint."""
-        held = self.cache.length
-        return tokens if held == len(self.tokens) else [*self.tokens[held:], *tokens]
-
-    def resumable(self, length: int) -> int:
-        """How many of the first `length` tokens need not be computed again after `rewind(length)`: all, unless layers keep a
-        recurrent state and have none for that many tokens."""
-        return self.cache.resumable(length)
-
-    def drop_unknown(self) -> None:
-        """Where a `feed` was interrupted at its end, the cache has rows of tokens that never were appended."""
-        self.cache.truncate(len(self.tokens))
-
-    def fork(self, length: int | None = None) -> Session:
-        """A session of its own that begins with the first `length` tokens of this one (all if None or more than there are)."""
-        _check_length(length)
-        self.drop_unknown()
-        other = Session(self.model, self.n_ctx)
-        other.tokens = self.tokens[:length]
-        if self.drafter is not None:
-            length = self._computed(len(other.tokens))
-            other.drafter = self.drafter.fork(len(other.tokens))
-        other.cache = self.cache.fork(length)
-        return other
-
-    def _computed(self, length: int) -> int:
-        """What the cache may hold of the first `length` tokens, so that the drafter gets the hidden states that it lacks."""
-        return length if self.drafter is None else length - self.drafter.lacking(length)
-
-    def rewind(self, length: int) -> None:
-        """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the
-        tokens (see `resumable`) is computed again with the next ones."""
-        _check_length(length)
-        del self.tokens[length:]  # first: an interruption may come in between
-        self.cache.truncate(self._computed(len(self.tokens)))
-        if self.drafter is not None:
-            self.drafter.truncate(len(self.tokens))
-
-
-def _check_length(length: int | None) -> None:
-    if length is not None and length < 0:
-        raise PlanError(f"a sequence has no position {length}")

@@ -13,10 +13,12 @@ from .thread_placement import NUMA_MODES
 
 _MOST_THREADS = 1024
 _COUNTS = ("batch", "ubatch", "parallel", "attention_bytes", "checkpoints")
-_OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
+_OPTIONAL_COUNTS = ("n_ctx", "threads", "cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu", "device_memory")
 _FROM_ZERO = ("cache_bytes", "gpu_layers", "n_cpu_moe", "main_gpu")
 _FLAGS = ("flash", "repack", "exact", "round_bf16", "cpu_moe")
 _TYPES = ("cache_k", "cache_v")
+# What runs where.
+PLACEMENT = ("device", "gpu_layers", "override_tensor", "cpu_moe", "n_cpu_moe", "tensor_split", "main_gpu", "device_memory")
 _MOST_CPUS = 1 << 16
 PLAIN_TYPES = ("f32", "f16", "bf16")
 
@@ -53,6 +55,8 @@ class Settings:
     override_tensor   'REGEX=DEVICE,...' with CPU, CUDA0, ...; the first match wins
     cpu_moe           experts stay in the machine's memory; n_cpu_moe: those of the first n layers
     tensor_split      shares of the devices in the layers; None: by their memory
+    device_memory     bytes that weights take of each device at most: others are copied there for each use; None: all that are
+                      placed there stay there
     main_gpu          number of the only one of these devices that is used; None: all
     lora              LoRA adapters, FILE or FILE=SCALE: a GGUF, or for a checkpoint a folder of peft
     """
@@ -82,6 +86,7 @@ class Settings:
     n_cpu_moe: int | None = None
     tensor_split: tuple[float, ...] | None = None
     main_gpu: int | None = None
+    device_memory: int | None = None
     lora: tuple[str, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from . import flags
+from . import devices, flags
 from .types import CpuMask, CpuRange, ExpertReduction
 
 NUMA_MODES = ("distribute", "isolate", "numactl")  # of runtime.thread_placement, which takes long to import
@@ -96,6 +96,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             type=click.IntRange(1),
             help="Recurrent states of a sequence that are kept to go back to, of models with such layers. [default: 8]",
         ),
+        *devices.OPTIONS,
         click.option(
             "--lora",
             multiple=True,
@@ -127,6 +128,7 @@ def run_options(n_ctx: int | None = None, *, parallel: bool = False) -> flags.De
         values["run_time_repack"] = values["run_time_repack"] or None
         if values["cpu_mask"] is not None and values["cpu_range"] is not None:
             values["cpu_range"] = sorted({*values["cpu_mask"], *values["cpu_range"]})
-        return {_FIELDS[key][0]: _FIELDS[key][1](value) for key, value in values.items() if value is not None}
+        own = {_FIELDS[key][0]: _FIELDS[key][1](values[key]) for key in _FIELDS if values[key] is not None}
+        return own | devices.settings_of(values)
 
-    return flags.gathered(_options(n_ctx, parallel), list(_FIELDS), "settings", given)
+    return flags.gathered(_options(n_ctx, parallel), [*_FIELDS, *devices.FIELDS], "settings", given)

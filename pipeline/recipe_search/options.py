@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class SearchOptions:
     measurements  about the most groups of tensors whose sensitivity is measured one by one
     refine        rounds of measuring again around the result
     threads       None: one per processor
+    placement     settings of `load_model` that say on which devices models run
     """
 
     types: tuple[TensorType, ...]
@@ -69,6 +70,7 @@ class SearchOptions:
     measurements: int = 128
     refine: int = 0
     threads: int | None = None
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_types(types: str | Sequence[TensorType | str] | None, where: str = "--types") -> tuple[TensorType, ...]:

@@ -192,6 +192,7 @@ class SearchJob:
         settings: dict[str, Any] = {"exact": True}
         if self.options.threads is not None:
             settings["threads"] = self.options.threads
+        settings |= self.options.placement
         return Reference(self.source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
 
     # -- choosing

@@ -21,6 +21,7 @@ from ...formats.file_range import HASH_BLOCK_BYTES, read_range
 from ...operating_system.processors import processor_name
 from ..hparams import HParams
 from ..model import Model
+from ..settings import PLACEMENT
 from .score_statistics import paired_ratio
 
 HEAD_BYTES = 16 << 20  # holds the header of a GGUF with a large vocabulary, and the first tensors
@@ -100,7 +101,7 @@ def stored_nbytes(tensor: SourceTensor) -> int:
 
 def describe_settings(model: Model) -> dict[str, Any]:
     """The settings of a model, with the number of threads and cache types in use; mla only for models with latent attention,
-    processors only if they were chosen."""
+    processors and what places weights only if they were chosen."""
     cache_k, cache_v = model.settings.cache_types
     settings = asdict(model.settings) | {"threads": model.workers.count, "cache_k": cache_k, "cache_v": cache_v}
     if not HParams(model.metadata, model.source.path).is_latent:
@@ -108,8 +109,11 @@ def describe_settings(model: Model) -> dict[str, Any]:
     for name in ("cpus", "numa"):
         if settings[name] is None:
             del settings[name]
-    if not settings["lora"]:
-        del settings["lora"]
+    for name in ("lora", *PLACEMENT):
+        if settings[name] in (None, (), False):
+            del settings[name]
+    if model.device_names:
+        settings["device"] = tuple(model.device_names)
     return settings
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ....formats import TYPES, MillError
+from ....formats import MillError
 from ...cache_layout import CachePart, LayerCache
 from ..cpu.kv_cache import KVCache, encode_with_nan
 from ..cpu.recurrent_state import RecurrentState, State
@@ -72,6 +72,17 @@ class Cache:
                 "choose a larger n_ctx (-c)"
             )
 
+    def park(self) -> None:
+        """Moves the rows to the machine's memory; they come back, layer by layer, when they are used."""
+        self._stored = {key: stored.cpu() for key, stored in self._stored.items()}
+
+    def _rows(self, layer: int, name: str) -> Tensor | None:
+        """The memory of a layer's rows on its device, [heads, tokens, numbers or bytes of a row]."""
+        stored = self._stored.get((layer, name))
+        if stored is not None and stored.device != self.devices[layer]:
+            self._stored[layer, name] = stored = stored.to(self.devices[layer])
+        return stored
+
     def part(self, layer: int, name: str) -> CachePart | None:
         """What a layer keeps per token under this name; None: nothing."""
         return self.layers[layer].rows.get(name)
@@ -83,7 +94,7 @@ class Cache:
         first, limit = part.rows_of(self.length), part.rows_of(self.limit)
         rows = rows[-(self.length + 1) % part.every :: part.every]
         end = first + len(rows)
-        stored = self._stored.get((layer, name))
+        stored = self._rows(layer, name)
         if stored is None or stored.shape[1] < end:
             size = max(end, min(2 * (0 if stored is None else stored.shape[1]), limit), min(_MIN_TOKENS, limit))
             width, dtype = (part.width, _FLOATS[part.type]) if part.type in _FLOATS else (part.row_bytes, torch.uint8)
@@ -102,11 +113,11 @@ class Cache:
 
     def read(self, layer: int, name: str, start: int, stop: int) -> Tensor:
         """Rows start ... stop - 1, of tokens or of runs of them, this pass included: float32 [heads, stop - start, width]."""
-        part, stored = self.layers[layer].rows[name], self._stored[layer, name][:, start:stop]
+        part, stored = self.layers[layer].rows[name], self._rows(layer, name)
+        assert stored is not None
+        stored = stored[:, start:stop]
         if part.type in _FLOATS:
             return stored.float()
-        if TYPES[part.type].is_float:
-            raise AssertionError(part.type)
         decode = decoder_of(part.type, self.devices[layer])
         return decode(stored.reshape(-1, part.row_bytes), part.width).view(part.heads, stop - start, part.width)
 

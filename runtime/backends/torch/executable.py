@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .step import Result, Step, to_numpy
 from .weights import Weights
 
 _Unit = HostSegment | tuple[torch.device, Op]
+_Pass = tuple[np.ndarray, Sequence[tuple[Cache, int]], np.ndarray | None]  # tokens, caches, inputs of `hidden`
 
 
 def compile_graph(graph: Graph, weights: Weights, store: WeightStore, settings: Settings, places: Places) -> Executable:
@@ -100,14 +102,37 @@ class Executable:
 
     def hidden(self, tokens: np.ndarray, caches: Sequence[tuple[Cache, int]], inputs: np.ndarray | None = None) -> np.ndarray:
         """One pass, as in the `Executable` of the cpu backend: int [n] -> float32 [n, n_embd]."""
-        for cache, count in caches:
-            cache.check_capacity(count)
-        observer, scratch = self._observer or Observer(), self.settings.attention_bytes
-        step = Step(np.asarray(tokens, np.int64), caches, observer, inputs, self.settings.expert_reduction, scratch)
-        out = self._run(self._body, {}, step, self.graph.hidden)
-        for cache, count in caches:
-            cache.commit(count)
-        return out
+        return self.hidden_passes([(tokens, caches, inputs)])[0]
+
+    def hidden_passes(self, passes: Sequence[_Pass]) -> list[np.ndarray]:
+        """Passes as `hidden` makes them, no two over the same sequence: each layer's ops for all passes before the next
+        layer's, so that weights which are copied to a device are copied once for all. What a pass keeps from layer to layer
+        waits in the machine's memory meanwhile."""
+        observer, settings = self._observer or Observer(), self.settings
+        steps = []
+        for tokens, caches, inputs in passes:
+            for cache, count in caches:
+                cache.check_capacity(count)
+            ids = np.asarray(tokens, np.int64)
+            steps.append(Step(ids, caches, observer, inputs, settings.expert_reduction, settings.attention_bytes))
+        values: list[dict[int, Result]] = [{} for _ in passes]
+        for part in self._layer_parts():
+            with self.weights.visit():
+                for step, own in zip(steps, values, strict=True):
+                    self._run(self._body, own, step, self.graph.hidden, part)
+                    if len(passes) > 1:
+                        _park(own, step)
+        for _, caches, _ in passes:
+            for cache, count in caches:
+                cache.commit(count)
+        return [to_numpy(_tensor(own[self.graph.hidden.index])) for own in values]
+
+    def _layer_parts(self) -> list[range]:
+        """The numbers of units, cut behind those that make the residual stream after a layer."""
+        ends = {value.index for value in self.graph.layers}
+        made = [unit.outputs if isinstance(unit, HostSegment) else unit[1].outputs for unit in self._body]
+        cuts = [number + 1 for number, values in enumerate(made) if any(value.index in ends for value in values)]
+        return [range(*pair) for pair in pairwise(sorted({0, *cuts, len(self._body)}))]
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] -> float32 [n, n_vocab]. Raises PlanError for a model without a head."""
@@ -115,12 +140,15 @@ class Executable:
             raise PlanError(f"{self.store.source.path}: {self.graph.architecture} has no output matrix: it predicts no tokens")
         step = Step(np.zeros(len(hidden), np.int64), [], self._observer or Observer())
         start: dict[int, Result] = {self.graph.hidden.index: torch.from_numpy(np.ascontiguousarray(hidden))}
-        return self._run(self._head, start, step, self.graph.logits)
+        self._run(self._head, start, step, self.graph.logits, range(len(self._head)))
+        return to_numpy(_tensor(start[self.graph.logits.index]))
 
     @torch.inference_mode()
-    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: Step, result: Value) -> np.ndarray:
+    def _run(self, units: Sequence[_Unit], values: dict[int, Result], step: Step, result: Value, part: range) -> None:
+        """Runs the units of these numbers, and leaves those values that are read later, and `result`."""
         last = _last_uses(units)
-        for number, unit in enumerate(units):
+        for number in part:
+            unit = units[number]
             if isinstance(unit, HostSegment):
                 values.update(unit.run(step, self._keeping.index(unit) if step.segments else 0, values))
             else:
@@ -128,9 +156,6 @@ class Executable:
                 self._compute(unit[1], step, values)
             for index in [index for index in values if last.get(index, -1) <= number and index != result.index]:
                 del values[index]
-        out = values[result.index]
-        assert isinstance(out, Tensor)
-        return to_numpy(out)
 
     def _compute(self, op: Op, step: Step, values: dict[int, Result]) -> None:
         """Runs the op of a step, and adds its results to the values."""
@@ -152,6 +177,19 @@ class Executable:
         if isinstance(field, Weight):
             return (self.weights.matrix if name in PACKED[type(op)] else self.weights.vector)(field, device)
         return field
+
+
+def _park(values: dict[int, Result], step: Step) -> None:
+    """Moves what a pass keeps to the machine's memory."""
+    for index, value in values.items():
+        values[index] = tuple(part.cpu() for part in value) if isinstance(value, tuple) else value.cpu()
+    for cache, _ in step.segments:
+        cache.park()
+
+
+def _tensor(value: Result) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
 
 
 def _last_uses(units: Sequence[_Unit]) -> dict[int, int]:

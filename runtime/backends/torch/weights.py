@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from ....formats import FormatError, SourceTensor, TensorSource, dims
 from ...graph import Weight
 from .decode import PackedMatrix, packed
 
+_Copies = dict[tuple[int, torch.device], PackedMatrix]
 _FLOATS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -21,21 +23,37 @@ class Matrix:
     """A matrix, or a stack of them, of a weight as one op uses it.
 
     stored   its bytes, on the device where they stay
-    device   where products are made: the bytes are copied there for each use, if they lie elsewhere
+    device   where products are made: the bytes are copied there for each use, if they lie elsewhere or do not stay
+    stays    whether the bytes may stay on the device; else they lie in the machine's memory, even where torch has both as one
     factors  float32 [matrices] that products are multiplied with, since the bytes do not contain them; None: none
     dtype    what weights and activations are rounded to for products
+    copies   copies of bytes on other devices than theirs that are kept for now, by the address of the stored matrix; or None
     """
 
-    def __init__(self, stored: PackedMatrix, device: torch.device, factors: Tensor | None, dtype: torch.dtype):
-        self.stored, self.device, self.dtype = stored, device, dtype
+    def __init__(
+        self,
+        stored: PackedMatrix,
+        device: torch.device,
+        stays: bool,
+        factors: Tensor | None,
+        dtype: torch.dtype,
+        copies: _Copies | None,
+    ):
+        self.stored, self.device, self.dtype, self._copies = stored, device, dtype, copies
+        self._is_here = stays and stored.device == device
         self.factors = None if factors is None else factors.to(device)
 
     def _here(self) -> PackedMatrix:
         stored = self.stored
-        if stored.device == self.device:
+        if self._is_here:
             return stored
+        if self._copies is not None and (id(stored), self.device) in self._copies:
+            return self._copies[id(stored), self.device]
         sizes = stored.columns, stored.rows_per_matrix, stored.matrices
-        return PackedMatrix(stored.type, *sizes, stored.data.to(self.device))
+        copy = PackedMatrix(stored.type, *sizes, stored.data.to(self.device, copy=True))
+        if self._copies is not None:
+            self._copies[id(stored), self.device] = copy
+        return copy
 
     def multiply(self, x: Tensor) -> Tensor:
         """x float32 [n, columns] -> float32 [n, rows], by the only matrix."""
@@ -62,15 +80,26 @@ class Matrix:
 class Weights:
     """The tensors of one source. Each is read when it is first used, and then stays.
 
-    homes  tensor name -> the device where its bytes stay; those without one stay where they are used first
+    homes  tensor name -> the device where its bytes stay; None: in the machine's memory, to be copied for each use; tensors
+           that are not in it stay where they are used first
     exact  products in float32; else they are made of weights and activations in bfloat16, but for those on the CPU
     """
 
-    def __init__(self, source: TensorSource, homes: Mapping[str, torch.device], exact: bool):
+    def __init__(self, source: TensorSource, homes: Mapping[str, torch.device | None], exact: bool):
         self.source, self.homes, self.exact = source, homes, exact
         self._stored: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, torch.device], Tensor] = {}
         self._lock = threading.Lock()
+        self._copies: _Copies | None = None
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Within this, a matrix that is copied to a device stays there, for all passes that use it."""
+        self._copies = {}
+        try:
+            yield
+        finally:
+            self._copies = None
 
     def product_dtype(self, device: torch.device) -> torch.dtype:
         return torch.float32 if self.exact or device.type == "cpu" else torch.bfloat16
@@ -78,13 +107,14 @@ class Weights:
     def matrix(self, weight: Weight, device: torch.device) -> Matrix:
         """A weight for products on a device. Raises FormatError where it is missing."""
         tensor, dtype = self._tensor(weight), self.product_dtype(device)
+        home = self.homes.get(weight.name, device)
         with self._lock:
             if weight.name not in self._stored:
-                self._stored[weight.name] = _stored(tensor, self.homes.get(weight.name, device), dtype)
+                self._stored[weight.name] = _stored(tensor, home or torch.device("cpu"), dtype)
         stored = self._stored[weight.name]
         holds_factors = tensor.scale is None or _raw(tensor) is None
         factors = None if holds_factors or tensor.scale is None else torch.from_numpy(np.array(tensor.scale.factors()))
-        return Matrix(stored, device, factors, dtype)
+        return Matrix(stored, device, home is not None, factors, dtype, self._copies)
 
     def vector(self, weight: Weight, device: torch.device) -> Tensor:
         """A small tensor decoded on a device: float32, its axes in numpy's order."""

@@ -1,0 +1,77 @@
+"""A growing sequence of a model, which can fork and go back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..formats import PlanError
+
+if TYPE_CHECKING:
+    from .generation.drafter import Drafter
+    from .model import Model
+
+
+class Session:
+    """One growing sequence with its cache. `tokens` are those it holds; `drafter` drafts the next ones, if it is set."""
+
+    def __init__(self, model: Model, n_ctx: int):
+        self.model, self.n_ctx = model, n_ctx
+        self.cache = model.new_cache(n_ctx)
+        self.tokens: list[int] = []
+        self.drafter: Drafter | None = None
+
+    def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Appends tokens; returns the logits after the last one, float32 [n_vocab]. Raises MillError when they do not fit."""
+        return self.model.feed([(self, tokens)])[0]
+
+    @property
+    def uncomputed(self) -> int:
+        """How many of the last tokens the cache does not hold: the next `feed` computes them again."""
+        return max(len(self.tokens) - self.cache.length, 0)
+
+    def missing(self, tokens: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+        """New tokens, after those of this sequence that its cache does not hold: it went back to an earlier checkpoint."""
+        held = self.cache.length
+        return tokens if held == len(self.tokens) else [*self.tokens[held:], *tokens]
+
+    def resumable(self, length: int) -> int:
+        """How many of the first `length` tokens need not be computed again after `rewind(length)`: all, unless layers keep a
+        recurrent state and have none for that many tokens."""
+        return self.cache.resumable(length)
+
+    def drop_unknown(self) -> None:
+        """Where a `feed` was interrupted at its end, the cache has rows of tokens that never were appended."""
+        self.cache.truncate(len(self.tokens))
+
+    def fork(self, length: int | None = None) -> Session:
+        """A session of its own that begins with the first `length` tokens of this one (all if None or more than there are)."""
+        _check_length(length)
+        self.drop_unknown()
+        other = Session(self.model, self.n_ctx)
+        other.tokens = self.tokens[:length]
+        if self.drafter is not None:
+            length = self._computed(len(other.tokens))
+            other.drafter = self.drafter.fork(len(other.tokens))
+        other.cache = self.cache.fork(length)
+        return other
+
+    def _computed(self, length: int) -> int:
+        """What the cache may hold of the first `length` tokens, so that the drafter gets the hidden states that it lacks."""
+        return length if self.drafter is None else length - self.drafter.lacking(length)
+
+    def rewind(self, length: int) -> None:
+        """Forgets everything from position `length` on, to go on differently from there. What the cache then lacks of the
+        tokens (see `resumable`) is computed again with the next ones."""
+        _check_length(length)
+        del self.tokens[length:]  # first: an interruption may come in between
+        self.cache.truncate(self._computed(len(self.tokens)))
+        if self.drafter is not None:
+            self.drafter.truncate(len(self.tokens))
+
+
+def _check_length(length: int | None) -> None:
+    if length is not None and length < 0:
+        raise PlanError(f"a sequence has no position {length}")
