@@ -196,7 +196,7 @@ def test_routing():
 
     def route(**options):
         usual = {"gating": "softmax", "bias": None, "groups": 1, "groups_used": 1, "normalise": False, "scale": 1.0}
-        usual |= {"jitter": 0.0, "factors": None, "by_token": None}
+        usual |= {"jitter": 0.0, "factors": None, "by_token": None, "zeros": 0}
         experts, weights = functions.route(step([0]), logits, 2, **(usual | options))
         return experts[0].tolist(), weights[0]
 
