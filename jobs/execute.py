@@ -25,6 +25,7 @@ from ..operating_system.processors import available_cpus
 from .journal import Journal, JournalRecords, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .plan import Location, Output, Plan
+from .preflight import is_as_planned
 
 CHUNK_ELEMENTS = 1 << 20  # float32 elements of a chunk: 4 MiB; a thread needs about 20 times that at the worst
 CHUNKS_PER_THREAD = 3  # in flight: being made, or waiting for those before them to be written
@@ -156,16 +157,18 @@ def execute(
 
 
 def _give_names(files: OpenFiles, existing: Collection[int], done: dict[str, str], resumed: int) -> JobResult:
-    """Renames the .part files, which are complete and on disk, and removes the journal. Raises PlanError if one is gone."""
+    """Renames the .part files, which are complete and on disk, and removes the journal. Raises PlanError if one is not there
+    with its size and header."""
     plan = files.plan
     files.close()
     for index, file in enumerate(plan.files):
         if index in existing:
             continue
-        if file.part.exists():
+        whole = file.part if file.part.exists() else file.path
+        if not is_as_planned(file, whole):
+            raise PlanError(f"{whole} was complete, and is not as it was; --force starts afresh")
+        if whole != file.path:
             os.replace(file.part, file.path)
-        elif not file.path.exists():
-            raise PlanError(f"{file.part} was complete and is gone; --force starts afresh")
     sync_folder(plan.files[0].path.resolve().parent)
     files.journal.delete()
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)

@@ -77,7 +77,7 @@ def complete_files(plan: Plan) -> set[int]:
     """
     complete = set()
     for index, file in enumerate(plan.files):
-        same = _is_as_planned(file)
+        same = is_as_planned(file)
         if same is False:
             raise PlanError(f"{file.path} is there, but is not what this job would write; remove it, or choose another output")
         if same:
@@ -89,16 +89,17 @@ def is_complete(plan: Plan, inputs: Collection[Path] = ()) -> bool:
     """Whether the plan has been executed: its files exist with exactly the planned headers and sizes, no .part or journal is
     left, and no input that still exists is newer. Tensor data is not read."""
     leftovers = [journal_path(plan), *(f.part for f in plan.files)]
-    if any(path.exists() for path in leftovers) or not all(_is_as_planned(file) for file in plan.files):
+    if any(path.exists() for path in leftovers) or not all(is_as_planned(file) for file in plan.files):
         return False
     oldest, now = min(file.path.stat().st_mtime_ns for file in plan.files), time.time_ns()
     times = [path.stat().st_mtime_ns for path in inputs if path.exists()]
     return all(changed <= oldest or changed > now for changed in times)  # a time in the future says nothing
 
 
-def _is_as_planned(file: PlannedFile) -> bool | None:
-    """Whether an existing file has the planned size and header; None if there is no file."""
-    if not file.path.is_file():
+def is_as_planned(file: PlannedFile, path: Path | None = None) -> bool | None:
+    """Whether an existing file has the planned size and header; None if there is no file. path: where, if not at its place."""
+    path = path or file.path
+    if not path.is_file():
         return None
-    with file.path.open("rb") as existing:
+    with path.open("rb") as existing:
         return os.fstat(existing.fileno()).st_size == file.nbytes and existing.read(len(file.header)) == file.header

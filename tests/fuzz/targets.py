@@ -33,6 +33,7 @@ from ggufmill.formats.types import TYPES
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect_state import load_state
 from ggufmill.imatrix.texts import CalibrationText, read_segments
+from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.journal import journal_path
 from ggufmill.jobs.plan import Output, make_plan
@@ -199,7 +200,7 @@ def journal_seed() -> bytes:
     from ggufmill.formats.file_range import range_checksum
 
     nothing = written("zeros", bytes(512))
-    lines = [{"fingerprint": _plan().fingerprint, "tensors": 3}]
+    lines = [{"fingerprint": _plan().fingerprint, "tensors": 3, "code": code_digest()}, {"event": "synced"}]
     lines += [{"tensor": f"t{i}", "xxh3": range_checksum(nothing, 0, 128 * (2 + i))} for i in range(2)]
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
