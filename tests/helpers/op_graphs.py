@@ -19,6 +19,7 @@ ROUNDING = 1e-5  # between two orders of the same float32 sums, as a share of th
 COUNTS = (1, 2, 5, 40)
 HAS_TORCH = find_spec("torch") is not None
 DEVICE = os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu")  # of torch, which the same tests run on
+DEVICE += ":0" if DEVICE in ("cuda", "xpu", "mps") else ""
 few_examples = settings(max_examples=8, deadline=None)
 
 
