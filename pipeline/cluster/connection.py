@@ -156,14 +156,20 @@ def _local_cluster(count: int) -> Iterator[Any]:
     memory = max(MIN_LOCAL_MEMORY, int(free * LOCAL_MEMORY / count)) if free is not None else "auto"
     with dask.config.set({"distributed.comm.timeouts.connect": "120s"}):  # a busy machine may take long to answer
         dashboard: Any = "127.0.0.1:0" if find_spec("bokeh") is not None else None
-        cluster = LocalCluster(
-            n_workers=count,
-            processes=True,
-            threads_per_worker=1,
-            memory_limit=memory,
-            dashboard_address=dashboard,
-            silence_logs=logging.CRITICAL,
-        )
+        try:
+            cluster = LocalCluster(
+                n_workers=count,
+                processes=True,
+                threads_per_worker=1,
+                memory_limit=memory,
+                dashboard_address=dashboard,
+                silence_logs=logging.CRITICAL,
+            )
+        except RuntimeError as error:
+            raise PlanError(
+                f"workers cannot be started here ({_first_line(error)}); in a script, what starts them stands under "
+                "`if __name__ == '__main__':`"
+            ) from None
         with cluster:
             yield cluster
 

@@ -1,6 +1,8 @@
 """map_ordered against real worker processes."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import cluster_tasks as tasks
@@ -95,3 +97,14 @@ def test_pieces_that_read_the_same_go_to_one_machine():
     del chosen._workers[busy]
     kept = {file: home for file, home in homes.items() if home != busy}
     assert {file: chosen._home(file) for file in kept} == kept
+
+
+def test_script_that_is_run_again_by_its_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ggufmill.pipeline.cluster.connection import open_cluster\nwith open_cluster('local:1'):\n    print('open')\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert "PlanError: workers cannot be started here" in ended.stderr
+    assert "__main__" in ended.stderr.splitlines()[-1]
