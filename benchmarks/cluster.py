@@ -35,7 +35,7 @@ from ggufmill.pipeline.cluster.ordered_map import map_ordered
 from ggufmill.pipeline.cluster.pieces import cut, piece_weights
 from ggufmill.quantize.timing import encode_speed
 
-PIECES, TASKS, IN_TURN = 2000, 100_000, 10_000
+PIECES, TASKS, IN_TURN = 1000, 100_000, 5000
 BLOCK = 16 << 20  # bytes of a result
 TENSORS, ROWS, COLUMNS = 12, 4096, 4096
 TYPE = "iq4_k"
