@@ -147,7 +147,8 @@ def compute_imatrix(
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
-    source = opened_source(model, settings.pop("architecture", None))
+    architecture = settings.pop("architecture", None)
+    source = opened_source(model, architecture)
     inputs = [*source.files, *(one.path for one in texts), *added]
     state_path = check_outputs(path, plot, inputs, resume, force or dry_run)
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
@@ -187,7 +188,8 @@ def compute_imatrix(
             warn([f"{error}; the work goes on, but --resume has less to go on with"])
 
     try:
-        elsewhere = collecting_on(cluster, model, opened, windows, collect_options, {"n_ctx": window, **settings})
+        there = {"n_ctx": window, "architecture": architecture, **settings}
+        elsewhere = collecting_on(cluster, model, opened, windows, collect_options, there)
         with reporting(progress) as report, elsewhere as run_batches, output_lock(path) if path is not None else nullcontext():
             stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
 

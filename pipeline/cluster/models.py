@@ -14,6 +14,7 @@ from ...convert import open_source
 from ...errors import FormatError, MillError
 from ...formats import TensorSource
 from ...runtime import Model, Settings, load_model
+from ..common.arguments import as_adapters
 from ..common.models import ModelLike
 
 _MOST_MODELS = 2  # that a process keeps: a model and its baseline
@@ -66,6 +67,8 @@ def model_address(model: ModelLike, opened: Model, settings: Mapping[str, Any], 
         chosen = {field.name: getattr(opened.settings, field.name) for field in fields(Settings) if field.name != "threads"}
         settings = {name: value for name, value in chosen.items() if value != getattr(usual, name)}
     fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    if fixed.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
+        fixed["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(fixed["lora"]))
     source = address_of(model, opened.stored, mla_layout=mla_layout, architecture=fixed.pop("architecture", None))
     return ModelAddress(source, tuple(sorted(fixed.items())))
 
