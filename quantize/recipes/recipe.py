@@ -12,7 +12,8 @@ from typing import Any
 
 from ...formats import PlanError, TensorType
 from ...jobs.plan import parse_size
-from .rules import RecipeError, Rule, parse_default, parse_rules, parse_type, rules_from_shell
+from .rules import RecipeError, Rule, parse_default, parse_rules, parse_type
+from .shell import rules_from_shell
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def load_recipe(path: str | Path) -> Recipe:
         raise RecipeError(f"{path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}") from None
     if path.suffix != ".toml":
         return Recipe(path.name, parse_rules(rules_from_shell(text), str(path)), text)
+    _check_dots(text, path)
     try:
         stages = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError; numbers of thousands of digits; tables nested too deeply
@@ -65,6 +67,21 @@ def load_recipe(path: str | Path) -> Recipe:
         parse_default(quantize["type"], f"{path}: [quantize] type") if "type" in quantize else None,
         parse_size(size) if isinstance(size, str) else size,
     )
+
+
+# What dots mean nothing in: strings of TOML and comments.
+_TEXT_OF_TOML = re.compile(r'''"""(?:\\.|[^\\])*?"""|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+'|#[^\n]*+''', re.DOTALL)
+_MAX_DOTS = 64  # in one line; what tomllib takes for a key grows with the square of its parts
+
+
+def _check_dots(text: str, path: Path) -> None:
+    """Raises RecipeError for a line with a dotted key of so many parts that reading it would take gigabytes."""
+    bare = _TEXT_OF_TOML.sub(lambda match: "\n" * match[0].count("\n"), text)
+    for number, line in enumerate(bare.split("\n"), 1):
+        if line.count(".") > _MAX_DOTS:
+            raise RecipeError(
+                f"{path}: line {number} has {line.count('.')} dots; a key of a recipe has one part: [quantize] type"
+            )
 
 
 # A local path in a TOML recipe, up to the file name at its end. Windows separates folders by backslashes too.

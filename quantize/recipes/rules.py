@@ -1,7 +1,7 @@
 """The rule language of recipes: `regex=type`, searched for anywhere in a tensor's name; the first rule that matches wins.
 
 Accepted as people post them: one rule per line or many joined by commas, blank lines, `#` comments, type names in any letter
-case, and complete shell scripts that call llama-quantize.
+case, and complete shell scripts that call llama-quantize (`shell`).
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class RuleMatcher:
         return self._rules[by_name] if by_name < len(self._rules) else None
 
 
-# What may end a rule: '=' and a type name, followed by a comma, the end of the line or a comment.
-_RULE_END = re.compile(r"\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
-_COMMENT = re.compile(r"\s+#.*$")
+# What may end a rule: '=' and a type name, followed by a comma, the end of the line or a comment. Runs of white space are taken
+# from their first character only, as a line of a million spaces would otherwise be read a million times.
+RULE_END = re.compile(r"(?<!\s)\s*=\s*(?P<type>[A-Za-z0-9_]+)\s*(?:,|$|(?=\s#))")
+_COMMENT = re.compile(r"(?<!\s)\s+#.*$")
+_NO_SPACE = re.compile(r"\S")
 _MAX_ENDS = 32  # ends tried for one rule, so that a long line whose first rule is wrong is not tried to its end
 
 
@@ -92,20 +94,19 @@ def parse_rules(text: str, where: str = "recipe") -> list[Rule]:
         if line.strip().startswith("#"):
             continue
         line, column = _COMMENT.sub("", line).rstrip().rstrip(","), 0
-        while line[column:].strip():
-            rule, column = _parse_rule(line, column, number, where)
+        while (first := _NO_SPACE.search(line, column)) is not None:
+            rule, column = _parse_rule(line, first.start(), number, where)
             rules.append(rule)
     return rules
 
 
-def _parse_rule(line: str, start: int, number: int, where: str) -> tuple[Rule, int]:
-    """The rule that begins at this column of the line, and the column after it.
+def _parse_rule(line: str, first: int, number: int, where: str) -> tuple[Rule, int]:
+    """The rule that begins at this column of the line, not a space, and the column after it.
 
     `=type,` may also occur within a group or character set of the regex: the rule ends at the first end before which the
     regex compiles.
     """
     place = f"{where}, line {number}, column "
-    first = start + len(line[start:]) - len(line[start:].lstrip())
     if line[first] == ",":
         raise RecipeError(f"{place}{first + 1}: there is no rule before this comma")
     failure: RecipeError | None = None
@@ -121,41 +122,15 @@ def _parse_rule(line: str, start: int, number: int, where: str) -> tuple[Rule, i
             continue
         tensor_type = parse_type(end["type"], place + str(end.start("type") + 1))
         return Rule(pattern, tensor_type, number, regex), end.end()
-    raise failure or RecipeError(f"{place}{start + 1}: {line[start:].strip()[:60]!r} is not `regex=type`")
+    raise failure or RecipeError(f"{place}{first + 1}: {line[first:].strip()[:60]!r} is not `regex=type`")
 
 
 def _rule_ends(line: str, start: int) -> Iterator[re.Match[str]]:
     """Possible ends of the rule that begins at `start`, nearest first. A regex has at least one character."""
-    end = _RULE_END.search(line, start + 1)
+    end = RULE_END.search(line, start + 1)
     while end is not None:
         yield end
-        end = _RULE_END.search(line, end.end())
-
-
-# Places of rules in a shell script; the rules are the last group that matched.
-_IN_SHELL = re.compile(
-    r"""^[ \t]*\w+=(?P<mark>["'])(?P<assigned>.*?)(?P=mark)"""
-    r"""|<<-?[ \t]*(?P<around>["']?)(?P<word>\w+)(?P=around)[^\n]*\n(?P<document>.*?)^[ \t]*(?P=word)[ \t]*$"""
-    r"""|--custom-q[= \t]+(?:(?P<quote>["'])(?P<option>.*?)(?P=quote)|(?P<bare>[^\s"']\S*))""",
-    re.MULTILINE | re.DOTALL,
-)
-
-
-def rules_from_shell(text: str) -> str:
-    """The rules in a posted shell script, on the same lines as there; any other text is returned unchanged.
-
-    People post the script that calls llama-quantize: its rules are in the quotes of an assignment (`custom="..."`), in a
-    here-document, or after --custom-q. Everything else in the script is dropped.
-    """
-    parts, done = [], 0
-    for match in _IN_SHELL.finditer(text):
-        is_comment = "#" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        if match.lastgroup and not is_comment and _RULE_END.search(match[match.lastgroup]):
-            start, end = match.span(match.lastgroup)
-            line_breaks = re.sub(r"[^\n]", "", text[done:start]) or "," * bool(parts)
-            parts += [line_breaks, text[start:end].replace("\\\n", "\n").rstrip(", ")]
-            done = end
-    return "".join(parts) if parts else text
+        end = RULE_END.search(line, end.end())
 
 
 def parse_type(name: str, where: str) -> TensorType:

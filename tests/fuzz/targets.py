@@ -41,7 +41,8 @@ from ggufmill.pipeline.perplexity import read_result
 from ggufmill.pipeline.recipe_search.measurements import Measurements
 from ggufmill.pipeline.stages.cache import StageCache
 from ggufmill.quantize.recipes.recipe import load_recipe
-from ggufmill.quantize.recipes.rules import parse_rules, rules_from_shell
+from ggufmill.quantize.recipes.rules import parse_rules
+from ggufmill.quantize.recipes.shell import rules_from_shell
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results

@@ -14,7 +14,8 @@ from ggufmill.quantize.recipes.lint import (
     unreachable_rules,
 )
 from ggufmill.quantize.recipes.recipe import load_recipe
-from ggufmill.quantize.recipes.rules import parse_rules, rules_from_shell
+from ggufmill.quantize.recipes.rules import parse_rules
+from ggufmill.quantize.recipes.shell import rules_from_shell
 
 SCRIPT = r"""#!/usr/bin/env bash
 custom="
