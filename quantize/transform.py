@@ -11,6 +11,7 @@ from ..formats import MillError, SourceTensor, TensorScale, TensorType, dims
 from ..formats.floats import all_finite
 from ..repack.interleave import ReadRows, repacked_rows
 from .codecs.registry import NonFiniteError, encode
+from .scale_range import ScaleRange
 
 if TYPE_CHECKING:
     from .covariance.prepared import PreparedCovariance
@@ -25,6 +26,7 @@ def row_producer(
     effort: int = 1,
     scale: TensorScale | None = None,
     device: str | None = None,
+    checks_range: bool = True,
 ) -> ReadRows:
     """The function (start, stop) -> uint8 [stop - start, row_bytes] that makes a tensor's rows in the target type.
 
@@ -37,6 +39,7 @@ def row_producer(
     covariance_of     number of a matrix -> the covariance of its inputs, None if there is none; effort: see `encode`
     device            of torch that encodes the types it can, see `encode`
     scale             factors that the file has beside the rows: what is encoded is divided by them
+    checks_range      rows that the type's scales cannot hold are told, or raise MillError: see `scale_range`
     """
     copy_rows = None
     if tensor.stored is not None and tensor.raw is not None:
@@ -46,6 +49,7 @@ def row_producer(
     if target.name == "bf16" and tensor.read_bf16 is not None:
         copy_rows = tensor.read_bf16
     _, rows, matrices = dims(tensor.shape)
+    scale_range = ScaleRange(tensor, target) if checks_range else None
 
     def produce(start: int, stop: int) -> np.ndarray:
         if copy_rows is not None:
@@ -55,19 +59,25 @@ def row_producer(
         weights = importance[start // rows] if importance is not None else None
         covariance = covariance_of(start // rows) if covariance_of is not None else None
         x = tensor.read(start, stop)
+        factor = np.float32(1) if scale is None else scale.factors()[start // rows]
         if scale is not None:
-            x = x / scale.factors()[start // rows]
+            x = x / factor
         try:
-            return encode(x, target.name, weights, covariance, effort, device)
+            q = encode(x, target.name, weights, covariance, effort, device)
         except NonFiniteError as error:
-            if nonfinite_counts is not None:
-                nonfinite = ~np.isfinite(x)
-                nonfinite_counts.append((tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
-                return encode(np.where(nonfinite, np.float32(0), x), target.name, weights, covariance, effort, device)
-            matrix, row = divmod(start + error.row, rows)
-            where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
-            raise MillError(
-                f"{tensor.name}: the weight at {where} is {error.value}: a damaged source (--allow-nonfinite writes 0 instead)"
-            ) from None
+            if nonfinite_counts is None:
+                matrix, row = divmod(start + error.row, rows)
+                where = f"row {row}, column {error.column}" + (f" of matrix {matrix}" if matrices > 1 else "")
+                raise MillError(
+                    f"{tensor.name}: the weight at {where} is {error.value}: "
+                    "a damaged source (--allow-nonfinite writes 0 instead)"
+                ) from None
+            nonfinite = ~np.isfinite(x)
+            nonfinite_counts.append((tensor.name, int(nonfinite.sum())))  # list.append: called from several threads
+            x = np.where(nonfinite, np.float32(0), x)
+            q = encode(x, target.name, weights, covariance, effort, device)
+        if scale_range is not None:  # codes under a covariance have a larger plain error: other ones are compared then
+            scale_range.check(x, q if covariance is None else None, weights, start, float(factor))
+        return q
 
     return produce

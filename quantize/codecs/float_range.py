@@ -27,6 +27,15 @@ def _row_amax(x, out):
         out[r] = reduce_max(amax)
 
 
+def row_amax(x: np.ndarray) -> np.ndarray:
+    """Largest magnitude of each row: float32 [rows, n], C-contiguous -> float32 [rows]."""
+    if x.shape[1] % LANES:
+        return np.abs(x).max(1, initial=0)
+    amax = np.empty(len(x), np.float32)
+    _row_amax(x, amax)
+    return amax
+
+
 def normalise_rows(
     x: np.ndarray, exponents: tuple[int, int], min_amax: float | np.floating = 0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -35,8 +44,7 @@ def normalise_rows(
     exponents: rows whose amax has a binary exponent (of frexp) above the first and up to the second stay as they are, and so
     do rows with an amax below min_amax; their shift is 0.
     """
-    amax = np.empty(len(x), np.float32)
-    _row_amax(x, amax)
+    amax = row_amax(x)
     shifts = np.frexp(amax)[1]
     shifts[(amax < min_amax) | ((shifts > exponents[0]) & (shifts <= exponents[1]))] = 0
     return (np.ldexp(x, -shifts[:, None]) if shifts.any() else x), shifts

@@ -1,0 +1,139 @@
+"""Rows whose weights are too large or too small for the scales of their type, most of which are float16.
+
+float16 ends at 65504, and below 2^-14 it has fewer digits, down to one at 2^-24. An encoder then clips or drops scales, and
+rows become coarse, zero or far too small. Rows of ordinary magnitude are only looked at for their largest weight; others are
+decoded and compared with what the type makes of the same rows times a power of two.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import cache
+
+import numpy as np
+
+from ..formats import MillError, SourceTensor, TensorType, dims
+from ..formats.layouts import layout_of
+from .codecs.registry import decode, encode
+
+_LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
+_UNITS = 16  # a scale of so many units of the smallest float16 is as good as any
+_F16_UNIT = 2.0**-24
+NEGLIGIBLE = 2.0**-10  # of the tensor's largest weight: what rows below that lose is told, and is no error
+_READ_ELEMENTS = 1 << 22  # that are read at a time to find the largest
+_log = logging.getLogger("ggufmill")
+
+
+@cache
+def plain_range(name: str) -> tuple[float, float] | None:
+    """Smallest and largest amax of a row that the type's scales surely hold; None if they have float32's range."""
+    layout = layout_of(name)
+    if layout.number is not None:
+        return (_UNITS * _F16_UNIT, _LARGEST_PLAIN) if layout.number == "f16" else None
+    value = float(np.abs(layout.values).max() + max(map(abs, layout.shifts))) * layout.unit
+    levels = np.abs(layout.levels).astype(np.float64) if layout.levels is not None else np.ones(1)
+    if layout.d is None and layout.row_scale is None:
+        return value * _UNITS * float(levels[levels > 0].min()), value * float(levels.max())
+    if (layout.row_scale or layout.d_format) != "f16":
+        return None
+    return value * float(levels.max()) * _UNITS * _F16_UNIT, _LARGEST_PLAIN
+
+
+def row_errors(x: np.ndarray, q: np.ndarray, name: str) -> np.ndarray:
+    """|decoded - x| / |x| of each row, float64 [rows]; 0 for rows of zeros that decode to zeros."""
+    amax = np.abs(x).max(1, initial=0).astype(np.float64)[:, None]
+    amax[amax == 0] = 1
+    scaled = x / amax
+    difference = np.square(decode(q, name, x.shape[1]) / amax - scaled).sum(1)
+    squares = np.square(scaled).sum(1)
+    return np.sqrt(difference / np.where(squares > 0, squares, 1))
+
+
+class ScaleRange:
+    """Looks at the encoded rows of one tensor. See `check`."""
+
+    def __init__(self, tensor: SourceTensor, target: TensorType):
+        self._tensor, self._target = tensor, target
+        self._range = plain_range(target.name)
+        self._lock, self._told = threading.Lock(), False
+        self._largest: float | None = None
+
+    def suspects(self, x: np.ndarray) -> np.ndarray:
+        """Numbers of the rows that the type's scales may not hold, in complete groups of interleaved rows."""
+        if self._range is None or not x.size:
+            return np.empty(0, np.intp)
+        from .codecs.float_range import row_amax  # imports numba, which plans do not need
+
+        amax = row_amax(np.ascontiguousarray(x, np.float32))
+        group = self._target.rows
+        found = np.unique(np.flatnonzero((amax > 0) & ((amax < self._range[0]) | (amax > self._range[1]))) // group)
+        return (found[:, None] * group + np.arange(group)).reshape(-1)
+
+    def check(self, x: np.ndarray, q: np.ndarray | None, importance: np.ndarray | None, start: int, factor: float = 1) -> None:
+        """Compares rows that are very small or very large with what they became.
+
+        x float32 [rows, n]: what was encoded as q, rows from `start` on; q None: encode them here. factor: what x is of the
+        tensor, divided by. Raises MillError for a row that overflows, or that is lost and is not negligible beside the tensor's
+        other weights; other rows that are coarser than the type gives a warning, one per tensor.
+        """
+        rows = self.suspects(x)
+        if not len(rows):
+            return
+        assert self._range is not None
+        name, x = self._target.name, x[rows]
+        amax = np.abs(x).max(1)
+        encoded = encode(x, name, importance) if q is None else q[rows]
+        errors = row_errors(x, encoded, name)
+        plain = np.ldexp(x, -np.frexp(amax)[1][:, None])
+        expected = row_errors(plain, encode(plain, name, importance), name)
+        halfway = np.maximum((1 + expected) / 2, 1.02 * expected)
+        coarse = (amax > 0) & (errors > np.minimum(2 * expected + 0.01, halfway))
+        overflows = coarse & (amax > self._range[1])
+        lost = coarse & (errors > halfway)
+        lost |= (amax > 0) & (errors >= 1) & (expected < 1)
+        for i in np.flatnonzero(overflows | lost):
+            weight = float(amax[i]) * factor
+            if overflows[i] or weight > NEGLIGIBLE * self._largest_weight(weight / NEGLIGIBLE):
+                raise MillError(self._error(start + int(rows[i]), weight, float(errors[i]), bool(overflows[i])))
+        if (coarse | lost).any():
+            self._warn(int((coarse | lost).sum()), start + int(rows[np.flatnonzero(coarse | lost)[0]]), start + int(rows[-1]))
+
+    def _error(self, row: int, weight: float, error: float, overflows: bool) -> str:
+        _, count, matrices = dims(self._tensor.shape)
+        matrix, row = divmod(row, count)
+        where = f"row {row}" + (f" of matrix {matrix}" if matrices > 1 else "")
+        name = self._tensor.name
+        return (
+            f"{name}: {where} (largest weight {weight:.3g}) is too {'large' if overflows else 'small'} for "
+            f"{self._target.name} (relative error {error:.2g}): a damaged source, or a tensor for --custom-q '{name}=bf16'"
+        )
+
+    def _warn(self, count: int, first: int, last: int) -> None:
+        with self._lock:
+            told, self._told = self._told, True
+        if not told:
+            _log.warning(
+                "%s: %d of the rows %d to %d have weights so small that %s makes them coarse or zero",
+                self._tensor.name, count, first, last, self._target.name,
+            )  # fmt: skip
+
+    def _largest_weight(self, enough: float) -> float:
+        """The tensor's largest weight, or one above `enough`."""
+        with self._lock:
+            if self._largest is None or self._largest <= enough:
+                columns, rows = self._tensor.shape[0], int(np.prod(self._tensor.shape[1:]))
+                _, per_matrix, _ = dims(self._tensor.shape)
+                step, largest = max(1, _READ_ELEMENTS // columns), 0.0
+                starts = [
+                    (m + s, m + min(s + step, per_matrix))
+                    for m in range(0, rows, per_matrix)
+                    for s in range(0, per_matrix, step)
+                ]
+                for start, stop in starts:
+                    x = np.abs(self._tensor.read(start, stop))
+                    largest = max(largest, float(x.max(initial=0, where=np.isfinite(x))))
+                    if largest > enough:
+                        break
+                self._largest = largest
+            return self._largest
