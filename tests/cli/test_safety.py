@@ -292,6 +292,27 @@ def test_rows_that_no_quantised_type_fits(mill, tmp_path):
     assert "another type than asked for" in err
 
 
+@pytest.mark.parametrize("kind", ["q2_K", "q8_0", "f16"])
+@pytest.mark.parametrize(("factor", "word"), [(1e-9, "small"), (1e32, "large")])
+def test_weights_that_the_scales_cannot_hold(mill, tmp_path, kind, factor, word):
+    x = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
+    source = write_gguf(tmp_path / "a.gguf", a_w=x, b_w=x * np.float32(factor))
+    command = ("quantize", source, tmp_path / "out.gguf", kind, "--pure")
+    assert "b.weight: row 0 (largest weight" in (line := error_line(mill(*command), tmp_path / "out.gguf"))
+    assert f"is too {word} for {kind}" in line
+    assert mill(*command[:-1], "--custom-q", "b.weight=bf16", "--force", "--verify")[0] == 0
+
+
+def test_rows_without_weight_worth_speaking_of(mill, tmp_path):
+    """Embeddings of unused tokens: a warning."""
+    x = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
+    x[2:5] *= np.float32(1e-10)
+    source = write_gguf(tmp_path / "a.gguf", a_w=x)
+    code, _, err = mill("quantize", source, tmp_path / "out.gguf", "q2_K", "--pure", "--verify")
+    assert code == 0
+    assert "a.weight: 3 of the rows 2 to 4 have weights so small that q2_K makes them coarse or zero" in err
+
+
 # -- what was written, looked at
 
 
