@@ -86,7 +86,8 @@ def rope_scaling_keys(architecture: str, rope: Rope, notes: list[str]) -> dict[s
         if mscale_all_dim:
             # llama.cpp adds multiplier * ln(factor) to 1, DeepSeek's own code 0.1 * mscale_all_dim * ln(factor).
             keys[f"{prefix}.yarn_log_multiplier"] = np.float32(0.1 * mscale_all_dim)
-        if (mscale or 1.0) != (mscale_all_dim or 1.0):
+        # Readers take mscale to be 1 for Mistral 3, and the same as mscale_all_dim for all others.
+        if (mscale or 1.0) != (1.0 if architecture == "mistral3" else mscale_all_dim or 1.0):
             raise rope.settings.error(
                 f"yarn has mscale {mscale} and mscale_all_dim {mscale_all_dim}; a GGUF can only say the latter"
             )
