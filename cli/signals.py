@@ -74,6 +74,6 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def _end(number: int, frame: FrameType | None) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-    with suppress(OSError):
-        os.write(2, b"ggufmill: interrupted\n")
+    with suppress(OSError), open(2, "wb", buffering=0, closefd=False) as stderr:  # whatever else is just being printed
+        stderr.write(b"ggufmill: interrupted\n")
     os._exit(128 + (_received or number))

@@ -23,7 +23,7 @@ def unchanged(name: str, weights: list[Weight]) -> SourceTensor:
     """One weight as it is: a vector stays one, a matrix [rows, columns] has ne shape (columns, rows)."""
     weight = weights[0]
     shape = (weight.columns,) if len(weight.shape) == 1 else (weight.columns, weight.rows)
-    return _reordered(name, shape, weight, slice)
+    return reordered(name, shape, weight, slice)
 
 
 def as_int32(name: str, weights: list[Weight]) -> SourceTensor:
@@ -37,43 +37,7 @@ def as_int32(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, shape, "i32", lambda start, stop: weight.read(slice(start, stop)), raw, TYPES["i32"])
 
 
-def stack_experts(name: str, weights: list[Weight]) -> SourceTensor:
-    """Matrices [rows, columns] of one shape, one per expert -> ne shape (columns, rows, experts)."""
-    first = weights[0]
-    rows = first.rows
-
-    def select(start: int, stop: int) -> tuple[Weight, slice]:
-        expert, first_row = divmod(start, rows)
-        return weights[expert], slice(first_row, first_row + stop - start)
-
-    def read(start: int, stop: int) -> np.ndarray:
-        weight, run = select(start, stop)
-        return weight.read(run)
-
-    def raw(start: int, stop: int) -> np.ndarray:
-        weight, run = select(start, stop)
-        return weight.raw(run)
-
-    def read_bf16(start: int, stop: int) -> np.ndarray:
-        weight, run = select(start, stop)
-        return weight.read_bf16(run)
-
-    types = {w.ggml_type for w in weights}
-    ggml_type = first.ggml_type if len(types) == 1 else None
-    source_type = "+".join(sorted({w.source_type for w in weights}))
-    return SourceTensor(
-        name,
-        (first.columns, rows, len(weights)),
-        source_type,
-        read,
-        raw if ggml_type else None,
-        ggml_type,
-        read_bf16=read_bf16 if all(w.has_read_bf16 for w in weights) else None,
-        scale=_joined_scale([w.scale for w in weights]),
-    )
-
-
-def _joined_scale(scales: list[TensorScale | None]) -> TensorScale | None:
+def joined_scale(scales: list[TensorScale | None]) -> TensorScale | None:
     """The factors of a stack of matrices from those of the matrices, of which all have one, or none."""
     present = [scale for scale in scales if scale is not None]
     inputs = [scale.inputs for scale in present if scale.inputs is not None]
@@ -103,7 +67,7 @@ def permute_heads(n_heads: int) -> Transform:
 
         if is_vector:
             return _selected_elements(name, weight, order(0, weight.columns))
-        return _reordered(name, (weight.columns, weight.rows), weight, order)
+        return reordered(name, (weight.columns, weight.rows), weight, order)
 
     return transform
 
@@ -127,7 +91,7 @@ def kv_b_values(n_heads: int, key_size: int, value_size: int, *, by_head: bool) 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
         columns = weights[0].columns
         shape = (columns, value_size, n_heads) if by_head else (columns, value_size * n_heads)
-        return _reordered(name, shape, weights[0], order)
+        return reordered(name, shape, weights[0], order)
 
     return transform
 
@@ -225,45 +189,7 @@ def padded_rows(count: int) -> Transform:
             rows = np.arange(start, stop)
             return slice(start, stop) if stop <= weight.rows else np.where(rows < weight.rows, rows, 0)
 
-        return _reordered(name, (weight.columns, count), weight, order)
-
-    return transform
-
-
-def expert_rows(first: int = 0, step: int = 1) -> Transform:
-    """From a stack [experts, rows, columns] every step-th row of each matrix -> ne shape (columns, rows / step, experts)."""
-
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
-        weight = weights[0]
-        experts = weight.shape[0]
-        rows = weight.rows // experts
-        n_selected = rows // step
-
-        def order(start: int, stop: int) -> Rows:
-            if step == 1:
-                return slice(start, stop)
-            expert, row = np.divmod(np.arange(start, stop), n_selected)
-            return expert * rows + first + step * row
-
-        return _reordered(name, (weight.columns, n_selected, experts), weight, order)
-
-    return transform
-
-
-def expert_half(half: int) -> Transform:
-    """From a stack [experts, rows, columns] the first (0) or second (1) half of each matrix's rows."""
-
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
-        weight = weights[0]
-        experts = weight.shape[0]
-        n_selected = weight.rows // experts // 2
-
-        def order(start: int, stop: int) -> Rows:
-            expert, row = divmod(start, n_selected)
-            first_row = (2 * expert + half) * n_selected + row
-            return slice(first_row, first_row + stop - start)
-
-        return _reordered(name, (weight.columns, n_selected, experts), weight, order)
+        return reordered(name, (weight.columns, count), weight, order)
 
     return transform
 
@@ -283,39 +209,14 @@ def select_rows(first: int, count: int, order: Callable[[np.ndarray], np.ndarray
         if len(weight.shape) == 1:
             numbers = np.arange(count)
             return _selected_elements(name, weight, first + (numbers if order is None else order(numbers)))
-        return _reordered(name, (weight.columns, count), weight, rows)
+        return reordered(name, (weight.columns, count), weight, rows)
 
     return transform
-
-
-def transposed_expert_rows(first: int = 0, step: int = 1) -> Transform:
-    """As `expert_rows`, from a stack whose matrices are stored transposed: [experts, columns, rows]."""
-    return _transposed_experts(lambda rows: slice(first, rows, step))
-
-
-def split_experts(experts: int) -> Transform:
-    """From the matrices of all experts in one, [experts * rows, columns] -> ne shape (columns, rows, experts)."""
-
-    def transform(name: str, weights: list[Weight]) -> SourceTensor:
-        weight = weights[0]
-        return _reordered(name, (weight.columns, weight.rows // experts, experts), weight, slice)
-
-    return transform
-
-
-def split_transposed_experts(experts: int) -> Transform:
-    """As `split_experts`, of matrices that are stored transposed: [experts * columns, rows]."""
-    return _transposed_experts(lambda rows: slice(0, rows), experts)
-
-
-def transposed_expert_half(half: int) -> Transform:
-    """As `expert_half`, from a stack whose matrices are stored transposed."""
-    return _transposed_experts(lambda rows: slice(half * rows // 2, (half + 1) * rows // 2))
 
 
 def transposed(name: str, weights: list[Weight]) -> SourceTensor:
     """A matrix that is stored transposed, [columns, rows] -> ne shape (columns, rows)."""
-    return _transposed_experts(lambda rows: slice(0, rows))(name, weights)
+    return transposed_matrices(lambda rows: slice(0, rows))(name, weights)
 
 
 def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
@@ -327,7 +228,7 @@ def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
 
 
-def _transposed_experts(select: Callable[[int], slice], split: int = 0) -> Transform:
+def transposed_matrices(select: Callable[[int], slice], split: int = 0) -> Transform:
     """select: number of rows of a matrix -> those that are taken; split: experts of a stack that is stored as one matrix."""
 
     def transform(name: str, weights: list[Weight]) -> SourceTensor:
@@ -399,7 +300,7 @@ def computed(compute: Callable[[], np.ndarray]) -> Transform:
     return transform
 
 
-def _reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrder) -> SourceTensor:
+def reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrder) -> SourceTensor:
     """A tensor whose rows are rows of one weight, in some order."""
 
     def run(read_rows: Callable[[Rows], np.ndarray], start: int, stop: int) -> np.ndarray:
@@ -407,7 +308,7 @@ def _reordered(name: str, shape: tuple[int, ...], weight: Weight, order: RowOrde
 
     raw = partial(run, weight.raw) if weight.ggml_type else None
     read_bf16 = partial(run, weight.read_bf16) if weight.has_read_bf16 else None
-    scale = _joined_scale([weight.scale] * prod(shape[2:])) if len(shape) > 1 else None
+    scale = joined_scale([weight.scale] * prod(shape[2:])) if len(shape) > 1 else None
     read = partial(run, weight.read)
     return SourceTensor(name, shape, weight.source_type, read, raw, weight.ggml_type, read_bf16=read_bf16, scale=scale)
 

@@ -26,6 +26,13 @@ def allowed_cpus() -> list[int]:
     return sorted(get_affinity(0)) if get_affinity is not None else list(range(os.cpu_count() or 1))
 
 
+def may_have_accelerators() -> bool:
+    """Whether a GPU of which torch knows may be here: on Linux, whether there is a device file of one; elsewhere True."""
+    if sys.platform != "linux":
+        return True
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri", "/dev/dxg"))
+
+
 def architecture() -> str:
     """ "x86_64", "aarch64", or what the system calls it."""
     machine = platform.machine().lower()

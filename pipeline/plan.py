@@ -13,6 +13,7 @@ from ..convert.hub.fetch import is_repository
 from ..errors import PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..operating_system.memory import free_bytes
+from ..operating_system.processors import may_have_accelerators
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
 from ..quantize.planning import plan_quantize
@@ -21,8 +22,8 @@ from ..quantize.recipes.mixes import default_type, file_types
 from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
-from ..runtime.backends.torch.devices import TorchDevice, choose_devices, find_devices
 from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
+from ..runtime.torch_devices import TorchDevice, choose_devices, find_devices
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.messages import warn
 
@@ -197,7 +198,8 @@ def plan_memory(
 def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
     """The devices of these names; None: those that there are, if torch is installed."""
     if device is None:
-        return find_devices() if find_spec("torch") is not None else []
+        # Importing torch takes longer than the rest of `plan`: only where there may be a device.
+        return find_devices() if find_spec("torch") is not None and may_have_accelerators() else []
     return choose_devices(device.split(",") if isinstance(device, str) else device)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ..formats import TYPES, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from .backends import Executable
-from .backends.torch.devices import TorchDevice, choose_devices, import_torch
 from .graph import Graph
 from .hparams import HParams
 from .memory import CPU, Placement, Use, Weight, experts_to_cpu, layer_number, parse_overrides, place
 from .settings import Settings
+from .torch_devices import TorchDevice, choose_devices, import_torch
 
 if TYPE_CHECKING:
     from .backends.cpu.weights import WeightStore

@@ -24,20 +24,11 @@ import numpy as np
 
 from ..config import Config
 from ..draft_layers import DEEPSEEK_NAMES, DraftLayer, DraftLayers, nextn_tensors
+from ..expert_transforms import expert_half, expert_rows, stack_experts, transposed_expert_half, transposed_expert_rows
 from ..metadata import RMS_NORM, hparam_keys, uint32_keys
 from ..model_spec import ModelSpec, TensorSpec
 from ..rope import llama3_factors, longrope, read_rope, rope_scaling_keys
-from ..tensor_transforms import (
-    Transform,
-    computed,
-    expert_half,
-    expert_rows,
-    permute_heads,
-    stack_experts,
-    transposed_expert_half,
-    transposed_expert_rows,
-    unchanged,
-)  # fmt: skip
+from ..tensor_transforms import Transform, computed, permute_heads, unchanged
 
 ATTENTION = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "output": "self_attn.o_proj"}
 EXPERTS = {part: f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}  # the usual names; {}: the expert

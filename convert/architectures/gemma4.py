@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 
 from ..config import Config
+from ..expert_transforms import expert_rows
 from ..model_spec import ModelSpec, TensorSpec
-from ..tensor_transforms import computed, expert_rows
+from ..tensor_transforms import computed
 from .decoder_spec import DecoderSpec, LayerTensor
 from .gemma import GEMMA3_RENAMED_PREFIXES, GEMMA3_SKIPPED_PREFIXES
 

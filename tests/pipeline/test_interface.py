@@ -130,11 +130,11 @@ COMMANDS = [
     *(("recipes", [verb], f"{verb}_recipe") for verb in ("lint", "explain")),
 ]
 _OF_DISPLAY = {"as_json", "form", "timings"}
-_OF_LIBRARY = {"progress", "on_text", "on_ready", "on_end", "command"}
+_OF_LIBRARY = {"progress", "on_text", "on_ready", "on_end", "on_refused", "command"}
 _SETTINGS = {"batch_size": "batch", "ubatch_size": "ubatch", "cache_type_k": "cache_k", "cache_type_v": "cache_v"}
 _SETTINGS |= {"flash_attn": "flash", "mla_use": "mla", "attn_max_batch": "attention_bytes", "run_time_repack": "repack"}
 _SETTINGS |= {"smart_expert_reduction": "expert_reduction", "parallel": "parallel", "threads": "threads", "n_ctx": "n_ctx"}
-_SETTINGS |= {"cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "checkpoints"}
+_SETTINGS |= {"n_gpu_layers": "gpu_layers", "cpu_mask": "cpus", "cpu_range": "cpus", "ctx_checkpoints": "checkpoints"}
 
 
 @pytest.mark.parametrize(("verb", "words", "name"), COMMANDS)
@@ -149,7 +149,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
     others |= {"architecture"} if takes_any else set()  # of `open_model`, beside the settings
     flags = {option.name for option in command.params} - _OF_DISPLAY
     flags -= {"plan": {"tensors"}, "inspect": {"cpu"}}.get(verb, set())
-    flags = {_SETTINGS.get(flag, flag) if takes_any else flag for flag in flags}
+    flags = {_SETTINGS.get(flag, flag) if takes_any and flag not in parameters else flag for flag in flags}
     if verb == "convert":
         flags = flags - {"model"} | {"source"}
     assert flags - others <= parameters.keys()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...config import Config
+from ...expert_transforms import split_experts, split_transposed_experts
 from ...model_spec import ModelSpec, TensorSpec
-from ...tensor_transforms import select_rows, split_experts, split_transposed_experts, unchanged
+from ...tensor_transforms import select_rows, unchanged
 from ..decoder_spec import DecoderSpec, LayerTensor, linear
 from .pooling import POOLINGS, pooling_keys
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...config import Config
+from ...expert_transforms import split_experts, split_transposed_experts
 from ...model_spec import ModelSpec
-from ...tensor_transforms import split_experts, split_transposed_experts
 from ..decoder_spec import CheckpointNames, DecoderSpec, LayerTensor, linear
 
 NAMES = CheckpointNames("transformer.blocks.{}", "transformer.wte.weight", "transformer.norm_f.weight")

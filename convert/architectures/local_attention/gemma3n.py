@@ -8,8 +8,9 @@ from statistics import NormalDist
 import numpy as np
 
 from ...config import Config
+from ...expert_transforms import stack_experts
 from ...model_spec import ModelSpec, TensorSpec
-from ...tensor_transforms import padded_rows, stack_experts
+from ...tensor_transforms import padded_rows
 from ..decoder_spec import DecoderSpec, LayerTensor
 from ..gemma import GEMMA3_RENAMED_PREFIXES
 from ..gemma4 import SKIPPED_PREFIXES

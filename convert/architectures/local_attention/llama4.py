@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...config import Config
+from ...expert_transforms import stack_experts, transposed_expert_half, transposed_expert_rows
 from ...model_spec import ModelSpec
-from ...tensor_transforms import stack_experts, transposed_expert_half, transposed_expert_rows
 from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor
 
 PERIOD = 4  # every fourth layer is global; llama.cpp assumes that

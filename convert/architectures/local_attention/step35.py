@@ -8,9 +8,10 @@ import numpy as np
 
 from ...config import Config
 from ...draft_layers import DEEPSEEK_NAMES
+from ...expert_transforms import expert_rows
 from ...model_spec import ModelSpec
 from ...rope import llama3_factors
-from ...tensor_transforms import add_one, computed, expert_rows
+from ...tensor_transforms import add_one, computed
 from ..decoder_spec import SIGMOID_GATING, DecoderSpec, LayerTensor, linear
 
 ARCHITECTURE = "step35"

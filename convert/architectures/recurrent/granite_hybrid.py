@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...config import Config
+from ...expert_transforms import expert_half, expert_rows
 from ...model_spec import ModelSpec
-from ...tensor_transforms import expert_half, expert_rows, select_rows
+from ...tensor_transforms import select_rows
 from ..decoder_spec import DecoderSpec, LayerTensor, linear
 from ..llama_variants import GRANITE_FACTORS
 from .layers import add_key_value_heads, attention_layers

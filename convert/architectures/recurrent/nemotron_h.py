@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...config import Config
+from ...expert_transforms import stack_experts
 from ...model_spec import ModelSpec
-from ...tensor_transforms import stack_experts
 from ..decoder_spec import MAX_EXPERTS, SIGMOID_GATING, CheckpointNames, DecoderSpec, LayerTensor, linear
 from .layers import add_key_value_heads
 from .state_space import Mamba2

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from ....errors import PlanError
-from ....operating_system.memory import free_bytes
+from ..errors import PlanError
+from ..operating_system.memory import free_bytes
 
 _KINDS = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}  # torch's name -> ours; ROCm's devices are torch's cuda, too
 _NAME = re.compile(r"(cuda|xpu|mps|cpu|torch):?(\d*)", re.IGNORECASE)
