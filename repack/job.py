@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
+from ..jobs.patterns import NamePattern, PatternError
 from ..jobs.plan import Output, Plan, make_plan
 from .interleave import packing_obstacle, repacked_rows
 
@@ -66,12 +66,12 @@ def plan_repack(
     return make_plan(outputs, _metadata(file.metadata, changed, undo), out, identity=file.identity, shards=shards)
 
 
-def _compiled(pattern: str | Sequence[str] | None) -> list[re.Pattern[str]] | None:
+def _compiled(pattern: str | Sequence[str] | None) -> list[NamePattern] | None:
     patterns = []
     for text in [pattern] if isinstance(pattern, str) else pattern or ():
         try:
-            patterns.append(re.compile(text))
-        except re.error as error:
+            patterns.append(NamePattern(text))
+        except PatternError as error:
             raise PlanError(f"{text!r} is no regular expression: {error}") from None
     return patterns or None
 
@@ -115,9 +115,9 @@ def _metadata(metadata: dict[str, Any], changed: set[str], undo: bool) -> dict[s
     return {**metadata, FILE_TYPE: np.uint32(TYPES[target].ftype or number)}
 
 
-def _why_nothing(outputs: list[Output], patterns: list[re.Pattern[str]] | None, undo: bool) -> str:
+def _why_nothing(outputs: list[Output], patterns: list[NamePattern] | None, undo: bool) -> str:
     if patterns is not None and not any(p.search(o.name) for p in patterns for o in outputs):
-        return "no tensor's name matches " + " or ".join(repr(p.pattern) for p in patterns)
+        return "no tensor's name matches " + " or ".join(repr(p.text) for p in patterns)
     notes = [o.note for o in outputs if o.note]
     if notes:
         return f"no tensor can be {'unpacked' if undo else 'repacked'} ({notes[0]})"

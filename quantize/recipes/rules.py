@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import islice
 
 from ...formats import TYPES, MillError, TensorType
+from ...jobs.patterns import NamePattern, PatternError
 from ..codecs.registry import can_encode
 from .mixes import default_type, file_type_name, file_types
 
@@ -32,7 +33,7 @@ class Rule:
     pattern: str
     type: TensorType
     line: int
-    regex: re.Pattern[str] = field(repr=False, compare=False)
+    regex: NamePattern = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.pattern}={self.type.name}"
@@ -113,12 +114,11 @@ def _parse_rule(line: str, first: int, number: int, where: str) -> tuple[Rule, i
     for end in islice(_rule_ends(line, first), _MAX_ENDS):
         pattern = line[first : end.start()]
         try:
-            regex = re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            column = first + 1 + (getattr(error, "pos", None) or 0)
+            regex = NamePattern(pattern)
+        except PatternError as error:
+            column = first + 1 + (error.position or 0)
             shown = pattern if len(pattern) <= 200 else f"{pattern[:200]}..."
-            reason = getattr(error, "msg", error)
-            failure = failure or RecipeError(f"{place}{column}: {shown!r} is not a regular expression ({reason})")
+            failure = failure or RecipeError(f"{place}{column}: {shown!r} is not a regular expression ({error})")
             continue
         tensor_type = parse_type(end["type"], place + str(end.start("type") + 1))
         return Rule(pattern, tensor_type, number, regex), end.end()
