@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..formats import FormatError
+from ..formats.file_range import check_regular
 
 FLOAT32_MAX, FLOAT32_MIN = 3.4e38, 1.2e-38  # of float32's normal numbers, in which GGUF stores metadata
+_MAX_BYTES = 1 << 29  # of a JSON file; the largest tokenizer.json have some 40 MB
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # an escaped surrogate code point, alone or in a pair
 
 
@@ -102,6 +104,7 @@ class Config:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises FormatError if it cannot be read or is something else."""
+    check_regular(path, _MAX_BYTES)
     try:
         text = path.read_text("utf-8")
         values = json.loads(text)

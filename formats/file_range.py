@@ -7,6 +7,7 @@ process until the system takes them back, so the peak of a job would grow with t
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,21 @@ def read_range(path: Path, offset: int, nbytes: int) -> np.ndarray:
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     return out
+
+
+def check_regular(path: Path, limit: int | None = None) -> None:
+    """Raises FormatError for what is no regular file, as pipes block and devices never end; limit: the most bytes it may have.
+
+    A file that is absent is left to whoever opens it.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise FormatError(f"{path}: not a regular file (a pipe, a socket or a device); copy it into a file first")
+    if limit is not None and status.st_size > limit:
+        raise FormatError(f"{path}: {status.st_size} bytes are too many for such a file; {limit} are the most that are read")
 
 
 def check_file_size(path: Path, end: int) -> None:

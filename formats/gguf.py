@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .file_range import check_file_size, read_range
+from .file_range import check_file_size, check_regular, read_range
 from .source import files_stamp
 from .types import TYPES, TensorType
 
@@ -195,6 +195,7 @@ def _integer(path: Path, metadata: dict[str, Any], key: str, default: int) -> in
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
+    check_regular(path)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import FormatError
 from .deleted_shards import deleted_shard_names, read_record
-from .file_range import check_file_size, read_range
+from .file_range import check_file_size, check_regular, read_range
 
 # safetensors dtype -> (numpy dtype of the stored words, name as a source type)
 DTYPES: dict[str, tuple[str, str]] = {
@@ -134,6 +134,7 @@ class StoredTensor:
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file, name -> tensor; no data is read. Raises FormatError if the file is truncated or malformed."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
