@@ -231,7 +231,7 @@ def test_signals(job, tmp_path, number):
         if out.exists():  # the last moment: all was written
             assert out.read_bytes() == bytes_
         elif number == signal.SIGINT:
-            assert process.returncode == 1
+            assert process.returncode == 130
             assert "interrupted; what was finished is kept, --resume goes on with it" in err
     assert stopped or command[0] == "merge"  # which is over in a moment
     if not out.exists() or journal.exists():

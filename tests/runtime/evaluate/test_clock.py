@@ -48,11 +48,11 @@ def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):
     generate(model, "a", n_predict=2, temp=0).text()
     run, compile_seconds = model.executable.hidden, []
 
-    def compiling(tokens, caches):
+    def compiling(*batch):
         start = time.perf_counter()
         compile_a_function()
         compile_seconds.append(time.perf_counter() - start)
-        return run(tokens, caches)
+        return run(*batch)
 
     parts = {"new_cache": model.executable.new_cache, "logits": model.executable.logits}
     model.executable = SimpleNamespace(hidden=compiling, workers=model.workers, **parts)
