@@ -41,12 +41,13 @@ def completed_output(
 
 
 def _possible_tensors(model: ModelSpec, names: Collection[str]) -> list[set[str]]:
-    """The names of the tensors of a complete output: without draft layers, and with those of `names` that are optional."""
-    without = {tensor.name for tensor in model.tensors}
-    if model.draft is None:
-        return [without]
-    optional = {tensor.name for tensor in model.draft.optional}.intersection(names)
-    return [without, without | {tensor.name for tensor in model.draft.tensors} | optional]
+    """The names of the tensors of a complete output: without draft layers, and with the first ones, with those of `names` that
+    are optional."""
+    possible = [{tensor.name for tensor in model.tensors}]
+    for layer in model.draft.layers if model.draft is not None else ():
+        optional = {tensor.name for tensor in layer.optional}.intersection(names)
+        possible.append(possible[-1] | {tensor.name for tensor in layer.tensors} | optional)
+    return possible
 
 
 class ShardDeleter:

@@ -7,7 +7,11 @@ import pytest
 
 from ggufmill.cli import main
 from ggufmill.convert import open_source
+from ggufmill.convert.draft_layers import DraftLayer, DraftLayers
+from ggufmill.convert.hub import delete_shards
 from ggufmill.convert.hub.delete_shards import ShardDeleter
+from ggufmill.convert.model_spec import ModelSpec, TensorSpec
+from ggufmill.convert.tensor_transforms import unchanged
 from ggufmill.formats import FormatError, PlanError
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.preflight import preflight
@@ -203,3 +207,15 @@ def test_needed_bytes_counts_deleted_shards_as_free(folder, tmp_path):
     needed = ShardDeleter(source, plan).needed_bytes()
     assert plan.file_bytes / 4 < needed <= plan.file_bytes
     assert all(path.exists() for path in source.shards)
+
+
+def test_the_tensors_of_a_finished_output_with_draft_layers():
+    def specs(*names):
+        return tuple(TensorSpec(name, (name,), (2, 2), unchanged) for name in names)
+
+    layers = (DraftLayer("a.", specs("b.eh", "b.q"), specs("b.head")), DraftLayer("c.", specs("c.eh")))
+    model = ModelSpec("test", {}, list(specs("x", "y")), 2, draft=DraftLayers(layers, ("a.", "c.")))
+    names = {"x", "y", "b.eh", "b.q", "b.head"}
+    expected = [{"x", "y"}, names, names | {"c.eh"}]
+    assert delete_shards._possible_tensors(model, names) == expected
+    assert delete_shards._possible_tensors(model, names - {"b.head"})[1] == names - {"b.head"}
