@@ -316,6 +316,10 @@ class _Parser:
         names: set[str] = set()
         for _ in range(count):
             name = self.string(MAX_NAME)
+            if any("\ud800" <= c <= "\udfff" for c in name):
+                raise self.error(
+                    f"the name of tensor {len(names)} is not UTF-8: {name.encode('utf-8', 'surrogateescape')!r:.80}"
+                )
             if name in names:
                 raise self.error(f"tensor {name} appears twice")
             names.add(name)

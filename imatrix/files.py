@@ -120,6 +120,9 @@ def _read_gguf(path: Path) -> ImatrixFile:
         chunk_size = int(file.metadata.get("imatrix.chunk_size", LEGACY_CHUNK))
     except (TypeError, ValueError, OverflowError):
         raise FormatError(f"{path}: its imatrix.* keys are not of the types that an imatrix has") from None
+    for name, value in (("chunk_count", chunk_count), ("chunk_size", chunk_size)):
+        if not 0 <= value < 1 << 31:
+            raise FormatError(f"{path}: imatrix.{name} is {value}; a file can hold 0 to {(1 << 31) - 1}")
     return ImatrixFile(entries, datasets, chunk_count, chunk_size)
 
 

@@ -110,8 +110,11 @@ class HParams:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """The key's value as a truth value."""
-        return bool(self._get(key, default))
+        """The key's value as a truth value; a number is one too. Raises FormatError for a list or a text."""
+        value = self._get(key, default)
+        if not isinstance(value, bool | int | float | np.bool_ | np.number):
+            raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {value!r:.60}, not true or false")
+        return bool(value)
 
     def flags(self, key: str, n: int) -> list[bool] | None:
         """n truth values, from a list of them or from a period (all but every period-th are true); None without the key."""

@@ -254,3 +254,10 @@ def test_a_damaged_header_opens_or_raises_format_error(good, tmp_path_factory, d
     else:
         message = ""
     assert "\n" not in message
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    header, _, size = header_bytes({"general.architecture": "llama"}, [("blk.0.XX.weight", (32, 2), TYPES["f32"])], 32)
+    (tmp_path / "a.gguf").write_bytes(header.replace(b"XX", b"\xff\xfe").ljust(size, b"\0"))
+    with pytest.raises(FormatError, match=r"the name of tensor 0 is not UTF-8: b'blk.0.\\xff\\xfe.weight'"):
+        open_gguf(tmp_path / "a.gguf")

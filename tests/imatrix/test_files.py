@@ -178,3 +178,15 @@ def test_heads_in_one_row_are_pooled_or_split(tmp_path):
     assert imatrix.fit(source(**{"blk.0.attn_k_b.weight": (2, 30)}), "a").means()["blk.0.attn_k_b.weight"].tolist() == [[3, 4]]
     per_head = imatrix.fit(source(**{"blk.0.attn_k_b.weight": (2, 10, 3)}), "a").means()["blk.0.attn_k_b.weight"]
     assert per_head.tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("key", ["chunk_count", "chunk_size"])
+def test_a_number_of_chunks_that_no_file_can_hold(imatrix, tmp_path, key):
+    path = tmp_path / "a.gguf"
+    imatrix.save(path)
+    data = bytearray(path.read_bytes())
+    at = data.index(f"imatrix.{key}".encode()) + len(f"imatrix.{key}") + 4  # after the type of the value
+    data[at : at + 4] = b"\xff" * 4
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=f"imatrix.{key} is 4294967295; a file can hold 0 to 2147483647"):
+        load(path)

@@ -31,6 +31,7 @@ def test_keys_that_a_file_may_lack():
         (lambda h: h.size("zero"), "metadata key x.zero is 0, not 1 to 2147483648"),
         (lambda h: h.size("two", maximum=1), "metadata key x.two is 2, not 1 to 1"),
         (lambda h: h.float("nan"), "metadata key x.nan is nan"),
+        (lambda h: h.flag("list"), "metadata key x.list is [1, 2], not true or false"),
         (lambda h: h.positive("zero"), "metadata key x.zero is 0.0; it has to be above 0"),
     ],
 )
