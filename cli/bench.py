@@ -47,7 +47,7 @@ _SWITCH = Listed(lambda text: {"0": False, "1": True}[text], "0 or 1")
 # Options of which every combination is measured: (short, long, keyword, column of the table, type, help).
 _GRID = (
     ("-t", "--threads", "threads", "threads", _NUMBER, "Numbers of threads. [default: all processors]"),
-    ("-b", "--batch-size", "batch", "n_batch", _NUMBER, "Tokens taken on together. [default: 2048]"),
+    ("-b", "--batch-size", "batch", "n_batch", _NUMBER, "Logical batch size in tokens. [default: 2048]"),
     ("-ub", "--ubatch-size", "ubatch", "n_ubatch", _NUMBER, "Tokens per pass. [default: 2048]"),
     ("-ctk", "--cache-type-k", "cache_k", "type_k", _CACHE, "Types of the cached keys. [default: f16]"),
     ("-ctv", "--cache-type-v", "cache_v", "type_v", _CACHE, "Types of the cached values. [default: f16]"),

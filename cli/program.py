@@ -123,7 +123,7 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename or 'input/output'}: {error.strerror}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer threads (-t) need less"
-    return f"a fault of the program: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
+    return f"internal error: {type(error).__name__}: {error} (`ggufmill --debug ...` shows where; please report it)"
 
 
 def _make_writable() -> None:

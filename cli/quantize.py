@@ -41,7 +41,7 @@ _role_types = flags.together(
 @click.option("--calibration", type=FILE, help="Text to measure the tensors' sensitivity on, for --target-size and its like.")
 @click.option("--token-embedding-type", type=TYPE, help="Type of token_embd.weight; beats the rules.")
 @click.option("--output-tensor-type", type=TYPE, help="Type of output.weight; beats the rules.")
-@click.option("--ffn-gate-inp-type", type=TYPE, help="Type of the routers ffn_gate_inp, which else stay f32.")
+@click.option("--ffn-gate-inp-type", type=TYPE, help="Type of the routers ffn_gate_inp, which otherwise stay f32.")
 @_role_types
 @click.option("--pure", is_flag=True, help="Every weight becomes TYPE; mix and rules are left aside.")
 @click.option("--leave-output-tensor", is_flag=True, help="Copy output.weight as it is.")

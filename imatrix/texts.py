@@ -57,7 +57,7 @@ def check_texts(texts: Sequence[CalibrationText]) -> None:
 def decode_text(data: bytes, path: Path) -> str:
     """UTF-8 bytes -> text, with U+FFFD for invalid bytes. Raises PlanError for a file with zero bytes."""
     if b"\0" in data:
-        raise PlanError(f"{path} is no text: it has a zero byte at {data.index(0):,}")
+        raise PlanError(f"{path} is not a text file: it has a zero byte at {data.index(0):,}")
     return data.decode("utf-8", "replace")
 
 

@@ -32,7 +32,7 @@ class Settings:
     threads           threads; None: one per processor that they may use
     cpus              numbers of the processors that the threads may use; None: all that the process may use
     numa              placement by NUMA node, 'distribute', 'isolate' or 'numactl' (see `thread_placement`); None: by the system
-    batch             tokens of several sequences taken on together
+    batch             logical batch size: tokens of several sequences in one call
     ubatch            tokens per pass through the layers: more use big matrices better, fewer take less memory for activations
     parallel          sequences that a server works on at once, each with n_ctx tokens of its own
     cache_k, cache_v  types of the cached keys and values; None: f16, or f32 with `exact`. With mla 2 and 3 only cache_k counts.

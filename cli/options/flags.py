@@ -40,7 +40,7 @@ def gathered(
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force = click.option("--force", is_flag=True, help="Replace an existing output.")
-resume = click.option("--resume", is_flag=True, help="Go on with a job that was interrupted.")
+resume = click.option("--resume", is_flag=True, help="Resume an interrupted job.")
 dry_run = click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
 threads = click.option("-t", "--threads", type=click.IntRange(1), help="Worker threads. [default: all processors]")
 

@@ -17,7 +17,7 @@ sampling_options = together(
         type=click.FloatRange(0, 1, min_open=True),
         default=0.95,
         show_default=True,
-        help="Keep tokens that have this share together; 1: off.",
+        help="Nucleus sampling: keep the most probable tokens up to this cumulative probability; 1: off.",
     ),
     click.option(
         "--min-p",

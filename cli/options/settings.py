@@ -62,7 +62,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             type=click.Choice(NUMA_MODES, case_sensitive=False),
             help="distribute: threads and memory over all NUMA nodes; isolate: on this node; numactl: as numactl has set it.",
         ),
-        click.option("-b", "--batch-size", type=click.IntRange(1), help="Tokens taken on together. [default: 2048]"),
+        click.option("-b", "--batch-size", type=click.IntRange(1), help="Logical batch size in tokens. [default: 2048]"),
         click.option("-ub", "--ubatch-size", type=click.IntRange(1), help="Tokens per pass. [default: 2048]"),
         click.option("-ctk", "--cache-type-k", type=CACHE_TYPE, help="Type of the cached keys. [default: f16]"),
         click.option("-ctv", "--cache-type-v", type=CACHE_TYPE, help="Type of the cached values. [default: f16]"),

@@ -210,7 +210,7 @@ def model_spec(
     if architecture is None:
         if own is None:
             raise config.error(f"no architecture is named; --architecture NAME sets one (see {PAGE})")
-        raise config.error(f"the architecture {own} is not known; {_nearest(config, mla_layout, stored)}; {PAGE} says how")
+        raise config.error(f"unsupported architecture {own}; {_nearest(config, mla_layout, stored)}; {PAGE} says how")
     if architecture not in ARCHITECTURES:
         near = nearest_name(architecture, ARCHITECTURES)
         raise PlanError(f"--architecture {architecture} is not known; the nearest known name is {near}")

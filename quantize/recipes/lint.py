@@ -71,7 +71,10 @@ def rules_needing_imatrix(rules: Sequence[Rule]) -> list[str]:
     for rule in rules:
         if TYPES.imatrix_need(rule.type):
             lines_of.setdefault(rule.type.name, []).append(rule.line)
-    return [f"{name} needs an imatrix: {len(lines)} rules, first line {lines[0]}" for name, lines in lines_of.items()]
+    return [
+        f"{name} needs an imatrix: {len(lines)} rule{'s' * (len(lines) > 1)}, first line {lines[0]}"
+        for name, lines in lines_of.items()
+    ]
 
 
 def tensors_needing_imatrix(plan: Plan) -> list[str]:

@@ -54,7 +54,7 @@ def test_every_verb_that_takes_a_checkpoint_has_it(run, renamed, tmp_path, verb)
     words = [w.format(model=folder, tmp=tmp_path, text=folder / "heldout.txt") for w in VERBS[verb]]
     code, _, said = run(verb, *words)
     assert code == 1
-    assert "the architecture NewForCausalLM is not known" in said
+    assert "unsupported architecture NewForCausalLM" in said
     code, _, said = run(verb, *words, "--architecture", name)
     assert code == 0, said
 
@@ -65,7 +65,7 @@ def test_recipes_have_it(run, renamed, tmp_path):
     recipe.write_text(f'[convert]\narchitecture = "{name}"\n[quantize]\ntype = "q8_0"\n')
     assert run("recipes", "explain", folder, "--recipe", recipe)[0] == 0
     assert run("recipes", "explain", folder, "--type", "q8_0", "--architecture", name)[0] == 0
-    assert "is not known" in run("recipes", "explain", folder, "--type", "q8_0")[2]
+    assert "unsupported architecture" in run("recipes", "explain", folder, "--type", "q8_0")[2]
 
 
 def test_a_file_and_an_open_model_keep_theirs(run, renamed, tmp_path):

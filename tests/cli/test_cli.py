@@ -99,7 +99,7 @@ REFUSALS = [
     (["split", "junk", "out", "--split-max-size", "9" * 400 + "G"], 2, "is not a size"),
     (["generate", "MODEL", "-p", "x", "--top-p", "7"], 2, "7.0 is not in the range"),
     (["search", "MODEL", "r.txt", "--target-bpw", "nan"], 1, "a target of nan cannot be reached"),
-    (["search", "MODEL", "r.txt", "--target-bpw", "5", "-f", "binary"], 1, "binary is no text: it has a zero byte"),
+    (["search", "MODEL", "r.txt", "--target-bpw", "5", "-f", "binary"], 1, "binary is not a text file: it has a zero byte"),
     (["quantize", "MODEL", "out.gguf", "--custom-q", "ffn=iq9"], 1, "--custom-q, line 1, column 5: there is no tensor type"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--custom-q", "nope=q8_0", "--strict"], 1, "--strict: line 1: nope=q8_0"),
     (["quantize", "MODEL", "out.gguf", "q8_0", "--imatrix", "junk"], 1, "junk: not an imatrix"),
@@ -148,7 +148,7 @@ def test_an_internal_error_is_one_line(mill, checkpoint, monkeypatch, tmp_path):
     monkeypatch.setattr("ggufmill.pipeline.convert.open_source", broken)
     code, _, err = mill("convert", checkpoint, tmp_path / "a.gguf")
     assert code == 1
-    assert re.fullmatch(r"ggufmill: a fault of the program: KeyError: 'oops' \(.*--debug.*\)\n", err)
+    assert re.fullmatch(r"ggufmill: internal error: KeyError: 'oops' \(.*--debug.*\)\n", err)
 
 
 def test_inspect(mill, checkpoint, tmp_path):

@@ -52,7 +52,7 @@ def test_lint_names_types_that_need_an_imatrix_without_a_model_too(mill, tmp_pat
     assert code == 0
     assert json.loads(out)["notes"] == [
         "iq2_xxs needs an imatrix: 2 rules, first line 1",
-        "iq1_s_r4 needs an imatrix: 1 rules, first line 4",
+        "iq1_s_r4 needs an imatrix: 1 rule, first line 4",
     ]
     computed = tmp_path / "r.toml"
     computed.write_text("[imatrix]\ntext = 'c.txt'\n[quantize]\nrules = 'ffn_up=iq2_xxs'\n")

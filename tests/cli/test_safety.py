@@ -87,7 +87,7 @@ def error_line(result, out):
     assert code == 1
     line = err.splitlines()[-1]
     assert line.startswith("ggufmill: ")
-    assert "fault of the program" not in line
+    assert "internal error" not in line
     assert "Traceback" not in err
     assert not out.exists()
     return line

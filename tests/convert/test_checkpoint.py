@@ -72,7 +72,7 @@ def test_tables_and_activation_scales_are_ignored(tiny):
 
 def test_unknown_architectures(tiny):
     with pytest.raises(
-        FormatError, match=r"the architecture OPTForCausalLM is not known; the nearest .* docs/adding/architecture.md"
+        FormatError, match=r"unsupported architecture OPTForCausalLM; the nearest .* docs/adding/architecture.md"
     ):
         open_source(tiny({"architectures": ["OPTForCausalLM"]}))
     for wrong in (None, [], "LlamaForCausalLM", [3], 5, {"a": 1}, [["LlamaForCausalLM"]], [None], True):

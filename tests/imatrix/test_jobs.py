@@ -183,7 +183,7 @@ def test_text_jsonl_and_conversations(model, tmp_path):
 
 def test_binary_files_are_refused(model, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
-    with pytest.raises(PlanError, match=r"model\.gguf is no text: it has a zero byte at 5"):
+    with pytest.raises(PlanError, match=r"model\.gguf is not a text file: it has a zero byte at 5"):
         read_segments(model, [CalibrationText(tmp_path / "model.gguf")])
 
 

@@ -104,7 +104,7 @@ def test_rules_that_llama_quantize_would_split():
 
 def test_rules_whose_types_need_an_imatrix():
     assert not rules_needing_imatrix(parse_rules("ffn=q8_0,attn=iq4_k_r4"))
-    assert rules_needing_imatrix(parse_rules("a=q8_0\nb=iq2_xs_r4")) == ["iq2_xs_r4 needs an imatrix: 1 rules, first line 2"]
+    assert rules_needing_imatrix(parse_rules("a=q8_0\nb=iq2_xs_r4")) == ["iq2_xs_r4 needs an imatrix: 1 rule, first line 2"]
 
 
 def test_rule_shares_add_up_to_the_plan(tmp_path):
