@@ -80,6 +80,7 @@ VERBS = {
     "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
     "run": Verb("Every stage a recipe names, ending in a report", ("run_recipe",)),
     "warm-up": Verb("Compile kernels before they are needed", ("warm_up",)),
+    "completion": Verb("Print what makes a shell complete ggufmill's words", ()),
 }
 
 _ERRORS = ("MillError", "PlanError", "FormatError", "UsageError", "CheckFailed")

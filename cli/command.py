@@ -12,13 +12,31 @@ import click
 from ..errors import UsageError
 
 HELP = ("-h", "--help")
+_QUIET = "ggufmill.quiet"  # in a context's meta
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs was given --quiet; False without one."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def _set_quiet(context: click.Context, option: click.Parameter, value: bool) -> None:
+    context.meta[_QUIET] = value
 
 
 class Verb(click.Command):
-    """A verb: messages of the library go to stderr while it runs, and its UsageError is one of the command line."""
+    """A verb: messages of the library go to stderr while it runs, and its UsageError is one of the command line. It has
+    --quiet."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return list(HELP)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        text = "No progress and no notes on stderr; warnings and errors stay."
+        quiet = click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help=text)
+        *others, help_option = super().get_params(ctx)
+        return [*others, quiet, help_option]
 
     def invoke(self, ctx: click.Context) -> Any:
         with _messages_on_stderr(details=not ctx.params.get("as_json")):
@@ -45,8 +63,9 @@ class _Handler(logging.Handler):
         self._details = details
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._details or record.name != "ggufmill.details":
-            click.echo("warning: " * (record.levelno >= logging.WARNING) + record.getMessage(), err=True)
+        is_warning = record.levelno >= logging.WARNING
+        if (self._details or record.name != "ggufmill.details") and (is_warning or not is_quiet()):
+            click.echo("warning: " * is_warning + record.getMessage(), err=True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import click
 from ...errors import CheckFailed
 from ...pipeline.common.messages import json_text
 from ...pipeline.common.progress import Bars
+from ..command import is_quiet
 
 if TYPE_CHECKING:
     from ...runtime.generation.generate import Timings
@@ -58,7 +59,10 @@ def progress_bars() -> Iterator[Bars]:
     from tqdm import tqdm
 
     interval = _SECONDS[not sys.stderr.isatty()]
-    bars = Bars(lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, **options), _HIDDEN)
+    quiet = is_quiet()
+    bars = Bars(
+        lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options), _HIDDEN
+    )
     try:
         yield bars
     finally:

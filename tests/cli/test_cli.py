@@ -337,9 +337,12 @@ HANGING = """
 import os, signal, sys, threading, time
 import ggufmill.cli.program as program
 def hang(*_, **__):
-    print("hanging", flush=True)
+    word = "hanging"
     while True:
         try:
+            if word:
+                print(word, flush=True)
+                word = ""
             time.sleep(60)
         except KeyboardInterrupt:
             print("again", flush=True)
