@@ -6,7 +6,7 @@ comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
 READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: demo test test-levels test-arm lint lint-platforms format docs clean
+.PHONY: demo test test-levels test-arm torture lint lint-platforms format docs clean
 
 demo: .venv/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
@@ -21,6 +21,12 @@ test-levels: $(READY)
 test-arm: $(READY)
 	$(BIN)/python tests/arm/environment.py
 	$(BIN)/python tests/levels.py --arm
+
+# What docs/reliability.md promises, with many more generated inputs and the slow faults of a cluster.
+EXAMPLES ?= 1000
+torture: $(READY)
+	GGUFMILL_EXAMPLES=$(EXAMPLES) GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/fuzz tests/jobs tests/cli/test_safety.py \
+	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/test_kernel_cache.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
