@@ -28,7 +28,7 @@ CPU = "CPU"
 MIB = 1 << 20
 _COMPRESSED = "deepseek4"  # the architecture whose layers keep a window and entries
 _SHARING = ("gemma3n", "gemma4")  # architectures whose last layers use the keys and values of earlier ones
-_BESIDE = 192 * MIB  # what buffers of latent attention take whatever the context (fits the logged sizes)
+_BESIDE = 192 * MIB  # at most, of what other buffers than those of latent attention take (fits the logged sizes)
 _SCORES_OVERHEAD = 1.09  # logged size over that of the scores alone, without flash attention
 
 
@@ -236,7 +236,7 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
     """The buffer that a device which computes whole layers needs.
 
     Latent attention: per token of the context the expanded keys and values in f16, the latents in f32 and a row of the mask;
-    beside them the bounded scores and queries. Within 4 % of the logged single-GPU sizes.
+    beside them the scores up to their bound, queries, and what every model has. Within 4 % of the logged single-GPU sizes.
     """
     hparams = HParams(dict(metadata), "the model")
     n_head, ub, n_ctx = _of_layer(hparams, "attention.head_count", 0), use.ubatch, use.n_ctx
@@ -248,13 +248,20 @@ def compute_bytes(metadata: Mapping[str, Any], use: Use) -> int:
             return _scores(n_ctx, n_head, ub, bound) + n_ctx * heads.rank * 4
         expanded = n_head * (width + heads.v_width) * 2 if use.settings(hparams).mla in (2, 3) else 0
         queries = ub * n_head * (width + heads.rope) * 4
-        return n_ctx * (expanded + heads.rank * 4 + ub * 2) + (bound or 512 * MIB) + _BESIDE + queries
-    n_ctx, n_embd = _sequence(hparams, n_ctx), hparams.int("embedding_length")
+        scores = min(n_ctx * n_head * ub * 4, bound or 512 * MIB)
+        beside = min(_passing(hparams, ub), _BESIDE)
+        return n_ctx * (expanded + heads.rank * 4 + ub * 2) + scores + beside + queries
+    n_ctx = _sequence(hparams, n_ctx)
+    return _passing(hparams, ub) + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
+
+
+def _passing(hparams: HParams, ub: int) -> int:
+    """Bytes of what passes through a layer and the output: rows of the residual stream, of the feed-forward and of logits."""
+    n_embd = hparams.int("embedding_length")
     has_head = not _is_encoder(hparams) and "pooling_type" not in hparams
     n_vocab = hparams.int("vocab_size", 0) if has_head else 0
     inner = max(_of_layer(hparams, "feed_forward_length", layer, 4 * n_embd) for layer in range(hparams.int("block_count")))
-    passing = ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
-    return passing + (n_ctx * ub * 2 if use.flash else _scores(n_ctx, n_head, ub, bound))
+    return ub * 4 * (3 * n_embd + 3 * inner + n_vocab)
 
 
 def _scores(n_ctx: int, n_head: int, ub: int, bound: int | None) -> int:

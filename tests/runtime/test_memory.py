@@ -6,7 +6,9 @@ import pytest
 from checkpoint_cases import convert_case
 from encoder_cases import convert_encoder
 
+from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, PlanError
+from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.memory import (
     Override,
@@ -359,3 +361,10 @@ def test_overrides_as_people_write_them():
             parse_overrides(wrong)
     with pytest.raises(PlanError, match="there is no CUDA1"):
         place([], DEEPSEEK, use(), [Override(re.compile("x"), "CUDA1", "-ot")], {"CPU": None, "CUDA0": None})
+
+
+def test_a_small_model_with_latent_attention():
+    """ik_llama.cpp takes 9.1 MiB of the demo at 2048 tokens with -mla 1, and 129.5 MiB at 32768 with -mla 3."""
+    metadata = open_source(FOLDER / "demo").metadata
+    for n_ctx, mla, measured in ((2048, 1, 9.1), (32768, 3, 129.5)):
+        assert measured * 0.9 < compute_bytes(metadata, use(n_ctx=n_ctx, mla=mla)) / MIB < 4 * measured
