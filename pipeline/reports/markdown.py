@@ -22,10 +22,16 @@ def comparison(data: dict[str, Any]) -> list[tuple[str, ...]]:
             gib(data["total_bytes"]),
             f"{data['bits_per_weight']:.3f}",
             f"{v['perplexity']:.4f}{error}",
-            f"{v['kld_mean']:.5f}",
+            divergence(v),
             f"{v['top1_agreement']:.2f} %",
         ),
     ]
+
+
+def divergence(v: dict[str, Any]) -> str:
+    """The mean KL divergence with its standard error; a single prediction has none."""
+    error = v.get("kld_error")
+    return f"{v['kld_mean']:.5f}" + (f" +/- {error:.5f}" if error is not None else "")
 
 
 def ratio(v: dict[str, Any]) -> str:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...formats import TYPES
+from ...formats.loaders import IK_LLAMA_CPP, LLAMA_CPP
 from ..common.messages import gib
 from .markdown import COMPARISON, FAILED, ROLES, comparison, markdown, measured, recipe_shown, role_rows, texts_shown
 
-_LAST_SHARED = 40  # type ids up to here are llama.cpp's; those of ik_llama.cpp are above (docs/formats/types.md)
 _TAGS = ("gguf", "quantized")
+# tasks of models that give vectors or scores: the option of llama-server for them
+_SERVER_OPTIONS = dict.fromkeys(("feature-extraction", "sentence-similarity", "fill-mask"), "--embedding")
+_SERVER_OPTIONS |= {"text-ranking": "--reranking"}
 _TAGS_LEFT_OUT = ("safetensors", "pytorch", "transformers", "fp8", "bf16")  # of the source's tags: no longer true
 
 
@@ -23,7 +25,7 @@ def card_text(data: dict[str, Any]) -> str:
     card = data["card"]
     name = Path(data["files"][0]).name
     base = card.get("base_model")
-    lines = [*_front(data), "", f"# {Path(data['recipe']).stem}", ""]
+    lines = [*_front(data), "", f"# {data['name']} GGUF", ""]
     if data["failures"]:
         lines += [f"> **Not fit to be published.** {FAILED} {'; '.join(data['failures'])}.", ""]
     origin = f"[{base}](https://huggingface.co/{base})" if base else f"`{data['source_name']}`"
@@ -31,16 +33,18 @@ def card_text(data: dict[str, Any]) -> str:
     lines += [f"A GGUF quantisation of {origin} ({data['architecture']}): {bits}{'s' * (len(data['files']) > 1)}."]
     v = data["validation"]
     if v is not None:
-        lines += ["", "## Quality", "", *markdown(COMPARISON, comparison(data)), "", measured(v)]
+        baseline, result = comparison(data)
+        rows = [baseline, (name, *result[1:])]
+        lines += ["", "## Quality", "", *markdown(COMPARISON, rows), "", measured(v)]
         lines += [f"Compared with the same model in {v['baseline']}, token by token."]
+    else:
+        row = (name, gib(data["file_bytes"]), f"{data['bits_per_weight']:.3f}")
+        lines += ["", "## Size", "", *markdown(COMPARISON[:3], [row])]
     lines += ["", "## What is in it", "", *markdown(ROLES, role_rows(data))]
     if data["imatrix"]:
         tokens = f" ({data['imatrix_tokens']:,} tokens)" if data["imatrix_tokens"] else ""
         lines += ["", f"Quantised with an importance matrix from {texts_shown(data)}{tokens}."]
-    fork_types = [name for name in data["types"] if TYPES[name].id > _LAST_SHARED]
-    if fork_types:
-        lines += ["", f"{', '.join(fork_types)}: known to ik_llama.cpp and ggufmill, not to llama.cpp."]
-    lines += ["", "## Use", "", "```sh", f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}", "```"]
+    lines += ["", "## Use", "", *_use(data)]
     lines += ["", "## How it was made", "", f"With ggufmill {data['version']}. The recipe, `{data['recipe']}`:", ""]
     lines += ["```toml", recipe_shown(data), "```", "", "```sh", f"ggufmill run {data['recipe']}", "```", ""]
     if data["search"] is not None:
@@ -50,6 +54,31 @@ def card_text(data: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _use(data: dict[str, Any]) -> list[str]:
+    """What runs the files, and what does not load them, as far as `loader_problems` knows."""
+    name, refused = Path(data["files"][0]).name, data["loaders"]
+    lines = [f"{program} does not load it: {'; '.join(why)}." for program, why in refused.items() if why]
+    if refused[LLAMA_CPP]:
+        lines.append("Neither do Ollama and LM Studio, which run models with llama.cpp.")
+    option = _SERVER_OPTIONS.get(data["card"].get("pipeline_tag", ""))
+    serve = f"llama-server {option}" if option else "llama-server"
+    uses = []
+    if not refused[LLAMA_CPP]:
+        uses.append((LLAMA_CPP, [f"{serve} -hf OWNER/NAME", f"{serve} -m {name}"]))
+    if not refused[IK_LLAMA_CPP]:
+        uses.append((IK_LLAMA_CPP, [f"{serve} -m {name}"]))
+    if not refused[LLAMA_CPP]:
+        if len(data["files"]) == 1:  # Ollama takes no split models from the Hub
+            uses.append(("Ollama", ["ollama run hf.co/OWNER/NAME"]))
+        uses.append(("LM Studio", ["lms get https://huggingface.co/OWNER/NAME"]))
+    own = [f'ggufmill embed {name} -p "..."'] if option else [f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}"]
+    for program, commands in [*uses, ("ggufmill", own)]:
+        lines += ["", f"{program}:", "", "```sh", *commands, "```"]
+    if not refused[LLAMA_CPP]:
+        lines += ["", "OWNER/NAME is the repository on the Hub that this card is in."]
+    return lines if lines[0] else lines[1:]
 
 
 def _front(data: dict[str, Any]) -> list[str]:
@@ -68,7 +97,9 @@ def _front(data: dict[str, Any]) -> list[str]:
         lines += ["language:", *(f"- {json.dumps(tag)}" for tag in card["languages"])]
     if card.get("quantized_by"):
         lines += [f"quantized_by: {json.dumps(card['quantized_by'])}"]
-    other_tags = [tag for tag in card.get("tags", []) if tag.lower() not in (*_TAGS_LEFT_OUT, *_TAGS)]
+    other_tags = [tag for tag in card.get("tags", []) if tag.lower() not in (*_TAGS_LEFT_OUT, *_TAGS, card.get("pipeline_tag"))]
     imatrix = ["imatrix"] if data["imatrix"] else []
-    lines += ["library_name: ggufmill", "tags:", *(f"- {json.dumps(tag)}" for tag in [*_TAGS, *imatrix, *other_tags]), "---"]
+    task = card.get("pipeline_tag")
+    lines += [f"pipeline_tag: {json.dumps(task)}"] if task else []
+    lines += ["library_name: gguf", "tags:", *(f"- {json.dumps(tag)}" for tag in [*_TAGS, *imatrix, *other_tags]), "---"]
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import __version__
+from ...formats.loaders import PROGRAMS, LoaderTensor, loader_problems
 from ...imatrix.coverage import covered_layers, layer_and_role, remarks
 from ...jobs.plan import Output, Plan
 from ...operating_system.process import system_text
@@ -34,6 +35,11 @@ _ROLES = (
 )
 # general.* keys that a card repeats, by their names there
 _CARD_KEYS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
+# tasks of the Hub (pipeline_tag) that models which are converted here have
+_TASKS = {
+    *("text-generation", "text2text-generation", "translation", "summarization", "image-text-to-text", "audio-text-to-text"),
+    *("any-to-any", "feature-extraction", "sentence-similarity", "text-ranking", "fill-mask"),
+}
 
 
 def report_json(
@@ -55,6 +61,7 @@ def report_json(
         "machine": f"{system_text()}, Python {'.'.join(map(str, sys.version_info[:3]))}",
         "source": run.source_line,
         "source_name": Path(run.source.path).resolve().name,
+        "name": str(plan.metadata.get("general.name") or Path(run.source.path).resolve().name),
         "architecture": plan.metadata.get("general.architecture", ""),
         "files": [str(f.path.resolve()) for f in plan.files],
         "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
@@ -94,6 +101,7 @@ def report_json(
         "rules": run.recipe.text,
         "search": search and {**search, "path": str(run.folder.recipe.resolve()), "recipe": run.final_recipe.text},
         "card": _card(run, plan),
+        "loaders": {program: loader_problems(plan.metadata, _headers(plan), program) for program in PROGRAMS},
     }
 
 
@@ -130,6 +138,10 @@ def _coverage(run: Run, imatrix: Imatrix) -> dict[str, Any]:
     return {"layers": layers, "remarks": remarks(covered)}
 
 
+def _headers(plan: Plan) -> dict[str, LoaderTensor]:
+    return {o.name: LoaderTensor(tuple(o.shape), o.type) for o in plan.outputs}
+
+
 def _card(run: Run, plan: Plan) -> dict[str, Any]:
     """What goes to the head of a model card, as far as it is known: never guessed."""
     wanted, metadata = run.recipe.stages.get("report", {}), plan.metadata
@@ -140,4 +152,14 @@ def _card(run: Run, plan: Plan) -> dict[str, Any]:
         value = metadata.get(f"general.{name}")
         if isinstance(value, list | np.ndarray) and len(value):
             known[name] = [str(v) for v in value]
+    known["pipeline_tag"] = _pipeline_tag(metadata, known.get("tags", []))
+    model = str(run.model)
+    if model.startswith("hf:"):
+        known["base_model"] = model.removeprefix("hf:").split("@")[0]
     return {**known, **wanted}
+
+
+def _pipeline_tag(metadata: Mapping[str, Any], tags: Iterable[str]) -> str:
+    """The task as the Hub names it: of the source's card, whose tag gguf puts among the tags; else by what the model gives."""
+    pooled = f"{metadata.get('general.architecture')}.pooling_type" in metadata
+    return next((tag for tag in tags if tag in _TASKS), "feature-extraction" if pooled else "text-generation")

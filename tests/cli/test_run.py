@@ -137,7 +137,11 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert r'quantized_by: "me: \"x\""' in front
     assert "# license:" in front
     assert "huggingface.co/someone/model" in card
-    assert "q8_0_r8: known to ik_llama.cpp and ggufmill, not to llama.cpp" in card
+    assert "library_name: gguf\n" in front
+    assert 'pipeline_tag: "text-generation"' in front
+    assert re.search(r"^llama.cpp does not load it: .*it does not know the tensor types q8_0_r8", card, re.MULTILINE)
+    assert "llama-server -m small-repacked.gguf" in card
+    assert "ollama run" not in card
     assert "exps=q4_0" in card
     for written in (card, page, (tmp_path / "out/report.md").read_text()):
         assert str(FOLDER) not in written
