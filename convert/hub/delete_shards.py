@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import PlanError, TensorSource, open_gguf
-from ...formats.deleted_shards import delete_shard, record_path
-from ...formats.safetensors import local_shards
+from ...formats.deleted_shards import delete_shard, deleted_shard_names, record_path
 from ...jobs.plan import Plan
 from ..model_spec import ModelSpec
 from ..source import describe
@@ -23,8 +22,8 @@ def completed_output(
     """The first file of a complete output whose source shards were all deleted, so that there is nothing to plan from.
 
     expected: metadata keys and values that the output must have. None if shards or parts of a job are left, if the output is
-    older than config.json, or if it has other tensors or metadata than expected. Raises FormatError as `open_source` and
-    `open_gguf` do.
+    older than config.json, or if it has other tensors or metadata than expected. Records of deleted shards that are left, since
+    the job was killed while it removed them, are removed. Raises FormatError as `open_source` and `open_gguf` do.
     """
     stem = escape(out.name.removesuffix(".gguf"))
     first = next((p for p in (out, *sorted(out.parent.glob(f"{stem}-00001-of-*.gguf"))) if p.is_file()), None)
@@ -32,12 +31,16 @@ def completed_output(
         return None
     folder = fetch_repository(str(source), remote=True).folder if is_repository(source) else Path(source)
     config = folder / "config.json"
-    if not config.is_file() or local_shards(folder) or config.stat().st_mtime_ns > first.stat().st_mtime_ns:
+    if not config.is_file() or any(folder.glob("*.safetensors")) or config.stat().st_mtime_ns > first.stat().st_mtime_ns:
         return None
     output, expected_model = open_gguf(first), describe(folder, mla_layout)
     metadata = {"general.architecture": expected_model.architecture, **(expected or {})}
     same_tensors = output.tensors.keys() in _possible_tensors(expected_model, output.tensors.keys())
-    return first if same_tensors and all(output.metadata.get(key) == value for key, value in metadata.items()) else None
+    if not same_tensors or any(output.metadata.get(key) != value for key, value in metadata.items()):
+        return None
+    for name in deleted_shard_names(folder):
+        record_path(folder / name).unlink(missing_ok=True)
+    return first
 
 
 def _possible_tensors(model: ModelSpec, names: Collection[str]) -> list[set[str]]:

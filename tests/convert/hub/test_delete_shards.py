@@ -124,6 +124,19 @@ def test_resume_removes_records_left_by_a_kill_at_the_end(folder, tmp_path, monk
     assert shards(folder) == []
 
 
+def test_resume_after_a_kill_between_the_removals_of_records(folder, tmp_path, monkeypatch, capsys):
+    job = ("convert", folder, tmp_path / "out.gguf", "--delete-source-shards")
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardDeleter, "close", lambda self: self._records[0].unlink())
+        assert run(*job) == 0
+    assert len(shards(folder)) == 2
+    written = (tmp_path / "out.gguf").read_bytes()
+    assert run(*job, "--resume") == 0
+    assert "finished already" in capsys.readouterr().out
+    assert shards(folder) == []
+    assert (tmp_path / "out.gguf").read_bytes() == written
+
+
 @pytest.mark.parametrize("after", [3, 20, 40, 57])
 def test_resume_after_interruption(folder, tmp_path, after, monkeypatch):
     execute(plan_quantize(open_source(folder), tmp_path / "uninterrupted.gguf", version="x"))
