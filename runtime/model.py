@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..convert.hub.fetch import is_repository
+from ..convert.source import open_source
 from ..formats import MillError, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from ..quantize import gguf_source
@@ -41,13 +43,14 @@ _STREAMED_BATCH = 32768  # tokens per visit of a layer whose weights are copied 
 
 
 def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Model:
-    """Opens a model for inference: a GGUF file (any shard of a split one), or a source that convert opened.
+    """Opens a model for inference: a GGUF file (any shard of a split one), a checkpoint folder, hf:OWNER/NAME, or a source that
+    `convert.open_source` opened.
 
     settings: fields of `Settings` by name. Weights are read when they are first needed. Raises PlanError for an architecture or
     setting that is not known, FormatError when tensors or metadata keys are missing or do not fit together.
     """
     chosen = settings_from({"batch": _STREAMED_BATCH, **settings} if settings.get("device_memory") is not None else settings)
-    stored = path_or_source if isinstance(path_or_source, TensorSource) else gguf_source(path_or_source)
+    stored = path_or_source if isinstance(path_or_source, TensorSource) else _open(path_or_source)
     source = with_adapters(stored, chosen.lora)
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
@@ -70,6 +73,11 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
         compile_any = device_compiler(placed, source, store, chosen)
         notes += placed.placement.warnings
     return Model(source, compile_any(graph), chosen, stored, packed_bytes, notes, compile_any, placed)
+
+
+def _open(path: str | Path) -> TensorSource:
+    """A GGUF whatever its name is, else what `open_source` takes."""
+    return open_source(path) if is_repository(path) or Path(path).is_dir() else gguf_source(path)
 
 
 def decoded_bytes(free: int | None) -> int:

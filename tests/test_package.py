@@ -42,6 +42,11 @@ def test_data_files_beside_modules_are_listed():
                 assert any(fnmatch(path.name, pattern) for pattern in listed.get(name, [])), path
 
 
+def test_type_checkers_read_the_annotations():
+    assert (ROOT / "py.typed").is_file()
+    assert _setuptools()["package-data"]["ggufmill"] == ["py.typed"]
+
+
 def test_hosted_ci_covers_every_system_and_version():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
     matrix = workflow["jobs"]["test"]["strategy"]["matrix"]

@@ -158,7 +158,7 @@ def test_flags_are_keyword_arguments(verb, words, name):
 
 
 def documented():
-    for verb in ggufmill.VERBS:
+    for verb in dict(FUNCTIONS):
         module = import_module(f"ggufmill.pipeline.{verb.replace('-', '_')}")
         yield from doctest.DocTestFinder(recurse=True).find(module, module.__name__)
     yield from doctest.DocTestFinder().find(import_module("ggufmill.pipeline.common.progress"))

@@ -256,6 +256,21 @@ def test_a_loaded_model_serves_several_calls(demo, models):
         ggufmill.generate_text(model, "The list", threads=1)
 
 
+def test_a_checkpoint_folder_is_a_model(demo, models):
+    from ggufmill import perplexity
+    from ggufmill.convert import open_source
+    from ggufmill.runtime import load_model
+
+    assert perplexity is ggufmill.perplexity
+    tokens = [1, 17, 40, 5]
+    logits = load_model(open_source(demo.model)).logits(tokens)
+    np.testing.assert_array_equal(load_model(demo.model).logits(tokens), logits)
+    np.testing.assert_array_equal(load_model(str(demo.model)).logits(tokens), logits)
+    assert load_model(models.bf16).logits(tokens).argmax(-1).tolist() == logits.argmax(-1).tolist()
+    with pytest.raises(MillError, match="is no checkpoint: it has no config.json"):
+        load_model(models.bf16.parent)
+
+
 def test_run(mill, tmp_path, reports):
     recipe = tmp_path / "small.toml"
     demo = ggufmill.recipes.FOLDER / "demo"
