@@ -24,7 +24,7 @@ from .markdown import (
     search_rows,
     type_rows,
 )
-from .svg import COLOURS, Series, bars, lines
+from .svg import Series, bars, heat_map, lines
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fbfbfa;--card:#fff;--ink:#1d2126;--soft:#5b6470;--grid:#e3e5e8;
@@ -60,15 +60,18 @@ _COLOURS = "".join(
 
 def page_text(data: dict[str, Any]) -> str:
     """The page of a run's report (`report_json`)."""
-    name = data["recipe"]
+    name = data["name"]
     body = [
         f"<h1>{escape(name)}</h1>",
         *_failures(data),
-        f'<p class="soft">{escape(data["source"])}. Made {escape(data["made"])} by ggufmill {escape(data["version"])} on '
+        f'<p class="soft">{escape(data["source"])}, by the recipe {escape(data["recipe"])}. '
+        f"Made {escape(data['made'])} by ggufmill {escape(data['version'])} on "
         f"{escape(data['machine'])}.</p>",
         _tiles(data),
         *_warnings(data),
-        _section("Size", [_sizes(data), ("Shares", _table(ROLES, role_rows(data)) + _table(TYPES, type_rows(data)))]),
+        _section(
+            "Size", [_sizes(data), _bits(data), ("Shares", _table(ROLES, role_rows(data)) + _table(TYPES, type_rows(data)))]
+        ),
         *_search(data),
         *_validation(data),
         *_errors(data),
@@ -90,12 +93,15 @@ def _tiles(data: dict[str, Any]) -> str:
         (_count(data["weights"]), "weights"),
     ]
     if v is not None:
+        error = f" (+/- {v['kld_error']:.5f})" if v.get("kld_error") is not None else ""
         tiles += [
             (f"{v['perplexity']:.4f}", f"perplexity ({v['baseline']}: {v['baseline_perplexity']:.4f})"),
             (f"{100 * (v['ratio'] - 1):+.2f} %", f"perplexity against {v['baseline']}"),
-            (f"{v['kld_mean']:.5f}", "KL divergence, nats"),
+            (f"{v['kld_mean']:.5f}", f"KL divergence, nats{error}"),
             (f"{v['top1_agreement']:.2f} %", "same top token"),
         ]
+    if v is not None and v.get("tokens_per_second"):
+        tiles.append((_count(round(v["tokens_per_second"])), f"tokens/s, prompts of {v['n_ctx']} with scoring, this machine"))
     inner = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
     return f'<div class="tiles">{inner}</div>'
 
@@ -125,6 +131,16 @@ def _sizes(data: dict[str, Any]) -> tuple[str, str]:
         label = f"{role}: {gib(nbytes)}, {nbytes / data['total_bytes']:.1%}"
         rows.append((label, [(name, types[name] / 2**20) for name in keys if name in types]))
     return "Size by role and type", bars(rows, keys, " MiB")
+
+
+def _bits(data: dict[str, Any]) -> tuple[str, str]:
+    return "Bits per weight", heat_map(_by_layer(data, "bits", "{:.4g} bits per weight"), "layer; bits per weight")
+
+
+def _by_layer(data: dict[str, Any], figure: str, text: str) -> dict[tuple[str, int], tuple[float, str]]:
+    """The cells of a heat map of layers and matrices. figure: a key of the report's table; text: how it is said on touch."""
+    matrices = [t for t in data["table"] if t["layer"] is not None and len(t["shape"]) > 1 and t[figure]]
+    return {(t["kind"], t["layer"]): (t[figure], f"{t['name']}: {t['type']}, {text.format(t[figure])}") for t in matrices}
 
 
 def _search(data: dict[str, Any]) -> list[str]:
@@ -175,20 +191,8 @@ def _errors(data: dict[str, Any]) -> list[str]:
             Series("worst token", numbers, [e["worst"] for e in layers], colour=3),
         ]
         plots.append(("Outputs of the layers", lines(shown, "layer", "relative error", log=True)))
-    points_by_role: dict[str, list[tuple[int, float]]] = {}
-    for t in data["table"]:
-        if t["layer"] is not None and t["error"]:
-            points_by_role.setdefault(t["kind"], []).append((t["layer"], t["error"]))
-    several = {role: points for role, points in points_by_role.items() if len(points) > 1}
-    if several:
-        last = max(layer for points in several.values() for layer, _ in points)
-        series = []
-        for role, points in sorted(several.items()):
-            of = dict(points)
-            numbers = list(range(last + 1))
-            series.append(Series(role, numbers, [of.get(i) for i in numbers], dashed=len(series) >= COLOURS))
-        plots.append(("Weights", lines(series, "layer", "relative error", from_zero=True, height=240)))
-    if not plots and not error_rows(data):
+    plots.append(("Weights", heat_map(_by_layer(data, "error", "error {:.5f}"), "layer; relative error of the weights")))
+    if not any(drawn for _, drawn in plots) and not error_rows(data):
         return []
     legend = (
         '<p class="soft">Relative error |b - a| / |a|: of the layers on the first window, of weights on samples read back.</p>'

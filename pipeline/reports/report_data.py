@@ -89,6 +89,7 @@ def report_json(
                 "type": o.type.name,
                 "rule": first.rule,
                 "nbytes": o.nbytes,
+                "bits": 8 * o.nbytes / o.n_elements,
                 "error": errors.get(o.name),
             }
             for o, first in zip(plan.outputs, before.outputs, strict=True)

@@ -1,4 +1,5 @@
-"""Small pictures as inline SVG: stacked bars and lines. Colours are the page's variables: --c0 ... --c9, --ink, --grid, --card.
+"""Small pictures as inline SVG: stacked bars, lines and heat maps. Colours are the page's variables:
+--c0 ... --c9, --ink, --grid, --card.
 
 Drawn 340 units wide, the width of a telephone, so that letters keep their size there; wider screens magnify.
 """
@@ -6,7 +7,7 @@ Drawn 340 units wide, the width of a telephone, so that letters keep their size 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -74,6 +75,40 @@ def lines(
         out += _line(s, i, at)
     legend, below = _legend([(s.label, _colour(s, i), s.dashed) for i, s in enumerate(series)], height + 6)
     return _picture(out + legend, below)
+
+
+def heat_map(cells: Mapping[tuple[str, int], tuple[float, str]], x_label: str) -> str:
+    """A row for each name and a column for each number, darker where a value is larger, on a logarithmic scale.
+
+    cells: (row, column) -> (value above 0, text that shows on touch). What is missing stays blank.
+    """
+    if not cells:
+        return ""
+    rows, last = sorted({row for row, _ in cells}), max(column for _, column in cells)
+    left = max(len(row) for row in rows) * _LETTER + 6
+    width, height = (WIDTH - left) / (last + 1), 14
+    values = sorted({value for value, _ in cells.values()})
+    span = math.log(values[-1] / values[0])
+
+    def shade(value: float) -> str:
+        depth = min(max(math.log(value / values[0]) / span, 0.0), 1.0) if span else 1.0
+        return f'class="f0" fill-opacity="{0.1 + 0.9 * depth:.2f}"'
+
+    out = [_text(left - 5, i * height + 10.5, row, "end") for i, row in enumerate(rows)]
+    for (row, column), (value, text) in cells.items():
+        place = f'x="{left + column * width:.2f}" y="{rows.index(row) * height}"'
+        size = f'width="{max(width - 0.6, 0.6):.2f}" height="{height - 1}"'
+        out.append(f"<rect {place} {size} {shade(value)}><title>{escape(text)}</title></rect>")
+    bottom = len(rows) * height
+    ticks = [(left + (value + 0.5) * width, number(value)) for value in _integer_ticks(0, last)]
+    out += [_text(x, bottom + 12, label, "middle") for x, label in ticks]
+    out.append(_text((WIDTH + left) / 2, bottom + 26, x_label, "middle"))
+    shown = values if len(values) <= 6 else [float(f"{values[0] * math.exp(span * i / 5):.2g}") for i in range(6)]
+    for i, value in enumerate(shown):
+        x = i * WIDTH / 6
+        out.append(f'<rect x="{x:.1f}" y="{bottom + 36}" width="10" height="10" {shade(value)}/>')
+        out.append(_text(x + 14, bottom + 45, number(value)))
+    return _picture(out, bottom + 52)
 
 
 def _line(s: Series, index: int, at: object) -> list[str]:

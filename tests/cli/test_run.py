@@ -107,10 +107,13 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert not re.search(r"(src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", page)
     for drawing in re.findall(r"<svg.*?</svg>", page):
         ElementTree.fromstring(drawing)
-    assert page.count("<svg") == 9
+    assert page.count("<svg") == 10
     for heading in ("Size", "Quality", "Error by layer", "Imatrix coverage", "Time", "Recipe", "Tensors"):
         assert f"<h2>{heading}</h2>" in page
     assert "prefers-color-scheme:dark" in page
+    assert "<h1>demo</h1>" in page
+    assert "tokens/s, prompts of 128 with scoring" in page
+    assert f"KL divergence, nats (+/- {result['validation']['kld_error']:.5f})" in page
     assert str(tmp_path) not in page
     assert "exps=q4_0" in page
 

@@ -7,7 +7,7 @@ import pytest
 
 from ggufmill.pipeline.reports.html_page import page_text
 from ggufmill.pipeline.reports.markdown import recipe_shown, texts_shown
-from ggufmill.pipeline.reports.svg import bars
+from ggufmill.pipeline.reports.svg import bars, heat_map
 
 TYPES = [
     *("iq4_kss", "iq4_k_r4", "iq3_k", "iq2_kl", "iq5_ks", "iq5_k_r4", "q8_0", "iq6_k"),
@@ -22,7 +22,13 @@ def report():
     roles = {"routed experts": sizes, "feed forward": dict(list(sizes.items())[:9]), "norms": {"f32": 1 << 20}}
     total = sum(sum(types.values()) for types in roles.values())
     return {
-        **{"recipe": "all.toml", "failures": [], "source": "model (9 tensors, 300.000 GiB of weights)", "made": "2026-01-01"},
+        **{
+            "recipe": "all.toml",
+            "name": "Demo 3B",
+            "failures": [],
+            "source": "model (9 tensors, 300.000 GiB of weights)",
+            "made": "2026-01-01",
+        },
         **{"version": "1", "machine": "Linux", "file_bytes": total, "total_bytes": total, "bits_per_weight": 4.5, "tensors": 9},
         **{"weights": 10**9, "validation": None, "warnings": [], "search": None, "table": [], "coverage": None, "rules": ""},
         "types": {name: {"tensors": 100, "nbytes": n} for name, n in sizes.items()},
@@ -65,6 +71,43 @@ def test_no_two_types_look_the_same():
     assert [name for _, name in squares] == TYPES
     looks = [re.sub(r' x="[^"]*"| y="[^"]*"', "", square) for square, _ in squares]
     assert len(set(looks)) == len(TYPES)
+
+
+def test_the_page_is_titled_by_the_model(report):
+    page = page_text(report)
+    assert "<title>Demo 3B</title>" in page
+    assert "<h1>Demo 3B</h1>" in page
+    assert "by the recipe all.toml" in page
+
+
+def test_weights_are_a_heat_map_of_layers_and_tensors(report):
+    figures = {"role": "", "rule": "", "nbytes": 1, "type": "q4_0"}
+    matrix = {**figures, "name": "blk.2.ffn_up.weight", "layer": 2, "kind": "ffn_up", "shape": [64, 32]}
+    norm = {
+        **figures,
+        "name": "blk.2.attn_norm.weight",
+        "layer": 2,
+        "kind": "attn_norm",
+        "shape": [64],
+        "bits": 32.0,
+        "error": 0,
+    }
+    first = matrix | {"name": "blk.0.ffn_up.weight", "layer": 0, "bits": 8.5, "error": 0.01}
+    page = page_text(report | {"table": [first, matrix | {"bits": 4.5, "error": 0.08}, norm]})
+    texts = re.findall(r"<title>(blk[^<]*)</title>", page)
+    assert texts == [
+        *("blk.0.ffn_up.weight: q4_0, 8.5 bits per weight", "blk.2.ffn_up.weight: q4_0, 4.5 bits per weight"),
+        *("blk.0.ffn_up.weight: q4_0, error 0.01000", "blk.2.ffn_up.weight: q4_0, error 0.08000"),
+    ]
+    drawing = heat_map({("a", 0): (8.0, "x"), ("a", 2): (4.0, "y"), ("b", 1): (2.0, "z")}, "layer")
+    cells = re.findall(r'<rect x="([\d.]+)" y="(\d+)"[^>]*fill-opacity="([\d.]+)"><title>(\w)', drawing)
+    assert [(int(y), float(depth), text) for _, y, depth, text in cells] == [(0, 1.0, "x"), (0, 0.55, "y"), (14, 0.1, "z")]
+    columns = [float(x) for x, *_ in cells]
+    assert columns[0] < columns[2] < columns[1]
+    assert re.findall(r">([\d.]+)</text>", drawing)[-3:] == ["2", "4", "8"]
+    many = heat_map({("a", i): (0.01 * 100 ** (i / 9), "x") for i in range(10)}, "layer")  # 0.01 to 1
+    assert re.findall(r">([\d.]+)</text>", many)[-6:] == ["0.01", "0.025", "0.063", "0.16", "0.4", "1"]
+    assert heat_map({}, "layer") == ""
 
 
 @pytest.mark.parametrize("width", [420, 1100])
