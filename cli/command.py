@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from typing import Any
 
 import click
@@ -13,12 +14,20 @@ from ..errors import UsageError
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta
+_ARGUMENT_OF = {"-m": "model", "--model": "model", "--outfile": "out"}  # options of llama.cpp's programs; arguments here
+_LIKENESS = 0.75  # of a typing error: `--only` is none of `--json`
 
 
 def is_quiet() -> bool:
     """Whether the command that runs was given --quiet; False without one."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_QUIET))
+
+
+def _alike(option: str, given: str) -> bool:
+    """Whether `given` may be a typing error of `option`, or its beginning."""
+    option, given = option.lstrip("-"), given.lstrip("-")
+    return option.startswith(given) or SequenceMatcher(None, option, given).ratio() >= _LIKENESS
 
 
 def _set_quiet(context: click.Context, option: click.Parameter, value: bool) -> None:
@@ -37,6 +46,18 @@ class Verb(click.Command):
         quiet = click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help=text)
         *others, help_option = super().get_params(ctx)
         return [*others, quiet, help_option]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            argument = _ARGUMENT_OF.get(error.option_name)
+            at = args.index(error.option_name) if error.option_name in args else len(args)
+            if at + 1 < len(args) and any(parameter.name == argument for parameter in self.params):
+                rest = args[:at] + args[at + 2 :]
+                return self.parse_args(ctx, [args[at + 1], *rest] if argument == "model" else [*rest, args[at + 1]])
+            error.possibilities = [option for option in error.possibilities or () if _alike(option, error.option_name)]
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         with _messages_on_stderr(details=not ctx.params.get("as_json")):

@@ -11,7 +11,7 @@ from .display.console import call, table
 from .display.origins import origin_rows
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL, REGEX
+from .options.types import MODEL, REGEX, TEXT
 
 if TYPE_CHECKING:
     from ..pipeline.compare import ComparisonResult
@@ -26,7 +26,7 @@ _LISTED = 6  # names in a line
     "-f",
     "--file",
     "text",
-    type=FILE,
+    type=TEXT,
     help="Text that both read, for the errors of the layers; without it only weights are compared.",
 )
 @run_options(n_ctx=512)

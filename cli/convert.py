@@ -28,7 +28,7 @@ OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0", "mxfp4")  # of quantize.recipe
 )
 @click.option(
     "--outtype",
-    type=click.Choice(OUTTYPES),
+    type=click.Choice(OUTTYPES, case_sensitive=False),
     default="auto",
     show_default=True,
     help="auto: f16 for an f16 checkpoint, else bf16; weights that are stored in mxfp4 or nvfp4 stay in it, symmetric int4 in "

@@ -10,7 +10,7 @@ from .command import Verb
 from .display.console import call, table
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL
+from .options.types import MODEL, TEXT
 
 if TYPE_CHECKING:
     from ..pipeline.embed import TextEmbeddings
@@ -21,7 +21,7 @@ _SHOWN_NUMBERS, _SHOWN_TEXTS, _SHOWN_CHARACTERS = 4, 16, 48
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL)
-@click.option("-f", "--file", type=FILE, help="A file with one text per line.")
+@click.option("-f", "--file", type=TEXT, help="A file with one text per line.")
 @click.option("-p", "--prompt", multiple=True, help="A text; may be given several times.")
 @click.option(
     "--pooling",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +13,6 @@ from ..pipeline.common.messages import gib, printable
 from .command import Verb
 from .display.console import call, table
 from .options import flags
-from .options.types import FILE
 
 if TYPE_CHECKING:
     from ..pipeline.inspect import InspectResult, ProcessorSummary
@@ -19,8 +20,22 @@ if TYPE_CHECKING:
 _WIDTH = 80  # of a value
 
 
+class _Gguf(click.Path):
+    """A file that exists; a folder is answered with what shows a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if Path(os.fsdecode(path)).is_dir():
+            text = "`ggufmill convert FOLDER OUT.gguf --dry-run` shows the tensors of a checkpoint"
+            self.fail(f"{value} is a directory; {text}", param, ctx)
+        return path
+
+
 @click.command(cls=Verb)
-@click.argument("file", type=FILE, required=False)
+@click.argument("file", type=_Gguf(), required=False)
 @click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
 @click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
 @click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..errors import UsageError
 from .command import Verb
 from .display.console import call
 from .display.plans import written_text
@@ -14,11 +15,11 @@ from .options.types import FILE, OUT
 
 
 @click.command(cls=Verb)
-@click.argument("source", type=FILE)
+@click.argument("source", type=FILE, nargs=-1, required=True)
 @click.argument("out", type=OUT)
 @flags.writing
 def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
-    """Join the shards of a split GGUF (give any of them as SOURCE) to the one file OUT.
+    """Join the shards of a split GGUF (give any of them as SOURCE, or all) to the one file OUT.
 
     Missing shards are refused. The tensors are the same, byte by byte, and keys of the split are left out, so that merging what
     `split` has cut gives the file it was.
@@ -26,8 +27,12 @@ def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       ggufmill merge model-00001-of-00009.gguf model.gguf
-      ggufmill merge model-00001-of-00009.gguf model.gguf --verify --manifest
+      ggufmill merge model-*.gguf model.gguf --verify --manifest
     """
+    from ..formats import open_gguf
     from ..pipeline.merge import merge_model
 
-    call(merge_model, source, out, show=written_text, as_json=as_json, **options)
+    shards = open_gguf(source[0]).paths
+    if others := [str(path) for path in source[1:] if path.resolve() not in {shard.resolve() for shard in shards}]:
+        raise UsageError(f"{others[0]} is no shard of the model that {source[0]} belongs to")
+    call(merge_model, source[0], out, show=written_text, as_json=as_json, **options)

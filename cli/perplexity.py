@@ -13,7 +13,7 @@ from .display.console import emit, progress_bars, table
 from .display.origins import comparison_text, origin_rows, settings_text
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL
+from .options.types import FILE, MODEL, TEXT
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL)
-@click.option("-f", "--file", "text", type=FILE, required=True, help="Text to read.")
+@click.option("-f", "--file", "text", type=TEXT, required=True, help="Text to read.")
 @run_options(n_ctx=512)
 @flags.chunks
 @click.option(

@@ -10,8 +10,8 @@ from ..pipeline.common.messages import duration, gib
 from .command import Verb
 from .display.console import call, table
 from .options import devices, flags
-from .options.settings import CACHE_TYPE
-from .options.types import FILE_TYPE, SIZE, SIZES, Listed, Source
+from .options.settings import CACHE_TYPE, SWITCH, fused_experts, switch
+from .options.types import FILE_TYPE, MEMORIES, MEMORY, SIZE, Listed, Source
 
 if TYPE_CHECKING:
     from ..pipeline.cluster.forecast import ClusterForecast
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.argument("model", type=Source())
-@click.option("--ram", type=SIZE, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
+@click.option("--ram", type=MEMORY, metavar="SIZE", help="Memory of the machine (256G, 256GiB). [default: not limited]")
 @click.option(
-    "--vram", type=SIZES, default=(), metavar="SIZE,...", help="Memory of each GPU (24GiB,24GiB). [default: what torch finds]"
+    "--vram",
+    type=MEMORIES,
+    default=(),
+    metavar="SIZE,...",
+    help="Memory of each GPU (24GiB,24GiB). [default: what torch finds]",
 )
 @devices.device
 @click.option(
@@ -36,14 +40,17 @@ if TYPE_CHECKING:
     "-fa",
     "--flash-attn",
     "flash",
-    type=click.Choice(("on", "off")),
+    type=SWITCH,
+    is_flag=False,
+    flag_value="on",
     default="on",
     show_default=True,
-    callback=lambda ctx, param, value: value == "on",
+    callback=switch,
     help="No scores stored.",
 )
 @click.option("-amb", "--attn-max-batch", metavar="MiB", type=click.IntRange(1), help="Bound of attention's buffer.")
 @devices.rules
+@fused_experts
 @click.option("--recipe", metavar="FILE", help="Recipe that the model is to be quantised by. [default: all are tried]")
 @click.option("--type", "type", type=FILE_TYPE, help="File type for what no rule takes.")
 @flags.mla_layout

@@ -13,17 +13,23 @@ from .display.console import call
 from .display.plans import histogram_text, totals_text
 from .options import devices, flags
 from .options.settings import N_CTX
-from .options.types import FILE, OUT_FILE, REGEX, SIZE, Source
+from .options.types import OUT_FILE, REGEX, SIZE, TEXT, Source
 
 if TYPE_CHECKING:
     from ..pipeline.recipe_search.result import SearchResult
 
 
+def _recipe_name(ctx: click.Context, param: click.Parameter, out: Any) -> Any:
+    if out.suffix == ".gguf":
+        raise click.BadParameter(f"{out} is named like a model; what is written is a recipe, such as {out.with_suffix('.txt')}")
+    return out
+
+
 @click.command(cls=Verb)
 @click.argument("model", type=Source())
-@click.argument("out", type=OUT_FILE)
+@click.argument("out", type=OUT_FILE, callback=_recipe_name)
 @flags.target
-@click.option("-f", "--file", "text", type=FILE, help="Text to measure sensitivity on.")
+@click.option("-f", "--file", "text", type=TEXT, help="Text to measure sensitivity on.")
 @click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help="Window in tokens. [default: 512]")
 @click.option("--chunks", type=click.IntRange(1), help="Windows of the text to read. [default: 8]")
 @flags.imatrix

@@ -64,7 +64,8 @@ def hash_model(
     uuid                 a UUIDv5 of the tensors of each file
     no_layer             only the files, not each tensor
     output               file that the lines are written to; force: an existing one is replaced
-    check                a manifest to compare with; names are compared without their folder
+    check                a manifest to compare with; names are compared without their folder, and the name of a
+                         single file may be another than the manifest has
     progress             stage 'hash', in bytes
 
     Returns a `HashResult`. Raises CheckFailed when a hash is not as the manifest says, PlanError for a manifest of another
@@ -120,6 +121,10 @@ def _expected(manifest: Path, opened: GGUFFile) -> dict[tuple[str, str], str]:
     """(algorithm, name without folder) -> digest. Raises PlanError for the manifest of another file."""
     expected = {(algorithm, _without_folder(name)): digest for (algorithm, name), digest in read_manifest(manifest).items()}
     files = [_without_folder(escape_line_breaks(str(path))) for path in opened.paths]
+    named = {name.partition(".gguf:")[0].removesuffix(".gguf") + ".gguf" for _, name in expected}
+    if len(files) == len(named) == 1 and (before := named.pop()) != files[0]:  # a file that was renamed
+        renamed = {name: files[0] + name[len(before) :] for _, name in expected if name.startswith(before)}
+        expected = {(algorithm, renamed.get(name, name)): digest for (algorithm, name), digest in expected.items()}
     if not any(name == file or name.startswith(f"{file}:") for _, name in expected for file in files):
         other = next(name for _, name in expected).partition(":")[0]
         raise PlanError(f"{manifest} is of {other}, not of {files[0]}: a file is checked by the name it had when hashed")

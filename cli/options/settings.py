@@ -15,9 +15,12 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 CACHE_TYPE = click.Choice(CACHE_TYPES, case_sensitive=False)
 N_CTX = click.IntRange(4, 2**31 - 1)
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
+SWITCH = click.Choice(tuple(_SWITCH), case_sensitive=False)
+# an option of ik_llama.cpp for what is always done here; else -fmoe would be read as -f moe
+fused_experts = click.option("-fmoe", "--fused-moe", is_flag=True, hidden=True, expose_value=False)
 
 
-def _switch(ctx: click.Context, param: click.Parameter, value: str | None) -> bool | None:
+def switch(ctx: click.Context, param: click.Parameter, value: str | None) -> bool | None:
     return None if value is None else _SWITCH[value]
 
 
@@ -51,7 +54,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
-    switch, window = click.Choice(tuple(_SWITCH), case_sensitive=False), n_ctx or "the model's"
+    window = n_ctx or "the model's"
     return [
         click.option("-c", "--ctx-size", "n_ctx", type=N_CTX, help=f"Context in tokens. [default: {window}]"),
         click.option("-t", "--threads", type=click.IntRange(1), help="Threads. [default: all processors]"),
@@ -69,10 +72,10 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
         click.option(
             "-fa",
             "--flash-attn",
-            type=switch,
+            type=SWITCH,
             is_flag=False,
             flag_value="on",
-            callback=_switch,
+            callback=switch,
             help="Attention whose scores are never stored. [default: on]",
         ),
         click.option(
@@ -96,6 +99,7 @@ def _options(n_ctx: int | None, parallel: bool) -> list[flags.Decorator]:
             type=click.IntRange(1),
             help="Recurrent states of a sequence that are kept to go back to, of models with such layers. [default: 8]",
         ),
+        fused_experts,
         *devices.OPTIONS,
         click.option(
             "--lora",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +18,79 @@ from ...formats import TensorType
 from ...jobs.plan import parse_size
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-MODEL = click.Path(exists=True, path_type=Path)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class Model(click.Path):
+    """A GGUF or a folder of a checkpoint, which exists. hub: whether the command takes hf:OWNER/NAME too."""
+
+    def __init__(self, *, hub: bool = False, **options: Any):
+        super().__init__(exists=True, path_type=Path, **options)
+        self.hub = hub
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name = os.fsdecode(value).removeprefix("hf:")
+        if _REPOSITORY.fullmatch(name) and not name.endswith(".gguf") and not Path(value).exists():
+            if Path(name).parent.is_dir():
+                return super().convert(value, param, ctx)
+            what = f"write hf:{name}" if self.hub else f"`ggufmill convert hf:{name} OUT.gguf` makes a model of it"
+            self.fail(f"there is no path {value}; for the repository of that name, {what}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+MODEL = Model()
+
+
+class Text(click.Path):
+    """A file that exists, or - for what stands on stdin."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-" and ctx is not None:
+            file = tempfile.NamedTemporaryFile(prefix="stdin-")  # noqa: SIM115  (read several times, as long as the command runs)
+            ctx.with_resource(file)
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.flush()
+            value = file.name
+        return super().convert(value, param, ctx)
+
+
+TEXT = Text()
 
 
 class Size(click.ParamType):
     """A number of bytes: 180G, 20GiB, 300000."""
 
     name = "size"
+    parse = staticmethod(parse_size)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return value if isinstance(value, int) else parse_size(value)
+            return value if isinstance(value, int) else self.parse(value)
         except PlanError as error:
             self.fail(str(error), param, ctx)
 
 
 SIZE = Size()
+
+
+def parse_memory(text: str) -> int:
+    """`parse_size` of what memory a machine has. Raises PlanError where a number without a unit stands for less than 1 MiB."""
+    nbytes = parse_size(text)
+    if nbytes < 2**20 and text.strip().isdecimal():
+        raise PlanError(f"{text} is a number of bytes; write {text}GiB or {text}MiB")
+    return nbytes
+
+
+class Memory(Size):
+    """A number of bytes with its unit, since a few bytes are never meant."""
+
+    parse = staticmethod(parse_memory)
+
+
+MEMORY = Memory()
 
 
 class Listed(click.ParamType):
@@ -44,11 +104,13 @@ class Listed(click.ParamType):
             return value
         try:
             return tuple(self.item(part.strip()) for part in value.split(","))
+        except PlanError as error:
+            self.fail(str(error), param, ctx)
         except (ValueError, KeyError, MillError):
             self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
 
-SIZES = Listed(parse_size, "a size such as 24GiB")
+MEMORIES = Listed(parse_memory, "a size such as 24GiB")
 
 
 class Regex(click.ParamType):
@@ -90,7 +152,7 @@ class Source(click.ParamType):
     name = "source"
 
     def __init__(self, **path: Any):
-        self.path = click.Path(exists=True, path_type=Path, **path)
+        self.path = Model(hub=True, **path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
         if str(value).startswith("hf:") and not Path(value).exists():
@@ -129,7 +191,7 @@ class FileType(click.ParamType):
         from ...quantize.recipes.rules import RecipeError, parse_default
 
         if value.upper() == "COPY":
-            self.fail("COPY is no type; where TYPE is left out, tensors that no rule takes keep theirs", param, ctx)
+            self.fail("COPY is no type; with rules and no TYPE, tensors that no rule takes keep theirs", param, ctx)
         if value.isdecimal():
             number, value = value, next((name for name in file_types() if str(file_type_id(name)) == value), None)
             if value is None:

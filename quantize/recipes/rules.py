@@ -118,7 +118,7 @@ def _parse_rule(line: str, first: int, number: int, where: str) -> tuple[Rule, i
         except PatternError as error:
             column = first + 1 + (error.position or 0)
             shown = pattern if len(pattern) <= 200 else f"{pattern[:200]}..."
-            failure = failure or RecipeError(f"{place}{column}: {shown!r} is not a regular expression ({error})")
+            failure = failure or RecipeError(f"{place}{column}: '{shown}' is not a regular expression ({error})")
             continue
         tensor_type = parse_type(end["type"], place + str(end.start("type") + 1))
         return Rule(pattern, tensor_type, number, regex), end.end()

@@ -1,5 +1,6 @@
 """Command lines as llama-quantize takes them: understood, or answered with what is to be written here."""
 
+import click
 import pytest
 
 from ggufmill.recipes import FOLDER
@@ -16,7 +17,10 @@ DEMO = FOLDER / "demo"
         (("iq4_k", "8"), "'iq4_k' is a type; the name of the output comes before it"),
         (("o.gguf", "64"), "there is no file type 64; give one by its name (threads are given by -t)"),
         (("o.gguf", "9" * 5000), "there is no file type 9"),
-        (("o.gguf", "COPY"), "COPY is no type; where TYPE is left out, tensors that no rule takes keep theirs"),
+        (
+            ("o.gguf", "COPY"),
+            "COPY is no type; with rules and no TYPE, tensors that no rule takes keep theirs",
+        ),
         (("--repack", "o.gguf", "q8_0"), "there is no --repack: `ggufmill repack IN OUT`"),
         (("--repack-pattern", "attn", "o.gguf", "q8_0"), "`ggufmill repack IN OUT --pattern REGEX`"),
         (
@@ -45,3 +49,64 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
     assert code == 0
     assert "file type 15 is Q4_K_M" in err
     assert numbered.partition('"disk"')[0] == named.partition('"disk"')[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("plan", "-m", DEMO, "-fmoe", "-ngl", "99", "-fa", "--ram", "64GiB"), 0, ""),
+        (("plan", DEMO, "-fa", "0"), 0, ""),
+        (("convert", DEMO, "--outfile", "o.gguf", "--outtype", "F16", "--dry-run"), 0, ""),
+        (("plan", DEMO, "--ram", "64"), 2, "64 is a number of bytes; write 64GiB or 64MiB"),
+        (("plan", DEMO, "--vram", "24,24"), 2, "24 is a number of bytes; write 24GiB or 24MiB"),
+        (
+            ("plan", "Qwen/Qwen3-8B"),
+            2,
+            "for the repository of that name, write hf:Qwen/Qwen3-8B",
+        ),
+        (("generate", "Qwen/Qwen3-8B", "-p", "a"), 2, "`ggufmill convert hf:Qwen/Qwen3-8B OUT.gguf`"),
+        (("generate", "-m", "none.gguf", "-p", "a"), 2, "'none.gguf' does not exist"),
+        (("inspect", DEMO), 2, "`ggufmill convert FOLDER OUT.gguf --dry-run` shows the tensors of a checkpoint"),
+        (("search", DEMO, "o.gguf"), 2, "o.gguf is named like a model; what is written is a recipe, such as o.txt"),
+        (("generate", "--promt", "a"), 2, "Did you mean '--prompt'?"),
+        (("merge", "a.gguf", "b.gguf", "out.gguf"), 2, "does not exist"),
+    ],
+)
+def test_command_lines_of_other_programs_are_taken_or_answered(mill, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = mill(*map(str, arguments))
+    assert got == code, err
+    assert message in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_that_mean_something_else_are_not_offered(mill):
+    for verb, option in (("plan", "--only"), ("generate", "--only"), ("perplexity", "--sed")):
+        code, _, err = mill(verb, option)
+        assert code == 2
+        assert "Did you mean" not in err
+
+
+def test_a_text_of_stdin_is_read_whole(tmp_path):
+    from click.testing import CliRunner
+
+    from ggufmill.cli.options.types import TEXT
+
+    @click.command()
+    @click.option("-f", type=TEXT)
+    def show(f):
+        click.echo(f.read_bytes() + f.read_bytes(), nl=False)
+
+    assert CliRunner().invoke(show, ["-f", "-"], input="ab\n").output == "ab\nab\n"
+
+
+def test_merge_takes_all_shards(mill, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert mill("convert", DEMO, "part.gguf", "--split-max-tensors", "40")[0] == 0
+    shards = sorted(tmp_path.glob("part-*.gguf"))
+    assert len(shards) > 1
+    code, _, err = mill("merge", *shards, tmp_path / "out.gguf")
+    assert code == 0, err
+    code, _, err = mill("merge", shards[0], tmp_path / "out.gguf", tmp_path / "two.gguf")
+    assert code == 2
+    assert "out.gguf is no shard of the model" in err
