@@ -56,8 +56,8 @@ class Verb(click.Command):
             if at + 1 < len(args) and any(parameter.name == argument for parameter in self.params):
                 rest = args[:at] + args[at + 2 :]
                 return self.parse_args(ctx, [args[at + 1], *rest] if argument == "model" else [*rest, args[at + 1]])
-            error.possibilities = [option for option in error.possibilities or () if _alike(option, error.option_name)]
-            raise
+            near = [option for option in error.possibilities or () if _alike(option, error.option_name)]
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         with _messages_on_stderr(details=not ctx.params.get("as_json")):

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from . import flags
-from .types import MEMORY, Listed
+from .types import SIZE, Listed
 
 _SHARES = Listed(float, "a number")
 _NAMES = Listed(str, "a device")
@@ -58,7 +58,7 @@ _devices = flags.together(
     click.option("-mg", "--main-gpu", type=click.IntRange(0), help="Use this one of the devices alone."),
     click.option(
         "--device-memory",
-        type=MEMORY,
+        type=SIZE,
         metavar="SIZE",
         help="Weights take at most this much of each device; others are copied there layer by layer, as they are used.",
     ),

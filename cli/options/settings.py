@@ -17,7 +17,7 @@ N_CTX = click.IntRange(4, 2**31 - 1)
 _SWITCH = {"on": True, "1": True, "off": False, "0": False}
 SWITCH = click.Choice(tuple(_SWITCH), case_sensitive=False)
 # an option of ik_llama.cpp for what is always done here; else -fmoe would be read as -f moe
-fused_experts = click.option("-fmoe", "--fused-moe", is_flag=True, hidden=True, expose_value=False)
+fused_experts = click.option("-fmoe", "--fused-moe", is_flag=True, hidden=True, expose_value=False, help="Always so.")
 
 
 def switch(ctx: click.Context, param: click.Parameter, value: str | None) -> bool | None:

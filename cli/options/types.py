@@ -77,10 +77,10 @@ SIZE = Size()
 
 
 def parse_memory(text: str) -> int:
-    """`parse_size` of what memory a machine has. Raises PlanError where a number without a unit stands for less than 1 MiB."""
+    """`parse_size` of what memory a machine has. Raises click.BadParameter for less than 1 MiB without a unit."""
     nbytes = parse_size(text)
     if nbytes < 2**20 and text.strip().isdecimal():
-        raise PlanError(f"{text} is a number of bytes; write {text}GiB or {text}MiB")
+        raise click.BadParameter(f"{text} is a number of bytes; write {text}GiB or {text}MiB")
     return nbytes
 
 
@@ -104,8 +104,6 @@ class Listed(click.ParamType):
             return value
         try:
             return tuple(self.item(part.strip()) for part in value.split(","))
-        except PlanError as error:
-            self.fail(str(error), param, ctx)
         except (ValueError, KeyError, MillError):
             self.fail(f"{value!r} is not {self.name} or several with commas between them", param, ctx)
 
