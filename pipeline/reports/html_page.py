@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import inf
 from typing import Any
 
 from ..common.messages import gib
@@ -139,7 +140,7 @@ def _bits(data: dict[str, Any]) -> tuple[str, str]:
 
 def _by_layer(data: dict[str, Any], figure: str, text: str) -> dict[tuple[str, int], tuple[float, str]]:
     """The cells of a heat map of layers and matrices. figure: a key of the report's table; text: how it is said on touch."""
-    matrices = [t for t in data["table"] if t["layer"] is not None and len(t["shape"]) > 1 and t[figure]]
+    matrices = [t for t in data["table"] if t["layer"] is not None and len(t["shape"]) > 1 and 0 < (t[figure] or 0) < inf]
     return {(t["kind"], t["layer"]): (t[figure], f"{t['name']}: {t['type']}, {text.format(t[figure])}") for t in matrices}
 
 

@@ -61,7 +61,7 @@ def report_json(
         "machine": f"{system_text()}, Python {'.'.join(map(str, sys.version_info[:3]))}",
         "source": run.source_line,
         "source_name": Path(run.source.path).resolve().name,
-        "name": str(plan.metadata.get("general.name") or Path(run.source.path).resolve().name),
+        "name": " ".join(str(plan.metadata.get("general.name") or Path(run.source.path).resolve().name).split()),
         "architecture": plan.metadata.get("general.architecture", ""),
         "files": [str(f.path.resolve()) for f in plan.files],
         "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,

@@ -93,6 +93,8 @@ def test_weights_are_a_heat_map_of_layers_and_tensors(report):
         "error": 0,
     }
     first = matrix | {"name": "blk.0.ffn_up.weight", "layer": 0, "bits": 8.5, "error": 0.01}
+    infinite = matrix | {"kind": "ffn_down", "bits": 4.5, "error": float("inf"), "name": "blk.2.ffn_down.weight"}
+    assert "blk.2.ffn_down.weight: q4_0, error" not in page_text(report | {"table": [first, infinite]})
     page = page_text(report | {"table": [first, matrix | {"bits": 4.5, "error": 0.08}, norm]})
     texts = re.findall(r"<title>(blk[^<]*)</title>", page)
     assert texts == [
