@@ -121,7 +121,7 @@ def _refuse_without_text(has_input: bool) -> None:
     given = {
         option.human_readable_name if isinstance(option, click.Argument) else max(option.opts, key=len): value
         for option in context.command.params
-        if option.name is not None and option.name not in _OF_MERGING and (value := context.params[option.name]) is not None
+        if option.name not in _OF_MERGING and (value := context.params.get(option.name or "")) is not None
     }
     refuse_unused(given, "a text (-f) to compute from")
 

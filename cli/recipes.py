@@ -78,7 +78,8 @@ def lint(recipe: str, model: Any, as_json: bool, **options: Any) -> None:
 
 def _lint_text(result: LintResult) -> str:
     lines = [f"warning: {warning}" for warning in result.warnings] + [f"note: {note}" for note in result.notes]
-    counts = f"{result.rules} rules, {len(result.warnings)} warnings, {len(result.notes)} notes"
+    numbers = {"rule": result.rules, "warning": len(result.warnings), "note": len(result.notes)}
+    counts = ", ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in numbers.items())
     return "\n".join([*lines, f"{result.recipe}: {counts}"])
 
 
