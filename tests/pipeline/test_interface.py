@@ -147,7 +147,8 @@ def test_flags_are_keyword_arguments(verb, words, name):
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
     others |= {"architecture"} if takes_any else set()  # of `open_model`, beside the settings
-    flags = {option.name for option in command.params} - _OF_DISPLAY
+    # Hidden ones are habits of llama.cpp that have no effect here.
+    flags = {option.name for option in command.params if not getattr(option, "hidden", False)} - _OF_DISPLAY
     flags -= {"plan": {"tensors"}, "inspect": {"cpu"}}.get(verb, set())
     flags = {_SETTINGS.get(flag, flag) if takes_any and flag not in parameters else flag for flag in flags}
     if verb == "convert":
