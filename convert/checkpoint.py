@@ -131,6 +131,13 @@ def assemble(
         used.add(tensor.name)
         if prod(tensor.shape) != 1:
             misshapen.append(f"{name} is {list(tensor.shape)}, not one number")
+    for name in model.stored_integers.values():
+        if name not in stored:
+            missing.append(name)
+            continue
+        used.add(stored[name].name)
+        if len(stored[name].shape) != 1 or stored[name].dtype not in ("I64", "U64"):
+            misshapen.append(f"{name} is {stored[name].dtype} {list(stored[name].shape)}, not a list of 64-bit whole numbers")
     assembled: list[tuple[TensorSpec, list[Weight], list[StoredTensor]]] = []
     for spec in model.tensors:
         sources = [_find(find_weight, spec, name, stored) for name in spec.sources]
@@ -143,17 +150,18 @@ def assemble(
         if spec.is_optional and not any(sources):
             continue
         weights, tensors = [], []
-        for name, source in zip(spec.sources, sources, strict=True):
+        for number, (name, source) in enumerate(zip(spec.sources, sources, strict=True)):
             if source is None:
                 missing.append(missing_name(name, stored))
                 continue
             weight, weight_tensors = source
             used.update(tensor.name for tensor in weight_tensors)
             tensors += weight_tensors
-            if weight.shape == spec.shape:
+            shape = spec.source_shape(number)
+            if weight.shape == shape:
                 weights.append(weight)
             else:
-                misshapen.append(f"{name} is {list(weight.shape)}, not {list(spec.shape)}")
+                misshapen.append(f"{name} is {list(weight.shape)}, not {list(shape)}")
         assembled.append((spec, weights, tensors))
     notes, unexpected = _unused(stored, used, model.skipped_prefixes)
     problems = [
@@ -169,13 +177,17 @@ def assemble(
 
 
 def stored_values(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, np.ndarray]:
-    """The metadata that tensors of one number each contain, which `assemble` has checked: key -> float32 [tensors]."""
-    stored = _renamed(checkpoint.stored, model.renamed_prefixes) if model.stored_values else {}
+    """The metadata that tensors contain, which `assemble` has checked: key -> float32 [tensors], of tensors of one number each,
+    or uint64."""
+    is_needed = model.stored_values or model.stored_integers
+    stored = _renamed(checkpoint.stored, model.renamed_prefixes) if is_needed else {}
 
     def value(name: str) -> float:
         return float(Weight(stored[name]).read(slice(0, 1)).item())
 
-    return {key: np.array([value(name) for name in names], np.float32) for key, names in model.stored_values.items()}
+    numbers = {key: np.array([value(name) for name in names], np.float32) for key, names in model.stored_values.items()}
+    integers = {key: stored[name].rows(0, stored[name].shape[0]) for key, name in model.stored_integers.items()}
+    return numbers | {key: values.astype(np.uint64) for key, values in integers.items()}
 
 
 def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTensor]) -> SourceTensor:
@@ -186,7 +198,7 @@ def _transform(spec: TensorSpec, weights: list[Weight], tensors: list[StoredTens
 
 
 def _has_shape(spec: TensorSpec, sources: list[WeightTensors | None]) -> bool:
-    return all(source is None or source[0].shape == spec.shape for source in sources)
+    return all(source is None or source[0].shape == spec.source_shape(i) for i, source in enumerate(sources))
 
 
 def _find(find_weight: WeightFinder, spec: TensorSpec, name: str, stored: Mapping[str, StoredTensor]) -> WeightTensors | None:

@@ -21,6 +21,7 @@ class TensorSpec:
     alternative      the same tensor from other sources, used if none of these exists or they have another shape: experts one by
                      one, in a stack, or in a stack of transposed matrices
     is_optional      the GGUF lacks the tensor if none of its sources exists
+    last_rows        rows of the last source, where it may have fewer than the others; 0: as many
     """
 
     name: str
@@ -30,6 +31,11 @@ class TensorSpec:
     fallback_source: str | None = None
     alternative: TensorSpec | None = None
     is_optional: bool = False
+    last_rows: int = 0
+
+    def source_shape(self, number: int) -> tuple[int, ...]:
+        """That the source of this number must have."""
+        return (self.last_rows, *self.shape[1:]) if self.last_rows and number == len(self.sources) - 1 else self.shape
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class ModelSpec:
     notes             for the user, one line each
     renamed_prefixes  prefix of tensor names -> its replacement, applied first: text models inside multimodal checkpoints
     stored_values     metadata key -> names of tensors of one number each, whose numbers are the key's array of float32
+    stored_integers   metadata key -> name of a tensor of whole numbers, which are the key's array of uint64
     draft             layers that predict further tokens, which the checkpoint may have
     """
 
@@ -55,4 +62,5 @@ class ModelSpec:
     notes: list[str] = field(default_factory=list)
     renamed_prefixes: dict[str, str] = field(default_factory=dict)
     stored_values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stored_integers: dict[str, str] = field(default_factory=dict)
     draft: DraftLayers | None = None

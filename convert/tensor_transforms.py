@@ -228,6 +228,23 @@ def stack_rows(name: str, weights: list[Weight]) -> SourceTensor:
     return SourceTensor(name, (weights[0].columns, len(weights)), weights[0].source_type, read)
 
 
+def joined_rows(name: str, weights: list[Weight]) -> SourceTensor:
+    """Matrices [rows, columns], each of its own number of rows, one below the other -> ne shape (columns, all rows)."""
+    ends = np.cumsum([weight.rows for weight in weights])
+
+    def read(start: int, stop: int) -> np.ndarray:
+        parts = []
+        for number in range(int(np.searchsorted(ends, start, "right")), len(weights)):
+            first = int(ends[number]) - weights[number].rows
+            if first >= stop:
+                break
+            parts.append(weights[number].read(slice(max(start - first, 0), min(stop - first, weights[number].rows))))
+        return np.concatenate(parts)
+
+    source_type = "+".join(sorted({weight.source_type for weight in weights}))
+    return SourceTensor(name, (weights[0].columns, int(ends[-1])), source_type, read)
+
+
 def transposed_matrices(select: Callable[[int], slice], split: int = 0) -> Transform:
     """select: number of rows of a matrix -> those that are taken; split: experts of a stack that is stored as one matrix."""
 

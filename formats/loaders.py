@@ -111,6 +111,10 @@ def _other_order(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     return any((f"blk.{i}.ssm_conv1d.weight" in tensors) != bool((i + 1) % period) for i in range(_layers(keys)))
 
 
+def _other_ngram_width(keys: Mapping[str, Any], tensors: Tensors) -> bool:
+    return any(t.shape[0] != keys.get("embedding_length") for name, t in tensors.items() if name.endswith(".ple_key.weight"))
+
+
 def _wide_heads(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     """Heads that are not embedding_length numbers together."""
     query = tensors.get("blk.0.attn_q.weight")
@@ -205,6 +209,8 @@ PROBLEMS = (
         "it needs experts in all layers behind the first dense ones",
     ),
     Fact(PROGRAMS, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
+    _unread(r"blk\.\d+\.attn_[qkv]\.bias", _LC, "qwen4exp", "biases of queries, keys and values"),
+    Fact(_LC, "qwen4exp", _other_ngram_width, "it needs embeddings of n-grams of embedding_length numbers together"),
     Fact(_LC, "chatglm", _wide_heads, "it needs heads of embedding_length / head_count numbers"),
     Fact(
         _LC,
@@ -259,6 +265,12 @@ DIFFERENCES = (
     ),
     Fact(_IK, "granite granitemoe", _always, "it multiplies the whole residual stream by residual_scale"),
     Fact(_IK, "olmo", _always, "it rotates keys twice"),
+    Fact(
+        _LC,
+        "qwen4exp",
+        lambda keys, tensors: bool(np.any(keys.get("attention.compress_ratios", 0))),
+        "beyond attention.indexer.top_k tokens, it attends to up to attention.compress_ratios - 1 tokens more",
+    ),
 )
 
 

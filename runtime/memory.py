@@ -172,7 +172,8 @@ def cache_token_bytes(metadata: Mapping[str, Any], use: Use, layer: int = 0, ten
         heads = _heads(hparams, layer)
         parts = grouped_parts(heads.n_kv, heads.k_width, heads.v_width, settings)
     if any(f"blk.{layer}.indexer.{name}.weight" in tensors for name in ("attn_k", "k_proj")):
-        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"))
+        every = run_length(hparams, layer) or 1
+        parts["index_k"] = CachePart(1, hparams.size("attention.indexer.key_length"), every=every)
     return sum(part.token_bytes for part in parts.values())
 
 

@@ -383,5 +383,5 @@ class DecoderSpec:
             self.notes,
             self.renamed_prefixes,
             self.stored_values,
-            self.draft,
+            draft=self.draft,
         )

@@ -24,12 +24,12 @@ _INTERVAL = 4  # likewise
 
 def qwen3next(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen3-Next: experts, and a shared expert with a gate of its own, except in layers of mlp_only_layers."""
-    spec, delta = _spec("qwen3next", config)
+    spec, delta = delta_spec("qwen3next", config)
     listed = config.get("mlp_only_layers") or []
     if not isinstance(listed, list):
         raise config.error(f"mlp_only_layers is {listed!r:.60}, not a list of layers")
     step = config.integer("decoder_sparse_step", 1)
-    experts = _experts(spec, normalised=config.flag("norm_topk_prob", True))
+    experts = shared_and_routed_experts(spec, normalised=config.flag("norm_topk_prob", True))
 
     def feed_forward(layer: int) -> list[LayerTensor]:
         return spec.gated_mlp() if layer in listed or (layer + 1) % step else experts
@@ -39,19 +39,20 @@ def qwen3next(config: Config, mla_layout: str) -> ModelSpec:
 
 def qwen35(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen 3.5 and 3.6, the dense models."""
-    spec, delta = _spec("qwen35", config)
+    spec, delta = delta_spec("qwen35", config)
     return delta.build(delta.separate_projections(), lambda layer: spec.gated_mlp())
 
 
 def qwen35moe(config: Config, mla_layout: str) -> ModelSpec:
     """Qwen 3.5 and 3.6, mixtures of experts: as `qwen3next`, with experts in every layer."""
     rows = config.get("moe_intermediate_size")
-    spec, delta = _spec("qwen35moe", config.with_defaults({"intermediate_size": rows}))
-    experts = _experts(spec, normalised=True)
+    spec, delta = delta_spec("qwen35moe", config.with_defaults({"intermediate_size": rows}))
+    experts = shared_and_routed_experts(spec, normalised=True)
     return delta.build(delta.separate_projections(), lambda layer: experts)
 
 
-def _spec(architecture: str, config: Config) -> tuple[DecoderSpec, DeltaNet]:
+def delta_spec(architecture: str, config: Config) -> tuple[DecoderSpec, DeltaNet]:
+    """What all of these models have in common."""
     config.require("hidden_act", "silu", "this activation")
     spec = DecoderSpec(architecture, config, rope=config.with_defaults(_FRACTION))
     if architecture != "qwen3next":
@@ -62,7 +63,7 @@ def _spec(architecture: str, config: Config) -> tuple[DecoderSpec, DeltaNet]:
     return spec, DeltaNet(spec, tiled=architecture != "qwen3next")
 
 
-def _experts(spec: DecoderSpec, *, normalised: bool) -> list[LayerTensor]:
+def shared_and_routed_experts(spec: DecoderSpec, *, normalised: bool) -> list[LayerTensor]:
     """The tensors of a layer with experts and a shared expert; adds their metadata."""
     rows, shared_rows = (spec.config.integer(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert"))
     n = spec.add_expert_counts("num_experts", rows)
@@ -175,11 +176,10 @@ class DeltaNet:
             values("ssm_alpha", "a", 1),
         ]
 
-    def build(self, projections: list[LayerTensor], feed_forward: Callable[[int], list[LayerTensor]]) -> ModelSpec:
-        """feed_forward: layer number -> the tensors of its feed-forward block."""
-        spec = self.spec
-        channels, columns = 2 * self.keys + self.values, np.arange(self.values)
-        linear_attention = [
+    def linear_attention(self, projections: list[LayerTensor]) -> list[LayerTensor]:
+        """The tensors of a linear layer."""
+        spec, channels, columns = self.spec, 2 * self.keys + self.values, np.arange(self.values)
+        return [
             *projections,
             LayerTensor(
                 "ssm_conv1d.weight",
@@ -199,9 +199,15 @@ class DeltaNet:
                 else reorder_columns(self._value_rows(columns, self.v_width)),
             ),
         ]
-        bias = spec.config.flag("attention_bias", False)
-        attention = spec.attention(bias=bias, output_bias=bias, head_norms=add_one, gated=True)
 
+    def attention(self) -> list[LayerTensor]:
+        """The tensors of a layer of gated attention."""
+        bias = self.spec.config.flag("attention_bias", False)
+        return self.spec.attention(bias=bias, output_bias=bias, head_norms=add_one, gated=True)
+
+    def build(self, projections: list[LayerTensor], feed_forward: Callable[[int], list[LayerTensor]]) -> ModelSpec:
+        """feed_forward: layer number -> the tensors of its feed-forward block."""
+        spec, linear_attention, attention = self.spec, self.linear_attention(projections), self.attention()
         norms = [
             spec.norm("attn_norm", "input_layernorm", transform=add_one),
             spec.norm("post_attention_norm", "post_attention_layernorm", transform=add_one),

@@ -26,8 +26,9 @@ _UNQUANTIZED_PARTS = (
     "altup_",
     "laurel_",
 )
-# Of DeepSeek-V4: what streams are mixed with, and biases by position; small, in float32 in checkpoints, kept so here.
-_UNQUANTIZED_PARTS += (".hc_", "output_hc_", "_compressor_ape.weight")
+# Of DeepSeek-V4: what streams are mixed with, and biases by position; small, in float32 in checkpoints, kept so here. Of
+# Qwen 4 Exp: gates of streams, of a few rows, and a convolution.
+_UNQUANTIZED_PARTS += ("hc_attn_fn", "hc_ffn_fn", "output_hc_fn", "_compressor_ape.weight", "_inject.weight", "ple_conv1d")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTPUT = "output.weight"
 INTEGER_TYPES = ("i8", "i16", "i32", "i64")

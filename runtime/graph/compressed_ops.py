@@ -35,6 +35,17 @@ class Compress(Op):
 
 
 @dataclass(frozen=True)
+class AverageRun(Op):
+    """The mean of x (width,) over a run of `every` tokens, for the token that completes it; others get zeros. Runs begin at
+    multiples of `every`; the state of this name of `layer` has the tokens of the run that is not complete."""
+
+    x: Value
+    layer: int
+    state: str
+    every: int
+
+
+@dataclass(frozen=True)
 class WindowAttention(Op):
     """Attention to the tokens of a window and to compressed entries, which are keys and values at once.
 

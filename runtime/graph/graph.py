@@ -217,22 +217,22 @@ class GraphBuilder:
         out = self.value(heads, v_width)
         return self.append(ops.LatentAttention(out, q, latent, k_pe, layer, scale, v_width, prefix, kv_b, k_b, v_b, selection))
 
-    def select_keys(self, q: Value, k: Value, factors: Value, layer: int, top_k: int, every: int = 1) -> Value:
-        self._fit(q.shape == (*factors.shape, *k.shape), f"an indexer of queries {q.shape}, key {k.shape}, {factors.shape}")
+    def select_keys(self, q: Value, k: Value, factors: Value | None, layer: int, top_k: int, every=1, open_run=False) -> Value:
+        self._fit(q.shape == (*(factors or q).shape[:1], *k.shape), f"an indexer of queries {q.shape}, key {k.shape}")
         self.cache.append(CacheSpec(layer, "index_k", 1, k.shape[0], every))
-        return self.append(ops.SelectKeys(self.value(top_k), q, k, factors, layer, top_k, every))
+        return self.append(ops.SelectKeys(self.value(top_k + open_run), q, k, factors, layer, top_k, every, open_run))
 
     def select_blocks(self, q: Value, k: Value, layer: int, *, block: int, top_k: int, local: int) -> Value:
         self._fit(q.shape[1:] == k.shape, f"an indexer of queries {q.shape}, key {k.shape}")
         self.cache.append(CacheSpec(layer, "index_k", 1, *k.shape))
         return self.append(ops.SelectBlocks(self.value(q.shape[0], top_k), q, k, layer, block, top_k, local))
 
-    def short_convolution(self, x: Value, name: str, layer: int, activation: str = "silu", state: str = "convolution") -> Value:
+    def short_convolution(self, x: Value, name: str, layer: int, activation="silu", state="convolution", dilation=1) -> Value:
         (channels,), kernel = x.shape, self.shape(f"{name}.weight")[0]
         weight = self.weight(f"{name}.weight", (kernel, channels), (kernel, 1, channels))
         bias = self.optional(f"{name}.bias", (channels,))
-        self.cache.append(StateSpec(layer, state, (kernel - 1, channels)))
-        return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer, bias, activation, state))
+        self.cache.append(StateSpec(layer, state, ((kernel - 1) * dilation, channels)))
+        return self.append(ops.ShortConvolution(self.value(channels), x, weight, layer, bias, activation, state, dilation))
 
     def gated_delta_rule(
         self, q: Value, k: Value, v: Value, alpha: Value, beta: Value, layer: int, prefix: str, *, tiled: bool

@@ -182,16 +182,19 @@ class SelectKeys(Op):
     Appends k to the cache of `layer`; with `every`, that of the last token of each run of so many, and positions are those of
     runs. The score of a key is the sum over heads of factor * max(0, q . k).
 
-    q (heads, width), k (width,), both rotated; factors (heads,) -> (top_k,): positions in any order, as float32; where there
-    are at most top_k keys, so that all are seen, -1 comes first
+    q (heads, width), k (width,), both rotated; factors (heads,), or None: ones -> (top_k,): positions in any order, as float32;
+    where there are at most top_k keys, so that all are seen, -1 comes first
+
+    open_run  -> (top_k + 1,): last comes the number of the run that is not complete, whose tokens are seen besides (Qwen 4 Exp)
     """
 
     q: Value
     k: Value
-    factors: Value
+    factors: Value | None
     layer: int
     top_k: int
     every: int = 1
+    open_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ class ShortConvolution(Op):
 
     weight      (kernel, channels): a channel's last number multiplies the token itself, the one before it the token before
     activation  of the result: 'silu' or 'none'
+    dilation    tokens from one that counts to the one before it that does
     """
 
     x: Value
@@ -229,6 +233,7 @@ class ShortConvolution(Op):
     bias: Weight | None = None
     activation: str = "silu"
     state: str = "convolution"
+    dilation: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Ops of single families of models: activations and gates, and several residual streams (alternating updates,
-arXiv:2301.13310; Gemma 3n), which are one value (streams, width).
+"""Ops of single families of models: activations and gates, embeddings of n-grams, and several residual streams (alternating
+updates, arXiv:2301.13310; Gemma 3n), which are one value (streams, width).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .ops import Op
-from .values import Value, Weight
+from .values import NgramHash, Value, Weight
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,23 @@ class KeepLargest(Op):
 
     x: Value
     factor: float
+
+
+@dataclass(frozen=True)
+class NgramEmbedding(Op):
+    """The rows of a table that stand for the n-grams that end at a token, one after the other (Qwen 4 Exp).
+
+    table (width, rows) -> (heads * width,); the state 'tokens' of `layer` has the last tokens' ids plus 1
+    """
+
+    table: Weight
+    layer: int
+    ngrams: NgramHash
+
+
+@dataclass(frozen=True)
+class MatchStreams(Op):
+    """x, y (streams, width) -> (streams,): s = x . y / sqrt(width) of each stream as sign(s) sqrt(max(abs(s), 1e-6))."""
+
+    x: Value
+    y: Value

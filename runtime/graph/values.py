@@ -71,6 +71,41 @@ class Temperature:
 
 
 @dataclass(frozen=True)
+class NgramHash:
+    """Which rows of a table stand for the n-grams that end at a token (per-layer embeddings of Qwen 4 Exp).
+
+    multipliers    one for the token, one for that before it, and so on: the n-grams are of 2 ... len(multipliers) tokens
+    sizes, offsets  of the part of the table that each head has; as many heads for each n, those of the shortest n-grams first
+    end            the token that ends a text: what is before it counts as if it were it, as what is before the sequence does
+    """
+
+    multipliers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    end: int
+
+    @property
+    def n_past(self) -> int:
+        """Tokens before a token that count."""
+        return len(self.multipliers) - 1
+
+    def rows(self, history: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Numbers of rows, int64 [n, heads], of tokens int [n]. history: the n_past tokens before them plus 1, 0: there is
+        none."""
+        past = history.reshape(-1).astype(np.int64)
+        ids = np.concatenate([np.where(past > 0, past - 1, self.end), np.asarray(tokens, np.int64)])
+        mixed, ended = ids[self.n_past :] * self.multipliers[0], np.zeros(len(tokens), bool)
+        per_length, parts = len(self.sizes) // self.n_past, []
+        for distance in range(1, self.n_past + 1):
+            before = ids[self.n_past - distance : len(ids) - distance]
+            ended |= before == self.end
+            mixed = mixed ^ np.where(ended, self.end, before) * self.multipliers[distance]
+            heads = slice((distance - 1) * per_length, distance * per_length)
+            parts.append(mixed[:, None] % np.array(self.sizes[heads]) + np.array(self.offsets[heads]))
+        return np.concatenate(parts, axis=1)
+
+
+@dataclass(frozen=True)
 class CacheSpec:
     """What a layer keeps per token: `heads` rows of `width` numbers. name: 'k', 'v', 'latent', 'index_k' or 'entries'.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from ...formats import FormatError
 from ..graph import GraphBuilder, Value
-from ..graph.values import RotaryEmbedding, Temperature
+from ..graph.compressed_ops import AverageRun
+from ..graph.values import RotaryEmbedding, StateSpec, Temperature
 from ..hparams import HParams
 
 
@@ -30,6 +31,44 @@ class Heads:
             raise FormatError(f"{hparams.path}: {n_head} heads cannot share {n_kv} keys and values evenly")
         k_width = hparams.size("attention.key_length", n_embd // n_head)
         return cls(n_head, n_kv, k_width, hparams.size("attention.value_length", n_embd // n_head))
+
+
+@dataclass(frozen=True)
+class RunIndexer:
+    """Attention to selected runs of `block` keys (Qwen 4 Exp): the top_k complete runs whose mean keys fit `heads` queries of
+    `width` numbers best, and the tokens of the run that is not complete."""
+
+    heads: int
+    width: int
+    block: int
+    top_k: int
+
+    @classmethod
+    def of(cls, hparams: HParams, layer: int) -> RunIndexer | None:
+        """None for a layer whose keys are all seen. Raises FormatError for a number of keys that is not one of runs."""
+        block = hparams.of_layer("attention.compress_ratios", layer, 0, 0)
+        if not block:
+            return None
+        heads, width, keys = (hparams.size(f"attention.indexer.{k}") for k in ("head_count", "key_length", "top_k"))
+        if keys % block:
+            raise FormatError(f"{hparams.path}: {keys} selected keys (attention.indexer.top_k) are not runs of {block}")
+        return cls(heads, width, block, keys // block)
+
+    @property
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of what a layer keeps per sequence."""
+        return {"index_run": (self.block, self.width)}
+
+    def select(self, graph: GraphBuilder, x: Value, layer: int, rope: RotaryEmbedding, epsilon: float) -> Value:
+        prefix = f"blk.{layer}.indexer."
+        q = graph.reshape(graph.linear(x, f"{prefix}q_proj", self.heads * self.width), self.heads, self.width)
+        k = graph.linear(x, f"{prefix}k_proj", self.width)
+        for state, shape in self.states.items():
+            graph.cache.append(StateSpec(layer, state, shape))
+            k = graph.append(AverageRun(graph.value(self.width), k, layer, state, self.block))
+        q = graph.rope(graph.norm(q, f"{prefix}q_norm", epsilon), rope)
+        k = graph.rope(graph.norm(k, f"{prefix}k_norm", epsilon), replace(rope, offset=1 - self.block))
+        return graph.reshape(graph.select_keys(q, k, None, layer, self.top_k, self.block, open_run=True), 1, self.top_k + 1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +118,7 @@ def grouped_attention(
     plain_head_norms: bool = False,
     clamp: float = 0.0,
     gate_function: str = "sigmoid",
-    blocks: BlockIndexer | None = None,
+    blocks: BlockIndexer | RunIndexer | None = None,
 ) -> Value:
     """From the tensors blk.N.attn_{q,k,v,output}, or attn_{qkv,output}, with biases, attn_{q,k}_norm, attn_sinks and attn_gate
     (factors of heads, or of all their numbers) where the model has them. Where attn_q has twice the rows, each head's queries

@@ -49,10 +49,12 @@ def recurrent_layers(hparams: HParams) -> list[bool]:
     return hparams.flags("full_attention_interval", count) or [(i + 1) % 4 != 0 for i in range(count)]
 
 
-def gated_delta_net(graph: GraphBuilder, x: Value, layer: int, heads: DeltaHeads, *, epsilon: float, tiled: bool) -> Value:
+def gated_delta_net(
+    graph: GraphBuilder, x: Value, layer: int, heads: DeltaHeads, *, epsilon: float, tiled: bool, gate_function: str = "silu"
+) -> Value:
     """From the tensors blk.N.attn_{qkv,gate}, ssm_{conv1d,a,dt,norm,out}, and ssm_ba, or ssm_alpha and ssm_beta.
 
-    tiled: see `ops.GatedDeltaRule`.
+    tiled: see `ops.GatedDeltaRule`; gate_function: of the gate of the result, see `ops.GatedActivation`.
     """
     prefix, keys, values = f"blk.{layer}.", heads.n_k * heads.k_width, heads.n * heads.v_width
     projected = graph.linear(x, f"{prefix}attn_qkv", heads.channels)
@@ -62,7 +64,7 @@ def gated_delta_net(graph: GraphBuilder, x: Value, layer: int, heads: DeltaHeads
     q, k = (graph.reshape(part, heads.n_k, heads.k_width) for part in (q, k))
     v = graph.reshape(v, heads.n, heads.v_width)
     out = graph.gated_delta_rule(q, k, v, alpha, beta, layer, f"{prefix}ssm_", tiled=tiled)
-    out = graph.gated(gate, graph.norm(out, f"{prefix}ssm_norm", epsilon), "silu")
+    out = graph.gated(gate, graph.norm(out, f"{prefix}ssm_norm", epsilon), gate_function)
     return graph.linear(out, f"{prefix}ssm_out", x.shape[0])
 
 

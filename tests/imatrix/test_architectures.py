@@ -38,6 +38,17 @@ NAMES = {
     "attn_hc.fn": ["hc_attn_fn"],
     "ffn_hc.fn": ["hc_ffn_fn"],
     "hc_head.hc_fn": ["output_hc_fn"],
+    "indexer.index_qk_proj": ["indexer.q_proj", "indexer.k_proj"],
+    "attn_hyper_connection.input_mix_weight_down": ["hc_attn_down"],
+    "attn_hyper_connection.input_mix_weight_up": ["hc_attn_up"],
+    "attn_hyper_connection.block_inject_weight": ["hc_attn_inject"],
+    "mlp_hyper_connection.input_mix_weight_down": ["hc_ffn_down"],
+    "mlp_hyper_connection.input_mix_weight_up": ["hc_ffn_up"],
+    "mlp_hyper_connection.block_inject_weight": ["hc_ffn_inject"],
+    "hyper_connection_mixer.input_mix_weight_down": ["output_hc_down"],
+    "hyper_connection_mixer.input_mix_weight_up": ["output_hc_up"],
+    "ple.key_proj": ["ple_key"],
+    "ple.value_proj": ["ple_value"],
     "indexer.q_proj": ["indexer.q_proj"],
     "indexer.k_proj": ["indexer.k_proj"],
     "qkv_proj": ["attn_qkv"],
@@ -279,7 +290,7 @@ def as_in_gguf(config, tensor, x):
         factors = {"attn_q": config.attention_in_multiplier, "attn_k": config.attention_in_multiplier}
         factors |= {"attn_v": config.attention_in_multiplier, "ssm_in": config.ssm_in_multiplier}
         return x / factors.get(tensor.split(".")[-2], 1.0)
-    if tensor.endswith(".ssm_out.weight") and config.model_type.startswith("qwen3_5"):
+    if tensor.endswith(".ssm_out.weight") and config.model_type.startswith(("qwen3_5", "qwen4_exp")):
         keys, width = config.linear_num_key_heads, config.linear_value_head_dim
         return x.reshape(len(x), keys, -1, width).swapaxes(1, 2).reshape(x.shape)
     if tensor.endswith(".attn_output.weight") and getattr(config, "attention_value_scale", None):

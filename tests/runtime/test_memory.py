@@ -214,6 +214,9 @@ def test_states_beside_keys_and_values():
         "kimi-linear",
         "deepseek4",
         "deepseek4-odd",
+        "qwen4exp",
+        "qwen4exp-odd",
+        "qwen4exp-plain",
     ],
 )
 def test_planned_states_are_those_of_a_session(tmp_path, case):

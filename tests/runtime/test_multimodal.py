@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from checkpoint_cases import EXACT, LENGTH, TOLERANCE, oracle, randomise
+from model_cases import CASES
 from model_cases.common import COMMON, PLAIN
 from tower_checkpoints import save_transformers
 
@@ -29,8 +30,12 @@ LLAMA4_TEXT = COMMON | {"head_dim": 24, "intermediate_size_mlp": 80, "num_local_
 LLAMA4_VISION = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
 LLAMA4_VISION |= {"patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 
+QWEN4_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
+QWEN4_VISION |= {"num_position_embeddings": 16, "patch_size": 8}
+
 # class of transformers -> its text and vision config
 MODELS = {
+    "Qwen4Exp": (COMMON | CASES["qwen4exp"][1], QWEN4_VISION),
     "Qwen3VL": (QWEN_TEXT, QWEN_VISION),
     "Qwen3VLMoe": (QWEN_TEXT, QWEN_VISION),
     "Kimi_K25": (KIMI_TEXT, KIMI_VISION),
@@ -39,6 +44,7 @@ MODELS = {
     "Qwen2_5_VL": (QWEN2_TEXT, QWEN_VISION | {"fullatt_block_indexes": [0]}),
 }
 ARCHITECTURES = {
+    "Qwen4Exp": "qwen4exp",
     "Qwen2VL": "qwen2vl",
     "Qwen2_5_VL": "qwen2vl",
     "Qwen3VL": "qwen3vl",

@@ -15,6 +15,7 @@ ROUNDING = 1e-4  # between GEMM and GEMV
 
 
 CASES = ("qwen35", "lfm2", "mamba2", "granitehybrid", "nemotron-h-moe", "falcon-h1", "jamba", "kimi-linear", "deepseek4")
+CASES += ("qwen4exp", "qwen4exp-odd")
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -29,6 +29,17 @@ def compress(
     return result
 
 
+def average_run(step: Step, x: np.ndarray, layer: int, state: str, every: int) -> np.ndarray:
+    result = np.zeros_like(x)
+    for cache, rows in step.segments:
+        kept = cache.append(layer, state, x[rows])
+        for at in range(rows.start, rows.stop):
+            stop = int(step.positions[at]) + 1
+            if stop % every == 0:
+                result[at] = kept[stop - every : stop].mean(axis=0)
+    return result
+
+
 def window_attention(
     step: Step,
     q: np.ndarray,
@@ -92,6 +103,7 @@ def collapse_streams(step: Step, x: np.ndarray, factors: np.ndarray) -> np.ndarr
 
 COMPRESSED_FUNCTIONS = {
     compressed_ops.Compress: compress,
+    compressed_ops.AverageRun: average_run,
     compressed_ops.WindowAttention: window_attention,
     compressed_ops.GroupedLinear: grouped_linear,
     compressed_ops.RepeatStreams: repeat_streams,

@@ -232,16 +232,17 @@ def select_blocks(step: Step, q: np.ndarray, k: np.ndarray, layer: int, block: i
 
 
 def select_keys(
-    step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray, layer: int, top_k: int, every: int
+    step: Step, q: np.ndarray, k: np.ndarray, factors: np.ndarray | None, layer: int, top_k: int, every: int, open_run: bool
 ) -> np.ndarray:
-    out = np.full((len(q), top_k), -1, np.float32)
+    out = np.full((len(q), top_k + open_run), -1, np.float32)
     for cache, rows in step.segments:
         keys = cache.append(layer, "index_k", k[rows])[every - 1 :: every]
         for at in range(rows.start, rows.stop):
             count = (step.positions[at] + 1) // every
             if count > top_k:
-                scores = factors[at] @ np.maximum(q[at] @ keys[:count].T, 0)
-                out[at] = np.argpartition(-scores, top_k)[:top_k]
+                products = np.maximum(q[at] @ keys[:count].T, 0)
+                scores = products.sum(axis=0) if factors is None else factors[at] @ products
+                out[at, :top_k], out[at, top_k:] = np.argpartition(-scores, top_k)[:top_k], count
     return out
 
 

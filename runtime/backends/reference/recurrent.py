@@ -18,13 +18,15 @@ def short_convolution(
     layer: int,
     activation: Literal["silu", "none"],
     state: str,
+    dilation: int,
 ) -> np.ndarray:
     out, weight = np.empty_like(x), weight.reshape(weight.shape[0], -1)
     channels, kernel = weight.shape
+    past = (kernel - 1) * dilation
     for cache, rows in step.segments:
         n = rows.stop - rows.start
-        inputs = np.concatenate([np.zeros((kernel - 1, channels), np.float32), cache.append(layer, state, x[rows])])
-        windows = np.lib.stride_tricks.sliding_window_view(inputs[-(n + kernel - 1) :], kernel, axis=0)
+        inputs = np.concatenate([np.zeros((past, channels), np.float32), cache.append(layer, state, x[rows])])
+        windows = np.lib.stride_tricks.sliding_window_view(inputs[-(n + past) :], past + 1, axis=0)[..., ::dilation]
         out[rows] = np.einsum("nck,ck->nc", windows, weight)
     if bias is not None:
         out += bias

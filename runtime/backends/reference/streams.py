@@ -1,10 +1,11 @@
-"""The ops of several residual streams, as `functions`."""
+"""The ops of several residual streams, and embeddings of n-grams, as `functions`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...graph import special_ops
+from ...graph.values import NgramHash
 from .step import Step
 
 
@@ -45,7 +46,24 @@ def keep_largest(step: Step, x: np.ndarray, factor: float) -> np.ndarray:
     return np.maximum(x - cutoff, 0)
 
 
+def ngram_embedding(step: Step, table: np.ndarray, layer: int, ngrams: NgramHash) -> np.ndarray:
+    out = []
+    for cache, rows in step.segments:
+        new = (step.tokens[rows, None] + 1).astype(np.float32)
+        kept = np.concatenate([np.zeros((ngrams.n_past, 1), np.float32), cache.append(layer, "tokens", new)])
+        history = kept[len(kept) - len(new) - ngrams.n_past : len(kept) - len(new)]
+        out.append(table[ngrams.rows(history, step.tokens[rows])].reshape(len(new), -1))
+    return np.concatenate(out)
+
+
+def match_streams(step: Step, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    products = (x * y).sum(axis=-1) / np.float32(np.sqrt(x.shape[-1]))
+    return np.sign(products) * np.sqrt(np.maximum(np.abs(products), np.float32(1e-6)))
+
+
 STREAM_FUNCTIONS = {
+    special_ops.NgramEmbedding: ngram_embedding,
+    special_ops.MatchStreams: match_streams,
     special_ops.ExpandStreams: expand_streams,
     special_ops.MergeStreams: merge_streams,
     special_ops.MixStreams: mix_streams,

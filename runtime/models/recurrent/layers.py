@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...hparams import HParams
+from .. import qwen4exp
 from ..delta_net import DELTA_NET_ARCHITECTURES, DeltaHeads, recurrent_layers
 from .kimi_delta import KimiDeltaHeads
 from .state_space import StateSpace
@@ -14,6 +15,8 @@ def layer_states(hparams: HParams, layer: int) -> dict[str, tuple[int, ...]]:
     architecture = hparams.architecture
     if architecture in DELTA_NET_ARCHITECTURES:
         return DeltaHeads.of(hparams).states if any(recurrent_layers(hparams)[layer : layer + 1]) else {}
+    if architecture == "qwen4exp":
+        return qwen4exp.layer_states(hparams, layer, any(recurrent_layers(hparams)[layer : layer + 1]))
     variant = RECURRENT_VARIANTS.get(architecture)
     if variant is None or not (variant.both or _is_recurrent(hparams, layer)):
         return {}
@@ -27,6 +30,8 @@ def layer_states(hparams: HParams, layer: int) -> dict[str, tuple[int, ...]]:
 def keeps_rows(hparams: HParams, layer: int) -> bool:
     """Whether a layer keeps something of each token: keys and values, or latents."""
     variant = RECURRENT_VARIANTS.get(hparams.architecture)
+    if hparams.architecture == "qwen4exp":
+        return "delta" not in layer_states(hparams, layer)
     if variant is None:
         return not layer_states(hparams, layer)
     return variant.both or hparams.of_layer("attention.head_count_kv", layer, 0, 0) > 0

@@ -1,7 +1,7 @@
-"""Models of 2026: Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4."""
+"""Models of 2026: Gemma 4 with experts, Step-3.5, MiniMax-M3, DeepSeek-V4, Qwen 4 Exp."""
 
 from .common import LLAMA3, PLAIN, TIED, WINDOW, YARN
-from .decoders import GEMMA4, GEMMA4_31B
+from .decoders import DELTA_EXPERTS, DELTA_ODD, GEMMA4, GEMMA4_31B, HALF, MROPE
 
 GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40}
 STEP_PATTERN = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
@@ -40,6 +40,16 @@ V4_ODD = {"hc_mult": 3, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "head_dim": 24, 
 V4_ODD |= {"o_groups": 3, "index_topk": 4, "sliding_window": 9, "routed_scaling_factor": 0.7, "num_experts_per_tok": 3}
 V4_ODD |= {"compress_rates": {V4_ATTENTION[1]: 3, V4_ATTENTION[2]: 7}, "compress_rope_theta": 50000.0, "rope_parameters": YARN}
 V4_ODD |= {"layer_types": [V4_ATTENTION[at] for at in (2, 1, 1, 0)], "mlp_layer_types": ["moe"] * 4, "swiglu_limit": 10.0}
+QWEN4 = DELTA_EXPERTS | {"rope_parameters": MROPE | {"partial_rotary_factor": 0.25}, "output_gate_type": "sigmoid"}
+QWEN4 |= {"hc_lowrank": 24, "ple_layer_ids": [2], "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "split_ngram_parts": 4}
+QWEN4 |= {"make_ngram_vocab_size_divisible_by": 7, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+QWEN4 |= {"indexer_budget": 20, "indexer_compress_ratio": 4}
+# Odd: three streams, n-grams up to four tokens with a text's end among them, indexers in two layers, runs of five.
+QWEN4_ODD = {key: value for key, value in DELTA_ODD.items() if key != "linear_value_head_dim"} | TIED
+QWEN4_ODD |= {"hc_count": 3, "hc_lowrank": 10, "ngram_size": 4, "heads_per_ngram": 3, "ple_embed_dim": 36, "eos_token_id": 270}
+QWEN4_ODD |= {"ple_conv_kernel_size": 3, "split_ngram_parts": 1, "rope_parameters": MROPE | HALF, "indexer_n_heads": 12}
+QWEN4_ODD |= {"indexer_head_dim": 24, "indexer_budget": 15, "indexer_compress_ratio": 5, "ple_layer_ids": [4]}
+QWEN4_ODD |= {"layer_types": ["indexed_attention", *["linear_attention"] * 3, "indexed_attention"], "num_experts_per_tok": 3}
 
 LONGCAT = {"num_hidden_layers": 6, "num_key_value_heads": 4, "ffn_hidden_size": 96, "moe_topk": 4}
 LONGCAT |= {"n_routed_experts": 6, "zero_expert_num": 3, "expert_ffn_hidden_size": 40, "routed_scaling_factor": 2.5}
@@ -59,6 +69,9 @@ CASES = {
     "minimax-m3": ("MiniMaxM3SparseForConditionalGeneration", M3, "mainline"),
     "minimax-m3-odd": ("MiniMaxM3SparseForConditionalGeneration", M3 | M3_ODD, "mainline"),
     "minimax-m3-ik": ("MiniMaxM3SparseForConditionalGeneration", M3 | {"index_topk_blocks": 20}),
+    "qwen4exp": ("Qwen4Exp", QWEN4),
+    "qwen4exp-odd": ("Qwen4Exp", QWEN4 | QWEN4_ODD),
+    "qwen4exp-plain": ("Qwen4Exp", QWEN4 | {"ple_layer_ids": [], "indexer_budget": 200}),
     "step35": ("Step3p7ForConditionalGeneration", STEP),
     "step35-limits": ("Step3p7ForConditionalGeneration", STEP | STEP_LIMITS),
 }
@@ -71,3 +84,7 @@ BEYOND_LLAMA_CPP = {
 COARSE_IN_LLAMA_CPP = dict.fromkeys(("gemma4-moe", "gemma4-moe-per-layer"), 5e-2)
 # One selection of blocks for all heads, the best of any index head's: compared while all blocks are seen.
 IN_LLAMA_CPP = {"minimax-m3": {"index_topk_blocks": 20}}
+# All keys are seen: of those selected, it takes a few more where the last run has not as many tokens as it can have.
+SEEN = {"rms_norm_eps": 1e-6, "indexer_budget": 200}
+IN_LLAMA_CPP |= {"qwen4exp": SEEN, "qwen4exp-plain": SEEN}
+IN_LLAMA_CPP |= {"qwen4exp-odd": SEEN | {"hidden_size": 72, "ple_embed_dim": None, "attention_bias": False}}

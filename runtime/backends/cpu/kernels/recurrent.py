@@ -25,18 +25,20 @@ COLUMNS = 4 * LANES  # of a part of the delta rule: as many sums as fill the pro
 
 @part
 def short_convolution(argument, number):
-    """The causal convolution of each channel, or silu of it. State: the last kernel - 1 inputs, float32 [kernel - 1, stride].
+    """The causal convolution of each channel, or silu of it. State: the last inputs, float32
+    [(kernel - 1) * dilation, stride].
 
     Table: x, out (each with its row bytes), weights float32 [kernel, channels], channels, kernel, stride, rows of the
-    sequences, their states, offset, biases float32 [channels], whether silu follows.
+    sequences, their states, offset, biases float32 [channels], whether silu follows, dilation.
     """
-    table = view(argument, 13, np.int64)
+    table = view(argument, 14, np.int64)
     channels, kernel_size, stride = table[5], table[6], table[7]
     parts = (channels + CHANNELS - 1) // CHANNELS
     sequence, column = number // parts, number % parts * CHANNELS
     width = min(CHANNELS, channels - column)
     rows, states = view(table[8] + 16 * sequence, 2, np.int64), view(table[9] + 16 * sequence, 2, np.int64)
-    first, n, past = rows[0], rows[1], kernel_size - 1
+    dilation = table[13]
+    first, n, past = rows[0], rows[1], (kernel_size - 1) * dilation
     before, after = states[0] + table[10] + 4 * column, states[1] + table[10] + 4 * column
     ones, bias = np.ones(width, np.float32), view(table[11] + 4 * column, width, np.float32)
     for t in range(n):
@@ -44,7 +46,7 @@ def short_convolution(argument, number):
         for j in range(width):
             out[j] = bias[j]
         for i in range(kernel_size):
-            at = t + i - past  # of the token, counted from the first new one
+            at = t + i * dilation - past  # of the token, counted from the first new one
             source = table[0] + (first + at) * table[1] + 4 * column if at >= 0 else before + 4 * stride * (past + at)
             x = view(source, width, np.float32)
             weight = view(table[4] + 4 * (channels * i + column), width, np.float32)

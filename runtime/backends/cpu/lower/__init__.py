@@ -114,8 +114,11 @@ SUPPORT: Support = {
     o.ScaleByRouting: dict.fromkeys(("x", "routing")),
     o.SelectBlocks: dict.fromkeys(("q", "k", "layer", "block", "top_k", "local")),
     o.SelectiveScan: dict.fromkeys(("x", "dt", "b", "c", "decay", "skip", "layer", "dt_bias")),
-    o.ShortConvolution: {**dict.fromkeys(("x", "weight", "layer", "bias", "state")), "activation": ("silu", "none")},
-    o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k", "every")),
+    o.ShortConvolution: {
+        **dict.fromkeys(("x", "weight", "layer", "bias", "state", "dilation")),
+        "activation": ("silu", "none"),
+    },
+    o.SelectKeys: dict.fromkeys(("q", "k", "factors", "layer", "top_k", "every", "open_run")),
     o.SigmoidGate: dict.fromkeys(("x", "y", "gate")),
     o.SoftCap: dict.fromkeys(("x", "cap")),
     o.Split: dict.fromkeys(("x", "sizes", "more")),

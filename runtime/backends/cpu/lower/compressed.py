@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....graph.compressed_ops import Compress, GroupedLinear, WindowAttention
+from ....graph.compressed_ops import AverageRun, Compress, GroupedLinear, WindowAttention
+from ....graph.special_ops import MatchStreams, NgramEmbedding
 from ..attention import softmax_numerator
 from ..kernels.gemm import gemm
 from ..kv_cache import KVCache
@@ -90,6 +91,67 @@ class CompressStep(Step):
         own, following = x[..., x.shape[2] // 2 :], x[..., : x.shape[2] // 2]
         first = np.full_like(following[:1], fill)
         return np.concatenate([np.concatenate([first, following[:-1]]), own], axis=1)
+
+
+class AverageRunStep(Step):
+    def __init__(self, executable: Executable, op: AverageRun):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        op, state = self.op, out.run_state
+        x, to, every = out.dense(op.x).matrix, out.new(op.out).matrix, op.every
+
+        def average() -> None:
+            to[:] = 0
+            for cache, at in state.batch:
+                read, written = _ring(self.executable, cache, op.layer, op.state)
+                past, total = cache.length, cache.length + at.stop - at.start
+                _append(written, past, x[at])
+                run, end = past // every, total // every
+                if run < end:
+                    needed = np.concatenate([_before(read, run * every, past), x[at]])[: (end - run) * every]
+                    means = needed.reshape(end - run, every, -1).mean(axis=1)
+                    to[at.start + (run + 1) * every - 1 - past : at.stop : every] = means
+
+        out.call(average)
+
+
+class NgramEmbeddingStep(Step):
+    def __init__(self, executable: Executable, op: NgramEmbedding):
+        super().__init__(executable, op)
+        self.op, self.table = op, executable.matrix(op.table)
+
+    def emit(self, out: Pass) -> None:
+        op, state, to = self.op, out.run_state, out.new(self.op.out).matrix
+        n_past = op.ngrams.n_past
+
+        def look_up() -> None:
+            for cache, at in state.batch:
+                read, written = _ring(self.executable, cache, op.layer, "tokens")
+                past, tokens = cache.length, state.tokens[at]
+                _append(written, past, (tokens[:, None] + 1).astype(np.float32))
+                rows = op.ngrams.rows(_before(read, past - n_past, past), tokens)
+                to[at] = self.table.lookup(rows.reshape(-1)).reshape(len(tokens), -1)
+
+        out.call(look_up)
+
+
+class MatchStreamsStep(Step):
+    def __init__(self, executable: Executable, op: MatchStreams):
+        super().__init__(executable, op)
+        self.op = op
+
+    def emit(self, out: Pass) -> None:
+        op = self.op
+        x, y = (with_heads(out.dense(value), *value.shape).array for value in (op.x, op.y))
+        to = out.new(op.out).matrix
+
+        def match() -> None:
+            products = np.einsum("nsw,nsw->ns", x, y) / np.float32(np.sqrt(x.shape[2]))
+            to[:] = np.sign(products) * np.sqrt(np.maximum(np.abs(products), np.float32(1e-6)))
+
+        out.call(match)
 
 
 class WindowAttentionStep(Step):
@@ -201,12 +263,18 @@ class GroupedLinearStep(Step):
 
 
 COMPRESSED_STEPS = {
+    AverageRun: AverageRunStep,
     Compress: CompressStep,
     GroupedLinear: GroupedLinearStep,
+    MatchStreams: MatchStreamsStep,
+    NgramEmbedding: NgramEmbeddingStep,
     WindowAttention: WindowAttentionStep,
 }
 COMPRESSED_SUPPORT = {
+    AverageRun: dict.fromkeys(("x", "layer", "state", "every")),
     Compress: dict.fromkeys(("x", "gate", "bias", "layer", "state", "every")),
     GroupedLinear: dict.fromkeys(("x", "weight")),
+    MatchStreams: dict.fromkeys(("x", "y")),
+    NgramEmbedding: dict.fromkeys(("table", "layer", "ngrams")),
     WindowAttention: dict.fromkeys(("q", "kv", "layer", "scale", "window", "sinks", "entries", "every", "selection")),
 }

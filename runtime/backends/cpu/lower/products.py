@@ -40,7 +40,10 @@ class Panels:
 def gemv_inputs(out: Pass, x: View, block: int, partition: Partition, take: Callable[[View], View]) -> Codes:
     """x as the input of a GEMV. block: numbers that share a scale, 0: float32. take: makes memory live as long as x."""
     if not block:
-        view = x if x.is_dense else out.copied(x)
+        view = x
+        if not x.is_dense:  # not `copied`: later products with the same x read this too
+            view = take(out.allocate(x.rows, x.heads, x.width, x.axis))
+            out.copy(x, view)
         return Codes((view.address, 0, 0), (view,))
     n = x.rows * x.size
     sizes = [

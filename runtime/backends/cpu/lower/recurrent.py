@@ -37,7 +37,13 @@ class ShortConvolutionStep(Step):
         stride = out.executable.layers[op.layer].states[op.state].padded_shape[-1]
         words = (x.address, x.row_bytes, to.address, to.row_bytes, out.constant(self.weight), channels, kernel, stride)
         parts = len(out.counts) * -(-channels // recurrent.CHANNELS)
-        table = (*words, *_sequences(out, op.layer, op.state), out.constant(self.bias), int(op.activation == "silu"))
+        table = (
+            *words,
+            *_sequences(out, op.layer, op.state),
+            out.constant(self.bias),
+            int(op.activation == "silu"),
+            op.dilation,
+        )
         out.schedule.task(recurrent.short_convolution.address, table, parts, (x,), (to,))
 
 

@@ -41,14 +41,17 @@ class SelectKeysStep(Step):
         op, state = self.op, out.run_state
         heads, width = op.q.shape
         out.write_cache(op.layer, "index_k", with_heads(out.view(op.k), 1, width))
-        queries, factors = with_heads(out.dense(op.q), heads, width).array, out.dense(op.factors).matrix
+        queries = with_heads(out.dense(op.q), heads, width).array
+        factors = None if op.factors is None else out.dense(op.factors).matrix
         to = out.new(op.out).matrix
 
         def select() -> None:
             to[:, 0] = -1
             for row, past in _rows_that_select(state, op.layer, op.top_k, op.every):
-                scores = factors[row] @ np.maximum(queries[row] @ past.T, 0)
-                to[row] = np.argpartition(-scores, op.top_k)[: op.top_k]
+                products = np.maximum(queries[row] @ past.T, 0)
+                scores = products.sum(axis=0) if factors is None else factors[row] @ products
+                to[row, : op.top_k] = np.argpartition(-scores, op.top_k)[: op.top_k]
+                to[row, op.top_k :] = len(past)  # of op.open_run
 
         out.call(select)
 

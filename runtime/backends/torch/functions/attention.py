@@ -120,7 +120,7 @@ def _blocks(selection: Tensor, block: int, heads: int) -> Any:
     def allowed(rows: slice, keys: range) -> Tensor:
         part = selection[rows]
         numbers = torch.arange(keys.start, keys.stop, device=part.device) // block
-        chosen = _chosen(part, -(-keys.stop // block))[..., numbers]
+        chosen = _chosen(part, -(-keys.stop // block) + 1)[..., numbers]  # one more: an open run may not have begun
         return chosen.transpose(0, 1).repeat_interleave(heads // part.shape[1], dim=0)
 
     return allowed
@@ -189,8 +189,10 @@ def _keys(selection: Tensor) -> Any:
     return lambda rows, keys: _chosen(selection[rows], keys.stop)[..., keys.start :]
 
 
-def select_keys(step: Step, q: Tensor, k: Tensor, factors: Tensor, layer: int, top_k: int, every: int) -> Tensor:
-    out = torch.full((len(q), top_k), -1.0, device=q.device)
+def select_keys(
+    step: Step, q: Tensor, k: Tensor, factors: Tensor | None, layer: int, top_k: int, every: int, open_run: bool
+) -> Tensor:
+    out = torch.full((len(q), top_k + open_run), -1.0, device=q.device)
     for cache, at in step.segments:
         cache.write(layer, "index_k", k[at, None])
         end = (cache.length + at.stop - at.start) // every
@@ -198,11 +200,14 @@ def select_keys(step: Step, q: Tensor, k: Tensor, factors: Tensor, layer: int, t
             continue
         keys, found = cache.read(layer, "index_k", 0, end)[0], out[at]
         for rows in step.row_blocks(at.stop - at.start, 8 * q.shape[1] * end):
-            scores = torch.relu(q[at][rows] @ keys.T).mul(factors[at][rows][..., None]).sum(dim=1)
+            products = torch.relu(q[at][rows] @ keys.T)
+            scores = (products if factors is None else products * factors[at][rows][..., None]).sum(dim=1)
             positions = torch.arange(cache.length + rows.start, cache.length + rows.stop, device=q.device)[:, None]
             counts = (positions + 1) // every
             scores = scores.masked_fill(torch.arange(end, device=q.device) >= counts, -torch.inf)
-            found[rows] = torch.where(counts > top_k, scores.topk(top_k, dim=1).indices.float(), -1.0)
+            best = scores.topk(top_k, dim=1).indices
+            best = torch.cat([best, counts], dim=1) if open_run else best
+            found[rows] = torch.where(counts > top_k, best.float(), -1.0)
     return out
 
 

@@ -1,11 +1,14 @@
-"""The ops of DeepSeek-V4. States are the last rows in order; entries are made and attended to for a whole pass at once."""
+"""The ops of DeepSeek-V4 and Qwen 4 Exp. States are the last rows in order; entries are made and attended to for a whole pass
+at once."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ....graph import Value, compressed_ops
+from ....graph import Value, compressed_ops, special_ops
+from ....graph.values import NgramHash
 from ..step import Step, to_numpy
 from ..weights import Matrix
 
@@ -31,6 +34,36 @@ def compress(step: Step, x: Tensor, gate: Tensor, bias: Tensor, layer: int, stat
         entries = (numbers * torch.softmax(gates, dim=1)).sum(dim=1)
         result[at.start + (run + 1) * every - 1 - past : at.stop : every] = entries
     return result
+
+
+def average_run(step: Step, x: Tensor, layer: int, state: str, every: int) -> Tensor:
+    result = torch.zeros_like(x)
+    for cache, at in step.segments:
+        past, before = cache.length, cache.state(layer, state)
+        kept = torch.cat([before, x[at]])  # from position past - every on
+        cache.write_state(layer, state, kept[len(kept) - every :].clone())
+        run, end = past // every, (past + at.stop - at.start) // every
+        if run < end:
+            first = (run + 1) * every - past
+            runs = kept[first : first + (end - run) * every].reshape(end - run, every, -1)
+            result[at.start + (run + 1) * every - 1 - past : at.stop : every] = runs.mean(dim=1)
+    return result
+
+
+def ngram_embedding(step: Step, table: Matrix, layer: int, ngrams: NgramHash) -> Tensor:
+    out = []
+    for cache, at in step.segments:
+        before, new = cache.state(layer, "tokens"), step.tokens[at]
+        numbers = ngrams.rows(to_numpy(before), new)
+        out.append(table.gather(step.on_device(numbers.reshape(-1))).reshape(len(new), -1))
+        kept = torch.cat([before, step.on_device((new[:, None] + 1).astype(np.float32))])
+        cache.write_state(layer, "tokens", kept[len(kept) - ngrams.n_past :].clone())
+    return torch.cat(out)
+
+
+def match_streams(step: Step, x: Tensor, y: Tensor) -> Tensor:
+    products = (x * y).sum(dim=-1) / x.shape[-1] ** 0.5
+    return torch.sign(products) * products.abs().clamp_min(1e-6).sqrt()
 
 
 def window_attention(
@@ -101,6 +134,9 @@ def collapse_streams(step: Step, x: Tensor, factors: Tensor) -> Tensor:
 
 COMPRESSED_FUNCTIONS = {
     compressed_ops.Compress: compress,
+    compressed_ops.AverageRun: average_run,
+    special_ops.NgramEmbedding: ngram_embedding,
+    special_ops.MatchStreams: match_streams,
     compressed_ops.WindowAttention: window_attention,
     compressed_ops.GroupedLinear: grouped_linear,
     compressed_ops.RepeatStreams: repeat_streams,

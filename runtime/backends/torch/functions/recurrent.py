@@ -20,13 +20,14 @@ def short_convolution(
     layer: int,
     activation: Literal["silu", "none"],
     state: str,
+    dilation: int,
 ) -> Tensor:
     out, weight = torch.empty_like(x), weight.reshape(weight.shape[0], -1)
-    kernel = weight.shape[1]
+    past = (weight.shape[1] - 1) * dilation
     for cache, rows in step.segments:
         inputs = torch.cat([cache.state(layer, state), x[rows]])
-        out[rows] = (inputs.unfold(0, kernel, 1) * weight).sum(dim=2)
-        cache.write_state(layer, state, inputs[len(inputs) - kernel + 1 :].clone())
+        out[rows] = (inputs.unfold(0, past + 1, 1)[..., ::dilation] * weight).sum(dim=2)
+        cache.write_state(layer, state, inputs[len(inputs) - past :].clone())
     out = out if bias is None else out + bias
     return functional.silu(out) if activation == "silu" else out
 

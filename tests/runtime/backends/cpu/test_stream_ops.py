@@ -42,3 +42,15 @@ def test_largest_numbers_and_factors_of_channels(seed, count, factor, used_again
         return b.append(special_ops.ScaleChannels(b.value(N_EMBD), out, b.weight("scale.weight")))
 
     run_both(build, seed, count, up__weight=(N_EMBD, rows), down__weight=(rows, N_EMBD), scale__weight=(N_EMBD,))
+
+
+@few_examples
+@given(seeds, threads, st.sampled_from([2, 3]))
+def test_streams_that_match(seed, count, streams):
+    def build(b, x):
+        one, other = (b.reshape(b.linear(x, name, streams * N_EMBD), streams, N_EMBD) for name in ("one", "other"))
+        gates = b.append(special_ops.MatchStreams(b.value(streams), one, other))
+        return b.linear(b.reshape(b.gate_heads(one, gates), streams * N_EMBD), "down", N_EMBD)
+
+    shapes = dict.fromkeys(("one__weight", "other__weight"), (N_EMBD, streams * N_EMBD))
+    run_both(build, seed, count, down__weight=(streams * N_EMBD, N_EMBD), **shapes)
