@@ -11,7 +11,7 @@ from ggufmill.formats import SourceTensor, TensorSource
 from ggufmill.runtime.backends import reference
 from ggufmill.runtime.backends.cpu.executable import compile_graph
 from ggufmill.runtime.backends.cpu.weights import WeightStore
-from ggufmill.runtime.graph import GraphBuilder
+from ggufmill.runtime.graph import GraphBuilder, Observer
 from ggufmill.runtime.settings import Settings
 
 N_EMBD, VOCABULARY = 32, 50
@@ -21,6 +21,25 @@ HAS_TORCH = find_spec("torch") is not None
 DEVICE = os.environ.get("GGUFMILL_TORCH_DEVICE", "cpu")  # of torch, which the same tests run on
 DEVICE += ":0" if DEVICE in ("cuda", "xpu", "mps") else ""
 few_examples = settings(max_examples=8, deadline=None)
+
+
+class Everything(Observer):
+    """Copies of all inputs and outputs, by op."""
+
+    def __init__(self):
+        self.inputs, self.outputs = {}, {}
+
+    def wants_input(self, op):
+        return True
+
+    def wants_output(self, op):
+        return True
+
+    def on_input(self, op, weight, matrix, x):
+        self.inputs[weight.name, matrix] = x.copy()
+
+    def on_output(self, op, out):
+        self.outputs[op.out.index] = type(op).__name__, out.copy()
 
 
 class Tensors(dict):

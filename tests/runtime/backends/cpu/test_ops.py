@@ -8,6 +8,7 @@ from op_graphs import (
     COUNTS,
     N_EMBD,
     VOCABULARY,
+    Everything,
     Tensors,
     close,
     compiled,
@@ -20,7 +21,7 @@ from op_graphs import (
 
 from ggufmill.formats import PlanError, TensorSource
 from ggufmill.runtime.backends import reference
-from ggufmill.runtime.graph import Observer, ops
+from ggufmill.runtime.graph import ops
 from ggufmill.runtime.graph.values import RotaryEmbedding
 
 FUNCTIONS = ["silu", "gelu", "gelu_erf", "sigmoid", "squared_relu", "clamped_swish"]
@@ -242,25 +243,6 @@ def test_mixtures_of_experts(seed, count, used, shared, biased, choice, gating, 
     used = min(used, 6 // groups * groups_used)
     options = {"gating": kind, "groups": groups, "groups_used": groups_used, "normalise": normalise, "scale": 1.5}
     run_both(lambda b, x: mixture(b, x, used, shared, **options), seed, count, **mixture_shapes(biased, choice))
-
-
-class Everything(Observer):
-    """Copies of all inputs and outputs, by op."""
-
-    def __init__(self):
-        self.inputs, self.outputs = {}, {}
-
-    def wants_input(self, op):
-        return True
-
-    def wants_output(self, op):
-        return True
-
-    def on_input(self, op, weight, matrix, x):
-        self.inputs[weight.name, matrix] = x.copy()
-
-    def on_output(self, op, out):
-        self.outputs[op.out.index] = type(op).__name__, out.copy()
 
 
 @pytest.mark.parametrize("n", COUNTS)

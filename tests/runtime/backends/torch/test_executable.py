@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 from checkpoint_cases import convert_case
-from op_graphs import DEVICE, VOCABULARY, Tensors, close, compiled, graph_of, on_device
+from op_graphs import DEVICE, VOCABULARY, Everything, Tensors, close, compiled, graph_of, on_device
 
 from ggufmill.formats import MillError, TensorSource
 from ggufmill.runtime import load_model
@@ -58,25 +58,6 @@ def test_latent_attention_in_every_form(models, mla):
     )
 
 
-class Everything(Observer):
-    """Copies of all inputs and outputs."""
-
-    def __init__(self):
-        self.inputs, self.outputs = {}, {}
-
-    def wants_input(self, op):
-        return True
-
-    def wants_output(self, op):
-        return True
-
-    def on_input(self, op, weight, matrix, x):
-        self.inputs[weight.name, matrix] = x.copy()
-
-    def on_output(self, op, out):
-        self.outputs[op.out.index] = out.copy()
-
-
 @pytest.mark.parametrize("case", ["llama", "v3", "qwen35", "qwen3moe"])
 @pytest.mark.parametrize("rules", [{}, HALF, {"cpu_moe": True}], ids=["all", "half", "experts"])
 def test_observers_are_told_the_same(models, case, rules):
@@ -92,8 +73,9 @@ def test_observers_are_told_the_same(models, case, rules):
     for key, x in expected.inputs.items():
         assert np.abs(found.inputs[key] - x).max() <= 1e-4 * max(1, np.abs(x).max()), key
     assert found.outputs.keys() == expected.outputs.keys()
-    for key, x in expected.outputs.items():
-        assert np.abs(found.outputs[key].reshape(x.shape) - x).max() <= 1e-4 * max(1, np.abs(x).max())
+    for key, (kind, x) in expected.outputs.items():
+        assert found.outputs[key][0] == kind
+        assert np.abs(found.outputs[key][1].reshape(x.shape) - x).max() <= 1e-4 * max(1, np.abs(x).max())
 
 
 @pytest.mark.parametrize("rules", [{}, HALF], ids=["all", "half"])
@@ -191,4 +173,4 @@ def test_routes_are_op_outputs(models):
     model.observer = Everything()
     model.logits(tokens)
     route = next(op for op in model.graph.ops if isinstance(op, Route))
-    assert model.observer.outputs[route.out.index].shape == (len(tokens), route.used)
+    assert model.observer.outputs[route.out.index][1].shape == (len(tokens), route.used)
