@@ -6,6 +6,7 @@ process until the system takes them back, so the peak of a job would grow with t
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from ..errors import FormatError
 from ..operating_system.files import BINARY, read_at
 
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
+_READ_BYTES = 1 << 20  # read at a time: more is allocated even for a small file
+MAX_FILE = 1 << 30  # bytes of a file that is read as a whole
 
 
 def read_range(path: Path, offset: int, nbytes: int) -> np.ndarray:
@@ -52,6 +55,28 @@ def check_regular(path: Path, limit: int | None = None) -> None:
         raise FormatError(f"{path}: not a regular file (a pipe, a socket or a device); copy it into a file first")
     if limit is not None and status.st_size > limit:
         raise FormatError(f"{path}: {status.st_size} bytes are too many for such a file; {limit} are the most that are read")
+
+
+def read_file(path: Path, *, pipes: bool = False) -> bytes:
+    """All bytes of a file that is read as a whole, such as a vocabulary, a recipe or a text.
+
+    pipes: one is read to its end, too. Raises FormatError for what is no regular file or has more than MAX_FILE bytes, OSError
+    for what cannot be read.
+    """
+    if not (pipes and path.is_fifo()):
+        check_regular(path, MAX_FILE)
+    data = bytearray()
+    with path.open("rb") as file:
+        while len(data) <= MAX_FILE and (block := file.read(_READ_BYTES)):
+            data += block
+    if len(data) > MAX_FILE:
+        raise FormatError(f"{path}: more than {MAX_FILE} bytes are too many for such a file")
+    return bytes(data)
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict", *, pipes: bool = False) -> str:
+    """As `read_file`, decoded, with line ends as \\n. Raises UnicodeDecodeError besides."""
+    return io.TextIOWrapper(io.BytesIO(read_file(path, pipes=pipes)), encoding, errors).read()
 
 
 def check_file_size(path: Path, end: int) -> None:

@@ -10,8 +10,9 @@ import hashlib
 import mmap
 import re
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .file_range import check_file_size, check_regular, read_range
+from .file_range import check_regular
 from .source import files_stamp
-from .types import TYPES, TensorType
+from .tensor_table import FileTensors, TensorInfo, TensorKind, TensorTable
+from .types import TYPES
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -48,44 +50,6 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True)
-class TensorInfo:
-    """A tensor of a GGUF file.
-
-    shape   in ne order: shape[0] is the row length
-    offset  of its first byte from the start of its file; nbytes: its exact size
-    path    the file, for a split model its shard
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: TensorType
-    offset: int
-    nbytes: int
-    path: Path
-    _map: np.ndarray = field(repr=False, compare=False)
-
-    @property
-    def n_rows(self) -> int:
-        return prod(self.shape[1:])
-
-    @property
-    def data(self) -> np.ndarray:
-        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is accessed.
-
-        Raises FormatError if the file has become shorter; it must not become shorter while the view is in use.
-        """
-        check_file_size(self.path, self.offset + self.nbytes)
-        flat = self._map[self.offset : self.offset + self.nbytes]
-        return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """data[start:stop] as a copy: uint8 [stop - start, row_bytes]. Raises FormatError."""
-        row_bytes = self.type.row_bytes(self.shape[0])
-        data = read_range(self.path, self.offset + start * row_bytes, (stop - start) * row_bytes)
-        return data.reshape(stop - start, row_bytes)
-
-
-@dataclass(frozen=True)
 class GGUFFile:
     """An open GGUF model: one file, or all shards of a split one.
 
@@ -96,7 +60,7 @@ class GGUFFile:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, TensorInfo]
+    tensors: Mapping[str, TensorInfo]
     paths: list[Path]
     alignment: int
 
@@ -129,23 +93,23 @@ def open_gguf(path: str | Path) -> GGUFFile:
     path = Path(path)
     match = SPLIT_NAME.match(path.name)
     if match is None or int(match["count"]) < 1:
-        metadata, tensors, alignment = _read_file(path)
-        return GGUFFile(path, metadata, {t.name: t for t in tensors}, [path], alignment)
+        metadata, tensors, alignment = open_file(path)
+        return GGUFFile(path, metadata, TensorTable([tensors]), [path], alignment)
 
     count = int(match["count"])
     paths = [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0]}")
-    opened = [_read_file(shard) for shard in paths]
+    opened = [open_file(shard) for shard in paths]
     metadata = opened[0][0]
     if _integer(paths[0], metadata, "split.count", count) != count:
         raise FormatError(f"{paths[0]}: its name says {count} shards, its metadata {metadata['split.count']}")
     for number, (shard, (shard_metadata, _, _)) in enumerate(zip(paths, opened, strict=True)):
         if number and _integer(shard, shard_metadata, "split.no", number) != number:
             raise FormatError(f"{shard}: its metadata says that it is shard {shard_metadata['split.no']}, counted from 0")
-    _check_plans(paths, [shard_metadata.get(PLAN_KEY) for shard_metadata, _, _ in opened])
-    merged = _merged(opened)
+    _check_plans(paths, [repr(shard_metadata.get(PLAN_KEY)) for shard_metadata, _, _ in opened])
+    merged = TensorTable([tensors for _, tensors, _ in opened])
     declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
@@ -154,23 +118,13 @@ def open_gguf(path: str | Path) -> GGUFFile:
 
 def open_shards(paths: Sequence[Path]) -> GGUFFile:
     """Opens some files of a split, or a whole model's, as they are; the metadata are the first's. Raises FormatError."""
-    opened = [_read_file(path) for path in paths]
-    return GGUFFile(paths[0], _without_split(opened[0][0]), _merged(opened), list(paths), opened[0][2])
+    opened = [open_file(path) for path in paths]
+    tensors = TensorTable([tensors for _, tensors, _ in opened])
+    return GGUFFile(paths[0], _without_split(opened[0][0]), tensors, list(paths), opened[0][2])
 
 
-def _merged(opened: Sequence[tuple[dict[str, Any], list[TensorInfo], int]]) -> dict[str, TensorInfo]:
-    """The tensors of all shards by name. Raises FormatError for one that is there twice."""
-    merged: dict[str, TensorInfo] = {}
-    for _, tensors, _ in opened:
-        for tensor in tensors:
-            if tensor.name in merged:
-                raise FormatError(f"{tensor.path}: tensor {tensor.name} is also in {merged[tensor.name].path.name}")
-            merged[tensor.name] = tensor
-    return merged
-
-
-def _check_plans(paths: Sequence[Path], plans: Sequence[Any]) -> None:
-    """Raises FormatError for a shard that was written by another plan than most of them."""
+def _check_plans(paths: Sequence[Path], plans: Sequence[str]) -> None:
+    """Raises FormatError for a shard that was written by another plan than most of them. plans: values of any type, as text."""
     usual = max(plans, key=plans.count)
     foreign = [path for path, plan in zip(paths, plans, strict=True) if plan != usual]
     if foreign:
@@ -194,8 +148,16 @@ def _integer(path: Path, metadata: dict[str, Any], key: str, default: int) -> in
     return int(value)
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], list[TensorInfo], int]:
+def header_record(path: Path) -> Path:
+    """Where the new header of a file is while it is replaced in place (jobs/header_update.py)."""
+    return path.with_name(path.name + ".header.journal")
+
+
+def open_file(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
+    """(metadata, tensors, alignment) of one file, the keys of a split included. Raises FormatError as `open_gguf`."""
     check_regular(path)
+    if header_record(path).exists():
+        raise FormatError(f"{path}: changing its metadata was interrupted; `ggufmill metadata {path}` completes it")
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -216,7 +178,7 @@ class _Parser:
     def error(self, problem: str) -> FormatError:
         return FormatError(f"{self.path}: {problem} (at byte {self.position})")
 
-    def parse(self) -> tuple[dict[str, Any], list[TensorInfo], int]:
+    def parse(self) -> tuple[dict[str, Any], FileTensors, int]:
         if self.buffer[:4] != MAGIC:
             raise FormatError(f"{self.path}: not a GGUF file (it begins with {bytes(self.buffer[:4])!r})")
         self.position = 4
@@ -311,47 +273,75 @@ class _Parser:
             raise self.error(f"string {len(out)} of {count} reaches beyond the end: truncated or damaged")
         return out
 
-    def tensors(self, count: int, alignment: int) -> list[TensorInfo]:
-        directory: list[tuple[str, tuple[int, ...], TensorType, int]] = []
-        names: set[str] = set()
-        for _ in range(count):
-            name = self.string(MAX_NAME)
-            if any("\ud800" <= c <= "\udfff" for c in name):
-                raise self.error(
-                    f"the name of tensor {len(names)} is not UTF-8: {name.encode('utf-8', 'surrogateescape')!r:.80}"
-                )
+    def tensors(self, count: int, alignment: int) -> FileTensors:
+        # There may be a million: one loop over local variables, and each kind of tensor is checked once.
+        buffer, position, size = self.buffer, self.position, self.size
+        number_at, dims_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
+        names: dict[str, None] = {}
+        known: dict[bytes, TensorKind] = {}
+        kinds: list[TensorKind] = []
+        offsets = array("Q")
+        for number in range(count):
+            name_end = position + 8 + (number_at(buffer, position)[0] if position + 8 <= size else 0)
+            if name_end + 4 > size or name_end - position - 8 > MAX_NAME:
+                self.position = position
+                raise self.error(f"the name of tensor {number} is too long, or the file ends in it: truncated or damaged")
+            raw = buffer[position + 8 : name_end]
+            try:
+                name = raw.decode()
+            except UnicodeDecodeError:
+                raise self.error(f"the name of tensor {number} is not UTF-8: {raw!r:.80}") from None
+            self.position = position = name_end
             if name in names:
                 raise self.error(f"tensor {name} appears twice")
-            names.add(name)
-            n_dims = self.unpack("<I", 4)
+            names[name] = None
+            n_dims = dims_at(buffer, position)[0]
             if not 1 <= n_dims <= MAX_DIMS:
                 raise self.error(f"tensor {name} has {n_dims} dimensions; 1 to {MAX_DIMS} are possible")
-            shape = tuple(self.unpack("<Q", 8) for _ in range(n_dims))
-            tensor_type = TYPES.by_id(self.unpack("<I", 4))
-            offset = self.unpack("<Q", 8)
-            if 0 in shape or prod(shape) >= 1 << 62:
-                raise self.error(f"tensor {name} has the impossible shape {shape}")
-            if tensor_type.is_known and not tensor_type.fits(shape[0]):
-                raise self.error(f"tensor {name} is {tensor_type.name}, which cannot hold rows of {shape[0]} elements")
+            end = position + 8 + 8 * n_dims
+            if end + 8 > size:
+                raise self.error("the file ends inside its header: truncated")
+            spelt = buffer[position + 4 : end]
+            kind = known.get(spelt)
+            if kind is None:
+                kind = known[spelt] = self.kind(name, *struct.unpack(f"<{n_dims}QI", spelt))
+            offset = number_at(buffer, end)[0]
             if offset % alignment:
                 raise self.error(f"tensor {name} lies at offset {offset}, not a multiple of the alignment {alignment}")
-            directory.append((name, shape, tensor_type, offset))
-        data_start = -(-self.position // alignment) * alignment
-        return self.locate(directory, data_start)
+            kinds.append(kind)
+            offsets.append(offset)
+            position = end + 8
+        self.position = position
+        return self.locate(list(names), kinds, offsets, -(-position // alignment) * alignment)
 
-    def locate(self, directory: list[tuple[str, tuple[int, ...], TensorType, int]], data_start: int) -> list[TensorInfo]:
+    def kind(self, name: str, *shape_and_type: int) -> TensorKind:
+        """Shape and type of a tensor, checked."""
+        *dimensions, type_id = shape_and_type
+        shape, tensor_type = tuple(dimensions), TYPES.by_id(type_id)
+        if 0 in shape or prod(shape) >= 1 << 62:
+            raise self.error(f"tensor {name} has the impossible shape {shape}")
+        if tensor_type.is_known and not tensor_type.fits(shape[0]):
+            raise self.error(f"tensor {name} is {tensor_type.name}, which cannot hold rows of {shape[0]} elements")
+        return TensorKind(shape, tensor_type, tensor_type.nbytes(shape) if tensor_type.is_known else -1)
+
+    def locate(self, names: list[str], kinds: list[TensorKind], offsets: array[int], data_start: int) -> FileTensors:
         """Checks that the tensors are inside the file and do not overlap; one of unknown type ends where the next begins."""
-        data = np.frombuffer(self.buffer, np.uint8)
-        order = sorted(range(len(directory)), key=lambda i: directory[i][3])
-        located: dict[int, TensorInfo] = {}
-        for rank, index in enumerate(order):
-            name, shape, tensor_type, offset = directory[index]
-            next_offset = directory[order[rank + 1]][3] if rank + 1 < len(order) else self.size - data_start
-            nbytes = tensor_type.nbytes(shape) if tensor_type.is_known else next_offset - offset
-            if nbytes < 0 or data_start + offset + nbytes > self.size:
-                excess = data_start + offset + nbytes - self.size
+        limit = 1 << 61  # beyond any file, and sums of three such numbers are still int64
+        starts = np.minimum(np.frombuffer(offsets, np.uint64) if names else np.empty(0, np.uint64), limit).astype(np.int64)
+        nbytes = np.fromiter((min(kind.nbytes, limit) for kind in kinds), np.int64, len(kinds))
+        order = np.argsort(starts, kind="stable")
+        following = np.append(starts[order][1:], self.size - data_start)
+        lengths = nbytes[order]
+        lengths = np.where(lengths < 0, following - starts[order], lengths)
+        ends = starts[order] + lengths
+        is_beyond = (lengths < 0) | (ends > self.size - data_start)
+        overlaps = ends[:-1] > following[:-1]
+        if is_beyond.any() or overlaps.any():
+            rank = int(np.argmax(is_beyond | np.append(overlaps, False)))
+            name = names[order[rank]]
+            if is_beyond[rank]:
+                excess = data_start + offsets[order[rank]] + max(kinds[order[rank]].nbytes, 0) - self.size
                 raise FormatError(f"{self.path}: tensor {name} reaches {excess} bytes beyond the end of the file: truncated")
-            if rank + 1 < len(order) and offset + nbytes > next_offset:
-                raise FormatError(f"{self.path}: tensors {name} and {directory[order[rank + 1]][0]} overlap")
-            located[index] = TensorInfo(name, shape, tensor_type, data_start + offset, nbytes, self.path, data)
-        return [located[i] for i in range(len(directory))]
+            raise FormatError(f"{self.path}: tensors {name} and {names[order[rank + 1]]} overlap")
+        nbytes[order] = lengths
+        return FileTensors(self.path, np.frombuffer(self.buffer, np.uint8), names, kinds, starts + data_start, nbytes)

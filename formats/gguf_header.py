@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -29,10 +30,7 @@ def header_bytes(
     value that GGUF cannot hold.
     """
     out = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        out += _string(key)
-        type_id, payload = _value(key, value)
-        out += struct.pack("<I", type_id) + payload
+    out += metadata_bytes(metadata)
     offsets, end = [], 0  # relative to the end of the header
     for name, shape, tensor_type in tensors:
         out += _string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor_type.id, end)
@@ -40,6 +38,15 @@ def header_bytes(
         end = align(end + tensor_type.nbytes(shape), alignment)
     out += bytes(align(len(out), alignment) - len(out))
     return bytes(out), [len(out) + offset for offset in offsets], len(out) + end
+
+
+def metadata_bytes(metadata: Mapping[str, Any]) -> bytes:
+    """Keys and values as they stand in a header. Raises FormatError for a value that GGUF cannot hold."""
+    out = bytearray()
+    for key, value in metadata.items():
+        type_id, payload = _value(key, value)
+        out += _string(key) + struct.pack("<I", type_id) + payload
+    return bytes(out)
 
 
 def _string(text: str) -> bytes:

@@ -16,8 +16,9 @@ from typing import Any
 import xxhash
 
 from ..errors import FormatError
-from .file_range import HASH_BLOCK_BYTES, read_range
-from .gguf import GGUFFile, TensorInfo
+from .file_range import HASH_BLOCK_BYTES, read_range, read_text
+from .gguf import GGUFFile
+from .tensor_table import TensorInfo
 
 # Strongest last: `--check` uses the strongest that a manifest has.
 ALGORITHMS: dict[str, Callable[[], Any]] = {"xxh64": xxhash.xxh64, "sha1": hashlib.sha1, "sha256": hashlib.sha256}
@@ -78,7 +79,7 @@ def read_manifest(path: Path) -> dict[tuple[str, str], str]:
     """A manifest -> {(algorithm, name): digest in hex}; lines in another format are skipped. Raises FormatError if all are."""
     digests: dict[tuple[str, str], str] = {}
     try:
-        text = path.read_text("utf-8", "surrogateescape")
+        text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     for line in text.splitlines():

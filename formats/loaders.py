@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,42 @@ import numpy as np
 from ..errors import PlanError
 from .types import TensorType
 
-LLAMA_CPP, IK_LLAMA_CPP = PROGRAMS = ("llama.cpp", "ik_llama.cpp")
-_LAST_TYPE = 42  # ids of llama.cpp's tensor types end there
-_NOT_IK = (34, 35, 40, 42)  # tq1_0, tq2_0, nvfp4, q2_0: ids that ik_llama.cpp lacks
+LLAMA_CPP, IK_LLAMA_CPP, OLLAMA = PROGRAMS = ("llama.cpp", "ik_llama.cpp", "ollama")
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What a program takes beside the facts below.
+
+    reads       whether it knows the id of a tensor type
+    facts_of    the program whose architectures and facts are its own
+    splits      whether it takes a model in several files
+    mla_layout  of latent attention (convert --mla-layout)
+    fallbacks   types that it takes where the row length is no multiple of a block, if other than those of the table of types
+    stand_ins   what takes the place of types of stock mixes that it does not know
+    """
+
+    reads: Callable[[int], bool]
+    facts_of: str
+    splits: bool
+    mla_layout: str
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+
+_LLAMA_CPP = Loader(
+    lambda number: number <= 42,  # its ids end there
+    LLAMA_CPP,
+    True,
+    "mainline",
+    {"q2_K": "q4_0", "q3_K": "q4_0", "q5_K": "q5_1"},
+    {"iq2_k": "iq2_xs", "iq3_k": "iq3_s", "iq4_k": "q4_K", "iq4_ks": "q4_K", "iq5_k": "q5_K", "iq6_k": "q6_K", "q6_0": "q5_1"},
+)
+LOADERS = {
+    LLAMA_CPP: _LLAMA_CPP,
+    IK_LLAMA_CPP: Loader(lambda number: number not in (34, 35, 40, 42), IK_LLAMA_CPP, True, "ik"),  # tq1_0, tq2_0, nvfp4, q2_0
+    OLLAMA: replace(_LLAMA_CPP, splits=False),  # it runs models with llama.cpp
+}
 
 # general.architecture that both know
 _BOTH = """llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bert nomic-bert jina-bert-v2 bloom
@@ -58,7 +91,7 @@ Tensors = Mapping[str, LoaderTensor]
 class Fact:
     """Of files of some architectures: what a program does with those that `holds` for.
 
-    architectures  names, separated by spaces; programs: of PROGRAMS
+    architectures  names, separated by spaces; programs: of those with facts of their own
     holds          (metadata without the architecture's prefix, tensors) -> whether it concerns the file
     says           what comes of it
     """
@@ -133,27 +166,27 @@ def _always(keys: Mapping[str, Any], tensors: Tensors) -> bool:
     return True
 
 
-_IK, _LC = (IK_LLAMA_CPP,), (LLAMA_CPP,)
+_IK, _LC, _LC_IK = (IK_LLAMA_CPP,), (LLAMA_CPP,), (LLAMA_CPP, IK_LLAMA_CPP)
 _LATENT = "deepseek2 glm-dsa mistral4"
 # Why a file is not loaded.
 PROBLEMS = (
-    _unread(r"rope_freqs\.weight", PROGRAMS, "qwen2 qwen3 qwen3moe smollm3 olmo2", "rope_freqs (rope type llama3)"),
+    _unread(r"rope_freqs\.weight", _LC_IK, "qwen2 qwen3 qwen3moe smollm3 olmo2", "rope_freqs (rope type llama3)"),
     Fact(_IK, "llama", _head_rotation, "it takes rope_freqs only of heads of embedding_length / head_count numbers"),
-    _unread(r"blk\.\d+\.attn_output\.bias", PROGRAMS, "qwen3 qwen3moe command-r smollm3 seed_oss", "the bias of attn_output"),
+    _unread(r"blk\.\d+\.attn_output\.bias", _LC_IK, "qwen3 qwen3moe command-r smollm3 seed_oss", "the bias of attn_output"),
     _unread(r"blk\.\d+\.attn_[qkv]\.bias", _IK, "qwen3 qwen3moe command-r smollm3", "biases of queries, keys and values"),
     _unread(r"blk\.\d+\.(attn_output|ffn_up|ffn_down)\.bias", _LC, "arcee", "these biases"),
     Fact(
-        PROGRAMS,
+        _LC_IK,
         "command-r",
         lambda keys, tensors: int(keys.get("block_count", 0)) < 64 and _has(r"blk\.\d+\.attn_[qk]_norm\.weight")(keys, tensors),
         "it reads norms of queries and keys only in models of at least 64 layers",
     ),
-    _needed(r"output\.weight", PROGRAMS, "gpt-oss dots1 stablelm", "an output of its own (output.weight)"),
+    _needed(r"output\.weight", _LC_IK, "gpt-oss dots1 stablelm", "an output of its own (output.weight)"),
     _needed(r"output\.weight", _LC, "olmo2 olmoe nemotron minimax-m2 phimoe apertus", "an output of its own (output.weight)"),
     _needed(r"output\.weight", _IK, "chatglm", "an output of its own (output.weight)"),
     _needed(r"blk\.\d+\.attn_qkv\.weight", _IK, "chatglm", "queries, keys and values in one matrix"),
-    _unread(r"output\.weight", PROGRAMS, "gemma", "an output of its own (output.weight)"),
-    _unread(r"blk\.\d+\.attn_output\.bias", PROGRAMS, "llama4", "the bias of attn_output"),
+    _unread(r"output\.weight", _LC_IK, "gemma", "an output of its own (output.weight)"),
+    _unread(r"blk\.\d+\.attn_output\.bias", _LC_IK, "llama4", "the bias of attn_output"),
     _unread(r"blk\.\d+\.ffn_\w+_shexp\.weight", _IK, "granitemoe", "the shared experts"),
     _unread(r"blk\.\d+\.indexer\..*", _IK, "minimax-m3", "the indexers (convert --mla-layout ik)"),
     _needed(r"blk\.\d+\.attn_output\.bias", _LC, "jais2", "biases"),
@@ -184,7 +217,7 @@ PROBLEMS = (
     _needed(r"blk\.\d+\.attn_(q|qkv)\.bias", _IK, "glm4moe qwen2moe starcoder2", "biases of queries, keys and values"),
     _needed(r"blk\.\d+\.attn_output\.bias", _LC, "starcoder2", "a bias of attn_output"),
     Fact(
-        PROGRAMS,
+        _LC_IK,
         "gpt-oss",
         lambda keys, tensors: "attention.sliding_window" not in keys,
         "it needs the key attention.sliding_window",
@@ -203,12 +236,12 @@ PROBLEMS = (
     ),
     Fact(_IK, "starcoder2", _always, "its graph of this architecture ends at a check of the norms' epsilon"),
     Fact(
-        PROGRAMS,
+        _LC_IK,
         "qwen3next ernie4_5-moe mellum",
         _dense_among_experts,
         "it needs experts in all layers behind the first dense ones",
     ),
-    Fact(PROGRAMS, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
+    Fact(_LC_IK, "qwen3next qwen35 qwen35moe", _other_order, "it knows one order of linear and full attention only"),
     _unread(r"blk\.\d+\.attn_[qkv]\.bias", _LC, "qwen4exp", "biases of queries, keys and values"),
     Fact(_LC, "qwen4exp", _other_ngram_width, "it needs embeddings of n-grams of embedding_length numbers together"),
     Fact(_LC, "chatglm", _wide_heads, "it needs heads of embedding_length / head_count numbers"),
@@ -274,34 +307,39 @@ DIFFERENCES = (
 )
 
 
-def loader_problems(metadata: Mapping[str, Any], tensors: Tensors, program: str) -> list[str]:
-    """Why a program does not load a file, a line each; [] if nothing is known.
+def loader_problems(metadata: Mapping[str, Any], tensors: Tensors, program: str, files: int = 1) -> list[str]:
+    """Why a program does not load a model, a line each; [] if nothing is known.
 
-    metadata: keys of the GGUF -> values; tensors: name -> shape and type; program: one of PROGRAMS (PlanError for another)
+    metadata: keys of the GGUF -> values; tensors: name -> shape and type; program: one of PROGRAMS (PlanError for another);
+    files: how many the model is in
     """
-    known = ARCHITECTURES.get(program)
-    if known is None:
-        raise PlanError(f"{program!r} is not a program that is known; there are {', '.join(PROGRAMS)}")
+    loader = loader_of(program)
     architecture = str(metadata.get("general.architecture", ""))
-    problems = [] if architecture in known else [f"it does not know the architecture {architecture!r}"]
-    unknown = dict.fromkeys(t.type.name for t in tensors.values() if not _reads(t.type, program))
+    known = architecture in ARCHITECTURES[loader.facts_of]
+    problems = [] if known else [f"it does not know the architecture {architecture!r}"]
+    unknown = dict.fromkeys(t.type.name for t in tensors.values() if not loader.reads(t.type.id))
     if unknown:
         problems.append(f"it does not know the tensor types {', '.join(unknown)}")
-    return problems + _facts(PROBLEMS, architecture, metadata, tensors, program)
+    if files > 1 and not loader.splits:
+        problems.append("it does not take models in several files")
+    return problems + _facts(PROBLEMS, architecture, metadata, tensors, loader)
 
 
 def loader_differences(metadata: Mapping[str, Any], tensors: Tensors, program: str) -> list[str]:
     """What a program computes otherwise than the model's own code in a file that it loads; as `loader_problems`."""
-    return _facts(DIFFERENCES, str(metadata.get("general.architecture", "")), metadata, tensors, program)
+    return _facts(DIFFERENCES, str(metadata.get("general.architecture", "")), metadata, tensors, loader_of(program))
 
 
-def _reads(tensor_type: TensorType, program: str) -> bool:
-    return tensor_type.id <= _LAST_TYPE if program == LLAMA_CPP else tensor_type.id not in _NOT_IK
+def loader_of(program: str) -> Loader:
+    """The entry of LOADERS. Raises PlanError for a program that is not in it."""
+    if program not in LOADERS:
+        raise PlanError(f"{program!r} is not a program that is known; there are {', '.join(PROGRAMS)}")
+    return LOADERS[program]
 
 
 def _facts(
-    facts: tuple[Fact, ...], architecture: str, metadata: Mapping[str, Any], tensors: Tensors, program: str
+    facts: tuple[Fact, ...], architecture: str, metadata: Mapping[str, Any], tensors: Tensors, loader: Loader
 ) -> list[str]:
     keys = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    concerned = (fact for fact in facts if program in fact.programs and architecture in fact.architectures.split())
+    concerned = (fact for fact in facts if loader.facts_of in fact.programs and architecture in fact.architectures.split())
     return [fact.says for fact in concerned if fact.holds(keys, tensors)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import FormatError
 from .deleted_shards import deleted_shard_names, read_record
-from .file_range import check_file_size, check_regular, read_range
+from .file_range import check_file_size, check_regular, read_range, read_text
 
 # safetensors dtype -> (numpy dtype of the stored words, name as a source type)
 DTYPES: dict[str, tuple[str, str]] = {
@@ -227,7 +227,7 @@ def shard_names(folder: Path) -> dict[str, str] | None:
     if not indexes:
         return None
     try:
-        weight_map = json.loads(indexes[0].read_text("utf-8"))["weight_map"]
+        weight_map = json.loads(read_text(indexes[0]))["weight_map"]
         names = sorted(set(weight_map.values()), key=str)
     except OSError as error:
         raise FormatError(f"{indexes[0]}: {error.strerror or error}") from None

@@ -110,7 +110,7 @@ class TensorSource:
 
     path: str
     metadata: dict[str, Any]
-    tensors: dict[str, SourceTensor]
+    tensors: Mapping[str, SourceTensor]
     identity: str
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)

@@ -238,18 +238,21 @@ class TypeTable(Mapping[str, TensorType]):
         """'hard', 'soft' or None as `TensorType.imatrix`; a repacked type without an entry of its own has its base's."""
         return tensor_type.imatrix or self.plain(tensor_type).imatrix
 
-    def fallback_for(self, requested: TensorType, shape: tuple[int, ...]) -> tuple[TensorType, str]:
+    def fallback_for(
+        self, requested: TensorType, shape: tuple[int, ...], others: Mapping[str, str] | None = None
+    ) -> tuple[TensorType, str]:
         """The type that a tensor of this shape (ne order) gets when `requested` is asked for, and why ('' if it is that type).
 
         The row length decides first, then the number of rows (docs/formats/mixes.md, "Fallback for columns";
-        docs/formats/interleaved.md, "The rule of row counts"). Raises PlanError when no fallback fits.
+        docs/formats/interleaved.md, "The rule of row counts"). others: type -> fallback that counts instead of the table's.
+        Raises PlanError when no fallback fits.
         """
         chosen, reasons = requested, []
         columns, rows, _ = dims(shape)
         while not chosen.fits(columns) or rows % chosen.rows:
             if not chosen.fits(columns):
                 reasons.append(f"{columns} columns are no multiple of {chosen.block}")
-                fallback = chosen.fallback
+                fallback = (others or {}).get(chosen.name, chosen.fallback)
             else:
                 reasons.append(f"{rows} rows are no multiple of {chosen.rows}")
                 fallback = chosen.base or _ROW_FALLBACK[chosen.name]

@@ -22,6 +22,7 @@ from ..formats.types import dims
 from ..operating_system.files import BINARY, NO_FOLLOW, reserve_space, sync_file, sync_folder, write_at
 from ..operating_system.memory import retain_free_memory, trim_free_memory
 from ..operating_system.processors import available_cpus
+from ..simd.compile_time import compiling_for
 from .journal import Journal, JournalRecords, journal_path
 from .ordered_writer import OrderedWriter, Sink
 from .plan import Location, Output, Plan
@@ -272,7 +273,8 @@ def ordered_writer(pending: Pending, slots: int, record: Callable[[str, str], No
 
 def encoded_rows(output: Output, start: int, stop: int) -> np.ndarray:
     """uint8 [rows, row_bytes], C-contiguous. Raises FormatError if `produce` returns another shape."""
-    encoded = output.produce(start, stop)
+    with compiling_for(output.type.name):
+        encoded = output.produce(start, stop)
     row_bytes = output.type.row_bytes(output.shape[0])
     if encoded.shape != (stop - start, row_bytes):
         raise FormatError(f"{output.name}: {encoded.shape} bytes came for rows {start} to {stop} of {row_bytes} bytes each")

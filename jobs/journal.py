@@ -97,12 +97,13 @@ class Journal:
         self._append({"fingerprint": self._plan.fingerprint, "tensors": len(self._plan.outputs), "code": code_digest()})
 
     def resume(self) -> JournalRecords | None:
-        """The records of complete tensors; None for an empty journal. A last line that a kill cut short is removed.
+        """The records of complete tensors; None for an empty journal. A last line that a kill cut short is removed, and what
+        follows bytes that a power cut lost, which read as 0.
 
         Raises PlanError for a file that is not a journal, for the journal of another plan, and for one that another version of
         this program's code has begun.
         """
-        data = self.path.read_bytes()
+        data = self.path.read_bytes().partition(b"\0")[0]
         complete = data[: data.rfind(b"\n") + 1]
         try:
             first = json.loads(complete.partition(b"\n")[0] or b"{}")

@@ -62,6 +62,14 @@ class NamePattern:
             raise PlanError(f"{self.text[:200]!r} cannot be matched in bounded time ({error})") from None
 
 
+def compile_pattern(text: str, where: str) -> NamePattern:
+    """The pattern of an option or a key. Raises PlanError, beginning with `where`, for a text that is none."""
+    try:
+        return NamePattern(text)
+    except PatternError as error:
+        raise PlanError(f"{where}: {text[:200]!r} is not a regular expression ({error})") from None
+
+
 class PatternError(ValueError):
     """A text is not a regular expression. position: where, counted from 0; None: not known."""
 

@@ -55,19 +55,28 @@ def preflight(
         raise PlanError(f"another job is writing {plan.files[0].path} just now (it holds {journal})")
     if journal.exists() and not (resume or force):
         raise PlanError(f"{journal} is left from an unfinished job; --resume goes on with it, --force starts afresh")
-    parent = plan.files[0].path.resolve().parent
-    while not parent.exists():  # `execute` creates the missing folders below it
-        parent = parent.parent
+    parent = _existing_folder(plan.files[0].path.resolve().parent)
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise PlanError(f"the folder {parent} cannot be written to")
     if can_resume and not force and is_complete_but_for_names(journal):
         return
-    allocated = sum(allocated_bytes(part) for part in parts if part.exists())
     if needed is None:
         needed = sum(f.nbytes for i, f in enumerate(plan.files) if i not in existing)
+    check_space(parent, needed, parts)
+
+
+def check_space(folder: Path, needed: int, parts: Collection[Path] = ()) -> None:
+    """Raises PlanError when so many bytes are not free for files in a folder; what their .part files take counts as free."""
+    parent = _existing_folder(folder.resolve())
+    allocated = sum(allocated_bytes(part) for part in parts if part.exists())
     missing = needed - allocated - shutil.disk_usage(parent).free
     if missing > 0:
         raise PlanError(f"the output takes {needed:,} bytes, and {parent} has {missing:,} bytes too few free for it")
+
+
+def _existing_folder(folder: Path) -> Path:
+    """The folder, or the first above it that exists: `execute` creates those below."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def complete_files(plan: Plan) -> set[int]:

@@ -1,5 +1,6 @@
 import os
 import struct
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -11,6 +12,7 @@ from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.jobs.execute import execute
 from ggufmill.jobs.plan import Output, make_plan
+from ggufmill.quantize.gguf_source import gguf_source
 
 METADATA = {
     "general.architecture": "llama",
@@ -261,3 +263,24 @@ def test_a_name_that_is_not_utf_8(tmp_path):
     (tmp_path / "a.gguf").write_bytes(header.replace(b"XX", b"\xff\xfe").ljust(size, b"\0"))
     with pytest.raises(FormatError, match=r"the name of tensor 0 is not UTF-8: b'blk.0.\\xff\\xfe.weight'"):
         open_gguf(tmp_path / "a.gguf")
+
+
+def test_many_tensors_take_little_memory(tmp_path):
+    """Less than 300 bytes each, names included."""
+    count = 100_000
+    tensors = [(f"blk.{i // 10}.ffn_up.{i % 10}.weight", (32, 1), TYPES["f32"]) for i in range(count)]
+    header, _, size = header_bytes({"general.architecture": "llama"}, tensors, 32)
+    with (tmp_path / "many.gguf").open("wb") as file:
+        file.write(header)
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        opened = open_gguf(tmp_path / "many.gguf")
+        source = gguf_source(opened)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 300 * count
+    assert (len(opened.tensors), len(source.tensors)) == (count, count)
+    last = opened.tensors[tensors[-1][0]]
+    assert (last.offset, last.shape, last.nbytes) == (size - 128, (32, 1), 128)

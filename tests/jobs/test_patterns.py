@@ -29,7 +29,8 @@ NAMES += [f"blk.{layer}.{role}.weight" for layer in (0, 1, 3, 9, 10, 11, 25, 60,
 
 @pytest.mark.parametrize("name", names())
 def test_rules_of_recipes_match_as_with_re(name):
-    for rule in load_recipe(find(name)).rules:
+    recipe = load_recipe(find(name), several=True)
+    for rule in [rule for each in (recipe, *recipe.several) for rule in each.rules]:
         pattern, plain = NamePattern(rule.pattern), re.compile(rule.pattern)
         for tensor in NAMES:
             assert pattern.search(tensor) == bool(pattern._limited.search(tensor)) == bool(plain.search(tensor))

@@ -1,0 +1,139 @@
+"""The tensors of GGUF files in columns: a file may have a million, and an object for each would take gigabytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..errors import FormatError
+from .file_range import check_file_size, read_range
+from .types import TensorType
+
+Known = TypeVar("Known")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a GGUF file.
+
+    shape   in ne order: shape[0] is the row length
+    offset  of its first byte from the start of its file; nbytes: its exact size
+    path    the file, for a split model its shard
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+    nbytes: int
+    path: Path
+    _map: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def n_rows(self) -> int:
+        return prod(self.shape[1:])
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is accessed.
+
+        Raises FormatError if the file has become shorter; it must not become shorter while the view is in use.
+        """
+        check_file_size(self.path, self.offset + self.nbytes)
+        return self.mapped
+
+    @property
+    def mapped(self) -> np.ndarray:
+        """As `data`, without a look at the file's size now."""
+        flat = self._map[self.offset : self.offset + self.nbytes]
+        return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """data[start:stop] as a copy: uint8 [stop - start, row_bytes]. Raises FormatError."""
+        row_bytes = self.type.row_bytes(self.shape[0])
+        data = read_range(self.path, self.offset + start * row_bytes, (stop - start) * row_bytes)
+        return data.reshape(stop - start, row_bytes)
+
+
+class TensorKind(NamedTuple):
+    """What many tensors have in common; nbytes: -1 for an unknown type, whose tensors end where the next ones begin."""
+
+    shape: tuple[int, ...]
+    type: TensorType
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class FileTensors:
+    """The tensors of one file in its order: names, kinds, offsets and sizes in bytes (int64), and the mapped file."""
+
+    path: Path
+    mapped: np.ndarray
+    names: Sequence[str]
+    kinds: Sequence[TensorKind]
+    offsets: np.ndarray
+    nbytes: np.ndarray
+
+
+class MadeOnDemand(Mapping[str, Made], Generic[Known, Made]):
+    """Name -> what `make` makes of the entry of that name, each time that it is asked for; `|` makes a dict of all."""
+
+    def __init__(self, known: Mapping[str, Known], make: Callable[[Known], Made]):
+        self._known, self._make = known, make
+
+    def __getitem__(self, name: str) -> Made:
+        return self._make(self._known[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __or__(self, other: Mapping[str, Made]) -> dict[str, Made]:
+        return {**self, **other}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class TensorTable(MadeOnDemand[int, TensorInfo]):
+    """Name -> tensor of one or several files, in their order; a `TensorInfo` is made when it is asked for.
+
+    Raises FormatError for a tensor that is in two files.
+    """
+
+    def __init__(self, files: Sequence[FileTensors]):
+        self._files = files
+        self._starts = [0]
+        rows: dict[str, int] = {}
+        for file in files:
+            first = self._starts[-1]
+            self._starts.append(first + len(file.names))
+            rows.update(zip(file.names, range(first, self._starts[-1]), strict=True))
+            if len(rows) < self._starts[-1]:
+                raise self._duplicate()
+        super().__init__(rows, self._info)
+
+    def _info(self, row: int) -> TensorInfo:
+        number = bisect_right(self._starts, row) - 1
+        file, at = self._files[number], row - self._starts[number]
+        kind = file.kinds[at]
+        place = int(file.offsets[at]), int(file.nbytes[at])
+        return TensorInfo(file.names[at], kind.shape, kind.type, *place, file.path, file.mapped)
+
+    def _duplicate(self) -> FormatError:
+        first: dict[str, Path] = {}
+        for file in self._files:
+            for name in file.names:
+                if name in first:
+                    return FormatError(f"{file.path}: tensor {name} is also in {first[name].name}")
+                first[name] = file.path
+        raise AssertionError("no name is there twice")
