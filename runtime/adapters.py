@@ -33,7 +33,7 @@ def with_adapters(source: TensorSource, lora: Sequence[str]) -> TensorSource:
     adapters = load_adapters(lora, source, _model_spec(source))
     changes, graph = sum_of_changes(adapters), build_graph(source)
     multiplied = {op.weight.name for op in (*graph.ops, *graph.head) if isinstance(op, Linear | ExpertLinear)}
-    tensors = merge_adapters(source, adapters, only=changes.keys() - multiplied).tensors
+    tensors = dict(merge_adapters(source, adapters, only=changes.keys() - multiplied).tensors)
     for name in changes.keys() & multiplied:
         change = changes[name].with_scale(1.0)
         stack = source.tensors[name].shape[2:]

@@ -13,7 +13,7 @@ from .graph import Graph
 from .hparams import HParams
 from .memory import CPU, Placement, Use, Weight, experts_to_cpu, layer_number, parse_overrides, place
 from .settings import Settings
-from .torch_devices import TorchDevice, choose_devices, import_torch
+from .torch_devices import TorchDevice, accelerators_here, choose_devices, import_torch
 
 if TYPE_CHECKING:
     from .backends.cpu.weights import WeightStore
@@ -26,6 +26,7 @@ _RULES = {
     "n_cpu_moe": "--n-cpu-moe",
     "tensor_split": "--tensor-split",
     "main_gpu": "-mg",
+    "device_memory": "--device-memory",
 }
 
 
@@ -42,23 +43,32 @@ class DevicePlacement:
         return {name for name, (device, _) in self.placement.places.items() if device == CPU}
 
 
-def place_model(source: TensorSource, settings: Settings) -> DevicePlacement | None:
-    """Where a model goes with these settings; None: to no device, it runs on the cpu backend alone.
+def place_model(source: TensorSource, settings: Settings) -> tuple[DevicePlacement | None, list[str]]:
+    """Where a model goes with these settings (None: to no device, it runs on the cpu backend alone), and what the user should
+    know of it, one line each.
 
-    Without `device` but with a rule that says where weights go, all accelerators that torch finds are used. Raises PlanError
-    for devices that are not there, rules that cannot be read or that have nothing to act on, and without torch.
+    Without `device` but with a rule that says where weights go, all accelerators that torch finds are used; where there are
+    none, rules are without effect, so that one command line serves all machines. Raises PlanError for devices that are named
+    but not there, and for rules that cannot be read or that have nothing to act on.
     """
     given = [option for name, option in _RULES.items() if getattr(settings, name) not in (None, (), False)]
     if settings.device is None and (not given or settings.gpu_layers == 0):
-        return None
+        return None, []
+    overrides = [rule for text in settings.override_tensor for rule in parse_overrides(text)]
     devices = choose_devices(settings.device or ("auto",))
+    if not devices and settings.device in (None, ("auto",)):
+        elsewhere = next((rule for rule in overrides if rule.device != CPU), None)
+        why = accelerators_here()[1]
+        if elsewhere is not None:
+            raise PlanError(f"-ot {elsewhere}: there is no {elsewhere.device}; {why}")
+        options = ", ".join(given if settings.device is None else ["--device auto", *given])
+        return None, [f"{options} without effect: {why}, the model runs on the processor"]
     if settings.main_gpu is not None:
         if settings.main_gpu >= len(devices):
             raise PlanError(f"-mg {settings.main_gpu}: there are {len(devices)} devices, which count from 0")
         devices = [devices[settings.main_gpu]]
     if not devices:
-        return None
-    overrides = [rule for text in settings.override_tensor for rule in parse_overrides(text)]
+        return None, []
     overrides += experts_to_cpu(settings.n_cpu_moe) if settings.n_cpu_moe is not None else []
     overrides += experts_to_cpu() if settings.cpu_moe else []
     n_ctx = settings.n_ctx or HParams(source.metadata, source.path).int("context_length", 4096)
@@ -75,7 +85,7 @@ def place_model(source: TensorSource, settings: Settings) -> DevicePlacement | N
     )
     capacities = {CPU: free_bytes(), **{device.name: device.free for device in devices}}
     placement = place(_weights(source), source.metadata, use, overrides, capacities)
-    return DevicePlacement(placement, {device.name: device for device in devices})
+    return DevicePlacement(placement, {device.name: device for device in devices}), placement.warnings
 
 
 def _weights(source: TensorSource) -> list[Weight]:

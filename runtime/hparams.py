@@ -63,7 +63,13 @@ class HParams:
         value = self._get(key, default)
         if np.ndim(value) == 0:
             return self.size(key, default, minimum)
-        if not minimum <= (number := int(value[layer]) if layer < len(value) else -1) <= 1 << 31:
+        try:
+            number = int(value[layer]) if layer < len(value) else -1
+        except (TypeError, ValueError, OverflowError):
+            raise FormatError(
+                f"{self.path}: metadata key {self.architecture}.{key} is {value[layer]!r:.40} in layer {layer}"
+            ) from None
+        if not minimum <= number <= 1 << 31:
             raise FormatError(f"{self.path}: metadata key {self.architecture}.{key} is {number} in layer {layer}")
         return number
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..formats import PlanError, TensorType
+from ..jobs.patterns import NamePattern, compile_pattern
 from .cache_layout import CachePart, StatePart, entry_parts, grouped_parts, latent_parts
 from .hparams import HParams
 from .models.attention import Heads
@@ -67,12 +68,12 @@ class Use:
 class Override:
     """`regex=DEVICE` of -ot, or what another option stands for; shown as it was given. origin: the option."""
 
-    pattern: re.Pattern[str]
+    pattern: NamePattern
     device: str
     origin: str
 
     def __str__(self) -> str:
-        return self.origin if self.origin.startswith("--") else f"{self.pattern.pattern}={self.device}"
+        return self.origin if self.origin.startswith("--") else f"{self.pattern.text}={self.device}"
 
 
 _PAIR = re.compile(r"=\s*(CPU|(?:CUDA|XPU|MPS|TORCH):?\d+)\s*(?:,|$)", re.IGNORECASE)
@@ -86,10 +87,7 @@ def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
         pattern = text[at : end.start()].strip() if end is not None else ""
         if end is None or not pattern:
             raise PlanError(f"{origin}: {text[at:].strip()[:60]!r} is not `regex=CPU` or `regex=CUDA0`")
-        try:
-            overrides.append(Override(re.compile(pattern), end[1].upper().replace(":", ""), origin))
-        except re.error as error:
-            raise PlanError(f"{origin}: {pattern!r} is not a regular expression ({error})") from None
+        overrides.append(Override(compile_pattern(pattern, origin), end[1].upper().replace(":", ""), origin))
         at = end.end()
     return overrides
 
@@ -97,9 +95,9 @@ def parse_overrides(text: str, origin: str = "-ot") -> list[Override]:
 def experts_to_cpu(layers: int | None = None) -> list[Override]:
     """What --cpu-moe (None) and --n-cpu-moe N stand for: the experts of all layers, or of the first N, stay in RAM."""
     if layers is None:
-        return [Override(re.compile(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
+        return [Override(NamePattern(r"ffn_(up|down|gate|gate_up)_(ch|)exps"), CPU, "--cpu-moe")]
     which = "|".join(map(str, range(layers)))
-    pattern = re.compile(rf"blk\.({which})\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+    pattern = NamePattern(rf"blk\.({which})\.ffn_(up|down|gate|gate_up)_(ch|)exps")
     return [Override(pattern, CPU, f"--n-cpu-moe {layers}")] if layers else []
 
 

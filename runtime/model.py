@@ -15,6 +15,7 @@ from ..convert.source import open_source
 from ..formats import MillError, PlanError, TensorSource
 from ..operating_system.memory import free_bytes
 from ..quantize import gguf_source
+from ..simd.compile_time import compiling_for
 from ..simd.workers import Workers
 from .adapters import with_adapters
 from .backends import Cache, Executable
@@ -55,7 +56,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     hparams = HParams(source.metadata, source.path)
     check_latent(settings, hparams)
     packed_bytes = 0
-    placed = place_model(source, chosen)
+    placed, placement_notes = place_model(source, chosen)
     placement = place_threads(chosen.threads, chosen.cpus, chosen.numa)
     workers = Workers(placement.threads, placement.places)
     if chosen.repack:
@@ -63,7 +64,7 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
             source, packed_bytes = repack_source(source, workers, None if placed is None else placed.on_host)
     cache_bytes = decoded_bytes(free_bytes()) if chosen.cache_bytes is None else chosen.cache_bytes
     store = WeightStore(source, cache_bytes, exact=chosen.exact, workers=workers, round_bf16=chosen.round_bf16)
-    graph, notes = build_graph(source, chosen.n_ctx), list(placement.notes)
+    graph, notes = build_graph(source, chosen.n_ctx), [*placement.notes, *placement_notes]
 
     def compile_for_cpu(graph: Graph) -> Executable:
         return compile_graph(graph, store, chosen)
@@ -71,7 +72,6 @@ def load_model(path_or_source: str | Path | TensorSource, **settings: Any) -> Mo
     compile_any = compile_for_cpu
     if placed is not None:
         compile_any = device_compiler(placed, source, store, chosen)
-        notes += placed.placement.warnings
     return Model(source, compile_any(graph), chosen, stored, packed_bytes, notes, compile_any, placed)
 
 
@@ -279,7 +279,7 @@ class Model:
                 cache.checkpoint()
         before = [cache.length for cache, _ in batch]
         try:
-            with self.workers.placed():
+            with self.workers.placed(), compiling_for(self.graph.architecture):
                 return self._hidden(batch, arrays)
         except BaseException:  # an interruption, too
             for (cache, _), length in zip(batch, before, strict=True):
@@ -329,7 +329,7 @@ class Model:
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd] from `hidden` -> logits float32 [n, n_vocab]."""
-        with self.workers.placed():
+        with self.workers.placed(), compiling_for(self.graph.architecture):
             return self.executable.logits(hidden)
 
     def explain_nonfinite(self, tokens: Sequence[int] | np.ndarray) -> MillError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 
 from ..errors import PlanError
 from ..operating_system.memory import free_bytes
+from ..operating_system.processors import may_have_accelerators
 
 _KINDS = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}  # torch's name -> ours; ROCm's devices are torch's cuda, too
 _NAME = re.compile(r"(cuda|xpu|mps|cpu|torch):?(\d*)", re.IGNORECASE)
@@ -44,6 +46,16 @@ def find_devices(what: str = "--device") -> list[TorchDevice]:
     return found
 
 
+def accelerators_here() -> tuple[list[TorchDevice], str]:
+    """The accelerators of this machine, and why there are none. torch is only imported, which takes seconds, where there may be
+    one."""
+    if not may_have_accelerators():
+        return [], "there is no accelerator here"
+    if find_spec("torch") is None:
+        return [], "torch is not installed (pip install 'ggufmill[gpu]')"
+    return find_devices(), "torch finds no accelerator here"
+
+
 def _memory(module: ModuleType, kind: str, number: int) -> tuple[int | None, int | None]:
     """Bytes in all and free."""
     if kind == "mps":
@@ -57,18 +69,16 @@ def _memory(module: ModuleType, kind: str, number: int) -> tuple[int | None, int
 
 def choose_devices(names: Sequence[str]) -> list[TorchDevice]:
     """Devices by names: 'cuda' (all of them), 'cuda:1' or 'CUDA1', 'xpu', 'mps', 'cpu' (torch on the processor; several times:
-    as several devices), 'auto' (all accelerators), 'none'. Raises PlanError for one that is not there."""
-    found, chosen = find_devices(), []
+    as several devices), 'auto' (all accelerators, if there are any), 'none'. Raises PlanError for one that is not there."""
+    chosen: list[TorchDevice] = []
     for text in names:
         match = _NAME.fullmatch(text)
         if text.lower() in ("auto", "none"):
-            chosen += found if text.lower() == "auto" else []
-            if text.lower() == "auto" and not found:
-                raise PlanError("--device auto: torch finds no accelerator here; leave it away, or use cpu")
+            chosen += accelerators_here()[0] if text.lower() == "auto" else []
             continue
         if match is None:
-            raise PlanError(f"--device {text} is none of cuda, cuda:1, xpu, mps, cpu, auto and none")
-        kind, number = match[1].lower(), match[2]
+            raise PlanError(f"--device {text!r:.40} is none of cuda, cuda:1, xpu, mps, cpu (torch on the CPU), auto and none")
+        found, kind, number = find_devices(), match[1].lower(), match[2]
         if kind in ("cpu", "torch"):
             count, memory = sum(each.torch_name == "cpu" for each in chosen), free_bytes()
             chosen.append(TorchDevice(f"TORCH{count}", "cpu", memory, memory))

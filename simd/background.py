@@ -16,6 +16,7 @@ from typing import Any
 
 from ..operating_system.files import cache_home
 from ..operating_system.processors import available_cpus
+from .compile_time import waiting_for_compilation
 
 _lock = Lock()
 _process: subprocess.Popen[str] | None = None
@@ -46,7 +47,7 @@ def wait_for(function: Callable) -> None:
     name = _name(function)
     if name not in _pending:
         return
-    with _lock:
+    with _lock, waiting_for_compilation():
         assert _process is not None
         assert _process.stdout is not None
         while name in _pending:

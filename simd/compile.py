@@ -6,12 +6,13 @@ numba takes longer to import than most commands take: a module that defines kern
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from threading import RLock
 from types import ModuleType
 from typing import Any
+
+from .compile_time import listen
 
 _PACKAGE = __name__.rpartition(".simd")[0]
 _lock = RLock()
@@ -63,7 +64,7 @@ class Kernel:
     def _make(self) -> Any:
         with _lock:
             if self._dispatcher is None:
-                _count_compilations()
+                listen()
                 from .callees import EntryCompiler
                 from .kernel_cache import cache_of
 
@@ -111,7 +112,7 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     from .target import target
 
     target()
-    _count_compilations()
+    listen()
     options.setdefault("error_model", "numpy")
     compiled: Any = CFunc(
         function, sigutils.normalize_signature(signature), locals={}, options=options, pipeline_class=EntryCompiler
@@ -119,35 +120,3 @@ def native_entry(signature: Any, function: Callable, **options: Any) -> Any:
     compiled._cache = cache_of(function)
     compiled.compile()
     return compiled
-
-
-_compiled: list[str] = []  # names of the kernels that this process has compiled
-
-
-@functools.cache
-def _count_compilations() -> None:
-    """From now on, compiled kernels of ours are counted, and one line to stderr says so at the first."""
-    from numba.core import event
-
-    from ..operating_system.files import cache_home
-    from .kernel_cache import delete_unused
-
-    class Compilations(event.Listener):
-        def on_start(self, event: event.Event) -> None:
-            function: Any = getattr((event.data or {}).get("dispatcher"), "py_func", None)
-            if not (getattr(function, "__module__", "") or "").startswith(_PACKAGE + "."):
-                return
-            _compiled.append(function.__qualname__)
-            if len(_compiled) == 1:
-                print(f"compiling kernels (once for this version; cached in {cache_home()})", file=sys.stderr)
-                delete_unused(cache_home())
-
-        def on_end(self, event: event.Event) -> None:
-            pass
-
-    event.register("numba:compile", Compilations())
-
-
-def compiled_kernels() -> int:
-    """How many kernels this process has compiled; those that were on disk do not count."""
-    return len(_compiled)

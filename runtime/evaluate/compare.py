@@ -6,7 +6,6 @@ Both models run the same tokens at the same time, layer by layer, so that only o
 from __future__ import annotations
 
 import queue
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ...formats import PlanError, SourceTensor, dims
+from ...jobs.patterns import NamePattern, compile_pattern
 from ..graph import Observer, Op, Weight
 from ..graph.compressed_ops import GroupedLinear
 from ..graph.ops import ExpertLinear, LatentAttention, Linear
 from ..model import Model
-from .divergence import score
+from .divergence import ModelPredictions, score
 from .perplexity import make_windows
 from .provenance import stored_nbytes
 from .score_statistics import ScoreStatistics
@@ -92,7 +92,7 @@ def compare(
     tokens_or_text: str | Sequence[int] | np.ndarray | None,
     n_ctx: int = 512,
     chunks: int | None = 1,
-    weights: str | None = "",
+    weights: str | NamePattern | None = "",
     products: bool = False,
     on_tensor: OnTensor | None = None,
 ) -> Comparison:
@@ -115,7 +115,8 @@ def compare(
             raise PlanError(f"the models cannot be compared: {' against '.join(shapes)}")
         _compare_layers(comparison, a, b, make_windows(a, tokens_or_text, n_ctx, chunks), inputs if products else None)
     if weights is not None and not comparison.nonfinite:
-        _compare_weights(comparison, a, b, weights, inputs, on_tensor)
+        pattern = compile_pattern(weights, "weights") if isinstance(weights, str) else weights
+        _compare_weights(comparison, a, b, pattern, inputs, on_tensor)
     return comparison
 
 
@@ -157,7 +158,8 @@ def _compare_layers(
         try:
             with a.observing(observers[0]), b.observing(observers[1]):
                 hidden_a, hidden_b = _run_both(a, b, window, sums)
-                scores = score(b, hidden_b[middle:-1], window[middle + 1 :], a, hidden_a[middle:-1])
+                targets = window[middle + 1 :]
+                scores = score(b, hidden_b[middle:-1], targets, ModelPredictions(a, hidden_a[middle:-1], targets))
         except _NonfiniteOutput as error:
             comparison.nonfinite = str(error.model.explain_nonfinite(window))
             break
@@ -273,16 +275,12 @@ def _compare_weights(
     comparison: Comparison,
     a: Model,
     b: Model,
-    pattern: str,
+    pattern: NamePattern,
     inputs: dict[tuple[str, int], np.ndarray],
     on_tensor: OnTensor | None,
 ) -> None:
     """Fills tensors, only_a, only_b and reshaped. inputs: see `_InputSampler`."""
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise PlanError(f"{pattern!r} is no regular expression: {error}") from None
-    tensors_a, tensors_b = ({name: t for name, t in m.source.tensors.items() if expression.search(name)} for m in (a, b))
+    tensors_a, tensors_b = ({name: t for name, t in m.source.tensors.items() if pattern.search(name)} for m in (a, b))
     comparison.only_a = [name for name in tensors_a if name not in tensors_b]
     comparison.only_b = [name for name in tensors_b if name not in tensors_a]
     for name, tensor in tensors_a.items():

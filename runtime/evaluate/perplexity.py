@@ -2,7 +2,7 @@
 
 Computed as llama-perplexity does: the text is cut into windows of n_ctx tokens, the first token of each is replaced by BOS if
 the model adds one, and the tokens of a window's second half are scored, so that every prediction has at least n_ctx / 2 tokens
-of context. The baseline runs in the same process on the same windows; there is no file of logits, which would round them.
+of context. Several models can be scored at once: a baseline then reads each window once for all of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 import xxhash
 
 from ...formats import PlanError
+from ...simd.compile_time import seconds_without_compilation
 from ..draft_head import check_draft_layers
 from ..model import Model
-from .clock import seconds_without_compilation
-from .divergence import score
+from .baseline import Baseline, ModelBaseline, OnHidden, scored_outputs
+from .divergence import OnLogits, Predictions, score_each
 from .draft_scores import DraftFigures, DraftPart, DraftScores
 from .score_statistics import RecordedScores, ScoreStatistics
 
 OnChunk = Callable[["Perplexity", int], None]
-OnHidden = Callable[[np.ndarray, np.ndarray], None]
+OnChunks = Callable[[list["Perplexity"], int], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Perplexity:
     difference       perplexity minus the baseline's
     correlation      of the two models' losses, -1 to 1; None if one of them does not vary
     kld_*            Kullback-Leibler divergence of the model from the baseline, in nats per token
+    kld_missing      estimate of what kld_mean lacks, of a baseline that keeps only its most probable tokens
     top1_agreement   percent of predictions with the same most probable token as the baseline
     mtp              the figures of each draft layer
     delta_p_*        change of the next token's probability, in percentage points: mean, root mean square, extremes
@@ -67,6 +69,7 @@ class Perplexity:
     kld_p99: float | None = None
     kld_max: float | None = None
     kld_percentiles: dict[str, float] | None = None
+    kld_missing: float | None = None
     top1_agreement: float | None = None
     top1_error: float | None = None
     delta_p_mean: float | None = None
@@ -94,8 +97,17 @@ class WindowScores:
     drafts: list[DraftPart]
 
 
-# (all windows, which of them run together) -> what each of these batches gives, in order: made elsewhere
-RunWindows = Callable[[np.ndarray, Sequence[slice]], Iterator[WindowScores]]
+# (all windows, which of them run together) -> for each of these batches what each model gives, in order: made elsewhere
+RunWindows = Callable[[np.ndarray, Sequence[slice]], Iterator[list[WindowScores]]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that is scored, the statistics of its predictions, and what is told its outputs: see `scored_outputs`."""
+
+    model: Model
+    statistics: ScoreStatistics
+    on_hidden: OnHidden | None = None
 
 
 def perplexity(
@@ -104,102 +116,161 @@ def perplexity(
     n_ctx: int = 512,
     chunks: int | None = None,
     on_chunk: OnChunk | None = None,
-    baseline: Model | None = None,
+    baseline: Model | Baseline | None = None,
     mtp: bool = False,
     elsewhere: RunWindows | None = None,
 ) -> Perplexity:
-    """Scores the first windows of a text or of token ids; as many windows run in one pass as fit into the model's `batch`.
+    """Scores one model, as `perplexities`. on_chunk: called with its result so far and the total number of windows."""
 
-    n_ctx     tokens of a window
-    chunks    number of windows; None: all
-    on_chunk  called after each window with the result so far and the total number of windows
-    baseline  a model with the same vocabulary to compare with
-    mtp       the draft layers are scored, too
-    elsewhere runs the windows, instead of this model: what `run_windows` gives for each batch, which is added up in order
+    def on_chunks(so_far: list[Perplexity], total: int) -> None:
+        if on_chunk is not None:
+            on_chunk(so_far[0], total)
+
+    base = ModelBaseline(baseline) if isinstance(baseline, Model) else baseline
+    return perplexities([model], tokens_or_text, n_ctx, chunks, on_chunks if on_chunk else None, base, mtp, elsewhere)[0]
+
+
+def perplexities(
+    models: Sequence[Model],
+    tokens_or_text: str | Sequence[int] | np.ndarray,
+    n_ctx: int = 512,
+    chunks: int | None = None,
+    on_chunk: OnChunks | None = None,
+    baseline: Baseline | None = None,
+    mtp: bool = False,
+    elsewhere: RunWindows | None = None,
+    on_logits: OnLogits | None = None,
+) -> list[Perplexity]:
+    """Scores the first windows of a text or of token ids with each of several models of the same vocabulary; as many windows
+    run in one pass as fit into the first model's `batch`.
+
+    n_ctx      tokens of a window
+    chunks     number of windows; None: all
+    on_chunk   called after each window with the results so far and the total number of windows
+    baseline   what to compare with, of the same vocabulary; it reads each window once
+    mtp        the draft layers are scored, too
+    elsewhere  runs the windows, instead of these models: what `run_windows` gives for each batch, which is added up in order
+    on_logits  called with the first model's logits of each block of predictions, in order
 
     Raises PlanError for a model that predicts no tokens, when the text has less than one window, the vocabularies differ, there
     is no draft layer or too many for the window, MillError naming the first tensor or layer at fault as soon as an output or
-    prediction of either model is not finite.
+    prediction of a model or of the baseline is not finite.
     """
-    for each in (model, baseline):
+    base_model = baseline.model if isinstance(baseline, ModelBaseline) else None
+    for each in (*models, base_model):
         if each is not None and not each.has_head:
             raise PlanError(f"{each.source.path}: {each.graph.architecture} predicts no tokens and has no perplexity")
-    windows = make_windows(model, tokens_or_text, n_ctx, chunks)
-    if baseline is not None and baseline.n_vocab != model.n_vocab:
-        raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
-    statistics, drafts = ScoreStatistics(), None
-    if mtp:
-        check_draft_layers(model)
-        if n_ctx < 2 * len(model.draft_heads):
-            raise PlanError(f"n_ctx is {n_ctx}; windows for {len(model.draft_heads)} draft layers need twice as many tokens")
-        drafts = DraftScores(model)
-    fields: dict[str, Any] = {
-        "n_ctx": n_ctx,
-        "tokens_xxh3": xxhash.xxh3_64_hexdigest(windows.tobytes()),
-        "notes": context_notes(model, baseline, n_ctx),
-    }
+    windows = make_windows(models[0], tokens_or_text, n_ctx, chunks)
+    for each in models:
+        _check_vocabulary(each, models[0], baseline)
+    drafts = [_draft_scores(model, n_ctx) for model in models] if mtp else []
+    candidates = [Candidate(model, ScoreStatistics(), drafts[i].add if drafts else None) for i, model in enumerate(models)]
+    tokens_xxh3 = xxhash.xxh3_64_hexdigest(windows.tobytes())
+    fields: list[dict[str, Any]] = [
+        {"n_ctx": n_ctx, "tokens_xxh3": tokens_xxh3, "notes": context_notes(model, base_model, n_ctx)} for model in models
+    ]
+
+    def on_window() -> None:
+        if on_chunk is not None:
+            on_chunk([summarise(c.statistics, f) for c, f in zip(candidates, fields, strict=True)], len(windows))
+
     # With an observer one window at a time: the caller may save the observer's state after each window.
-    step = max(1, model.settings.batch // n_ctx) if model.observer is None else 1
+    step = max(1, models[0].settings.batch // n_ctx) if models[0].observer is None else 1
     batches = [slice(first, min(first + step, len(windows))) for first in range(0, len(windows), step)]
     results = elsewhere(windows, batches) if elsewhere is not None else None
     for batch in batches:
         if results is not None:
-            scored = _joined(next(results), statistics, drafts)
+            scored = _joined(next(results), candidates, drafts)
         else:
-            scored = score_windows(model, windows[batch], statistics, baseline, drafts.add if drafts else None)
+            base = baseline.predictions(windows[batch], batch.start) if baseline is not None else None
+            scored = score_windows(candidates, windows[batch], baseline, base, on_logits)
         for _ in scored:
-            if on_chunk is not None:
-                on_chunk(summarise(statistics, fields), len(windows))
-    measured = {"mtp": drafts.figures()} if drafts is not None else {}
+            on_window()
+    return [_final(candidate, fields[i], drafts[i] if drafts else None) for i, candidate in enumerate(candidates)]
+
+
+def _draft_scores(model: Model, n_ctx: int) -> DraftScores:
+    """Raises PlanError for a model without draft layers, or with too many for windows of n_ctx tokens."""
+    check_draft_layers(model)
+    if n_ctx < 2 * len(model.draft_heads):
+        raise PlanError(f"n_ctx is {n_ctx}; windows for {len(model.draft_heads)} draft layers need twice as many tokens")
+    return DraftScores(model)
+
+
+def _final(candidate: Candidate, fields: dict[str, Any], drafts: DraftScores | None) -> Perplexity:
+    """The result with what only the last one has."""
+    statistics, measured = candidate.statistics, {"mtp": drafts.figures()} if drafts is not None else {}
     return summarise(statistics, fields | {"window_losses": statistics.window_losses} | statistics.distribution() | measured)
 
 
+def _check_vocabulary(model: Model, first: Model, baseline: Baseline | None) -> None:
+    """Raises PlanError if the models, or a model and the baseline, have different numbers of tokens."""
+    if model.n_vocab != first.n_vocab:
+        numbers = f"{first.source.path} has {first.n_vocab} tokens in its vocabulary, {model.source.path} {model.n_vocab}"
+        raise PlanError(f"the models cannot be compared: {numbers}")
+    if baseline is not None and baseline.n_vocab != model.n_vocab:
+        raise PlanError(f"the baseline has {baseline.n_vocab} tokens in its vocabulary, the model {model.n_vocab}")
+
+
 def score_windows(
-    model: Model,
+    candidates: Sequence[Candidate],
     windows: np.ndarray,
-    statistics: ScoreStatistics,
-    baseline: Model | None = None,
-    on_hidden: OnHidden | None = None,
+    baseline: Baseline | None = None,
+    base: Sequence[Predictions] | None = None,
+    on_logits: OnLogits | None = None,
 ) -> Iterator[None]:
-    """Runs windows int64 [n, n_ctx] in one pass and adds the scores of their second halves; yields after each window.
+    """Runs windows int64 [n, n_ctx] in one pass of each model, and adds the scores of their second halves to its statistics;
+    yields after each window.
 
-    on_hidden: called with each window and the model's outputs for it, float32 [n_ctx, n_embd].
+    base: the baseline's predictions of each window; on_logits: see `perplexities`.
 
-    Raises MillError as `perplexity` does.
+    Raises MillError as `perplexities` does.
     """
-    middle = windows.shape[1] // 2
-    start = seconds_without_compilation()
-    outputs = _hidden(model, windows, on_hidden)
-    statistics.seconds += seconds_without_compilation() - start
-    base_outputs = _hidden(baseline, windows) if baseline is not None else [None] * len(windows)
-    for window, output, base_output in zip(windows, outputs, base_outputs, strict=True):
-        scores = score(model, output, window[middle + 1 :], baseline, base_output)
-        if not np.isfinite(scores.losses).all():
-            raise model.explain_nonfinite(window)
-        if baseline is not None and not np.isfinite(scores.base_losses).all():
-            raise baseline.explain_nonfinite(window)
-        statistics.add(scores)
+    middle, outputs = windows.shape[1] // 2, []
+    for candidate in candidates:
+        start = seconds_without_compilation()
+        outputs.append(scored_outputs(candidate.model, windows, candidate.on_hidden))
+        candidate.statistics.seconds += seconds_without_compilation() - start
+    models = [candidate.model for candidate in candidates]
+    for number, window in enumerate(windows):
+        hidden, predictions = [each[number] for each in outputs], base[number] if base is not None else None
+        scored = score_each(models, hidden, window[middle + 1 :], predictions, on_logits)
+        for candidate, scores in zip(candidates, scored, strict=True):
+            if not np.isfinite(scores.losses).all():
+                raise candidate.model.explain_nonfinite(window)
+            if baseline is not None and scores.base_losses is not None and not np.isfinite(scores.base_losses).all():
+                raise baseline.explain_nonfinite(window)
+            candidate.statistics.add(scores)
         yield
 
 
-def run_windows(model: Model, windows: np.ndarray, baseline: Model | None = None, mtp: bool = False) -> WindowScores:
-    """What a batch of windows adds to the figures of `perplexity`. Raises MillError as it does."""
-    result, drafts = WindowScores(RecordedScores(), []), DraftScores(model)
+def run_windows(
+    models: Sequence[Model], windows: np.ndarray, baseline: Model | None = None, mtp: bool = False
+) -> list[WindowScores]:
+    """What a batch of windows adds to the figures of each model of `perplexities`. Raises MillError as it does."""
+    results = [WindowScores(RecordedScores(), []) for _ in models]
 
-    def on_hidden(window: np.ndarray, hidden: np.ndarray) -> None:
-        result.drafts.extend(drafts.parts(window, hidden))
+    def drafts_of(model: Model, result: WindowScores) -> OnHidden:
+        drafts = DraftScores(model)
+        return lambda window, hidden: result.drafts.extend(drafts.parts(window, hidden))
 
-    for _ in score_windows(model, windows, result.scores, baseline, on_hidden if mtp else None):
+    candidates = [
+        Candidate(model, result.scores, drafts_of(model, result) if mtp else None)
+        for model, result in zip(models, results, strict=True)
+    ]
+    base = ModelBaseline(baseline) if baseline is not None else None
+    for _ in score_windows(candidates, windows, base, base.predictions(windows, 0) if base is not None else None):
         pass
-    return result
+    return results
 
 
-def _joined(result: WindowScores, statistics: ScoreStatistics, drafts: DraftScores | None) -> Iterator[None]:
-    """Adds what a batch gave elsewhere; yields after each window."""
-    for part in result.drafts:
-        if drafts is not None:
-            drafts.join(part)
-    yield from statistics.join(result.scores)
+def _joined(results: Sequence[WindowScores], candidates: Sequence[Candidate], drafts: Sequence[DraftScores]) -> Iterator[None]:
+    """Adds what a batch gave elsewhere to each model's statistics; yields after each window."""
+    for result, scores in zip(results, drafts, strict=False):  # no drafts: none were asked for
+        for part in result.drafts:
+            scores.join(part)
+    joins = [candidate.statistics.join(result.scores) for candidate, result in zip(candidates, results, strict=True)]
+    yield from (None for _ in zip(*joins, strict=True))
 
 
 def summarise(statistics: ScoreStatistics, fields: dict[str, Any]) -> Perplexity:
@@ -216,7 +287,12 @@ def summarise(statistics: ScoreStatistics, fields: dict[str, Any]) -> Perplexity
 
 
 def make_windows(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None) -> np.ndarray:
-    """Cuts a text into windows, int64 [windows, n_ctx]; the first token of each is replaced by BOS if the model adds one.
+    """The windows of `cut_windows`, the first token of each replaced by BOS if the model adds one. Raises as it does."""
+    return with_bos(model, cut_windows(model, tokens_or_text, n_ctx, chunks))
+
+
+def cut_windows(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray, n_ctx: int, chunks: int | None) -> np.ndarray:
+    """Cuts a text into windows, int64 [windows, n_ctx].
 
     chunks: largest number of windows, None: all. Raises PlanError when there is not one whole window.
     """
@@ -229,8 +305,12 @@ def make_windows(model: Model, tokens_or_text: str | Sequence[int] | np.ndarray,
     if len(tokens) < n_ctx:
         raise PlanError(f"the text has {len(tokens)} tokens, one window needs {n_ctx}: give more text or a smaller n_ctx (-c)")
     count = len(tokens) // n_ctx if chunks is None else min(chunks, len(tokens) // n_ctx)
-    windows = tokens[: count * n_ctx].reshape(count, n_ctx).copy()
-    bos = _bos(model)
+    return tokens[: count * n_ctx].reshape(count, n_ctx)
+
+
+def with_bos(model: Model, windows: np.ndarray) -> np.ndarray:
+    """Windows int64 [n, n_ctx] with BOS in place of the first token of each, if the model adds one."""
+    windows, bos = windows.copy(), _bos(model)
     if bos is not None:
         windows[:, 0] = bos
     return windows
@@ -250,18 +330,3 @@ def _bos(model: Model) -> int | None:
     if "tokenizer.ggml.tokens" not in model.metadata:
         return None  # token ids can be scored without a vocabulary
     return model.tokenizer.bos if model.tokenizer.add_bos else None
-
-
-def _hidden(model: Model, windows: np.ndarray, on_hidden: OnHidden | None = None) -> list[np.ndarray]:
-    """For each window the model's outputs that predict its scored tokens, float32 [scored, n_embd].
-
-    Raises MillError when any output of a window is not finite.
-    """
-    n_ctx = windows.shape[1]
-    outputs = model.hidden([(model.new_cache(n_ctx), window) for window in windows])
-    for output, window in zip(outputs, windows, strict=True):
-        if not np.isfinite(output).all():
-            raise model.explain_nonfinite(window)
-        if on_hidden is not None:
-            on_hidden(window, output)
-    return [output[n_ctx // 2 : n_ctx - 1] for output in outputs]

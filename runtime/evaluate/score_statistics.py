@@ -70,7 +70,7 @@ class ScoreStatistics:
         self.window_losses: list[float] = []
         self.losses, self.base_losses = Moments(), Moments()
         self._log_ratio, self._kld, self._same_top = Moments(), Moments(), Moments()
-        self._delta_p, self._delta_p_squared = Moments(), Moments()
+        self._delta_p, self._delta_p_squared, self._missing = Moments(), Moments(), Moments()
         self._klds: list[np.ndarray] = []
         self._delta_ps: list[np.ndarray] = []
 
@@ -88,6 +88,8 @@ class ScoreStatistics:
         self._same_top.add(scores.same_top.astype(np.float64))
         self._delta_p.add(delta_p)
         self._delta_p_squared.add(delta_p**2)
+        if scores.missing is not None:
+            self._missing.add(scores.missing)
         self._klds.append(scores.divergences.astype(np.float32))
         self._delta_ps.append(delta_p.astype(np.float32))
 
@@ -139,6 +141,7 @@ class ScoreStatistics:
             "correlation": covariance / deviations if deviations else None,
             "kld_mean": self._kld.mean,
             "kld_error": self._kld.error,
+            **({"kld_missing": self._missing.mean} if self._missing.count else {}),
             "top1_agreement": 100 * self._same_top.mean,
             "top1_error": _times(100, self._same_top.error),
             "delta_p_mean": 100 * self._delta_p.mean,

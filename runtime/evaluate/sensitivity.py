@@ -14,7 +14,7 @@ from ...quantize.gguf_source import simulated_tensor
 from ...quantize.importance import Importance
 from ...quantize.transform import row_producer
 from ..model import Model, load_model
-from .divergence import score
+from .divergence import ModelPredictions, score
 from .perplexity import make_windows
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ class Reference:
         """The divergence of another model with the same vocabulary at each prediction, float64 or float32 [predictions]."""
         model = load_model(source, **self.settings)
         middle = self.windows.shape[1] // 2
+        each = zip(self._hidden(model), self.windows[:, middle + 1 :], self._outputs, strict=True)
         parts = [
-            score(model, output, window[middle + 1 :], self.model, base_output).divergences
-            for output, window, base_output in zip(self._hidden(model), self.windows, self._outputs, strict=True)
+            score(model, output, targets, ModelPredictions(self.model, base_output, targets)).divergences
+            for output, targets, base_output in each
         ]
         return np.concatenate([part for part in parts if part is not None])
 

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from ...formats import MillError, PlanError
-from ..evaluate.clock import seconds_without_compilation
+from ...simd.compile_time import seconds_without_compilation
 from ..evaluate.provenance import tensor_sizes
 from ..model import Model, Session
 from .drafter import Drafter
-from .sampling import SampledToken, Sampler, Sampling
+from .grammar import Grammar
+from .sampling import SampledToken, Sampler, Sampling, token_biases
 
 _PROMPT_STEP = 512  # tokens of a prompt in one pass at most; a generation can be cancelled between passes
 # Where layers keep a recurrent state, a prompt's last tokens have a pass of their own, so that there is a checkpoint before
 # them: the next prompt of a conversation often repeats this one up to the template's opening of the answer.
 _LAST_TOKENS = 8
+_SCORED_STEP = 128  # the same where all of their logits are needed, n_vocab numbers each
 _WARM_UP_TOKENS = 4  # of the prompt of `warm_up`
 _WARM_UP_MAX_BYTES = 256 << 20  # weights of a model that takes some hundredths of a second per token
 
@@ -81,6 +83,8 @@ def generate(
     n_probs: int | None = None,
     visible_special: Collection[int] = (),
     draft_max: int = 0,
+    score_prompt: bool = False,
+    grammar: Grammar | None = None,
     **sampling: Any,
 ) -> Generation:
     """Continues a prompt; iterate over the result to get the text piece by piece.
@@ -94,11 +98,15 @@ def generate(
     visible_special  ids of control tokens whose text is part of the output instead of left out
     draft_max        tokens that the model's draft layer proposes at a time, for the model to verify in one pass; the text stays
                      the same. 0: none
-    sampling         fields of `Sampling` by name
+    score_prompt     record the same of each token of the prompt but the first in `prompt_scores`; needs n_probs
+    grammar          the text follows it, up to where it ends or another limit ends the text
+    sampling         fields of `Sampling` by name; logit_bias also for texts, whose tokens all get that bias
 
     Raises PlanError for an empty prompt, invalid sampling settings or draft_max without draft layers, MillError when the prompt
     does not fit.
     """
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = token_biases(model.tokenizer, sampling["logit_bias"])
     try:
         settings = Sampling(**sampling)
     except TypeError as error:
@@ -113,7 +121,9 @@ def generate(
         session.rewind(0)
         session.drafter = Drafter(model, session.n_ctx, draft_max)
     sampler, special = Sampler(settings), frozenset(visible_special)
-    return Generation(model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max)
+    return Generation(
+        model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max, score_prompt, grammar
+    )
 
 
 class Generation:
@@ -125,7 +135,10 @@ class Generation:
     pending_tokens  tokens for the next pass; empty when the generation has ended
     tokens          generated token ids, without the one that ended the generation
     sampled         the same with their probabilities, if n_probs is not None
+    ending          the token that ended the generation ('eos'), if n_probs is not None
+    prompt_scores   the tokens of the prompt from the second one on, with their probabilities, if score_prompt is set
     reason          why it ended: 'eos', 'length' (n_predict), 'context' (full), 'stop' (a stop text) or 'cancelled'; '' before
+    stop_text       the one of `stop` that ended it; '' otherwise
     timings         updated after each pass
     """
 
@@ -141,6 +154,8 @@ class Generation:
         n_probs: int | None = None,
         visible_special: Collection[int] = (),
         draft_max: int = 0,
+        score_prompt: bool = False,
+        grammar: Grammar | None = None,
     ):
         """Rewinds the session to the longest beginning that it shares with the prompt. Arguments as of `generate`."""
         if len(prompt) > session.n_ctx:
@@ -149,15 +164,19 @@ class Generation:
         self.model, self.session, self.prompt = model, session, prompt
         self.n_predict, self.stop, self.ignore_eos, self.sampler = n_predict, stop, ignore_eos, sampler
         self.n_probs, self.visible_special, self.draft_max = n_probs, visible_special, draft_max
+        self._mask = grammar.start() if grammar is not None else None
         self._drafts: list[int] = []  # the last of the pending tokens
         self.tokens: list[int] = []
         self.sampled: list[SampledToken] = []
-        self.reason = ""
+        self.ending: SampledToken | None = None
+        self.score_prompt, self.prompt_scores = score_prompt and n_probs is not None, list[SampledToken]()
+        self.reason, self.stop_text = "", ""
         self._cancelled = False
         self._stream, self._unsent = model.tokenizer.stream(), ""
         self._eog_ids = frozenset() if ignore_eos else model.tokenizer.eog_ids
         # The last token of the prompt is always computed again: its logits are needed.
-        n_cached = session.resumable(common_prefix(session.tokens, prompt[:-1]))  # less only of recurrent states
+        shared = 0 if self.score_prompt else common_prefix(session.tokens, prompt[:-1])
+        n_cached = session.resumable(shared)  # less only of recurrent states
         session.rewind(n_cached)
         self.timings = Timings(cached_tokens=n_cached)
         self.pending_tokens = self._next_prompt_tokens()
@@ -185,12 +204,19 @@ class Generation:
                 yield text
 
     def _feed(self) -> np.ndarray:
-        return feed_pending(self.model, [self])[0] if self._drafts else self.session.feed(self.pending_tokens)
+        return feed_pending(self.model, [self])[0] if self.n_logits > 1 else self.session.feed(self.pending_tokens)
 
     @property
     def n_logits(self) -> int:
         """Of how many of the last pending tokens `advance` needs the logits."""
+        if self.score_prompt and len(self.session.tokens) < len(self.prompt):
+            return len(self.pending_tokens)
         return 1 + len(self._drafts)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the next pass reads several tokens of the prompt."""
+        return len(self.pending_tokens) > 1 + len(self._drafts)
 
     def finish_cancelled(self) -> str:
         """Ends the generation now with the reason 'cancelled'. Returns the text that was not returned yet."""
@@ -204,11 +230,14 @@ class Generation:
         """
         if not np.isfinite(logits).all():
             raise self.model.explain_nonfinite(self.session.tokens)
+        logits = logits.reshape(-1, logits.shape[-1])
         timings, now = self.timings, seconds_without_compilation()
         if not self.tokens:
             timings.prompt_tokens = len(self.session.tokens) - timings.cached_tokens
             timings.prompt_seconds += now - start
             start = now
+            if self.score_prompt:
+                self._score(logits)
             self.pending_tokens = self._next_prompt_tokens()
             if self.pending_tokens:
                 return ""
@@ -216,11 +245,18 @@ class Generation:
                 return self._finish("length")
         else:
             timings.generated_passes += 1
-        text = self._sample(logits.reshape(-1, logits.shape[-1]))
+        text = self._sample(logits[-1 - len(self._drafts) :])
         if not self.reason:
             self._draft()
         timings.generated_seconds += seconds_without_compilation() - start
         return text
+
+    def _score(self, rows: np.ndarray) -> None:
+        """Records the probabilities of the tokens of the prompt that follow those that were just read."""
+        assert self.n_probs is not None
+        following = self.prompt[len(self.session.tokens) - len(rows) + 1 :][: len(rows)]
+        for token, logits in zip(following, rows, strict=False):  # after the last token of the prompt there is none
+            self.prompt_scores.append(SampledToken.from_logits(token, logits, self.n_probs))
 
     def _sample(self, rows: np.ndarray) -> str:
         """Samples a token from each row of logits, up to the first that is not the token drafted there. Returns the new text.
@@ -232,7 +268,11 @@ class Generation:
         self._drafts, accepted = [], 0
         for logits in rows:
             length = first + accepted
-            token = self.sampler.sample(logits, session.tokens if not drafts else session.tokens[:length])
+            allowed = logits if self._mask is None else self._mask(self.tokens, logits)
+            if allowed is None:
+                pieces.append(self._finish("eos"))
+                break
+            token = self.sampler.sample(allowed, session.tokens if not drafts else session.tokens[:length])
             pieces.append(self._take(token, logits, length))
             if self.reason or accepted == len(drafts) or token != drafts[accepted]:
                 break
@@ -246,6 +286,8 @@ class Generation:
     def _take(self, token: int, logits: np.ndarray, length: int) -> str:
         """Adds a sampled token to the text; length: tokens before it. Returns the new text."""
         if token in self._eog_ids:
+            if self.n_probs is not None:
+                self.ending = SampledToken.from_logits(token, logits, self.n_probs)
             return self._finish("eos")
         self.tokens.append(token)
         if self.n_probs is not None:
@@ -268,7 +310,7 @@ class Generation:
     def _next_prompt_tokens(self) -> list[int]:
         """The tokens of the prompt for the next pass; empty when the session holds the whole prompt."""
         start = len(self.session.tokens)
-        end = start + min(_PROMPT_STEP, self.model.settings.ubatch)
+        end = start + min(_SCORED_STEP if self.score_prompt else _PROMPT_STEP, self.model.settings.ubatch)
         last = len(self.prompt) - _LAST_TOKENS
         return self.prompt[start : last if self.model.is_recurrent and start < last < end else end]
 
@@ -281,9 +323,10 @@ class Generation:
             self._unsent += stream.flush() + self.model.tokenizer.vocabulary.tokens[token]
         else:
             self._unsent += stream.feed(token)
-        stops = [position for position in (self._unsent.find(text) for text in self.stop if text) if position >= 0]
+        stops = [(position, text) for text in self.stop if text and (position := self._unsent.find(text)) >= 0]
         if stops:
-            self._unsent = self._unsent[: min(stops)]
+            position, self.stop_text = min(stops)
+            self._unsent = self._unsent[:position]
             stream.flush()
             return self._finish("stop")
         if len(self.tokens) == self.n_predict:

@@ -1,60 +1,150 @@
-"""Samples the next token from logits: penalties, top_k, top_p, min_p, temperature."""
+"""Samples the next token from logits: biases, penalties, filters, temperature."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...formats import PlanError
+from ..text.tokenizer import Tokenizer
 
 _TOP_P_CANDIDATES = 256  # tokens that top_p sorts at first: nearly always enough
+
+# setting -> (lowest, highest value)
+RANGES: dict[str, tuple[float, float]] = {
+    "temp": (0, math.inf),
+    "dynatemp_range": (0, math.inf),
+    "dynatemp_exponent": (0, math.inf),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-math.inf, math.inf),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "repeat_penalty": (0, math.inf),
+    "presence_penalty": (-math.inf, math.inf),
+    "frequency_penalty": (-math.inf, math.inf),
+    "repeat_last_n": (-1, math.inf),
+    "seed": (0, math.inf),
+}
+_POSITIVE = ("top_p", "typical_p", "repeat_penalty")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; names, defaults and order are llama.cpp's: penalties, top_k, top_p, min_p, temperature.
+    """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, top_n_sigma, top_k, typical_p,
+    top_p, min_p, XTC, temperature.
 
     temp               divides the logits; 0: always the most probable token
+    dynatemp_range     the temperature follows the entropy of the candidates, from temp - this to temp + this; 0: off
+    dynatemp_exponent  of the entropy, relative to the largest possible, in that
     top_k              keep the k most probable tokens; 0: all
     top_p              keep the most probable tokens that together have this probability; 1: all
     min_p              keep tokens at least this fraction as probable as the most probable one; 0: all
+    typical_p          keep the tokens whose surprise is nearest to the entropy and that together have this probability (locally
+                       typical sampling, arXiv:2202.00666); 1: all
+    top_n_sigma        keep tokens whose logit is within this many standard deviations of the largest one (arXiv:2411.07641);
+                       0 or less: all
+    xtc_probability    how often the tokens above xtc_threshold are excluded but for the least probable of them (exclude top
+                       choices); 0: never
+    xtc_threshold      probability from which on a token counts for that
     repeat_penalty     positive logits of tokens among the last repeat_last_n are divided by this, negative multiplied; 1: off
     presence_penalty   is subtracted from the logits of these tokens; 0: off
     frequency_penalty  is subtracted from them once for each occurrence among the last repeat_last_n; 0: off
     repeat_last_n      tokens that the penalties consider, those of the prompt too; -1: all
+    logit_bias         token id -> what is added to its logit; -inf: the token is never sampled
     seed               the same seed, prompt and settings give the same text; None: a random seed
     """
 
     temp: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
     def __post_init__(self) -> None:
         """Raises PlanError for a value outside its range."""
-        checks = {
-            "temp": self.temp >= 0,
-            "top_k": self.top_k >= 0,
-            "top_p": 0 < self.top_p <= 1,
-            "min_p": 0 <= self.min_p <= 1,
-            "repeat_penalty": self.repeat_penalty > 0,
-            "presence_penalty": math.isfinite(self.presence_penalty),
-            "frequency_penalty": math.isfinite(self.frequency_penalty),
-            "repeat_last_n": self.repeat_last_n >= -1,
-            "seed": self.seed is None or self.seed >= 0,
-        }
-        for name, valid in checks.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if not valid or value == math.inf:
+            if value is None:
+                valid = name == "seed"
+            else:
+                valid = low <= value <= high and math.isfinite(value) and not (value == 0 and name in _POSITIVE)
+            if not valid:
                 raise PlanError(f"sampling cannot work with {name} = {value}")
+        for token, bias in self.logit_bias.items():
+            if not bias < math.inf:
+                raise PlanError(f"sampling cannot work with logit_bias = {bias} for token {token}")
+
+
+def token_biases(tokenizer: Tokenizer, biases: Mapping[int | str, float]) -> dict[int, float]:
+    """`Sampling.logit_bias` of biases for token ids or texts; that of a text is given to each of its tokens.
+
+    Raises PlanError for ids that the vocabulary does not have.
+    """
+    result: dict[int, float] = {}
+    for key, bias in biases.items():
+        for token in tokenizer.encode(key, add_special=False, parse_special=True) if isinstance(key, str) else [key]:
+            if not 0 <= token < tokenizer.n_vocab:
+                raise PlanError(f"logit_bias: there is no token {token}; ids go from 0 to {tokenizer.n_vocab - 1}")
+            result[token] = bias
+    return result
+
+
+# A filter gets the settings, weights of candidates (float64 [n], descending), what these have to be divided by to be
+# probabilities (their sum, and the weights of tokens that are missing because a later filter drops them), and a source of
+# random numbers. It returns which candidates stay: bool [n].
+_Filter = Callable[[Sampling, np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+def _typical_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
+    p = weights / total
+    surprise = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+    order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
+    kept = np.zeros(len(p), bool)
+    kept[order] = np.cumsum(p[order]) - p[order] < s.typical_p
+    return kept
+
+
+def _top_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
+    return np.cumsum(weights) - weights < s.top_p * total
+
+
+def _min_p(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
+    return weights >= s.min_p * weights[0]
+
+
+def _exclude_top_choices(s: Sampling, weights: np.ndarray, total: float, random: np.random.Generator) -> np.ndarray:
+    kept = np.ones(len(weights), bool)
+    n_above = np.count_nonzero(weights >= s.xtc_threshold * total)
+    if n_above > 1 and random.random() < s.xtc_probability:
+        kept[: n_above - 1] = False
+    return kept
+
+
+# (setting, value that turns the filter off, filter), in their order
+_FILTERS: tuple[tuple[str, float, _Filter], ...] = (
+    ("typical_p", 1, _typical_p),
+    ("top_p", 1, _top_p),
+    ("min_p", 0, _min_p),
+    ("xtc_probability", 0, _exclude_top_choices),
+)
+_NOT_PREFIXES = {_typical_p, _exclude_top_choices}  # what these keep need not include the most probable token
 
 
 class Sampler:
@@ -63,16 +153,29 @@ class Sampler:
     def __init__(self, settings: Sampling):
         self.settings = settings
         self._random = np.random.default_rng(settings.seed)
+        self._filters = [apply for name, off, apply in _FILTERS if getattr(settings, name) != off]
+        self._biased = np.array(list(settings.logit_bias), np.int64)
+        self._biases = np.array(list(settings.logit_bias.values()), np.float64)
 
     def sample(self, logits: np.ndarray, past: Sequence[int]) -> int:
-        """Samples a token id. logits: float32 [n_vocab], not changed; past: all tokens so far, for the penalties."""
+        """Samples a token id. logits: float32 [n_vocab], not changed, -inf for tokens that are excluded; past: all tokens so
+        far, for the penalties. Raises PlanError if every token is excluded."""
         logits = logits.astype(np.float64)
+        s = self.settings
+        logits[self._biased] += self._biases
         self._penalise(logits, past)
-        if self.settings.temp == 0:
+        if logits.max() == -math.inf:
+            raise PlanError("logit_bias and grammar exclude every token")
+        if s.temp == 0 and not s.dynatemp_range and not _NOT_PREFIXES.intersection(self._filters):
             return int(logits.argmax())
         candidates = self._candidates(logits)
+        candidates = candidates[logits[candidates] > -math.inf]
         remaining = logits[candidates]
-        cumulative = np.cumsum(np.exp((remaining - remaining.max()) / self.settings.temp))
+        remaining = remaining - remaining.max()
+        temp = self._temperature(remaining)
+        if temp == 0:
+            return int(candidates[remaining.argmax()])
+        cumulative = np.cumsum(np.exp(remaining / temp))
         index = np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right")
         return int(candidates[min(index, len(candidates) - 1)])
 
@@ -86,33 +189,52 @@ class Sampler:
         values = np.where(values > 0, values / s.repeat_penalty, values * s.repeat_penalty)
         logits[recent] = values - counts * s.frequency_penalty - s.presence_penalty
 
-    def _candidates(self, logits: np.ndarray) -> np.ndarray:
-        """Ids that top_k, top_p and min_p keep, by descending logit; if all are off, every id in ascending order.
+    def _temperature(self, logits: np.ndarray) -> float:
+        """The temperature for these candidates."""
+        s = self.settings
+        if not s.dynatemp_range or len(logits) < 2:
+            return s.temp
+        p = np.exp(logits)
+        p /= p.sum()
+        entropy = -(p * np.log(np.maximum(p, np.finfo(np.float64).tiny))).sum() / math.log(len(p))
+        lowest = max(0.0, s.temp - s.dynatemp_range)
+        return lowest + (s.temp + s.dynatemp_range - lowest) * float(entropy) ** s.dynatemp_exponent
 
-        Only a part of the vocabulary is sorted. Each filter keeps a prefix of the sorted vocabulary, so min_p may be applied
-        before top_p, as long as the probabilities of top_p are relative to the sum over all tokens that top_k kept.
+    def _candidates(self, logits: np.ndarray) -> np.ndarray:
+        """Ids that all filters keep, by descending logit; if all are off, every id in ascending order."""
+        ids, weights, total = self._pool(logits)
+        for apply in self._filters:
+            kept = apply(self.settings, weights, total, self._random)
+            ids, weights = ids[kept], weights[kept]
+            total = weights.sum()
+        return ids
+
+    def _pool(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """(ids of candidates by descending logit, their weights: probabilities times a factor, the sum of the weights of all
+        tokens that top_n_sigma and top_k keep).
+
+        Only a part of the vocabulary is sorted: without top_n_sigma and top_k, the part that min_p or top_p will keep. That of
+        min_p is a prefix of the sorted vocabulary, and so it may be left out of what top_p sees.
         """
         s, peak = self.settings, logits.max()
-        if 0 < s.top_k < len(logits):
-            ids = most_probable(logits, s.top_k)
-            total = np.exp(logits[ids] - peak).sum()
-            if s.min_p > 0:
-                ids = ids[logits[ids] >= peak + math.log(s.min_p)]
+        every = np.exp(logits - peak)
+        if not self._filters and s.top_n_sigma <= 0 and not 0 < s.top_k < len(logits):
+            return np.arange(len(logits)), every, 1.0
+        if s.top_n_sigma > 0 or 0 < s.top_k < len(logits):
+            least = peak - s.top_n_sigma * logits[logits > -math.inf].std() if s.top_n_sigma > 0 else -math.inf
+            ids = most_probable(logits, s.top_k) if s.top_k else _sorted(logits, np.flatnonzero(logits >= least))
+            ids = ids[logits[ids] >= least]
+            return ids, every[ids], every[ids].sum()
+        if _NOT_PREFIXES.intersection(self._filters):
+            ids = most_probable(logits, 0)
         elif s.min_p > 0:
-            total = np.exp(logits - peak).sum() if s.top_p < 1 else 1.0
-            ids = _sorted(logits, np.flatnonzero(logits >= peak + math.log(s.min_p)))
-        elif s.top_p < 1:
-            total, k = np.exp(logits - peak).sum(), _TOP_P_CANDIDATES
-            ids = most_probable(logits, k)
-            while len(ids) < len(logits) and np.exp(logits[ids] - peak).sum() < s.top_p * total:
+            ids = _sorted(logits, np.flatnonzero(every >= s.min_p))
+        else:
+            k, ids = _TOP_P_CANDIDATES, most_probable(logits, _TOP_P_CANDIDATES)
+            while len(ids) < len(logits) and every[ids].sum() < s.top_p * every.sum():
                 k *= 8
                 ids = most_probable(logits, k)
-        else:
-            return np.arange(len(logits))
-        if s.top_p < 1:
-            probability = np.exp(logits[ids] - peak)
-            ids = ids[np.cumsum(probability) - probability < s.top_p * total]
-        return ids
+        return ids, every[ids], every.sum()
 
 
 def most_probable(logits: np.ndarray, k: int) -> np.ndarray:

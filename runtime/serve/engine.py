@@ -10,12 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
-from ..evaluate.clock import seconds_without_compilation
+from ...simd.compile_time import seconds_without_compilation
 from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
 from ..generation.sampling import SampledToken
 from ..model import Model, Session
@@ -34,33 +35,57 @@ class TextEvent:
 
 
 @dataclass(frozen=True)
+class PromptEvent:
+    """The probabilities of the tokens of a prompt from the second one on, for a task with the option score_prompt."""
+
+    scores: list[SampledToken]
+
+
+@dataclass(frozen=True)
 class EndEvent:
-    """The end of an answer. reason: that of the `Generation`; error: the exception that ended it, or None."""
+    """The end of an answer.
+
+    reason  that of the `Generation`, as its stop_text; ending: its token
+    error   the exception that ended it, or None
+    """
 
     reason: str = ""
     sampled: list[SampledToken] = field(default_factory=list)
+    ending: SampledToken | None = None
     timings: Timings = field(default_factory=Timings)
     error: Exception | None = None
+    stop_text: str = ""
+
+
+Event = TextEvent | PromptEvent | EndEvent
 
 
 @dataclass(eq=False)
 class Task:
-    """A prompt to be continued.
+    """A prompt to be continued. Several tasks may have the same list as their prompt: it is then read once.
 
     options   keyword arguments of `generate`
-    notify    called by the engine's thread with each TextEvent, then with the EndEvent
+    notify    called by the engine's thread with the PromptEvent if there is one, each TextEvent, and the EndEvent
     reported  the engine calls its `on_end` for this task
     """
 
     prompt: list[int]
     options: dict[str, Any]
-    notify: Callable[[TextEvent | EndEvent], None]
+    notify: Callable[[Event], None]
     reported: bool = True
     cancelled: bool = False
 
     def cancel(self) -> None:
         """Ends the task after the pass under way, or before it has started. May be called from any thread."""
         self.cancelled = True
+
+
+@dataclass(eq=False)
+class _Request:
+    """Tasks that were submitted together. turn: the engine's count of started tasks when one of them was last started, or when
+    they came."""
+
+    turn: int
 
 
 @dataclass(eq=False)
@@ -77,6 +102,7 @@ class _RunningTask:
 
     start      `seconds_without_compilation()` from which on time counts for its next pass
     n_reported number of elements of `generation.sampled` that were sent in events
+    is_scored  the PromptEvent was sent, or is not wanted
     """
 
     task: Task
@@ -84,39 +110,84 @@ class _RunningTask:
     generation: Generation
     start: float
     n_reported: int = 0
+    is_scored: bool = False
+
+
+@dataclass(eq=False)
+class _Computation:
+    """Steps of work with the model, the results of those that were done, and the Future of all."""
+
+    steps: Iterator[Any]
+    done: Future[list[Any]] = field(default_factory=Future)
+    results: list[Any] = field(default_factory=list)
 
 
 class Engine:
     """Generates on a thread of its own, one pass for all running tasks at a time."""
 
     def __init__(self, model: Model, max_queue: int = 16, on_end: Callable[[EndEvent], None] | None = None):
-        """max_queue: tasks that may wait besides the settings.parallel running ones; on_end: called at the end of each task."""
+        """max_queue: requests that may wait besides the settings.parallel running ones; on_end: called at the end of each
+        task. `totals` are the timings of all tasks that have ended."""
         self.model, self.max_queue, self._on_end = model, max_queue, on_end
         self.n_slots = model.settings.parallel
-        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lock, self._open, self._task_ids = threading.Lock(), True, set[int]()
+        self._queue: queue.SimpleQueue[Task | _Computation | None] = queue.SimpleQueue()
+        self._lock, self._open, self._requests = threading.Lock(), True, dict[Task, _Request]()
         # Used by the engine's thread only:
         self._waiting: deque[Task] = deque()
         self._running: list[_RunningTask] = []
         self._slots: list[_Slot] = []
         self._n_started = 0
+        self._computations: deque[_Computation] = deque()
+        self._n_computations = 0  # with those in the queue; under the lock
+        self.totals = Timings()
         self._thread = threading.Thread(target=self._run, name="ggufmill-engine", daemon=True)
         self._thread.start()
+
+    def use_slot(self, number: int, use: Callable[[Session], Any]) -> Iterator[Any]:
+        """A computation (see `compute`): what a function makes of the session of slot `number`. Raises Busy while a task runs
+        in it."""
+        while len(self._slots) <= number:
+            self._slots.append(_Slot(self.model.session()))
+        slot = self._slots[number]
+        if any(running.slot is slot for running in self._running):
+            raise Busy(f"slot {number} is working on a request; try again later")
+        yield use(slot.session)
+
+    def slots(self) -> list[tuple[int, bool]]:
+        """Of each slot the number of tokens that its session holds, and whether a task runs in it."""
+        in_use = [running.slot for running in list(self._running)]
+        slots = [(len(slot.session.tokens), slot in in_use) for slot in list(self._slots)]
+        return slots + [(0, False)] * (self.n_slots - len(slots))
 
     @property
     def n_tasks(self) -> int:
         """Number of tasks that run or wait."""
-        return len(self._task_ids)
+        return len(self._requests)
 
-    def submit(self, task: Task) -> None:
-        """Queues a task. Raises Busy if too many wait already, or after `close`."""
+    def submit(self, *tasks: Task) -> None:
+        """Queues the tasks of a request. Raises Busy if too many requests wait already, or after `close`."""
         with self._lock:
             if not self._open:
                 raise Busy("the server is shutting down")
-            if len(self._task_ids) >= self.n_slots + self.max_queue:
-                raise Busy(f"{len(self._task_ids)} requests are being worked on or wait already; try again later")
-            self._task_ids.add(id(task))
-        self._queue.put(task)
+            n_requests = len(set(self._requests.values()))
+            if n_requests >= self.n_slots + self.max_queue:
+                raise Busy(f"{n_requests} requests are being worked on or wait already; try again later")
+            self._requests |= dict.fromkeys(tasks, _Request(self._n_started))
+        for task in tasks:
+            self._queue.put(task)
+
+    def compute(self, steps: Iterator[Any]) -> Future[list[Any]]:
+        """The results of steps of work with the model, which the engine's thread does, one between two passes. Raises Busy as
+        `submit`; the Future has the exception of a step."""
+        computation = _Computation(steps)
+        with self._lock:
+            if not self._open:
+                raise Busy("the server is shutting down")
+            if self._n_computations >= self.n_slots + self.max_queue:
+                raise Busy(f"{self._n_computations} requests wait already; try again later")
+            self._n_computations += 1
+        self._queue.put(computation)
+        return computation.done
 
     def warm_up(self) -> None:
         """Queues a short prompt, so that kernels are compiled and weights in memory before the first request. Does not wait."""
@@ -137,57 +208,96 @@ class Engine:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        while self._open or self._task_ids:
-            self._receive_tasks(block=not self._running and not self._waiting)
+        while self._open or self._requests or self._n_computations:
+            self._receive_tasks(block=self._open and not self._running and not self._waiting and not self._computations)
             for running in [r for r in self._running if r.task.cancelled or not self._open]:
                 self._send_events(running, running.generation.finish_cancelled())
-            while self._waiting and len(self._running) < self.n_slots:
-                self._start(self._waiting.popleft())
+            while len(self._running) < self.n_slots and (task := self._next_task()) is not None:
+                self._waiting.remove(task)
+                self._start(task)
             self._step()
+            self._compute()
+
+    def _compute(self) -> None:
+        """One step of one computation."""
+        if not self._computations:
+            return
+        computation = self._computations.popleft()
+        try:
+            if not self._open:
+                raise Busy("the server is shutting down")
+            computation.results.append(next(computation.steps))
+            self._computations.append(computation)
+            return
+        except StopIteration:
+            computation.done.set_result(computation.results)
+        except Exception as error:
+            computation.done.set_exception(error)
+        with self._lock:
+            self._n_computations -= 1
 
     def _receive_tasks(self, block: bool) -> None:
         """Moves tasks from the queue to `_waiting` and ends the cancelled ones. block: wait until there is at least one."""
         while block or not self._queue.empty():
             task, block = self._queue.get(), False
-            if task is not None:
+            if isinstance(task, _Computation):
+                self._computations.append(task)
+            elif task is not None:
                 self._waiting.append(task)
-        for task in [task for task in self._waiting if task.cancelled or not self._open]:
-            self._waiting.remove(task)
+        ended = {task for task in self._waiting if task.cancelled or not self._open}
+        if ended:
+            self._waiting = deque(task for task in self._waiting if task not in ended)
+        for task in ended:
             self._end(task, EndEvent("cancelled"))
 
+    def _next_task(self) -> Task | None:
+        """The waiting task whose request has had its turn longest ago; None if there is none. Tasks with a prompt that is being
+        read wait for it."""
+        reading = {id(running.task.prompt) for running in self._running if running.generation.is_reading}
+        ready = (task for task in self._waiting if id(task.prompt) not in reading)
+        return min(ready, key=lambda task: self._requests[task].turn, default=None)
+
     def _start(self, task: Task) -> None:
-        start, slot = seconds_without_compilation(), self._slot_for(task.prompt)
+        start = seconds_without_compilation()
+        self._n_started += 1
+        self._requests[task].turn = self._n_started
         try:
+            slot = self._slot_for(task)
             generation = generate(self.model, task.prompt, session=slot.session, **task.options)
         except Exception as error:
             self._end(task, EndEvent(error=error))
             return
-        self._running.append(_RunningTask(task, slot, generation, start))
+        self._running.append(_RunningTask(task, slot, generation, start, is_scored=not generation.score_prompt))
 
-    def _slot_for(self, prompt: list[int]) -> _Slot:
+    def _slot_for(self, task: Task) -> _Slot:
         """The free slot whose session has most of the prompt, of equals the one least recently used; a new slot if no session
-        has more than one of its tokens and there are less than n_slots."""
+        has more than one of its tokens and there are less than n_slots. If a running task's session has more of the prompt than
+        any that is free, the slot gets a copy of that. Prompts that are scored are read anew."""
+        prompt = [] if task.options.get("score_prompt") else task.prompt
+        cached = {slot: slot.session.resumable(common_prefix(slot.session.tokens, prompt)) for slot in self._slots}
         in_use = [running.slot for running in self._running]
         free = [slot for slot in self._slots if slot not in in_use]
-
-        def n_cached(session: Session) -> int:
-            return session.resumable(common_prefix(session.tokens, prompt))
-
-        best = max(free, key=lambda s: (n_cached(s.session), -s.last_used), default=None)
-        if best is None or (len(self._slots) < self.n_slots and n_cached(best.session) < 2):
-            best = _Slot(self.model.session())
-            self._slots.append(best)
-        self._n_started += 1
-        best.last_used = self._n_started
-        return best
+        slot = max(free, key=lambda each: (cached[each], -each.last_used), default=None)
+        source = max(in_use, key=lambda each: cached[each], default=None)
+        n_cached = max(cached[slot] if slot is not None else 0, 1)
+        is_copied = source is not None and cached[source] > n_cached
+        if slot is None or (len(self._slots) < self.n_slots and (is_copied or n_cached < 2)):
+            slot = _Slot(self.model.session())
+            self._slots.append(slot)
+        elif is_copied:
+            slot = min(free, key=lambda each: each.last_used)
+        if source is not None and is_copied:
+            slot.session = source.session.fork(cached[source])
+        slot.last_used = self._n_started
+        return slot
 
     def _step(self) -> None:
         """One token for each task that has read its prompt, and a part of one prompt."""
-        pending = [(running, len(running.generation.pending_tokens)) for running in self._running]
+        tasks = list(self._running)
         batch: list[_RunningTask] = []
         size, limit = 0, self.model.decode_batch  # up to this size a batch gives each sequence the same logits as alone
-        for running, count in [(each, n) for each, n in pending if n == each.generation.n_logits]:
-            count += running.slot.session.uncomputed
+        for running in [each for each in tasks if not each.generation.is_reading]:
+            count = len(running.generation.pending_tokens) + running.slot.session.uncomputed
             if batch and size + count > limit:
                 self._feed(batch)
                 batch, size = [], 0
@@ -195,7 +305,7 @@ class Engine:
             size += count
         if batch:
             self._feed(batch)
-        reading = next((each for each, n in pending if n > each.generation.n_logits), None)
+        reading = next((each for each in tasks if each.generation.is_reading), None)
         if reading is not None:
             self._running.remove(reading)
             self._running.append(reading)  # the next part is that of another prompt
@@ -224,6 +334,9 @@ class Engine:
     def _send_events(self, running: _RunningTask, text: str) -> None:
         """Sends new text, if there is any, and the end of the task if its generation has ended."""
         generation, sampled = running.generation, []
+        if not running.is_scored and len(running.slot.session.tokens) >= len(generation.prompt):
+            running.is_scored = True
+            _notify(running.task, PromptEvent(generation.prompt_scores))
         if text or not generation.pending_tokens:
             sampled = generation.sampled[running.n_reported :]
             running.n_reported += len(sampled)
@@ -232,7 +345,10 @@ class Engine:
             sampled = []
         if not generation.pending_tokens:
             self._running.remove(running)
-            self._end(running.task, EndEvent(generation.reason, sampled, generation.timings))
+            self._end(
+                running.task,
+                EndEvent(generation.reason, sampled, generation.ending, generation.timings, None, generation.stop_text),
+            )
 
     def _fail(self, running: _RunningTask, error: Exception) -> None:
         self._running.remove(running)
@@ -241,13 +357,15 @@ class Engine:
 
     def _end(self, task: Task, end: EndEvent) -> None:
         with self._lock:
-            self._task_ids.discard(id(task))
+            del self._requests[task]
+            for name, value in vars(end.timings).items():
+                setattr(self.totals, name, getattr(self.totals, name) + value)
         _notify(task, end)
         if self._on_end is not None and task.reported:
             self._on_end(end)
 
 
-def _notify(task: Task, event: TextEvent | EndEvent) -> None:
+def _notify(task: Task, event: Event) -> None:
     """Calls the task's listener; one that has gone (its event loop is closed) cancels the task and does not end the engine."""
     try:
         task.notify(event)
@@ -255,9 +373,9 @@ def _notify(task: Task, event: TextEvent | EndEvent) -> None:
         task.cancel()
 
 
-def check_prompt_length(model: Model, prompt: list[int]) -> None:
-    """Raises PlanError for a prompt that is empty or leaves no token of the context for an answer."""
+def check_prompt_length(model: Model, prompt: list[int], n_answer: int = 1) -> None:
+    """Raises PlanError for a prompt that is empty or leaves less than n_answer tokens of the context for an answer."""
     if not prompt:
         raise PlanError("the prompt is empty, and the model has no token to begin a text with")
-    if len(prompt) >= model.n_ctx:
+    if len(prompt) + n_answer > model.n_ctx:
         raise PlanError(f"the prompt has {len(prompt)} tokens, and the context holds {model.n_ctx} with the answer")

@@ -80,7 +80,7 @@ def serve(
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         server = _Server(config, engine)
-        if warm_up:
+        if warm_up and model.graph.is_causal:
             engine.warm_up()
         if on_ready is not None:
             on_ready(browser_url(host, listener.getsockname()[1]))
@@ -118,7 +118,19 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def browser_url(host: str, port: int) -> str:
-    """The URL with which a browser on this machine reaches the server."""
+    """The URL with which a browser reaches the server: from other machines too, if it listens on all addresses."""
     name = host.strip("[]")
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)
+    if name in ("0.0.0.0", "::"):
+        name = _own_address(socket.AF_INET if name == "0.0.0.0" else socket.AF_INET6)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _own_address(family: socket.AddressFamily) -> str:
+    """The address from which this machine reaches others; the loopback address where it reaches none."""
+    elsewhere, loopback = ("192.0.2.1", "127.0.0.1") if family == socket.AF_INET else ("2001:db8::1", "::1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))  # finds a route, and sends nothing
+            return probe.getsockname()[0].partition("%")[0]
+    except OSError:
+        return loopback

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...formats import PlanError
 from ..text.chat import ChatTemplate
-from .requests import JsonObject
+from .checks import JsonObject
 
 
 class _CallForm(NamedTuple):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 
 from ..generation.generate import Timings
 from ..generation.sampling import SampledToken
 from ..text.tokenizer import Tokenizer
-from .engine import EndEvent
-from .requests import JsonObject
+from .checks import JsonObject
+from .engine import EndEvent, Event, PromptEvent, TextEvent
 from .stream_parser import StreamParser
 
 # reason of a Generation -> finish_reason
@@ -44,72 +46,223 @@ def usage_object(timings: Timings) -> JsonObject:
     }
 
 
-class ReplyBuilder:
-    """Builds the objects of one answer, which share an id: either one object or the chunks of a stream."""
+def total_timings(timings: Sequence[Timings], n_prompts: int) -> Timings:
+    """The sum over the answers to some prompts, the same number to each; a prompt counts as its first answer read it."""
+    total = Timings(**{each.name: sum(getattr(t, each.name) for t in timings) for each in fields(Timings)})
+    first = timings[:: len(timings) // n_prompts]
+    total.prompt_tokens, total.cached_tokens = sum(t.prompt_tokens for t in first), sum(t.cached_tokens for t in first)
+    return total
 
-    def __init__(self, tokenizer: Tokenizer, model: str, chat: bool, logprobs: bool, parser: StreamParser | None = None):
-        """chat: /v1/chat/completions, else /v1/completions; parser: separates reasoning and tool calls from the content."""
-        self._tokenizer, self._chat, self._logprobs = tokenizer, chat, logprobs
-        self._parser = parser or StreamParser()
-        self._unsent: list[SampledToken] = []
-        self._text_offset = 0
+
+@dataclass
+class Answer:
+    """What a task has generated so far. prompt_scores: of the tokens of its prompt, if they were asked for."""
+
+    pieces: list[str] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
+    prompt_scores: list[SampledToken] = field(default_factory=list)
+    end: EndEvent = field(default_factory=EndEvent)
+
+    def add(self, event: Event) -> None:
+        """Takes the next event of the task."""
+        if isinstance(event, PromptEvent):
+            self.prompt_scores = event.scores
+            return
+        self.sampled += event.sampled
+        if isinstance(event, TextEvent):
+            self.pieces.append(event.text)
+        else:
+            self.end = event
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of all tokens, that which ended the answer included."""
+        tokens = [*self.sampled, *filter(None, [self.end.ending])]
+        return sum(each.logprob for each in tokens) / len(tokens) if tokens else -math.inf
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of a request. text: what is returned of it with `echo`; begins_with_bos: and that is not part of the text."""
+
+    ids: list[int]
+    text: str = ""
+    begins_with_bos: bool = False
+
+
+class _Choice:
+    """One of the choices of a reply, as it is generated."""
+
+    def __init__(self, index: int, prompt: Prompt, parser: StreamParser):
+        self.index, self.prompt, self.parser = index, prompt, parser
+        self.unsent: list[SampledToken] = []
+        self.text_offset = 0
+
+
+class ReplyBuilder:
+    """Builds the objects of one reply, which share an id: either one object or the chunks of a stream."""
+
+    last_line = b"data: [DONE]\n\n"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model: str,
+        prompts: Sequence[Prompt],
+        parser: StreamParser | None = None,
+        *,
+        n: int = 1,
+        logprobs: bool = False,
+        echo: bool = False,
+    ):
+        """parser: of a chat, separates reasoning and tool calls from the content; None: a completion. n: choices per prompt."""
+        self._tokenizer, self._chat, self._logprobs, self._echo = tokenizer, parser is not None, logprobs, echo
+        self._prompts, self._n = prompts, n
+        plain = StreamParser()
+        self._choices = [_Choice(i, prompts[i // n], (parser or plain).fresh()) for i in range(n * len(prompts))]
         self._common_fields = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex[:24]}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex[:24]}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": "ggufmill",
         }
 
-    def complete(self, text: str, sampled: Sequence[SampledToken], end: EndEvent) -> JsonObject:
-        """The whole answer as one object."""
-        deltas = self._parser.feed(text) + self._parser.finish()
-        answer: JsonObject = {"message": _merge_deltas(deltas)} if self._chat else {"text": text}
-        reply = self._object("chat.completion" if self._chat else "text_completion", answer, sampled, end)
-        return reply | {"usage": usage_object(end.timings), "timings": timings_object(end.timings)}
+    def complete(self, answers: Sequence[Answer]) -> JsonObject:
+        """The whole reply as one object. answers: the same number to each prompt; if more than n, the most probable ones are
+        returned."""
+        per_prompt, choices = len(answers) // len(self._prompts), []
+        for choice in self._choices:
+            first = choice.index // self._n * per_prompt
+            group = answers[first : first + per_prompt]
+            if per_prompt > self._n:
+                group = sorted(group, key=lambda answer: -answer.mean_logprob)
+            choices.append(self._complete_choice(choice, group[choice.index % self._n], answers[first].prompt_scores))
+        timings = total_timings([answer.end.timings for answer in answers], len(self._prompts))
+        kind = "chat.completion" if self._chat else "text_completion"
+        counts = {"usage": usage_object(timings), "timings": timings_object(timings)}
+        return {**self._common_fields, "object": kind, "choices": choices, **counts}
 
-    def first_chunk(self) -> JsonObject | None:
-        """The chunk that begins a stream; None for /v1/completions, which has no such chunk."""
-        return self._chunk({"role": "assistant", "content": ""}, ()) if self._chat else None
+    def _complete_choice(self, choice: _Choice, answer: Answer, prompt_scores: Sequence[SampledToken]) -> JsonObject:
+        if self._chat:
+            deltas = choice.parser.feed(answer.text) + choice.parser.finish()
+            return self._choice(choice, {"message": _merge_deltas(deltas)}, answer.sampled, answer.end)
+        if not self._echo:
+            return self._choice(choice, {"text": answer.text}, answer.sampled, answer.end)
+        echoed = self._echoed_choice(choice, prompt_scores)
+        generated = self._choice(choice, {"text": answer.text}, answer.sampled, answer.end)
+        logprobs = generated["logprobs"]
+        if logprobs is not None:
+            logprobs = {key: [*echoed["logprobs"][key], *values] for key, values in logprobs.items()}
+        return {**generated, "text": echoed["text"] + generated["text"], "logprobs": logprobs}
 
-    def text_chunks(self, text: str, sampled: Sequence[SampledToken]) -> list[JsonObject]:
-        """The chunks for a piece of text; none while it may be part of a tag."""
-        self._unsent += sampled
-        return self._chunks(self._parser.feed(text))
+    def first_chunks(self) -> list[JsonObject]:
+        """The chunks that begin a stream: the role of each message, or the prompts that are echoed."""
+        if self._chat:
+            first = {"delta": {"role": "assistant", "content": ""}}
+            return [self._chunk(self._choice(choice, first)) for choice in self._choices]
+        if self._echo and not self._logprobs:
+            return [self._chunk(self._echoed_choice(choice)) for choice in self._choices]
+        return []
 
-    def last_chunks(self, end: EndEvent) -> list[JsonObject]:
-        """The chunks for the rest of the text, and the one with the finish_reason."""
-        chunks = self._chunks(self._parser.finish())
-        last = self._chunk({}, [*self._unsent, *end.sampled], end) | {"timings": timings_object(end.timings)}
-        return [*chunks, last]
+    def chunks(self, index: int, event: Event) -> list[JsonObject]:
+        """The chunks for an event of choice `index`; none while its text may be part of a tag."""
+        choice = self._choices[index]
+        if isinstance(event, PromptEvent):
+            first = index // self._n * self._n
+            return [self._chunk(self._echoed_choice(c, event.scores)) for c in self._choices[first : first + self._n]]
+        choice.unsent += event.sampled
+        if isinstance(event, TextEvent):
+            return self._delta_chunks(choice, choice.parser.feed(event.text))
+        chunks = self._delta_chunks(choice, choice.parser.finish())
+        last = {"delta": {}} if self._chat else {"text": ""}
+        chunk = self._chunk(self._choice(choice, last, choice.unsent, event))
+        return [*chunks, chunk | {"timings": timings_object(event.timings)}]
 
-    def usage_chunk(self, end: EndEvent) -> JsonObject:
-        """The chunk after the last one, for clients that set stream_options.include_usage."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        counts = {"usage": usage_object(end.timings), "timings": timings_object(end.timings)}
-        return {**self._common_fields, "object": kind, "choices": [], **counts}
+    def usage_chunk(self, ends: Sequence[EndEvent]) -> JsonObject:
+        """The chunk after the last one, for clients that set stream_options.include_usage. ends: of all choices."""
+        timings = total_timings([end.timings for end in ends], len(self._prompts))
+        counts = {"usage": usage_object(timings), "timings": timings_object(timings)}
+        return {**self._chunk(None), **counts}
 
-    def _chunks(self, deltas: Sequence[JsonObject]) -> list[JsonObject]:
+    def _delta_chunks(self, choice: _Choice, deltas: Sequence[JsonObject]) -> list[JsonObject]:
         """A chunk for each delta; the first one has the log probabilities of all tokens so far."""
         chunks = []
         for delta in deltas:
-            chunks.append(self._chunk(delta, self._unsent))
-            self._unsent = []
+            answer = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+            chunks.append(self._chunk(self._choice(choice, answer, choice.unsent)))
+            choice.unsent = []
         return chunks
 
-    def _chunk(self, delta: JsonObject, sampled: Sequence[SampledToken], end: EndEvent | None = None) -> JsonObject:
-        if self._chat:
-            return self._object("chat.completion.chunk", {"delta": delta}, sampled, end)
-        return self._object("text_completion", {"text": delta.get("content", "")}, sampled, end)
+    def _chunk(self, choice: JsonObject | None) -> JsonObject:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._common_fields, "object": kind, "choices": [] if choice is None else [choice]}
 
-    def _object(self, kind: str, answer: JsonObject, sampled: Sequence[SampledToken], end: EndEvent | None) -> JsonObject:
+    def _choice(
+        self, choice: _Choice, answer: JsonObject, sampled: Sequence[SampledToken] = (), end: EndEvent | None = None
+    ) -> JsonObject:
+        """An entry of `choices`."""
         logprobs = None
+        if self._echo and end is not None and end.ending is not None:  # every token that was sampled has an entry
+            sampled = [*sampled, end.ending]
         if self._logprobs and (sampled or end is not None):
-            logprobs = {"content": [self._logprob_entry(s) for s in sampled]} if self._chat else self._legacy_logprobs(sampled)
+            if self._chat:
+                logprobs = {"content": [self._logprob_entry(s) for s in sampled]}
+            else:
+                logprobs = self._token_lists([(s.token, s) for s in sampled], self._own_offsets(choice, sampled))
         finish_reason = _FINISH_REASONS[end.reason] if end is not None else None
-        if finish_reason == "stop" and self._parser.n_calls:
+        if finish_reason == "stop" and choice.parser.n_calls:
             finish_reason = "tool_calls"
-        choice = {"index": 0, **answer, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._common_fields, "object": kind, "choices": [choice]}
+        return {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _echoed_choice(self, choice: _Choice, scores: Sequence[SampledToken] = ()) -> JsonObject:
+        """An entry of `choices` with the prompt. scores: of its tokens from the second one on."""
+        prompt, logprobs = choice.prompt, None
+        if self._logprobs:
+            pairs = zip(prompt.ids, [None, *scores], strict=True)
+            logprobs = self._token_lists(pairs, self._prompt_offsets(prompt))
+        choice.text_offset = len(prompt.text)
+        return {"index": choice.index, "text": prompt.text, "logprobs": logprobs, "finish_reason": None}
+
+    def _prompt_offsets(self, prompt: Prompt) -> list[int]:
+        """Where the tokens of a prompt begin in its text."""
+        stream, offsets, length = self._tokenizer.stream(skip_special=False, begins_text=True), [], 0
+        for i, token in enumerate(prompt.ids):
+            offsets.append(min(length, len(prompt.text)))
+            if i or not prompt.begins_with_bos:
+                length += len(stream.feed(token))
+        return offsets
+
+    def _own_offsets(self, choice: _Choice, sampled: Sequence[SampledToken]) -> list[int]:
+        """Where generated tokens begin, counted in the characters of the tokens' own texts."""
+        offsets = []
+        for each in sampled:
+            offsets.append(choice.text_offset)
+            choice.text_offset += len(self._text(each.token))
+        return offsets
+
+    def _token_lists(self, tokens: Iterable[tuple[int, SampledToken | None]], offsets: list[int]) -> JsonObject:
+        """The log probabilities of /v1/completions; None of a token: it has none."""
+        pairs = list(tokens)
+        return {
+            "tokens": [self._text(token) for token, _ in pairs],
+            "token_logprobs": [None if scored is None else scored.logprob for _, scored in pairs],
+            "top_logprobs": [None if scored is None else self._top_object(scored) for _, scored in pairs],
+            "text_offset": offsets,
+        }
+
+    def _top_object(self, scored: SampledToken) -> JsonObject:
+        """The most probable tokens and the token itself; of tokens with the same text the most probable one."""
+        result: JsonObject = {}
+        for token, logprob in [*scored.top, (scored.token, scored.logprob)]:
+            result.setdefault(self._text(token), logprob)
+        return result
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.piece(token).decode("utf-8", "replace")
 
     def _logprob_entry(self, sampled: SampledToken) -> JsonObject:
         top = [self._token_object(token, logprob) for token, logprob in sampled.top]
@@ -118,16 +271,6 @@ class ReplyBuilder:
     def _token_object(self, token: int, logprob: float) -> JsonObject:
         piece = self._tokenizer.piece(token)
         return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
-
-    def _legacy_logprobs(self, sampled: Sequence[SampledToken]) -> JsonObject:
-        """The form of /v1/completions. text_offset counts the characters of the tokens' own texts."""
-        tokens = [self._tokenizer.piece(s.token).decode("utf-8", "replace") for s in sampled]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._text_offset)
-            self._text_offset += len(token)
-        top = [{self._tokenizer.piece(i).decode("utf-8", "replace"): p for i, p in s.top} for s in sampled]
-        return {"tokens": tokens, "token_logprobs": [s.logprob for s in sampled], "top_logprobs": top, "text_offset": offsets}
 
 
 def _merge_deltas(deltas: Sequence[JsonObject]) -> JsonObject:

@@ -2,145 +2,119 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-JsonObject = dict[str, Any]
-
-
-class RequestError(Exception):
-    """An error of OpenAI's API. param: the invalid field; code: an identifier for programs; status: of HTTP."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.message, self.param, self.code, self.status = message, param, code, status
-
-    def as_json(self) -> JsonObject:
-        """The error object."""
-        types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-        error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+from .checks import (
+    Check,
+    JsonObject,
+    RequestError,
+    flag,
+    invalid,
+    json_object,
+    logit_bias,
+    number,
+    seed,
+    stop_texts,
+    text,
+    token_limit,
+)
 
 
 @dataclass
 class CompletionRequest:
     """A checked request for a chat completion or a completion.
 
-    messages, prompt    one of the two; the other is None
+    messages, prompts   one of the two; the other is None
+    n, best_of          choices per prompt that are returned, and that are generated
+    echo                begin each choice with its prompt
+    suffix              text that follows what is generated; None: nothing does
     options             keyword arguments of `generate`: n_predict, stop, ignore_eos, n_probs and the fields of `Sampling`
+    grammar_fields      fields that say what form the answer has, not checked yet
     tools               functions that may be called, as the client declared them
+    must_call           the answer has to call functions; called_function: this one, '' any
+    parallel_calls      it may call several
     separate_reasoning  return reasoning as `reasoning_content`, not as part of the content
     variables           further variables of the chat template
     ignored             names of fields of the request that have no effect
     """
 
     messages: list[JsonObject] | None = None
-    prompt: str | list[int] | None = None
+    prompts: list[str | list[int]] | None = None
+    n: int = 1
+    best_of: int = 1
+    echo: bool = False
+    suffix: str | None = None
     stream: bool = False
     include_usage: bool = False
     options: JsonObject = field(default_factory=dict)
+    grammar_fields: JsonObject = field(default_factory=dict)
     tools: list[JsonObject] = field(default_factory=list)
+    must_call: bool = False
+    called_function: str = ""
+    parallel_calls: bool = True
     separate_reasoning: bool = True
     variables: JsonObject = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
 
 
-Check = Callable[[str, Any], Any]
-
-_MAX_STOP_LENGTH = 4096  # characters; each token of an answer is compared with the stop texts
-
-
-def _invalid(name: str, expected: str, value: Any) -> RequestError:
-    try:
-        text = json.dumps(value, default=str)
-    except RecursionError:  # nested almost as deep as the JSON decoder accepts
-        text = "that"
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return RequestError(f"{name} has to be {expected}, not {text}", param=name, code="invalid_value")
-
-
-def _number(low: float, high: float, integer: bool = False) -> Check:
-    expected = "an integer" if integer else "a number"
-
-    def check(name: str, value: Any) -> Any:
-        valid = isinstance(value, int) if integer else isinstance(value, int | float)
-        if not valid or isinstance(value, bool) or not low <= value <= high:
-            raise _invalid(name, f"{expected} from {low:g} to {high:g}", value)
-        return value
-
-    return check
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _invalid(name, "true or false", value)
-    return value
-
-
-def _object(name: str, value: Any) -> JsonObject:
-    if not isinstance(value, dict):
-        raise _invalid(name, "an object", value)
-    return value
-
-
-def _stop_texts(name: str, value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
-    valid = isinstance(texts, list) and len(texts) <= 16
-    if not valid or not all(isinstance(t, str) and 0 < len(t) <= _MAX_STOP_LENGTH for t in texts):
-        raise _invalid(name, f"a text or a list of up to 16 texts of at most {_MAX_STOP_LENGTH} characters", value)
-    return texts
-
-
-def _token_limit(name: str, value: Any) -> int:
-    if type(value) is not int or value != -1:
-        _number(1, 1 << 30, integer=True)(name, value)
-    return value
-
-
-def _seed(name: str, value: Any) -> int | None:
-    _number(-(1 << 63), (1 << 64) - 1, integer=True)(name, value)
-    return None if value == -1 else value % (1 << 64)
-
-
+MAX_CHOICES = 128  # of a request, those included that best_of drops
+_COUNT = number(1, MAX_CHOICES, integer=True)
+# field and option -> its range
+_SAMPLERS = {
+    "typical_p": (1e-6, 1),
+    "top_n_sigma": (-1, 1000),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "dynatemp_range": (0, 100),
+    "dynatemp_exponent": (0, 100),
+}
 # field -> (option of `generate`, check)
 _OPTIONS: dict[str, tuple[str, Check]] = {
-    "max_tokens": ("n_predict", _token_limit),
-    "max_completion_tokens": ("n_predict", _token_limit),
-    "n_predict": ("n_predict", _token_limit),
-    "stop": ("stop", _stop_texts),
-    "ignore_eos": ("ignore_eos", _flag),
-    "temperature": ("temp", _number(0, 100)),
-    "top_p": ("top_p", _number(0, 1)),
-    "top_k": ("top_k", _number(-1, 1 << 30, integer=True)),
-    "min_p": ("min_p", _number(0, 1)),
-    "repeat_penalty": ("repeat_penalty", _number(0.01, 100)),
-    "repeat_last_n": ("repeat_last_n", _number(-1, 1 << 30, integer=True)),
-    "presence_penalty": ("presence_penalty", _number(-100, 100)),
-    "frequency_penalty": ("frequency_penalty", _number(-100, 100)),
-    "seed": ("seed", _seed),
+    "max_tokens": ("n_predict", token_limit),
+    "max_completion_tokens": ("n_predict", token_limit),
+    "n_predict": ("n_predict", token_limit),
+    "stop": ("stop", stop_texts),
+    "ignore_eos": ("ignore_eos", flag),
+    "temperature": ("temp", number(0, 100)),
+    "top_p": ("top_p", number(0, 1)),
+    "top_k": ("top_k", number(-1, 1 << 30, integer=True)),
+    "min_p": ("min_p", number(0, 1)),
+    "repeat_penalty": ("repeat_penalty", number(0.01, 100)),
+    "repeat_last_n": ("repeat_last_n", number(-1, 1 << 30, integer=True)),
+    "presence_penalty": ("presence_penalty", number(-100, 100)),
+    "frequency_penalty": ("frequency_penalty", number(-100, 100)),
+    "seed": ("seed", seed),
+    "logit_bias": ("logit_bias", logit_bias),
+    **{name: (name, number(low, high)) for name, (low, high) in _SAMPLERS.items()},
 }
 
 # Fields of features that are not implemented -> values that do not use the feature
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "logit_bias": ({}, []),
     "audio": (),
     "modalities": (["text"],),
-    "suffix": ("",),
-    "echo": (False,),
 }
-_OTHER_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "user")
+_GRAMMAR_FIELDS = ("response_format", "grammar", "json_schema")  # see answer_grammar.py
+_OTHER_FIELDS = (
+    *_GRAMMAR_FIELDS,
+    "model",
+    "messages",
+    "prompt",
+    "n",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "user",
+)
 # Fields of chat completions that `parse_chat` checks.
 _CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_format", "reasoning_effort", "chat_template_kwargs")
+_COMPLETION_FIELDS = ("echo", "best_of", "suffix")  # fields of completions that `parse_completion` checks
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -148,43 +122,69 @@ def parse_chat(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Completi
     """Parses a request to /v1/chat/completions. defaults: options that the request does not set. Raises RequestError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _invalid("messages", "a list of at least one message", messages)
+        raise invalid("messages", "a list of at least one message", messages)
     request = _parse_common(body, defaults, _CHAT_FIELDS)
     request.messages = [_parse_message(i, message) for i, message in enumerate(messages)]
-    if body.get("logprobs") is not None and _flag("logprobs", body["logprobs"]):
+    if body.get("logprobs") is not None and flag("logprobs", body["logprobs"]):
         top = body.get("top_logprobs")
-        request.options["n_probs"] = _number(0, 20, integer=True)("top_logprobs", top) if top is not None else 0
+        request.options["n_probs"] = number(0, 20, integer=True)("top_logprobs", top) if top is not None else 0
     elif body.get("top_logprobs"):
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
     if body.get("chat_template_kwargs") is not None:
-        request.variables = dict(_object("chat_template_kwargs", body["chat_template_kwargs"]))
+        request.variables = dict(json_object("chat_template_kwargs", body["chat_template_kwargs"]))
         reserved = {"messages", "add_generation_prompt", "tools"} & request.variables.keys()
         if reserved:
             raise RequestError(f"chat_template_kwargs cannot set {reserved.pop()}", param="chat_template_kwargs")
     if body.get("reasoning_effort") is not None:
         if not isinstance(body["reasoning_effort"], str):
-            raise _invalid("reasoning_effort", "a text", body["reasoning_effort"])
+            raise invalid("reasoning_effort", "a text", body["reasoning_effort"])
         request.variables.setdefault("reasoning_effort", body["reasoning_effort"])
-    request.tools = _parse_tools(body)
+    request.tools, request.must_call, request.called_function = _parse_tools(body)
+    if body.get("parallel_tool_calls") is not None:
+        request.parallel_calls = flag("parallel_tool_calls", body["parallel_tool_calls"])
     request.separate_reasoning = _parse_reasoning_format(body.get("reasoning_format"))
-    if body.get("parallel_tool_calls") is False:
-        request.ignored.append("parallel_tool_calls")
     return request
 
 
 def parse_completion(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> CompletionRequest:
     """Parses a request to /v1/completions, as `parse_chat`."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-        prompt = prompt[0]
-    tokens = isinstance(prompt, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
-    if not isinstance(prompt, str) and not tokens:
-        raise _invalid("prompt", "a text or a list of token ids", prompt)
-    request = _parse_common(body, defaults)
-    request.prompt = prompt
+    prompts = _parse_prompts(body.get("prompt"))
+    echo = flag("echo", body.get("echo") or False)
+    only_prompt = echo and type(body.get("max_tokens")) is int and body["max_tokens"] == 0
+    request = _parse_common({**body, "max_tokens": None} if only_prompt else body, defaults, _COMPLETION_FIELDS)
+    request.prompts, request.echo = prompts, echo
+    if only_prompt:
+        request.options["n_predict"] = 0
+    if body.get("suffix"):
+        request.suffix = text("suffix", body["suffix"])
+        if echo:
+            raise RequestError("suffix cannot be combined with echo", param="suffix", code="invalid_value")
     if body.get("logprobs") is not None:
-        request.options["n_probs"] = _number(0, 20, integer=True)("logprobs", body["logprobs"])
+        request.options["n_probs"] = number(0, 20, integer=True)("logprobs", body["logprobs"])
+    request.best_of = _COUNT("best_of", body["best_of"]) if body.get("best_of") is not None else request.n
+    if request.best_of < request.n:
+        raise RequestError(f"best_of has to be at least n, {request.n}", param="best_of", code="invalid_value")
+    if request.best_of > request.n and request.stream:
+        raise RequestError("best_of cannot be streamed: it chooses among whole answers", "best_of", "invalid_value")
+    if len(prompts) * request.best_of > MAX_CHOICES:
+        message = (
+            f"{len(prompts)} prompts with {request.best_of} choices each are too many: a request has at most {MAX_CHOICES}"
+        )
+        raise RequestError(message, param="prompt", code="invalid_value")
     return request
+
+
+def _parse_prompts(value: Any) -> list[str | list[int]]:
+    """Texts, or lists of token ids that are not checked further; a single one is a list of one."""
+
+    def is_prompt(each: Any) -> bool:
+        return isinstance(each, str) or (isinstance(each, list) and all(type(i) is int for i in each))
+
+    if is_prompt(value):
+        return [value]
+    if isinstance(value, list) and all(map(is_prompt, value)):
+        return value
+    raise invalid("prompt", "a text, a list of token ids, or a list of texts or of lists of token ids", value)
 
 
 def _parse_common(
@@ -196,7 +196,7 @@ def _parse_common(
         if value is not None and name not in other_fields and value not in neutral:
             raise RequestError(f"{name} is not supported", param=name, code="unsupported_parameter")
     if body.get("model") is not None and not isinstance(body["model"], str):
-        raise _invalid("model", "a text", body["model"])
+        raise invalid("model", "a text", body["model"])
     options = dict(defaults)
     for name, (option, check) in _OPTIONS.items():
         if body.get(name) is not None:
@@ -204,39 +204,55 @@ def _parse_common(
     options["top_k"] = max(options.get("top_k", 0), 0)
     if options.get("top_p") == 0:  # keeps only the most probable token
         options |= {"top_p": 1.0, "top_k": 1}
-    stream_options = _object("stream_options", body.get("stream_options") or {})
+    stream_options = json_object("stream_options", body.get("stream_options") or {})
     known = {*_OPTIONS, *_UNSUPPORTED, *_OTHER_FIELDS, *other_fields}
     return CompletionRequest(
-        stream=_flag("stream", body.get("stream") or False),
-        include_usage=_flag("stream_options.include_usage", stream_options.get("include_usage") or False),
+        stream=flag("stream", body.get("stream") or False),
+        include_usage=flag("stream_options.include_usage", stream_options.get("include_usage") or False),
+        n=_COUNT("n", body["n"]) if body.get("n") is not None else 1,
         options=options,
+        grammar_fields={name: body[name] for name in _GRAMMAR_FIELDS if body.get(name) not in (None, "")},
         ignored=[name for name in body if name not in known],
     )
 
 
-def _parse_tools(body: Mapping[str, Any]) -> list[JsonObject]:
-    """The functions that may be called; none with tool_choice 'none'."""
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        message = "tool_choice can be none or auto: a model cannot be made to call a function here"
-        raise RequestError(message, param="tool_choice", code="unsupported_parameter")
+_MAX_TOOLS = 128
+_FUNCTION_NAME = re.compile(r"[\w.:-]{1,128}")
+
+
+def _parse_tools(body: Mapping[str, Any]) -> tuple[list[JsonObject], bool, str]:
+    """(the functions that may be called, whether any has to be, its name or '' for any)"""
     tools = body.get("tools") or []
-    if not isinstance(tools, list):
-        raise _invalid("tools", "a list", tools)
+    if not isinstance(tools, list) or len(tools) > _MAX_TOOLS:
+        raise invalid("tools", f"a list of at most {_MAX_TOOLS} functions", tools)
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _invalid(f"tools[{i}]", 'like {"type": "function", "function": {"name": ...}}', tool)
-        if not isinstance(function.get("parameters", {}), dict):
-            raise _invalid(f"tools[{i}].function.parameters", "an object", function["parameters"])
-    return [] if choice == "none" else tools
+            raise invalid(f"tools[{i}]", 'like {"type": "function", "function": {"name": ...}}', tool)
+        if not _FUNCTION_NAME.fullmatch(function["name"]):
+            raise invalid(f"tools[{i}].function.name", "up to 128 letters, digits and . : _ -", function["name"])
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise invalid(f"tools[{i}].function.parameters", "an object", function["parameters"])
+    choice = body.get("tool_choice")
+    if choice == "none":
+        return [], False, ""
+    if choice in (None, "auto"):
+        return tools, False, ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        expected = 'none, auto, required or like {"type": "function", "function": {"name": ...}}'
+        raise invalid("tool_choice", expected, choice)
+    if not any(name in (None, tool["function"]["name"]) for tool in tools):
+        raise RequestError("tool_choice names no function of tools", param="tool_choice", code="invalid_value")
+    return tools, True, name or ""
 
 
 def _parse_reasoning_format(value: Any) -> bool:
     """Whether reasoning is returned separately."""
     formats = {None: True, "auto": True, "deepseek": True, "none": False}
     if not isinstance(value, str | None) or value not in formats:
-        raise _invalid("reasoning_format", "auto, deepseek or none", value)
+        raise invalid("reasoning_format", "auto, deepseek or none", value)
     return formats[value]
 
 
@@ -244,17 +260,17 @@ def _parse_message(index: int, message: Any) -> JsonObject:
     """A checked message with its content as one text; role 'developer' becomes 'system'."""
     where = f"messages[{index}]"
     if not isinstance(message, dict):
-        raise _invalid(where, "an object", message)
+        raise invalid(where, "an object", message)
     role = message.get("role")
     if role not in _ROLES:
-        raise _invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_parse_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
     elif content is None and role == "assistant":
         content = ""
     if not isinstance(content, str):
-        raise _invalid(f"{where}.content", "a text or a list of parts", content)
+        raise invalid(f"{where}.content", "a text or a list of parts", content)
     checked = {**message, "role": "system" if role == "developer" else role, "content": content}
     calls = checked.pop("tool_calls", None)
     return {**checked, "tool_calls": _parse_tool_calls(f"{where}.tool_calls", calls)} if calls else checked
@@ -263,11 +279,11 @@ def _parse_message(index: int, message: Any) -> JsonObject:
 def _parse_tool_calls(where: str, calls: Any) -> list[JsonObject]:
     """The calls of an assistant message."""
     if not isinstance(calls, list):
-        raise _invalid(where, "a list", calls)
+        raise invalid(where, "a list", calls)
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
-            raise _invalid(
+            raise invalid(
                 f"{where}[{i}]", 'like {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}', call
             )
     return calls
@@ -281,4 +297,4 @@ def _parse_part(where: str, part: Any) -> str:
             return text
     if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
         raise RequestError(f"{where}: parts of type {part['type']!r:.40} are not supported, only text is", param=where)
-    raise _invalid(where, 'a part like {"type": "text", "text": ...}', part)
+    raise invalid(where, 'a part like {"type": "text", "text": ...}', part)

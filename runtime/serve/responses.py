@@ -1,19 +1,20 @@
-"""Turns the events of an engine's task into an HTTP response, complete or streamed; a client that leaves ends the task."""
+"""Turns the events of an engine's tasks into an HTTP response, complete or streamed; a client that leaves ends the tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ...formats import MillError, PlanError
-from .engine import Busy, EndEvent, Engine, Task, TextEvent
-from .replies import ReplyBuilder
-from .requests import RequestError
+from .checks import RequestError
+from .engine import Busy, EndEvent, Engine, Event, PromptEvent, Task
+from .replies import Answer
 
 _KEEP_ALIVE_SECONDS = 15.0  # after so much silence a stream sends a comment: proxies close idle connections
 
@@ -23,96 +24,142 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(json.dumps(value), status, headers, "application/json")
 
 
-def error_response(error: RequestError) -> Response:
-    """The error object with its status and the headers that belong to it."""
+def error_response(error: RequestError, typed: bool = False) -> Response:
+    """The error object with its status and the headers that belong to it. typed: as Anthropic's clients expect it."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(error.status)
-    return json_response(error.as_json(), error.status, headers)
+    return json_response({**({"type": "error"} if typed else {}), **error.as_json()}, error.status, headers)
+
+
+class Replies(Protocol):
+    """Builds the objects of one reply, as `ReplyBuilder` does."""
+
+    @property
+    def last_line(self) -> bytes:
+        """The end of a stream."""
+        ...
+
+    def complete(self, answers: Sequence[Answer]) -> Any: ...
+
+    def first_chunks(self) -> list[dict[str, Any]]: ...
+
+    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]: ...
+
+    def usage_chunk(self, ends: Sequence[EndEvent]) -> dict[str, Any]: ...
 
 
 class TaskResponse:
-    """A task of the engine on behalf of a client, and the response to that client."""
+    """The tasks of one request, and the response to the client."""
 
-    def __init__(self, engine: Engine, prompt: list[int], options: dict[str, Any], request: Request):
-        """Queues the task. Raises RequestError when the queue is full."""
+    def __init__(self, engine: Engine, tasks: Sequence[tuple[list[int], dict[str, Any]]], request: Request):
+        """Queues the tasks, given as prompts and options of `generate`. Raises RequestError when the queue is full."""
         loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[TextEvent | EndEvent] = asyncio.Queue()
-        self._task = Task(prompt, options, lambda event: _post(loop, self._events, event))
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+
+        def listener(index: int) -> Callable[[Event], None]:
+            return lambda event: _post(loop, self._events, (index, event))
+
+        self._tasks = [Task(prompt, options, listener(i)) for i, (prompt, options) in enumerate(tasks)]
         try:
-            engine.submit(self._task)
+            engine.submit(*self._tasks)
         except Busy as error:
             raise as_request_error(error) from None
         # Watched from now on, not from the first iteration of `events`: if the client disconnects at once, starlette never
         # iterates over the stream.
         self._disconnected = asyncio.create_task(_wait_for_disconnect(request))
-        self._disconnected.add_done_callback(lambda task: self._task.cancel())
+        self._disconnected.add_done_callback(lambda task: self._cancel())
 
-    async def events(self) -> AsyncIterator[TextEvent | EndEvent | None]:
-        """Yields text events and the end event, and None after each _KEEP_ALIVE_SECONDS of silence.
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
-        Ends early when the client disconnects. Closing the iterator cancels the task.
+    async def events(self) -> AsyncGenerator[tuple[int, Event] | None]:
+        """Yields the number of a task and its event, up to the end events of all, and None after each _KEEP_ALIVE_SECONDS of
+        silence.
+
+        Ends early when the client disconnects. Closing the iterator cancels the tasks.
         """
-        waiting: asyncio.Task[TextEvent | EndEvent] | None = None
+        waiting: asyncio.Task[tuple[int, Event]] | None = None
+        n_running = len(self._tasks)
         try:
-            while True:
+            while n_running:
                 waiting = waiting or asyncio.create_task(self._events.get())
                 tasks = {self._disconnected, waiting}
                 await asyncio.wait(tasks, timeout=_KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if waiting.done():
-                    event, waiting = waiting.result(), None
-                    yield event
-                    if isinstance(event, EndEvent):
-                        return
+                    (index, event), waiting = waiting.result(), None
+                    n_running -= isinstance(event, EndEvent)
+                    yield index, event
                 elif self._disconnected.done():
                     return
                 else:
                     yield None
         finally:
-            self._task.cancel()
+            self._cancel()
             self._disconnected.cancel()
             if waiting is not None:
                 waiting.cancel()
 
-    async def complete(self, replies: ReplyBuilder, headers: Mapping[str, str]) -> Response:
-        """The response when the answer is complete: one JSON object."""
-        pieces, sampled = [], []
-        async for event in self.events():
-            if isinstance(event, TextEvent):
-                pieces.append(event.text)
-                sampled += event.sampled
-            elif isinstance(event, EndEvent):
-                error = _error_of(event)
-                if error is not None:
+    async def complete(self, replies: Replies, headers: Mapping[str, str]) -> Response:
+        """The response when all answers are complete: one JSON object. The first error ends the others."""
+        answers = [Answer() for _ in self._tasks]
+        events = self.events()
+        try:
+            async for item in events:
+                if item is None:
+                    continue
+                index, event = item
+                if isinstance(event, EndEvent) and (error := error_of(event)) is not None:
                     return error_response(error)
-                return json_response(replies.complete("".join(pieces), sampled + event.sampled, event), 200, headers)
-        return Response(status_code=499)  # the client has disconnected
+                answers[index].add(event)
+        finally:
+            await events.aclose()
+        if not all(answer.end.reason for answer in answers):
+            return Response(status_code=499)  # the client has disconnected
+        # Beside the event loop: there may be a million log probabilities.
+        return await run_in_threadpool(lambda: json_response(replies.complete(answers), 200, headers))
 
-    def stream(self, replies: ReplyBuilder, headers: Mapping[str, str], with_usage: bool) -> Response:
-        """The answer as server-sent events. with_usage: a last chunk with the token counts (stream_options.include_usage)."""
+    def stream(self, replies: Replies, headers: Mapping[str, str], with_usage: bool) -> Response:
+        """The answers as server-sent events. with_usage: a last chunk with the token counts (stream_options.include_usage)."""
         headers = {**headers, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(self._stream_chunks(replies, with_usage), headers=headers, media_type="text/event-stream")
 
-    async def _stream_chunks(self, replies: ReplyBuilder, with_usage: bool) -> AsyncIterator[bytes]:
-        first = replies.first_chunk()
-        if first is not None:
-            yield _server_sent_event(first)
-        async for event in self.events():
-            if event is None:
-                yield b": still here\n\n"
-            elif isinstance(event, TextEvent):
-                for chunk in replies.text_chunks(event.text, event.sampled):
-                    yield _server_sent_event(chunk)
-            else:
-                error = _error_of(event)
-                for chunk in replies.last_chunks(event) if error is None else [error.as_json()]:
-                    yield _server_sent_event(chunk)
-                if error is None and with_usage:
-                    yield _server_sent_event(replies.usage_chunk(event))
-                yield b"data: [DONE]\n\n"
+    async def _stream_chunks(self, replies: Replies, with_usage: bool) -> AsyncIterator[bytes]:
+        ends: dict[int, EndEvent] = {}
+
+        def encoded(index: int, event: Event) -> list[bytes]:
+            return [_server_sent_event(chunk) for chunk in replies.chunks(index, event)]
+
+        for chunk in replies.first_chunks():
+            yield _server_sent_event(chunk)
+        events = self.events()
+        try:
+            async for item in events:
+                if item is None:
+                    yield b": still here\n\n"
+                    continue
+                index, event = item
+                if isinstance(event, EndEvent):
+                    ends[index] = event
+                    if (error := error_of(event)) is not None:
+                        yield _server_sent_event(error.as_json()) + replies.last_line
+                        return
+                if isinstance(event, PromptEvent):  # beside the event loop: a prompt may have many tokens
+                    chunks = await run_in_threadpool(encoded, index, event)
+                else:
+                    chunks = encoded(index, event)
+                for chunk in chunks:
+                    yield chunk
+        finally:
+            await events.aclose()
+        if len(ends) == len(self._tasks):
+            if with_usage:
+                yield _server_sent_event(replies.usage_chunk([ends[i] for i in range(len(ends))]))
+            yield replies.last_line
 
 
-def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[TextEvent | EndEvent], event: TextEvent | EndEvent) -> None:
+def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[tuple[int, Event]], item: tuple[int, Event]) -> None:
     """Puts an event into an asyncio queue from the engine's thread."""
-    loop.call_soon_threadsafe(events.put_nowait, event)
+    loop.call_soon_threadsafe(events.put_nowait, item)
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -130,7 +177,8 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError(str(error) if expected else "internal error; the terminal of the server tells more", status=500)
 
 
-def _error_of(end: EndEvent) -> RequestError | None:
+def error_of(end: EndEvent) -> RequestError | None:
+    """What the client is told of an answer that failed; None of one that did not."""
     if end.error is not None:
         return as_request_error(end.error)
     if end.reason == "cancelled":  # by the server: if the client had disconnected, nobody would receive this

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from .requests import RequestError
+from .checks import RequestError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -113,7 +113,8 @@ class SecurityMiddleware:
             return RequestError("requests from pages of other origins are refused", code="forbidden_origin", status=403)
         if self._key is not None and scope["path"] not in _PUBLIC_PATHS:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
-                message = "a valid API key is needed: Authorization: Bearer KEY"
+            key = key if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
+            if not hmac.compare_digest(key.strip(), self._key):
+                message = "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
                 return RequestError(message, code="invalid_api_key", status=401)
         return None

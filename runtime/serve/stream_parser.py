@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .requests import JsonObject
+from .checks import JsonObject
 from .tool_formats import ReasoningFormat, ToolCall, ToolFormat
 
 
@@ -31,6 +31,20 @@ class StreamParser:
         self._buffer, self._searched = "", 0  # text not returned yet; characters of it that hold no end of a call
         self._at_part_start, self._has_answer = True, False  # no text of this part returned yet; some content or call returned
         self.n_calls = 0  # tool calls returned so far
+
+    def fresh(self) -> StreamParser:
+        """A parser for another answer to the same prompt, before this one has been fed."""
+        return StreamParser(self._reasoning, self._tools, self._functions, self._in_reasoning)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How calls are written; None where none are looked for."""
+        return self._tools
+
+    @property
+    def reasoning_end(self) -> str:
+        """The tag that ends the reasoning in which the answer begins; '' where it does not begin in one."""
+        return self._reasoning.end_tag if self._reasoning is not None and self._in_reasoning else ""
 
     def feed(self, text: str) -> list[JsonObject]:
         """The deltas that are certain after a piece of text; often none."""

@@ -25,6 +25,23 @@ class ToolCall(NamedTuple):
     id: str
 
 
+class CallForm(NamedTuple):
+    """The form in which a model is made to write calls, one of those that its `ToolFormat` reads.
+
+    call                one call, with {name} and {arguments}, a JSON object
+    separator           between two calls
+    opening, closing    around all calls
+    parameter           an argument, with {key} and {value}, where the arguments are not a JSON object; {value} is JSON, or a
+                        text without quotes
+    """
+
+    call: str
+    separator: str = ""
+    opening: str = ""
+    closing: str = ""
+    parameter: str = ""
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """How a family writes tool calls: between a start tag and the end tag one or several calls, each of them either a JSON
@@ -39,6 +56,7 @@ class ToolFormat:
     inner_tags     tags that may occur between calls or in a header
     untagged       calls have no start tag of their own, only their position at the beginning of the answer: they are accepted
                    only for functions that the client has declared
+    call_form      how calls are written where a request forces them; None: they cannot be
     """
 
     template_tags: tuple[str, ...]
@@ -48,6 +66,7 @@ class ToolFormat:
     argument: str = ""
     inner_tags: tuple[str, ...] = ()
     untagged: bool = False
+    call_form: CallForm | None = None
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -142,8 +161,11 @@ def _checked_call(name: Any, arguments: Any, id: Any) -> ToolCall | None:
 _FUNCTION_HEADER = r"<function=(?P<name>[^>\s]+)>"
 _PARAMETER = r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"
 
+_OBJECT = '{"name": "{name}", "arguments": {arguments}}'
+_TAGGED_PARAMETER = "<parameter={key}>\n{value}\n</parameter>\n"
+
 # The first row whose template_tags all occur in the template applies.
-_TOOL_FORMATS = (
+TOOL_FORMATS = (
     ToolFormat(  # Seed OSS
         ("<seed:tool_call>", "<function="),
         ("<seed:tool_call>",),
@@ -151,6 +173,9 @@ _TOOL_FORMATS = (
         _FUNCTION_HEADER,
         _PARAMETER,
         ("</function>",),
+        call_form=CallForm(
+            "<seed:tool_call>\n<function={name}>\n{arguments}</function>\n</seed:tool_call>", "\n", parameter=_TAGGED_PARAMETER
+        ),
     ),
     ToolFormat(  # MiniMax M2
         ("<minimax:tool_call>",),
@@ -159,6 +184,12 @@ _TOOL_FORMATS = (
         r'<invoke name="(?P<name>[^"]+)">',
         r'<parameter name="(?P<key>[^"]+)">\n?(?P<value>.*?)\n?</parameter>',
         ("</invoke>",),
+        call_form=CallForm(
+            '<invoke name="{name}">\n{arguments}</invoke>\n',
+            opening="<minimax:tool_call>\n",
+            closing="</minimax:tool_call>",
+            parameter='<parameter name="{key}">{value}</parameter>\n',
+        ),
     ),
     ToolFormat(  # Qwen 3 Coder
         ("<tool_call>", "<function=", "<parameter="),
@@ -167,6 +198,9 @@ _TOOL_FORMATS = (
         _FUNCTION_HEADER,
         _PARAMETER,
         ("</function>",),
+        call_form=CallForm(
+            "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>", "\n", parameter=_TAGGED_PARAMETER
+        ),
     ),
     ToolFormat(  # GLM 4.5
         ("<tool_call>", "<arg_key>"),
@@ -174,15 +208,35 @@ _TOOL_FORMATS = (
         "</tool_call>",
         r"(?P<name>[\w.-]+)",
         r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+        call_form=CallForm(
+            "<tool_call>{name}\n{arguments}</tool_call>",
+            "\n",
+            parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+        ),
     ),
-    ToolFormat(("<tool_calls>[",), ("<tool_calls>",), "</tool_calls>"),  # Apriel
-    ToolFormat(("<tool_call>",), ("<tool_call>",), "</tool_call>"),  # Hermes, Qwen, ERNIE 4.5, EXAONE 4
+    ToolFormat(  # Apriel
+        ("<tool_calls>[",),
+        ("<tool_calls>",),
+        "</tool_calls>",
+        call_form=CallForm(_OBJECT, ", ", "<tool_calls>[", "]</tool_calls>"),
+    ),
+    ToolFormat(  # Hermes, Qwen, ERNIE 4.5, EXAONE 4
+        ("<tool_call>",),
+        ("<tool_call>",),
+        "</tool_call>",
+        call_form=CallForm(f"<tool_call>\n{_OBJECT}\n</tool_call>", "\n"),
+    ),
     ToolFormat(  # DeepSeek V3, R1, V3.1
         ("<｜tool▁calls▁begin｜>",),
         ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
         "<｜tool▁calls▁end｜>",
         r"(?:function<｜tool▁sep｜>)?(?P<name>[^\s<｜]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*(?=\{)",
         inner_tags=("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```"),
+        call_form=CallForm(
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+            opening="<｜tool▁calls▁begin｜>",
+            closing="<｜tool▁calls▁end｜>",
+        ),
     ),
     ToolFormat(  # Kimi K2
         ("<|tool_call_begin|>",),
@@ -190,28 +244,59 @@ _TOOL_FORMATS = (
         "<|tool_calls_section_end|>",
         r"(?P<id>(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*",
         inner_tags=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        call_form=CallForm(
+            "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
+            opening="<|tool_calls_section_begin|>",
+            closing="<|tool_calls_section_end|>",
+        ),
     ),
     ToolFormat(  # Mistral: a list of objects; newer models write a name followed by arguments
         ("[TOOL_CALLS]",),
         ("[TOOL_CALLS]",),
         header=r"(?P<name>[A-Za-z_][\w.-]*)\s*(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)",
         inner_tags=("[CALL_ID]", "[ARGS]"),
+        call_form=CallForm(_OBJECT, ", ", "[TOOL_CALLS][", "]"),
     ),
     ToolFormat(  # gpt-oss
         ("<|channel|>",),
         ("<|channel|>commentary to=functions.", " to=functions."),
         header=r"(?P<name>[\w.-]+)(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?\w*\s*<\|message\|>",
         inner_tags=("<|start|>assistant", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
+        call_form=CallForm("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"),
     ),
-    ToolFormat(("<|START_ACTION|>",), ("<|START_ACTION|>",), "<|END_ACTION|>"),  # Command R
-    ToolFormat(("<|tool_call|>",), ("<|tool_call|>",), "<|/tool_call|>"),  # Granite, Phi 4
-    ToolFormat(("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>"),  # Nemotron
-    ToolFormat(("<function=", "</function>"), ("<function=",), "</function>", _FUNCTION_HEADER),  # Functionary
+    ToolFormat(  # Command R
+        ("<|START_ACTION|>",),
+        ("<|START_ACTION|>",),
+        "<|END_ACTION|>",
+        call_form=CallForm(
+            '{"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}',
+            ", ",
+            "<|START_ACTION|>[",
+            "]<|END_ACTION|>",
+        ),
+    ),
+    ToolFormat(  # Granite, Phi 4
+        ("<|tool_call|>",),
+        ("<|tool_call|>",),
+        "<|/tool_call|>",
+        call_form=CallForm(_OBJECT, ", ", "<|tool_call|>[", "]<|/tool_call|>"),
+    ),
+    ToolFormat(  # Nemotron
+        ("<TOOLCALL>",), ("<TOOLCALL>",), "</TOOLCALL>", call_form=CallForm(_OBJECT, ", ", "<TOOLCALL>[", "]</TOOLCALL>")
+    ),
+    ToolFormat(  # Functionary
+        ("<function=", "</function>"),
+        ("<function=",),
+        "</function>",
+        _FUNCTION_HEADER,
+        call_form=CallForm("<function={name}>{arguments}</function>"),
+    ),
     ToolFormat(  # Llama 3
         ('{"name": function name, "parameters"',),
         ("{", "<|python_tag|>"),
         inner_tags=("<|python_tag|>",),
         untagged=True,
+        call_form=CallForm('{"name": "{name}", "parameters": {arguments}}', "; "),
     ),
 )
 
@@ -253,7 +338,7 @@ _REASONING_FORMATS = (
 
 def find_tool_format(template: str) -> ToolFormat | None:
     """The tool format of the family that a chat template belongs to; None if it is unknown."""
-    return next((row for row in _TOOL_FORMATS if all(tag in template for tag in row.template_tags)), None)
+    return next((row for row in TOOL_FORMATS if all(tag in template for tag in row.template_tags)), None)
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:

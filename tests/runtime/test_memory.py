@@ -8,6 +8,7 @@ from encoder_cases import convert_encoder
 
 from ggufmill.convert import open_source
 from ggufmill.formats import TYPES, PlanError
+from ggufmill.jobs.patterns import NamePattern
 from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.memory import (
@@ -363,7 +364,7 @@ def test_overrides_as_people_write_them():
         with pytest.raises(PlanError, match="-ot"):
             parse_overrides(wrong)
     with pytest.raises(PlanError, match="there is no CUDA1"):
-        place([], DEEPSEEK, use(), [Override(re.compile("x"), "CUDA1", "-ot")], {"CPU": None, "CUDA0": None})
+        place([], DEEPSEEK, use(), [Override(NamePattern("x"), "CUDA1", "-ot")], {"CPU": None, "CUDA0": None})
 
 
 def test_a_small_model_with_latent_attention():

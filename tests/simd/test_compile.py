@@ -56,7 +56,7 @@ PARTS = textwrap.dedent("""
     import sys
     from types import SimpleNamespace
     from ggufmill.simd import background
-    from ggufmill.simd.compile import compiled_kernels
+    from ggufmill.simd.compile_time import compiled_kernels
     from ggufmill.runtime.backends.cpu.kernels.row_parts import chain, scale
 
     background.available_cpus = lambda: 2

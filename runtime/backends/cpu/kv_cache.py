@@ -3,7 +3,7 @@ recurrent state of layers that have one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,6 +161,36 @@ class KVCache:
             for name, target in copy._stored[-1].items():
                 target[:] = source[name][:, : target.shape[1]]
         return copy
+
+    def dump(self) -> dict[str, np.ndarray]:
+        """Copies of the rows of all tokens by layer and name, uint8 [heads, rows, row bytes], and of the recurrent state."""
+        arrays = {
+            f"{number}.{name}": self._stored[number][name][:, : part.rows_of(self.length)].copy()
+            for number, layer in enumerate(self.layers)
+            for name, part in layer.rows.items()
+        }
+        return arrays if self.state is None else {**arrays, "state": self.state.current.memory.copy()}
+
+    def load(self, arrays: Mapping[str, np.ndarray], length: int) -> bool:
+        """Takes what `dump` gave of `length` tokens in place of what it holds. Returns False, and changes nothing, where that
+        is not what these layers keep."""
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{number}.{name}": (part.heads, part.rows_of(length), part.row_bytes)
+            for number, layer in enumerate(self.layers)
+            for name, part in layer.rows.items()
+        }
+        if self.state is not None:
+            shapes["state"] = (self.state.size,)
+        if {name: array.shape for name, array in arrays.items()} != shapes or length > self.limit:
+            return False
+        for number, layer in enumerate(self.layers):
+            for name, part in layer.rows.items():
+                self._stored[number][name] = _new(part, part.rows_of(length))
+                self._stored[number][name][:] = arrays[f"{number}.{name}"]
+        self._rows, self._table_end, self.length = [{} for _ in self.layers], 0, length
+        if self.state is not None:
+            self.state.restore(arrays["state"], length)
+        return True
 
     @property
     def token_bytes(self) -> int:

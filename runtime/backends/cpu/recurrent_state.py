@@ -99,6 +99,11 @@ class RecurrentState:
         copy.truncate(length)
         return copy
 
+    def restore(self, memory: np.ndarray, length: int) -> None:
+        """Makes a state behind `length` tokens, uint8 [size], the only one."""
+        self.current, self._previous, self._checkpoints = self._zeros(), None, []
+        self.current.memory[:], self.current.length = memory, length
+
     @property
     def nbytes(self) -> int:
         """Bytes taken at present."""

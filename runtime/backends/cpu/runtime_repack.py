@@ -26,7 +26,7 @@ def repack_source(source: TensorSource, workers: Workers, only: Collection[str] 
     matrices = [tensor for tensor in tensors if _interleaved_type(tensor) is not None]
     repacked = {tensor.name: tensor for tensor in workers.map(_repack, matrices)}
     nbytes = sum(_type_of(tensor).nbytes(tensor.shape) for tensor in repacked.values())
-    return replace(source, tensors=source.tensors | repacked), nbytes
+    return replace(source, tensors={**source.tensors, **repacked}), nbytes
 
 
 def _type_of(tensor: SourceTensor) -> TensorType:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.divergence import Scores, score
+from ggufmill.runtime.evaluate.divergence import ModelPredictions, Scores, score
 from ggufmill.runtime.evaluate.score_statistics import Moments, ScoreStatistics, paired_ratio
 
 
@@ -102,8 +102,9 @@ def test_scores_do_not_depend_on_the_block_size(tiny, tokens):
     model = load_model(tiny, exact=True)
     hidden = model.hidden([(model.new_cache(40), tokens[:40])])[0]
     base = hidden + np.float32(0.05)
-    whole = score(model, hidden, tokens[1:41], model, base)
-    parts = score(model, hidden, tokens[1:41], model, base, block_bytes=3 * 4 * model.n_vocab)
+    baseline = ModelPredictions(model, base, tokens[1:41])
+    whole = score(model, hidden, tokens[1:41], baseline)
+    parts = score(model, hidden, tokens[1:41], baseline, block_bytes=3 * 4 * model.n_vocab)
     for name in ("losses", "base_losses", "divergences"):
         assert np.allclose(getattr(whole, name), getattr(parts, name), atol=1e-5), name
     assert np.array_equal(whole.same_top, parts.same_top)
@@ -112,7 +113,7 @@ def test_scores_do_not_depend_on_the_block_size(tiny, tokens):
 
 def test_a_tiny_divergence_is_not_lost_in_rounding():
     """Large logits, almost equal: the divergence is far smaller than the rounding error of log probabilities near -20."""
-    from ggufmill.runtime.evaluate.divergence import _compare_logits
+    from ggufmill.runtime.evaluate.divergence import _LogitsBlock, prepare
 
     random = np.random.default_rng(4)
     p = (30 * random.standard_normal((50, 500))).astype(np.float32)
@@ -124,6 +125,8 @@ def test_a_tiny_divergence_is_not_lost_in_rounding():
         return x - np.log(np.exp(x).sum(1, keepdims=True))
 
     expected = (np.exp(log_softmax(p)) * (log_softmax(p) - log_softmax(q))).sum(1)
-    divergences = _compare_logits(q.copy(), p.copy(), np.zeros(50, int))[2]
+    targets = np.zeros(50, int)
+    block = _LogitsBlock(p.copy(), targets)
+    divergences = block.compare(slice(0, 50), prepare(q.copy(), targets), targets)[1]
     assert 0 < expected.mean() < 1e-6
     assert np.abs(divergences - expected).max() < 2e-7

@@ -283,3 +283,90 @@ def test_a_prompt_read_in_several_passes_gives_the_same_tokens(model, monkeypatc
 def test_settings_out_of_range(invalid):
     with pytest.raises(PlanError, match=next(iter(invalid))):
         Sampling(**invalid)
+
+
+def probabilities(logits):
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.7, 0.95])
+def test_typical_sampling_keeps_the_tokens_nearest_to_the_entropy(mass):
+    """The smallest set of tokens by the distance of their surprise from the entropy that has the mass (arXiv:2202.00666, 3)."""
+    logits = np.random.default_rng(5).standard_normal(200) * 2
+    p = probabilities(logits)
+    entropy = -(p * np.log(p)).sum()
+    kept, total = set(), 0.0
+    for i in sorted(range(len(p)), key=lambda i: abs(-np.log(p[i]) - entropy)):
+        if total >= mass:
+            break
+        kept.add(i)
+        total += p[i]
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert set(Sampler(Sampling(typical_p=mass, **neutral))._candidates(logits).tolist()) == kept
+    # A distribution whose most probable token is not typical: it can be dropped.
+    surprising = np.log(np.array([0.5, *[0.5 / 400] * 400]))
+    assert 0 not in Sampler(Sampling(typical_p=0.3, **neutral))._candidates(surprising)
+
+
+def test_top_n_sigma_keeps_logits_within_standard_deviations_of_the_largest():
+    """arXiv:2411.07641, algorithm 1."""
+    logits = np.random.default_rng(6).standard_normal(500)
+    for n in (0.5, 1.0, 2.0):
+        expected = set(np.flatnonzero(logits >= logits.max() - n * logits.std()).tolist())
+        for top_k in (0, 3):
+            sampler = Sampler(Sampling(top_n_sigma=n, top_k=top_k, top_p=1.0, min_p=0.0))
+            kept = set(sampler._candidates(logits).tolist())
+            assert kept == (set(sorted(expected, key=lambda i: -logits[i])[:top_k]) if top_k else expected)
+
+
+def test_xtc_excludes_all_but_the_last_of_the_top_choices():
+    chances = frequencies(xtc_probability=0.5, xtc_threshold=0.15)  # 0.4, 0.3 and 0.2 are above
+    p = np.exp(LOGITS)
+    without = np.where(p > 0.25, 0, p) / p[p < 0.25].sum()
+    assert np.abs(chances - (p + without) / 2).max() < 0.03
+    assert np.abs(frequencies(xtc_probability=1.0, xtc_threshold=0.35) - p).max() < 0.03  # only one is above
+    assert set(np.flatnonzero(frequencies(xtc_probability=1.0, xtc_threshold=0.15, temp=0))) == {2}
+
+
+def test_the_temperature_follows_the_entropy():
+    flat, peaked = np.zeros(5, np.float32), np.log(np.array([0.96, 0.01, 0.01, 0.01, 0.01], np.float32))
+    sampler = Sampler(Sampling(temp=1.0, dynatemp_range=0.5, dynatemp_exponent=2.0))
+    assert sampler._temperature(flat) == pytest.approx(1.5)
+    p = probabilities(peaked)
+    share = -(p * np.log(p)).sum() / np.log(5)
+    assert sampler._temperature(peaked) == pytest.approx(0.5 + share**2)
+    hot = np.exp(LOGITS / sampler._temperature(LOGITS))
+    assert np.abs(frequencies(dynatemp_range=0.5, dynatemp_exponent=2.0) - hot / hot.sum()).max() < 0.03
+
+
+def test_biases_are_added_before_anything_else():
+    p = np.exp(LOGITS) * np.exp([0, -1.0, 0, 0, 2])
+    assert np.abs(frequencies(logit_bias={1: -1.0, 4: 2.0}) - p / p.sum()).max() < 0.03
+    assert frequencies(logit_bias={1: -np.inf})[1] == 0
+    assert frequencies(10, logit_bias={1: -np.inf}, temp=0)[3] == 1
+    with pytest.raises(PlanError, match="every token"):
+        frequencies(1, logit_bias=dict.fromkeys(range(5), -np.inf))
+    with pytest.raises(PlanError, match="logit_bias = inf"):
+        Sampling(logit_bias={1: np.inf})
+
+
+def test_biases_of_texts(model):
+    biased = generate(model, "a", n_predict=3, temp=0, ignore_eos=True, logit_bias={"xy": 1000.0})
+    assert set(biased.text()) <= {"x", "y"}
+    with pytest.raises(PlanError, match="no token 9999"):
+        generate(model, "a", logit_bias={9999: 1.0})
+
+
+def test_scores_of_a_prompt(model):
+    prompt = [0, *range(30, 200), 7]
+    generation = generate(model, prompt, n_predict=1, temp=0, n_probs=1, score_prompt=True, session=model.session(200))
+    generation.text()
+    logits = model.logits(prompt).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert [score.token for score in generation.prompt_scores] == prompt[1:]
+    for row, score in zip(expected, generation.prompt_scores, strict=False):
+        assert score.logprob == pytest.approx(row[score.token], abs=1e-4)
+        assert score.top[0] == (int(row.argmax()), pytest.approx(row.max(), abs=1e-4))
+    (last,) = generation.sampled or [generation.ending]
+    assert last.logprob == pytest.approx(expected[-1].max(), abs=1e-4)

@@ -63,7 +63,7 @@ def test_variables_of_a_template_with_names_of_python(client):
 
 
 def test_unknown_paths_and_methods(client):
-    assert error(client.get("/v1/embeddings"), 404)["type"] == "not_found_error"
+    assert error(client.get("/v1/nothing"), 404)["type"] == "not_found_error"
     assert "GET is not possible" in error(client.get("/v1/completions"), 405)["message"]
 
 
@@ -89,8 +89,16 @@ def test_unknown_paths_and_methods(client):
         ("chat_template_kwargs", {"messages": []}),
         ("stream_options", 1),
         ("reasoning_effort", 1),
-        ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json"}),
+        ("logit_bias", 5),
+        ("logit_bias", {"5000": 1}),
+        ("logit_bias", [[5, 1, 1]]),
+        ("logit_bias", [[True, 1]]),
+        ("n", 0),
+        ("n", 129),
+        ("n", True),
+        ("typical_p", 0),
+        ("xtc_threshold", 2),
     ],
 )
 def test_invalid_fields_are_named(client, field, value):
@@ -112,7 +120,7 @@ def test_invalid_messages_are_named(client):
 
 
 def test_invalid_prompts_are_named(client):
-    for prompt in (None, 5, ["a", "b"], [1.5], [True], {}, [5000], [-1]):
+    for prompt in (None, 5, ["a", 1], [[0], [1.5]], [1.5], [True], {}, [5000], [-1]):
         assert error(client.post("/v1/completions", json={"prompt": prompt}))["param"] == "prompt"
     assert client.post("/v1/completions", json={"prompt": ["a:"], "max_tokens": 1}).json()["choices"][0]["text"] == "H"
     assert client.post("/v1/completions", json={"prompt": "", "max_tokens": 1}).status_code == 200  # begins with BOS
@@ -159,10 +167,26 @@ def test_tokenize_and_detokenize(client):
     assert ids == [0, 2 + 0xC3, 2 + 0xA9]
     assert client.post("/tokenize", json={"content": "<", "add_special": True}).json()["tokens"] == [0, 2 + ord("<")]
     assert len(client.post("/tokenize", json={"content": "<s>", "parse_special": False}).json()["tokens"]) == 3
-    assert client.post("/detokenize", json={"tokens": ids}).json() == {"content": "<s>é"}
+    assert client.post("/detokenize", json={"tokens": ids}).json()["content"] == "<s>é"
     assert error(client.post("/tokenize", json={}))["param"] == "content"
     assert error(client.post("/detokenize", json={"tokens": [258]}))["param"] == "tokens"
     assert error(client.post("/detokenize", json={"tokens": "x"}))["param"] == "tokens"
+
+
+def test_the_tokenizer_as_clients_of_vllm_ask_for_it(client):
+    info = client.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"], info["add_bos_token"]) == ("<s>", "</s>", None, True)
+    assert (info["vocab_size"], info["model_max_length"]) == (258, 512)
+    assert "m.content" in info["chat_template"]
+    assert client.post("/tokenize", json={"prompt": "<"}).json() == {
+        "tokens": [0, 2 + ord("<")],
+        "count": 2,
+        "max_model_len": 512,
+    }
+    body = {"prompt": "<", "add_special_tokens": False}
+    assert client.post("/tokenize", json=body).json()["tokens"] == [2 + ord("<")]
+    assert client.post("/detokenize", json={"tokens": [2 + ord("<")]}).json()["prompt"] == "<"
+    assert error(client.post("/tokenize", json={"prompt": 1}))["param"] == "prompt"
 
 
 def test_props_describe_the_model(client, model):

@@ -238,9 +238,40 @@ def test_cached_prompts_are_not_read_again(engine):
     assert busy.started.wait(20)
     again = Client(shared, [0, *range(50, 90)], n_predict=2)
     again.text()
-    assert again.end.timings.cached_tokens == 0
+    assert again.end.timings.cached_tokens == 31  # a copy of what the busy slot has
     more = Client(shared, [0, *range(50, 100)], n_predict=2)
     more.text()
     assert more.end.timings.cached_tokens == 41
     busy.task.cancel()
     assert busy.done.wait(20)
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 4])
+def test_a_prompt_of_several_tasks_is_read_once(packed, engine, parallel):
+    prompt = [0, *range(40, 140)]
+    options = {"temp": 1.5, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "n_predict": 20}
+    alone = [generate(load_model(packed), prompt, seed=i, ignore_eos=True, **options).text() for i in range(4)]
+    clients, shared = [], engine(parallel=parallel, max_queue=0, ubatch=32)
+
+    class Waiting(Client):
+        def __init__(self, **options):
+            super().__init__(type("Collector", (), {"submit": lambda self, task: None})(), prompt, **options)
+
+    clients = [Waiting(seed=i, **options) for i in range(4)]
+    shared.submit(*(client.task for client in clients))  # one request, though more tasks than places in the queue
+    assert [client.text() for client in clients] == alone
+    assert sum(client.end.timings.prompt_tokens for client in clients) == len(prompt) + 3
+
+
+def test_requests_take_turns(engine):
+    shared, ended, submitted = engine(parallel=1), [], threading.Event()
+
+    def listener(i):
+        return lambda event: submitted.wait(20) and isinstance(event, EndEvent) and ended.append(i)
+
+    shared.submit(*(Task(PROMPTS[0], {"temp": 0, "n_predict": 2}, listener(i)) for i in range(4)))
+    shared.submit(Task(PROMPTS[1], {"temp": 0, "n_predict": 2}, listener("other")))
+    submitted.set()
+    wait_until(lambda: shared.n_tasks == 0)
+    assert ended.index("other") < 3  # it did not wait for all of the first request
+    assert [i for i in ended if i != "other"] == [0, 1, 2, 3]

@@ -1,6 +1,7 @@
 """What a client can hold up: connections, headers, bodies, long texts, long stop texts, host names, and the log."""
 
 import asyncio
+import ipaddress
 import json
 import logging
 import socket
@@ -8,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -247,3 +249,18 @@ def test_messages_of_the_server_are_limited(caplog):
         assert len(caplog.records) == 5
     finally:
         connections.limit_logs(LineLimit())
+
+
+@pytest.mark.parametrize(("bound", "family"), [("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)])
+def test_the_printed_address_is_one_that_reaches_the_server(bound, family):
+    from ggufmill.runtime.serve.listen import browser_url
+
+    url = urlsplit(browser_url(bound, 8080))
+    assert url.port == 8080
+    assert not ipaddress.ip_address(url.hostname).is_unspecified
+    try:
+        with socket.socket(family) as own:
+            own.bind((url.hostname, 0))  # an address of this machine
+    except OSError:
+        assert family == socket.AF_INET6, "IPv4 is always there"
+    assert browser_url("box", 80) == "http://box:80"

@@ -134,7 +134,6 @@ def test_errors(client):
     assert (error(temperature="hot").param, error(temperature=True).code) == ("temperature", "invalid_value")
     assert error(max_tokens=0).param == "max_tokens"
     assert error(stop=[1]).param == "stop"
-    assert error(n=2).code == "unsupported_parameter"
     tool = {"type": "function", "function": {"name": "f"}}
     refused = error(tools=[tool])
     assert (refused.param, refused.code) == ("tools", "unsupported_parameter")
@@ -189,6 +188,14 @@ def test_closing_the_stream_ends_the_generation(endless):
     stream.close()
     wait_until(lambda: load(endless) == (0, 0))
     assert client.chat.completions.create(model="x", messages=ASK, max_tokens=2).choices[0].message.content == "ab"
+
+
+def test_closing_the_stream_ends_all_choices(endless):
+    stream = client_of(endless).chat.completions.create(model="x", messages=ASK, stream=True, n=3)
+    next(iter(stream))
+    wait_until(lambda: load(endless) == (1, 2))
+    stream.close()
+    wait_until(lambda: load(endless) == (0, 0))
 
 
 def test_a_client_timeout_ends_the_generation(endless):

@@ -1,7 +1,10 @@
 """The built-in page in Chromium."""
 
+import json
+import re
 import shutil
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -51,7 +54,7 @@ def find(browser, selector):
 
 
 def wait_for(browser, condition):
-    return WebDriverWait(browser, 15, 0.05).until(lambda _: condition())
+    return WebDriverWait(browser, 90, 0.05).until(lambda _: condition())
 
 
 def say(browser, text):
@@ -59,8 +62,33 @@ def say(browser, text):
     find(browser, "#message").send_keys(text, Keys.ENTER)
 
 
+def turns(browser, role="assistant"):
+    return browser.find_elements(By.CSS_SELECTOR, f".turn.{role}:not(.busy)")
+
+
 def answers(browser):
-    return [turn.text for turn in browser.find_elements(By.CSS_SELECTOR, ".turn.assistant:not(.busy) .text")]
+    return [turn.find_element(By.CSS_SELECTOR, ".text").text for turn in turns(browser)]
+
+
+def button(parent, label):
+    return next(one for one in parent.find_elements(By.TAG_NAME, "button") if one.text == label)
+
+
+def titles(browser):
+    return [one.text for one in browser.find_elements(By.CSS_SELECTOR, "#conversations .choose")]
+
+
+@contextmanager
+def screen(browser, width, height, scheme="light"):
+    """A phone or a window of this size, light or dark."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +107,9 @@ def test_a_conversation(visit, url):
     assert note.startswith(f"{len(ANSWER)} tokens, ")
     say(browser, "And again")
     wait_for(browser, lambda: answers(browser) == [ANSWER] * 2)
-    known = int(browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .note")[1].text.split(" known")[0].split()[-1])
+    known = int(browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .note")[1].text.split(" cached")[0].split()[-1])
     assert known > len("u:Hello <i>there</i>\na:" + ANSWER)  # the first turn was sent again and found in the cache
+    assert find(browser, "#status").get_attribute("textContent") == f"Answer: {ANSWER}"
     find(browser, "#reset").click()
     assert browser.find_elements(By.CSS_SELECTOR, ".turn") == []
 
@@ -98,7 +127,7 @@ def test_the_description_of_the_file(visit, url):
 
 def test_settings_are_sent_and_saved(visit, url):
     browser = visit(url)
-    wait_for(browser, lambda: find(browser, "#temperature").get_attribute("value") == "0")
+    wait_for(browser, lambda: find(browser, "#temperature").get_attribute("placeholder") == "0")
     find(browser, "#limit").send_keys("4", Keys.TAB)
     find(browser, "#system").send_keys("Be kind.", Keys.TAB)
     say(browser, "Hello")
@@ -109,6 +138,12 @@ def test_settings_are_sent_and_saved(visit, url):
     browser.refresh()
     assert find(browser, "#limit").get_attribute("value") == "4"
     assert find(browser, "#system").get_attribute("value") == "Be kind."
+    for name, value in {"top_p": "0.5", "top_k": "3", "min_p": "0.1", "seed": "7"}.items():
+        find(browser, f"#{name}").send_keys(value, Keys.TAB)
+    expected = {"max_tokens": 4, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7, "logprobs": True, "top_logprobs": 5}
+    assert browser.execute_script("return requestFields()") == expected
+    find(browser, "#defaults").click()
+    assert browser.execute_script("return requestFields()") == {"logprobs": True, "top_logprobs": 5}
 
 
 def test_stop(visit, served, reciting):
@@ -146,28 +181,238 @@ def test_the_page_asks_for_the_api_key(visit, served, reciting):
     wait_for(browser, lambda: answers(browser) == [ANSWER])
 
 
+MARKDOWN = """# Title
+
+A **bold** and *slanted* `code <b>` word, 2 * 3 * 4, snake_case_name, \\*sign\\*
+https://example.org/b. [link](https://example.org/a) [bad](javascript:alert(1))
+
+1. one
+2. two
+   - inner
+
+| a | b |
+|---|--:|
+| 1 | <i>2</i> |
+
+> quoted
+> text
+
+~~~python
+print("<script>alert(1)</script>")
+~~~
+
+![picture](https://example.org/x.png)"""
+MARKDOWN_PARTS = (
+    "<h3>Title</h3>",
+    "<strong>bold</strong> and <em>slanted</em> <code>code &lt;b&gt;</code> word, 2 * 3 * 4, snake_case_name, *sign*<br>"
+    '<a href="https://example.org/b" target="_blank" rel="noopener noreferrer">https://example.org/b</a>. ',
+    '<a href="https://example.org/a" target="_blank" rel="noopener noreferrer">link</a> [bad](javascript:alert(1))',
+    "<ol><li>one</li><li>two<ul><li>inner</li></ul></li></ol>",
+    '<td style="text-align: right;">&lt;i&gt;2&lt;/i&gt;</td>',
+    "<blockquote><p>quoted<br>text</p></blockquote>",
+    '<code>print("&lt;script&gt;alert(1)&lt;/script&gt;")</code>',
+    '<a href="https://example.org/x.png" target="_blank" rel="noopener noreferrer">picture</a>',
+)
+RENDERED = "const n = make('div'); renderMarkdown(n, arguments[0]); return n.innerHTML"
+
+
+def test_markdown(visit, url):
+    browser = visit(url)
+    html = browser.execute_script(RENDERED, MARKDOWN)
+    assert [part for part in MARKDOWN_PARTS if part not in html] == []
+    assert "<img" not in html
+    assert "<script" not in html
+
+
+def test_markdown_of_signs_alone(visit, url):
+    browser = visit(url)
+    for signs in ("*a", "[", "> ", "- ", "`", "|", "**a ", "_a ", "~~a ", "[a]("):
+        assert browser.execute_script(RENDERED, signs * 2000)
+
+
+GROWN = """
+const n = make('div');
+for (let i = 0; i <= arguments[0].length; i++) renderMarkdown(n, arguments[0].slice(0, i));
+return n.innerHTML"""
+
+
+def test_a_text_that_grows_looks_as_the_whole_text(visit, url):
+    browser = visit(url)
+    assert browser.execute_script(GROWN, MARKDOWN) == browser.execute_script(RENDERED, MARKDOWN)
+
+
+def test_regenerate_edit_and_copy(visit, url):
+    browser = visit(url)
+    say(browser, "First")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    say(browser, "Second")
+    wait_for(browser, lambda: len(answers(browser)) == 2)
+    button(turns(browser)[0], "Regenerate").click()
+    wait_for(browser, lambda: len(turns(browser, "user")) == 1 and answers(browser) == [ANSWER])
+    button(turns(browser, "user")[0], "Edit").click()
+    field = find(browser, ".edit textarea")
+    assert field.get_attribute("value") == "First"
+    field.send_keys(Keys.ESCAPE)
+    assert find(browser, ".turn.user .text").text == "First"
+    button(turns(browser, "user")[0], "Edit").click()
+    find(browser, ".edit textarea").send_keys(" again", Keys.ENTER)
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    assert [turn.find_element(By.CSS_SELECTOR, ".text").text for turn in turns(browser, "user")] == ["First again"]
+    browser.execute_script("window.copied = []; copyText = (text, button) => copied.push(text)")
+    button(turns(browser)[0], "Copy").click()
+    assert browser.execute_script("return copied") == [ANSWER]
+
+
+def test_probabilities_of_tokens(visit, url):
+    browser = visit(url)
+    say(browser, "Hello")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    button(turns(browser)[0], "Tokens").click()
+    tokens = browser.find_elements(By.CSS_SELECTOR, ".tokens span")
+    assert "".join(token.get_attribute("textContent") for token in tokens) == ANSWER
+    tokens[0].click()
+    tip = find(browser, "#tip").text.splitlines()
+    assert tip[:2] == ["H", "100 %"]
+    tokens[0].send_keys(Keys.ARROW_RIGHT)
+    assert find(browser, "#tip").text.splitlines()[0] == "i"
+    button(turns(browser)[0], "Tokens").click()
+    assert answers(browser) == [ANSWER]
+
+
+def test_conversations_are_kept_renamed_exported_imported_and_deleted(visit, url):
+    browser = visit(url)
+    say(browser, "One <i>")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    find(browser, "#reset").click()
+    say(browser, "Two")
+    wait_for(browser, lambda: answers(browser) == [ANSWER])
+    assert titles(browser) == ["Two", "One <i>"]
+    browser.get(url)
+    assert titles(browser) == ["Two", "One <i>"]
+    find(browser, "#conversations li:last-child .choose").click()
+    assert [find(browser, ".turn.user .text").text, *answers(browser)] == ["One <i>", ANSWER]
+    row = find(browser, "#conversations li.current")
+    browser.execute_script("arguments[0].click()", button_named(row, "Rename One <i>"))
+    find(browser, "#conversations input").send_keys(Keys.CONTROL, "a", Keys.NULL, "Uno", Keys.ENTER)
+    assert titles(browser) == ["Uno", "Two"]
+    exported = browser.execute_async_script(
+        "const done = arguments[0]; URL.createObjectURL = (blob) => { blob.text().then(done); return '#' }; $('export').click()"
+    )
+    assert sorted(one["messages"][0]["content"] for one in json.loads(exported)["conversations"]) == ["One <i>", "Two"]
+    browser.execute_script("window.confirm = () => true")
+    browser.execute_script("arguments[0].click()", button_named(find(browser, "#conversations li.current"), "Delete Uno"))
+    assert titles(browser) == ["Two"]
+    assert turns(browser) == []
+    browser.execute_script(
+        "window.alert = (text) => { window.alerted = text }; importConversations('{\"conversations\": [{}]}')"
+    )
+    assert "not a conversation" in browser.execute_script("return alerted")
+    browser.execute_script("importConversations(arguments[0])", exported)
+    assert sorted(titles(browser)) == ["Two", "Two", "Uno"]
+
+
+def button_named(parent, name):
+    return next(one for one in parent.find_elements(By.TAG_NAME, "button") if one.get_attribute("aria-label") == name)
+
+
+CALLS = """
+const part = (delta) => ({ choices: [{ delta }] }), message = { role: 'assistant', content: '', tokens: [] };
+addChunk(message, part({ reasoning_content: 'It asks for ' }));
+addChunk(message, part({ reasoning_content: 'the weather.' }));
+addChunk(message, part({ tool_calls: [{ index: 0, id: 'c1', function: { name: 'weather', arguments: '{"ci' } }] }));
+addChunk(message, part({ tool_calls: [{ index: 0, function: { arguments: 'ty":"<b>"}' } }] }));
+const one = { id: 'c', title: 'Calls', updated: 1, messages: [{ role: 'user', content: 'Weather?' }, message] };
+openConversation(one);
+window.sent = null;
+answerNext = () => { sent = state.current.messages.slice(2); };
+"""
+
+
+def test_calls_of_functions_and_their_results(visit, url):
+    browser = visit(url)
+    wait_for(browser, lambda: "llama" in find(browser, "#summary").text)
+    browser.execute_script(CALLS)
+    assert find(browser, ".thoughts summary").text == "Thoughts"
+    assert not find(browser, ".thoughts div").is_displayed()  # folded
+    assert find(browser, ".calls .call").text == "Calls weather"
+    assert find(browser, ".calls pre").text == '{\n  "city": "<b>"\n}'
+    find(browser, ".calls textarea").send_keys("rain")
+    button_named(find(browser, ".calls"), "Send what the functions return").click()
+    assert browser.execute_script("return sent") == [{"role": "tool", "tool_call_id": "c1", "content": "rain"}]
+    find(browser, "#tools-field summary").click()
+    find(browser, "#tools").send_keys("{", Keys.TAB)
+    assert find(browser, "#tools-error").text.startswith("Not used: ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1400, 900)])
+def test_nothing_sticks_out_or_is_covered(visit, url, width, height, scheme):
+    browser = visit(url)
+    with screen(browser, width, height, scheme):
+        browser.refresh()
+        say(browser, "Hello " + "x" * 300)
+        wait_for(browser, lambda: answers(browser) == [ANSWER])
+        for panel in ("open", "open-list"):
+            if find(browser, f"#{panel}").get_attribute("aria-expanded") == "false":
+                find(browser, f"#{panel}").click()
+            assert browser.execute_script("return document.documentElement.scrollWidth") == width
+            boxes = {
+                id: find(browser, id).rect for id in ("#log", "#side", "#list", "#write") if find(browser, id).is_displayed()
+            }
+            assert boxes["#log"]["height"] > height / 4
+            assert [(a, b) for a in boxes for b in boxes if a < b and overlap(boxes[a], boxes[b])] == []
+        assert find(browser, ".turn.assistant .text").is_displayed()
+        back = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", back)[:3])) < 300) == (scheme == "dark")
+
+
+def overlap(a, b):
+    """Whether two rectangles have more than a rounded pixel in common."""
+    return all(min(a[p] + a[n], b[p] + b[n]) - max(a[p], b[p]) > 1 for p, n in (("x", "width"), ("y", "height")))
+
+
+def test_everything_by_keyboard(visit, served, reciting):
+    browser = visit(served(reciting("abcdefg", end=False, n_ctx=200_000)))
+    assert browser.switch_to.active_element.get_attribute("id") == "message"
+    browser.switch_to.active_element.send_keys("one", Keys.SHIFT, Keys.ENTER, Keys.NULL, "two")
+    assert find(browser, "#message").get_attribute("value") == "one\ntwo"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    wait_for(browser, lambda: "abcdefgabcdefg" in find(browser, ".turn.assistant .text").text)
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait_for(browser, lambda: len(answers(browser)) == 1)
+    assert find(browser, ".turn.assistant .note").text.startswith("Stopped.")
+    reached, seen = [], set()
+    for _ in range(60):
+        active = browser.switch_to.active_element
+        if active.id in seen:
+            break
+        seen.add(active.id)
+        reached.append(active.get_attribute("aria-label") or active.text or active.get_attribute("id"))
+        active.send_keys(Keys.TAB)
+    assert {"Chats", "Settings", "New conversation", "Copy answer", "Regenerate", "temperature", "seed", "Message"} <= set(
+        reached
+    )
+
+
 def test_a_narrow_screen(visit, url):
     browser = visit(url)
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
-    )
-    try:
-        assert browser.execute_script("return document.documentElement.scrollWidth") == 360  # nothing sticks out
+    with screen(browser, 360, 640):
+        browser.refresh()
         assert not find(browser, "aside").is_displayed()
         find(browser, "#open").click()
         assert find(browser, "#temperature").is_displayed()
-        find(browser, "#open").click()
+        browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+        assert not find(browser, "aside").is_displayed()
+        assert browser.switch_to.active_element.get_attribute("id") == "open"
         say(browser, "Hello")
         wait_for(browser, lambda: answers(browser) == [ANSWER])
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_code_and_reasoning_are_shown_as_text(visit, url):
     browser = visit(url)
     wait_for(browser, lambda: "llama" in find(browser, "#summary").text)
     text = "<think>hm <b>x</b></think>\n\nSee:\n```html\n<script>alert(1)</script>\n```\nDone & <img src=x onerror=alert(2)>"
-    browser.execute_script("show('assistant', arguments[0])", text)
+    browser.execute_script("$('log').replaceChildren(turnOf({ role: 'assistant', content: arguments[0] }))", text)
     turn = find(browser, ".turn.assistant .text")
     assert find(browser, ".turn pre").text == "<script>alert(1)</script>"
     assert find(browser, ".turn details summary").text == "Thoughts"

@@ -134,6 +134,21 @@ def test_selective_scan_with_a_factor_for_each_element(seed, count, sizes):
     run_both(lambda b, x: element_scan(b, x, *sizes), seed, count, source=source)
 
 
+@pytest.mark.parametrize("decay", [1e-3, 1, 300])
+@pytest.mark.parametrize(
+    ("build", "shapes"),
+    [(delta, delta_shapes()), (row_delta, row_delta_shapes()), (scan, scan_shapes()), (element_scan, element_scan_shapes())],
+)
+def test_prompts_of_several_chunks(build, shapes, decay):
+    """With decays near one and near zero, of which a chunk has long products."""
+    source = source_of(3, **shapes)
+    factor = source.tensors["ssm_a"]
+    scaled = dataclasses.replace(factor, read=lambda start, stop: decay * factor.read(start, stop))
+    run_both(
+        build, 3, 2, counts=(150, 1, 20), source=dataclasses.replace(source, tensors=dict(source.tensors) | {"ssm_a": scaled})
+    )
+
+
 GRAPHS = {
     "delta": (
         lambda b, x: delta(b, convolution(b, x), layer=1, v_width=72, tiled=True),

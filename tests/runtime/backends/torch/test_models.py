@@ -79,7 +79,7 @@ def test_layers_are_shared_out(mixture):
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"device": "tpu"}, "--device tpu is none of"),
+        ({"device": "tpu"}, "--device 'tpu' is none of"),
         ({"device": "xpu:7"}, "--device xpu:7 is not there"),
         ({"device": "cpu", "override_tensor": "exps=CUDA7"}, "there is no CUDA7"),
         ({"device": "cpu", "override_tensor": "exps=GPU"}, "is not `regex=CPU`"),

@@ -1,14 +1,12 @@
-"""Speeds do not include the compilation of kernels."""
+"""Timings of a generation, and the passes that come before it."""
 
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
 import numba
 
 from ggufmill.runtime import load_model
-from ggufmill.runtime.evaluate.clock import seconds_without_compilation
 from ggufmill.runtime.generation.generate import generate, warm_up
 
 
@@ -20,27 +18,6 @@ def compile_a_function():
         return x * x + 1.5
 
     f(2.0)
-
-
-def test_the_clock_stops_during_compilation():
-    compile_a_function()  # the first time numba loads modules of its own
-    start, wall_start = seconds_without_compilation(), time.perf_counter()
-    compile_a_function()
-    seconds, wall = seconds_without_compilation() - start, time.perf_counter() - wall_start
-    assert 0 <= seconds < wall / 2
-    time.sleep(0.05)
-    assert 0.05 <= seconds_without_compilation() - start - seconds <= time.perf_counter() - wall_start - wall
-
-
-def test_threads_that_compile_at_the_same_time_count_once():
-    compile_a_function()
-    start, wall_start = seconds_without_compilation(), time.perf_counter()
-    threads = [threading.Thread(target=compile_a_function) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 0 <= seconds_without_compilation() - start <= time.perf_counter() - wall_start
 
 
 def test_timings_of_a_generation_exclude_compilation(tiny, monkeypatch):

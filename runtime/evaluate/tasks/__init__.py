@@ -1,0 +1,1 @@
+"""Tasks with choices in llama-perplexity's file formats: HellaSwag, WinoGrande, multiple choice."""

@@ -1,0 +1,121 @@
+"""Errors of requests, and checks of single values: each returns the value, or raises a RequestError that names the field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+JsonObject = dict[str, Any]
+
+
+class RequestError(Exception):
+    """An error of OpenAI's API. param: the invalid field; code: an identifier for programs; status: of HTTP."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+    def as_json(self) -> JsonObject:
+        """The error object."""
+        types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+        error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+
+
+Check = Callable[[str, Any], Any]
+
+_MAX_STOP_LENGTH = 4096  # characters; each token of an answer is compared with the stop texts
+
+_MAX_BIASES, _MAX_BIAS = 4096, 1e4
+_BANNED = -100  # OpenAI's API: this bias excludes a token
+
+
+def invalid(name: str, expected: str, value: Any) -> RequestError:
+    """The error that names a field, what it has to be, and what it is."""
+    try:
+        shown = json.dumps(value, default=str)
+    except RecursionError:  # nested almost as deep as the JSON decoder accepts
+        shown = "that"
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return RequestError(f"{name} has to be {expected}, not {shown}", param=name, code="invalid_value")
+
+
+def number(low: float, high: float, integer: bool = False) -> Check:
+    """A check for numbers from low to high."""
+    expected = "an integer" if integer else "a number"
+
+    def check(name: str, value: Any) -> Any:
+        valid = isinstance(value, int) if integer else isinstance(value, int | float)
+        if not valid or isinstance(value, bool) or not low <= value <= high:
+            raise invalid(name, f"{expected} from {low:g} to {high:g}", value)
+        return value
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Checks for true or false."""
+    if not isinstance(value, bool):
+        raise invalid(name, "true or false", value)
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """Checks for a text."""
+    if not isinstance(value, str):
+        raise invalid(name, "a text", value)
+    return value
+
+
+def json_object(name: str, value: Any) -> JsonObject:
+    """Checks for an object."""
+    if not isinstance(value, dict):
+        raise invalid(name, "an object", value)
+    return value
+
+
+def stop_texts(name: str, value: Any) -> list[str]:
+    """Checks texts that end an answer; returns a list."""
+    texts = [value] if isinstance(value, str) else value
+    valid = isinstance(texts, list) and len(texts) <= 16
+    if not valid or not all(isinstance(t, str) and 0 < len(t) <= _MAX_STOP_LENGTH for t in texts):
+        raise invalid(name, f"a text or a list of up to 16 texts of at most {_MAX_STOP_LENGTH} characters", value)
+    return texts
+
+
+def token_limit(name: str, value: Any) -> int:
+    """Checks a number of tokens, of which -1 is no limit."""
+    if type(value) is not int or value != -1:
+        number(1, 1 << 30, integer=True)(name, value)
+    return value
+
+
+def seed(name: str, value: Any) -> int | None:
+    """Checks a seed; returns it as `Sampling` takes it: None is a random one."""
+    number(-(1 << 63), (1 << 64) - 1, integer=True)(name, value)
+    return None if value == -1 else value % (1 << 64)
+
+
+def logit_bias(name: str, value: Any) -> dict[int | str, float]:
+    """Checks biases of tokens: OpenAI's object of ids and numbers, or llama.cpp's list of pairs [id or text, number or false].
+
+    Returns them by id or text; false, and -100 or less, is -inf.
+    """
+    pairs = value.items() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list) or len(value) > _MAX_BIASES:
+        raise invalid(name, f"an object of at most {_MAX_BIASES} token ids and numbers", value)
+    biases: dict[int | str, float] = {}
+    for pair in pairs:
+        token, bias = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
+        if isinstance(value, dict) and isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
+            token = int(token)
+        if isinstance(token, bool) or not isinstance(token, int | str) or token == "":
+            raise invalid(name, "token ids or texts, each with a number", pair)
+        if bias is False:
+            bias = -math.inf
+        elif isinstance(bias, bool) or not isinstance(bias, int | float) or not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            raise invalid(f"{name}[{str(token)[:20]}]", "a number", bias)
+        biases[token] = -math.inf if bias <= _BANNED else float(bias)
+    return biases

@@ -1,0 +1,133 @@
+"""Vectors of texts, in OpenAI's and llama-server's forms, and the ranking of documents."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....formats import MillError, PlanError
+from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
+from ..checks import JsonObject, RequestError, flag, invalid, number, text
+from ..responses import as_request_error, json_response
+from ..service import MAX_PROMPT_TOKENS, Service
+
+_MAX_TEXTS = 2048  # of a request
+
+
+def embedding_routes(service: Service) -> list[Route]:
+    """The routes, for a served model."""
+    model = service.model
+
+    def pooling_of(body: JsonObject) -> str:
+        pooling = body.get("pooling") or model_pooling(model)
+        if pooling not in POOLINGS:
+            raise invalid("pooling", f"one of {', '.join(POOLINGS)}", pooling)
+        return pooling
+
+    def check_lengths(param: str, sequences: Sequence[list[int]]) -> None:
+        most = min(model.n_ctx, model.graph.n_positions or model.n_ctx)
+        for i, tokens in enumerate(sequences):
+            if not 0 < len(tokens) <= most:
+                message = f"{param}[{i}] has {len(tokens)} tokens; there have to be 1 to {most}"
+                raise RequestError(message, param=param, code="context_length_exceeded")
+        total = sum(map(len, sequences))
+        if total > max(MAX_PROMPT_TOKENS, most):
+            message = f"{param} has {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, most)}"
+            raise RequestError(message, param=param, code="context_length_exceeded")
+
+    async def vectors_of(sequences: Sequence[list[int]], pooling: str, normalize: bool = True) -> list[np.ndarray]:
+        try:
+            computing = service.engine.compute(embed_tokens(model, sequences, pooling, normalize=normalize))
+            return await asyncio.wrap_future(computing)
+        except MillError as error:
+            raise as_request_error(error) from None
+
+    async def sequences_of(body: JsonObject) -> list[list[int]]:
+        param = "input" if "input" in body or "content" not in body else "content"
+        value = body.get(param)
+        single = isinstance(value, str) or (isinstance(value, list) and value and all(type(i) is int for i in value))
+        values = [value] if single else value
+        if not isinstance(values, list) or not 0 < len(values) <= _MAX_TEXTS:
+            raise invalid(param, f"a text, token ids, or a list of 1 to {_MAX_TEXTS} of them", value)
+        sequences = []
+        for i, each in enumerate(values):
+            if isinstance(each, str):
+                service.check_length(each, param)
+                sequences.append(await service.in_thread(model.tokenizer.encode, each))
+            elif isinstance(each, list):
+                sequences.append(service.check_token_ids(param, each))
+            else:
+                raise invalid(f"{param}[{i}]", "a text or token ids", each)
+        check_lengths(param, sequences)
+        return sequences
+
+    async def embeddings(request: Request) -> Response:
+        body = await service.read_json(request)
+        form = body.get("encoding_format") or "float"
+        if form not in ("float", "base64"):
+            raise invalid("encoding_format", "float or base64", form)
+        pooling = pooling_of(body)
+        if pooling == "none":
+            raise RequestError("the model makes a vector of every token: use /embedding", param="input", code="invalid_value")
+        sequences = await sequences_of(body)
+        vectors = await vectors_of(sequences, pooling)
+        if body.get("dimensions") is not None:
+            n = number(1, len(vectors[0]), integer=True)("dimensions", body["dimensions"])
+            vectors = [vector[:n] / max(float(np.linalg.norm(vector[:n])), 1e-12) for vector in vectors]
+        data = [{"object": "embedding", "index": i, "embedding": _written(v, form)} for i, v in enumerate(vectors)]
+        usage = {"prompt_tokens": sum(map(len, sequences)), "total_tokens": sum(map(len, sequences))}
+        return json_response({"object": "list", "model": service.name, "data": data, "usage": usage})
+
+    async def embedding(request: Request) -> Response:
+        body = await service.read_json(request)
+        pooling = pooling_of(body)
+        normalize = number(-1, 2, integer=True)("embd_normalize", body.get("embd_normalize", 2)) == 2 and pooling != "none"
+        vectors = await vectors_of(await sequences_of(body), pooling, normalize)
+        return json_response([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
+
+    async def rerank(request: Request) -> Response:
+        body = await service.read_json(request)
+        if model_pooling(model) != "rank":
+            raise RequestError("the model does not rank: it has no classifier", param="model", code="unsupported_parameter")
+        query, documents = text("query", body.get("query")), body.get("documents")
+        if not isinstance(documents, list) or not 0 < len(documents) <= _MAX_TEXTS:
+            raise invalid("documents", f"a list of 1 to {_MAX_TEXTS} texts", documents)
+        with_texts = flag("return_documents", body.get("return_documents") or False)
+        top = number(1, 1 << 30, integer=True)("top_n", body.get("top_n") or len(documents))
+        sequences = []
+        for i, each in enumerate(documents):
+            each = each.get("text") if isinstance(each, dict) else each
+            service.check_length(query + text(f"documents[{i}]", each), "documents")
+            try:
+                sequences.append(await service.in_thread(pair_tokens, model, query, each))
+            except PlanError as error:
+                raise RequestError(str(error), param="model", code="unsupported_parameter") from None
+        check_lengths("documents", sequences)
+        scores = [float(vector[0]) for vector in await vectors_of(sequences, "rank")]
+        results = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]
+        if with_texts:
+            results = [{**result, "document": documents[result["index"]]} for result in results]
+        results.sort(key=lambda result: -result["relevance_score"])
+        usage = {"prompt_tokens": sum(map(len, sequences)), "total_tokens": sum(map(len, sequences))}
+        return json_response({"object": "list", "model": service.name, "results": results[:top], "usage": usage})
+
+    post = ["POST"]
+    return [
+        Route("/v1/embeddings", embeddings, methods=post),
+        Route("/embeddings", embedding, methods=post),
+        Route("/embedding", embedding, methods=post),
+        *(Route(path, rerank, methods=post) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")),
+    ]
+
+
+def _written(vector: np.ndarray, form: str) -> Any:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

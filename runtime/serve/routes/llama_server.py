@@ -1,0 +1,158 @@
+"""Routes of llama-server and vLLM beside OpenAI's: the state of the server, and texts as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....formats import PlanError
+from ..checks import RequestError, flag, number, text
+from ..llama_replies import LlamaReplies
+from ..metrics import metrics_text
+from ..prompt_renderer import PromptRenderer
+from ..replies import Prompt
+from ..requests import parse_chat, parse_completion
+from ..responses import json_response
+from ..service import Service
+
+_INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
+# Fields of /completion that are read here, or make no difference: prompts are always cached, slots chosen by what they hold.
+_OWN_FIELDS = ("n_probs", "return_tokens", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "logprobs")
+
+
+def llama_server_routes(service: Service) -> list[Route]:
+    """The routes, for a served model."""
+
+    async def health(request: Request) -> Response:
+        n_tasks, n_slots = service.engine.n_tasks, service.engine.n_slots
+        n_busy = min(n_tasks, n_slots)
+        counts = {"slots_processing": n_busy, "slots_idle": n_slots - n_busy, "waiting": n_tasks - n_busy}
+        return json_response({"status": "ok", **counts})
+
+    async def props(request: Request) -> Response:
+        tokens, vocabulary = service.tokenizer.vocabulary.tokens, service.tokenizer.vocabulary
+        renderer = service.renderers[0]
+        template = renderer.template_text if isinstance(renderer, PromptRenderer) else None
+        sampling = {key: value for key, value in service.defaults.items() if key not in ("seed", "logit_bias")}
+        return json_response(
+            {
+                "default_generation_settings": {"n_ctx": service.model.n_ctx, "params": sampling},
+                "total_slots": service.engine.n_slots,
+                "model_alias": service.name,
+                "model_path": service.description["file"],
+                "chat_template": template,
+                "bos_token": tokens[vocabulary.bos] if vocabulary.bos is not None else "",
+                "eos_token": tokens[vocabulary.eos] if vocabulary.eos is not None else "",
+                "model": service.description,
+            }
+        )
+
+    async def tokenize(request: Request) -> Response:
+        body = await service.read_json(request)
+        name = "prompt" if "prompt" in body else "content"
+        text = body.get(name)
+        if not isinstance(text, str):
+            raise RequestError(f"{name} has to be a text", param=name, code="invalid_value")
+        special = bool(body.get("add_special_tokens", True) if name == "prompt" else body.get("add_special", False))
+        parse = bool(body.get("parse_special", True))
+        tokens = await service.in_thread(service.tokenizer.encode, text, special, parse)
+        lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
+        return json_response({"tokens": tokens, **lengths})
+
+    async def detokenize(request: Request) -> Response:
+        body = await service.read_json(request)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            raise RequestError("tokens has to be a list of token ids", param="tokens", code="invalid_value")
+        ids = service.check_token_ids("tokens", tokens)
+        text = await service.in_thread(service.tokenizer.decode, ids, False)
+        return json_response({"content": text, "prompt": text})
+
+    async def tokenizer_info(request: Request) -> Response:
+        tokens, vocabulary, renderer = service.tokenizer.vocabulary.tokens, service.tokenizer.vocabulary, service.renderers[0]
+        special = {"bos": vocabulary.bos, "eos": vocabulary.eos, "unk": vocabulary.unknown}
+        special["pad"] = vocabulary.special_id("padding")
+        return json_response(
+            {
+                **{f"{name}_token": None if token is None else tokens[token] for name, token in special.items()},
+                "add_bos_token": service.tokenizer.add_bos,
+                "add_eos_token": service.tokenizer.add_eos,
+                "model_max_length": service.model.n_ctx,
+                "vocab_size": service.tokenizer.n_vocab,
+                "chat_template": renderer.template_text if isinstance(renderer, PromptRenderer) else None,
+            }
+        )
+
+    async def apply_template(request: Request) -> Response:
+        parsed = parse_chat(await service.read_json(request), service.defaults)
+        return json_response({"prompt": await run_in_threadpool(service.render, parsed)})
+
+    async def completion(request: Request) -> Response:
+        return await complete(request, await service.read_json(request))
+
+    async def infill(request: Request) -> Response:
+        body = await service.read_json(request)
+        prefix, suffix, middle = (text(name, body.get(name) or "") for name in _INFILL_FIELDS)
+        if body.get("input_extra"):
+            message = "input_extra is not supported: texts of other files belong into input_prefix"
+            raise RequestError(message, param="input_extra", code="unsupported_parameter")
+        fields = {name: value for name, value in body.items() if name not in (*_INFILL_FIELDS, "input_extra")}
+        ids = await service.encode_infill(prefix, suffix, "input_prefix")
+        service.check_length(middle, "prompt")
+        ids += await service.in_thread(service.tokenizer.encode, middle, False, True)
+        return await complete(request, {**fields, "prompt": ids})
+
+    async def complete(request: Request, body: dict[str, Any]) -> Response:
+        n_probs = number(0, 20, integer=True)("n_probs", body.get("n_probs") or 0)
+        with_tokens = flag("return_tokens", body.get("return_tokens") or False)
+        given = body.get("prompt")
+        as_list = isinstance(given, list) and not all(type(i) is int for i in given)
+        fields = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
+        parsed = parse_completion({**fields, "logprobs": None}, service.defaults)
+        settings = {"n_ctx": service.model.n_ctx, **{k: v for k, v in parsed.options.items() if k != "logit_bias"}}
+        if n_probs or with_tokens or parsed.stream:
+            parsed.options["n_probs"] = n_probs
+        await service.compile_grammar(parsed)
+
+        def build(prompts: Sequence[Prompt]) -> LlamaReplies:
+            return LlamaReplies(
+                service.tokenizer,
+                service.name,
+                prompts,
+                settings,
+                n_probs=n_probs,
+                with_tokens=with_tokens,
+                as_list=as_list,
+            )
+
+        if parsed.n > 1 or parsed.best_of > 1 or parsed.echo or parsed.include_usage:
+            raise RequestError("n, best_of, echo and stream_options belong to /v1/completions", param="n", code="invalid_value")
+        return await service.answer(request, parsed, await service.encode_prompts(parsed), build=build)
+
+    async def metrics(request: Request) -> Response:
+        if not service.has_metrics:
+            raise RequestError("there are no metrics: the server was started without --metrics", status=501)
+        try:
+            text, media_type = metrics_text(service.engine)
+        except PlanError as error:
+            raise RequestError(str(error), status=501) from None
+        return Response(text, media_type=media_type)
+
+    return [
+        Route("/completion", completion, methods=["POST"]),
+        Route("/completions", completion, methods=["POST"]),
+        Route("/infill", infill, methods=["POST"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/v1/health", health, methods=["GET"]),
+        Route("/props", props, methods=["GET"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/apply-template", apply_template, methods=["POST"]),
+    ]

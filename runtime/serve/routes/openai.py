@@ -1,0 +1,61 @@
+"""OpenAI's API: chat completions, completions, models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..checks import RequestError
+from ..openai_responses import ResponseWriter, chat_request
+from ..replies import Prompt
+from ..requests import parse_chat, parse_completion
+from ..responses import json_response
+from ..service import Service
+
+
+def openai_routes(service: Service) -> list[Route]:
+    """The routes, for a served model."""
+
+    def model_object() -> dict[str, Any]:
+        meta = {"n_vocab": service.description["vocabulary"], "n_ctx_train": service.description["n_ctx_train"]}
+        meta |= {"n_params": service.description["parameters"], "size": service.description["bytes"]}
+        return {"id": service.name, "object": "model", "created": service.created, "owned_by": "ggufmill", "meta": meta}
+
+    async def models(request: Request) -> Response:
+        return json_response({"object": "list", "data": [model_object()]})
+
+    async def one_model(request: Request) -> Response:
+        if request.path_params["name"] != service.name:
+            raise RequestError(f"there is no model of that name, only {service.name}", "model", "model_not_found", 404)
+        return json_response(model_object())
+
+    async def chat(request: Request) -> Response:
+        parsed = parse_chat(await service.read_json(request), service.defaults)
+        ids, parser = await service.encode_chat(parsed)
+        return await service.answer(request, parsed, [Prompt(ids)], parser)
+
+    async def completion(request: Request) -> Response:
+        parsed = parse_completion(await service.read_json(request), service.defaults)
+        await service.compile_grammar(parsed)
+        return await service.answer(request, parsed, await service.encode_prompts(parsed))
+
+    async def responses(request: Request) -> Response:
+        body = await service.read_json(request)
+        try:
+            parsed = parse_chat(chat_request(body), service.defaults)
+            ids, parser = await service.encode_chat(parsed)
+        except RequestError as error:  # what it says of messages is about the input
+            error.param = error.param and error.param.replace("messages", "input", 1)
+            raise
+        return await service.answer_in_blocks(request, parsed, ids, parser, ResponseWriter(service.name, body))
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", one_model, methods=["GET"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+    ]

@@ -1,0 +1,79 @@
+"""llama-server's slots: what they hold, and prompts kept in files across restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ....formats import MillError
+from ...session import Session
+from ...session_file import restore_session, save_session
+from ..checks import RequestError, invalid
+from ..engine import Busy
+from ..responses import as_request_error, json_response
+from ..service import Service
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
+
+def slot_routes(service: Service, folder: Path | None) -> list[Route]:
+    """The routes, for a served model. folder: of saved prompts; None: none are saved or restored."""
+
+    async def use(number: int, function: Callable[[Session], Any]) -> tuple[Any, float]:
+        """What a function makes of a slot's session, and milliseconds."""
+        start = time.perf_counter()
+        try:
+            (result,) = await asyncio.wrap_future(service.engine.compute(service.engine.use_slot(number, function)))
+        except Busy as error:
+            raise as_request_error(error) from None
+        except MillError as error:
+            raise RequestError(str(error), param="filename", code="invalid_value") from None
+        return result, 1000 * (time.perf_counter() - start)
+
+    async def slots(request: Request) -> Response:
+        n_ctx = service.model.n_ctx
+        states = enumerate(service.engine.slots())
+        return json_response(
+            [{"id": i, "n_ctx": n_ctx, "is_processing": busy, "n_tokens": n_tokens} for i, (n_tokens, busy) in states]
+        )
+
+    async def act(request: Request) -> Response:
+        number, action = request.path_params["number"], request.query_params.get("action")
+        if number >= service.engine.n_slots:
+            raise RequestError(f"there are slots 0 to {service.engine.n_slots - 1}", param="id_slot", code="invalid_value")
+        if action not in ("save", "restore", "erase"):
+            raise invalid("action", "save, restore or erase", action)
+        if action == "erase":
+            n_erased, _ = await use(number, _erase)
+            return json_response({"id_slot": number, "n_erased": n_erased})
+        if folder is None:
+            message = "prompts are not kept in files: the server was started without --slot-save-path"
+            raise RequestError(message, param="action", status=501)
+        name = (await service.read_json(request)).get("filename")
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+            raise invalid("filename", "a name of up to 100 letters, digits and . _ -", name)
+        function, path = (save_session if action == "save" else restore_session), folder / name
+        (n_bytes, n_tokens), ms = await use(number, lambda session: (function(session, path), len(session.tokens)))
+        done, moved = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
+        return json_response(
+            {"id_slot": number, "filename": name, done: n_tokens, moved: n_bytes, "timings": {f"{action}_ms": ms}}
+        )
+
+    return [
+        Route("/slots", slots, methods=["GET"]),
+        Route("/slots/{number:int}", act, methods=["POST"]),
+    ]
+
+
+def _erase(session: Session) -> int:
+    n_erased = len(session.tokens)
+    session.rewind(0)
+    return n_erased

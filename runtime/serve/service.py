@@ -1,0 +1,259 @@
+"""What all routes share: the model, its engine, reading and checking requests, and the answers to prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ...formats import PlanError
+from ..generation.sampling import token_biases
+from ..model import Model
+from ..text.chat import ChatTemplate, prompt_tokens
+from ..text.infill import infill_prompt
+from .answer_grammar import answer_grammar
+from .blocks import BlockResponse, BlockWriter
+from .checks import RequestError
+from .engine import Engine, check_prompt_length
+from .model_info import describe
+from .prompt_renderer import PromptRenderer
+from .replies import Prompt, ReplyBuilder
+from .requests import CompletionRequest
+from .responses import Replies, TaskResponse
+from .stream_parser import StreamParser
+from .tool_formats import find_reasoning_format, find_tool_format, special_tokens_in_tags
+
+_TEXT_THREADS = 2  # texts that are encoded or decoded at once
+MAX_PROMPT_TOKENS = 1 << 18  # of all prompts of a request, where the context is not longer
+_MAX_LOGPROBS = 1 << 20  # of all choices of a request, where a full context does not have more
+_HEADER_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+
+class Service:
+    """A served model: its engine, and what its routes have in common."""
+
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        templates: tuple[ChatTemplate | PlanError, ChatTemplate | PlanError],
+        name: str,
+        defaults: Mapping[str, Any],
+        max_body: int,
+        body_seconds: float,
+    ):
+        """templates: for conversations without tools, and with tools; other arguments as of `make_app`."""
+        self.model, self.engine, self.name = model, engine, name
+        self.renderers = [PromptRenderer(t) if isinstance(t, ChatTemplate) else t for t in templates]
+        self.defaults, self.max_body, self.body_seconds = defaults, max_body, body_seconds
+        self._text_threads = CapacityLimiter(_TEXT_THREADS)
+        self.tokenizer, self.has_metrics = model.tokenizer, False
+        self.description, self.created = describe(model), int(time.time())
+
+    async def read_json(self, request: Request) -> dict[str, Any]:
+        """The JSON object in the body of a request. Raises RequestError when it is too large or not a JSON object."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > self.max_body:
+                        raise RequestError(f"the request is larger than {self.max_body} bytes", code="too_large", status=413)
+            body = json.loads(data)
+        except TimeoutError:
+            message = f"the body of the request did not arrive within {self.body_seconds:g} seconds"
+            raise RequestError(message, code="request_timeout", status=408) from None
+        except ClientDisconnect:
+            raise RequestError("the client is gone", status=400) from None
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the request is not JSON: {error}", code="invalid_json") from None
+        if not isinstance(body, dict):
+            raise RequestError("the request has to be a JSON object", code="invalid_json")
+        return body
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function that may take long for a long text. Few run at once: other requests go on meanwhile."""
+        return await to_thread.run_sync(function, *arguments, limiter=self._text_threads)
+
+    async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
+        """The prompt of a chat request, and the parser for its answer. Raises RequestError."""
+        text = await run_in_threadpool(self.render, parsed)
+        self.check_length(text, "messages")
+        parser = self.stream_parser(parsed, text)
+        await self.compile_grammar(parsed, parser)
+        return await self.in_thread(prompt_tokens, self.tokenizer, text), parser
+
+    async def compile_grammar(self, parsed: CompletionRequest, parser: StreamParser | None = None) -> None:
+        """Sets the option `grammar` for what a request says of the form of its answer. Raises RequestError."""
+        parts = (parser.tool_format, parser.reasoning_end) if parser is not None else ()
+        grammar = await self.in_thread(answer_grammar, parsed, self.tokenizer, *parts)
+        if grammar is not None:
+            parsed.options["grammar"] = grammar
+
+    async def encode_prompt(self, prompt: str | list[int], param: str = "prompt") -> list[int]:
+        """The tokens of a text that may name control tokens, or checked token ids. Raises RequestError."""
+        if isinstance(prompt, str):
+            self.check_length(prompt, param)
+            return await self.in_thread(self.tokenizer.encode, prompt, True, True)
+        return self.check_token_ids(param, prompt)
+
+    async def encode_prompts(self, parsed: CompletionRequest) -> list[Prompt]:
+        """The prompts of a completion. Raises RequestError."""
+        prompts, given = [], parsed.prompts or []
+        for i, each in enumerate(given):
+            param = "prompt" if len(given) == 1 else f"prompt[{i}]"
+            if parsed.suffix is None:
+                ids = await self.encode_prompt(each, param)
+            else:
+                ids = await self.encode_infill(each, parsed.suffix, param)
+            if isinstance(each, str):
+                prompts.append(Prompt(ids, each, self.tokenizer.add_bos))
+            else:
+                text = await self.in_thread(self.tokenizer.decode, each, False) if parsed.echo else ""
+                prompts.append(Prompt(ids, text))
+        return prompts
+
+    async def encode_infill(self, prefix: str | list[int], suffix: str, param: str) -> list[int]:
+        """The prompt for the text between two others. Raises RequestError."""
+        for text, name in ((suffix, "suffix"), (prefix, param)):
+            if isinstance(text, str):
+                self.check_length(text, name)
+            else:
+                self.check_token_ids(name, text)
+        try:
+            return await self.in_thread(infill_prompt, self.tokenizer, prefix, suffix)
+        except PlanError as error:
+            raise RequestError(str(error), param="suffix", code="unsupported_parameter") from None
+
+    def check_length(self, text: str, param: str) -> None:
+        """Raises RequestError for a text that cannot fit into the context, before it is encoded."""
+        least = self.tokenizer.least_tokens(text)
+        if least >= self.model.n_ctx:
+            message = f"the prompt has at least {least} tokens, and the context holds {self.model.n_ctx} with the answer"
+            raise RequestError(message, param=param, code="context_length_exceeded")
+
+    def renderer(self, parsed: CompletionRequest) -> PromptRenderer:
+        """Raises RequestError when there is no template, or the request has tools and the template does not support them."""
+        renderer = self.renderers[bool(parsed.tools)]
+        if isinstance(renderer, PlanError):
+            raise RequestError(str(renderer), code="no_chat_template")
+        if parsed.tools and not renderer.supports_tools:
+            message = "the model's chat template does not tell it of functions (--template chooses another)"
+            raise RequestError(message, param="tools", code="unsupported_parameter")
+        return renderer
+
+    def render(self, parsed: CompletionRequest) -> str:
+        """The prompt text of a chat request. Raises RequestError."""
+        renderer, tools = self.renderer(parsed), {"tools": parsed.tools} if parsed.tools else {}
+        try:
+            return renderer.render(parsed.messages or [], {**parsed.variables, **tools})
+        except PlanError as error:
+            raise RequestError(str(error), param="messages", code="template_error") from None
+
+    def stream_parser(self, parsed: CompletionRequest, prompt: str) -> StreamParser:
+        """The parser for the answer to a rendered prompt. Sets the option `visible_special`: control tokens that are part of
+        the tags that the parser looks for."""
+        template = self.renderer(parsed).template_text
+        reasoning = find_reasoning_format(template) if parsed.separate_reasoning else None
+        tools = find_tool_format(template) if parsed.tools else None
+        tags = [tag for format in (reasoning, tools) if format is not None for tag in format.tags]
+        vocabulary = self.tokenizer.vocabulary
+        special_tokens = ((text, id) for text, id, _ in vocabulary.special_tokens if vocabulary.is_control(id))
+        parsed.options["visible_special"] = special_tokens_in_tags(tags, special_tokens) if tags else ()
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") for tool in parsed.tools}
+        in_reasoning = reasoning is not None and prompt.rstrip().endswith(reasoning.start_tag)
+        return StreamParser(reasoning, tools, functions, in_reasoning)
+
+    def check_token_ids(self, name: str, tokens: list[Any]) -> list[int]:
+        n = len(self.tokenizer.vocabulary.tokens)
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < n for i in tokens):
+            raise RequestError(f"{name} has to hold token ids from 0 to {n - 1}", param=name, code="invalid_value")
+        return tokens
+
+    async def answer_in_blocks(
+        self, request: Request, parsed: CompletionRequest, ids: list[int], parser: StreamParser, writer: BlockWriter
+    ) -> Response:
+        """Generates the response to a chat of an API whose answers are written in blocks. Raises RequestError."""
+        if parsed.n > 1:
+            raise RequestError("n has to be 1: there is one answer", param="n", code="invalid_value")
+        self._check_prompts(parsed, [Prompt(ids)], "messages")
+        tasks = TaskResponse(self.engine, [(ids, parsed.options)], request)
+        response = BlockResponse(tasks, parser, writer, _ignored_fields(parsed))
+        return response.stream() if parsed.stream else await response.complete()
+
+    async def answer(
+        self,
+        request: Request,
+        parsed: CompletionRequest,
+        prompts: Sequence[Prompt],
+        parser: StreamParser | None = None,
+        build: Callable[[Sequence[Prompt]], Replies] | None = None,
+    ) -> Response:
+        """Generates the response to prompts. parser: for chats, None for completions; build: makes what builds the reply, None:
+        in OpenAI's form. Raises RequestError."""
+        options, logprobs = parsed.options, "n_probs" in parsed.options
+        self._check_prompts(parsed, prompts, "prompt" if parser is None else "messages")
+        if parsed.best_of > parsed.n:
+            options.setdefault("n_probs", 0)
+        if options.get("logit_bias"):
+            try:
+                options["logit_bias"] = token_biases(self.tokenizer, options["logit_bias"])
+            except PlanError as error:
+                raise RequestError(str(error), param="logit_bias", code="invalid_value") from None
+        tasks = []
+        for prompt in prompts:
+            for i in range(max(parsed.n, parsed.best_of)):
+                seed = options.get("seed")
+                own = {"seed": None if seed is None else seed + i, "score_prompt": parsed.echo and logprobs and i == 0}
+                tasks.append((prompt.ids, {**options, **own}))
+        replies = (
+            build(prompts)
+            if build is not None
+            else ReplyBuilder(self.tokenizer, self.name, prompts, parser, n=parsed.n, logprobs=logprobs, echo=parsed.echo)
+        )
+        headers = _ignored_fields(parsed)
+        response = TaskResponse(self.engine, tasks, request)
+        if parsed.stream:
+            return response.stream(replies, headers, parsed.include_usage)
+        return await response.complete(replies, headers)
+
+    def _check_prompts(self, parsed: CompletionRequest, prompts: Sequence[Prompt], param: str) -> None:
+        """Raises RequestError for prompts that do not fit into the context with an answer, and for more than a request may
+        cost: tokens of all prompts, and log probabilities of all choices."""
+        if not self.model.graph.is_causal:
+            raise RequestError("the model makes vectors of texts, not answers: use /v1/embeddings", param="model")
+        n_ctx, n_predict = self.model.n_ctx, parsed.options.get("n_predict", -1)
+        limit_code = "context_length_exceeded"
+        for i, prompt in enumerate(prompts):
+            try:
+                check_prompt_length(self.model, prompt.ids, 0 if n_predict == 0 else 1)
+            except PlanError as error:
+                raise RequestError(str(error), param if len(prompts) == 1 else f"{param}[{i}]", limit_code) from None
+        total = sum(len(prompt.ids) for prompt in prompts)
+        if total > max(MAX_PROMPT_TOKENS, n_ctx):
+            message = f"the prompts have {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, n_ctx)}"
+            raise RequestError(message, param=param, code=limit_code)
+        if "n_probs" in parsed.options:
+            per_token, total = 1 + parsed.options["n_probs"], 0
+            for prompt in prompts:
+                free = n_ctx - len(prompt.ids)
+                generated = max(parsed.n, parsed.best_of) * (free if n_predict < 0 else min(free, n_predict))
+                total += per_token * (generated + parsed.echo * parsed.n * len(prompt.ids))
+            most = max(_MAX_LOGPROBS, per_token * n_ctx)
+            if total > most:
+                message = f"up to {total} log probabilities are asked for, and a request may have {most}: "
+                raise RequestError(message + "fewer choices, or a smaller max_tokens, need less", "logprobs", "invalid_value")
+
+
+def _ignored_fields(parsed: CompletionRequest) -> dict[str, str]:
+    """The header that names the fields of a request without effect."""
+    ignored = [name for name in parsed.ignored if _HEADER_SAFE_NAME.fullmatch(name)][:20]
+    return {"X-Ignored-Fields": ", ".join(ignored)} if ignored else {}

@@ -1,0 +1,87 @@
+"""Sessions in files: the tokens and the KV cache of a sequence, to go on after a restart without reading its prompt again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ..formats import MillError, PlanError
+from ..jobs.atomic_write import write_bytes
+from .backends.cpu.kv_cache import KVCache
+from .evaluate.provenance import file_digest
+from .model import Model
+from .session import Session
+
+_FORMAT = "ggufmill session 1"
+
+
+def save_session(session: Session, path: Path) -> int:
+    """Writes a session, with a checksum and a digest of its model; returns the bytes written.
+
+    Raises PlanError where the cache is on a device, MillError when the file cannot be written.
+    """
+    session.drop_unknown()
+    length = session.cache.length
+    arrays = {"tokens": np.array(session.tokens[:length], np.int64), **_cache(session).dump()}
+    metadata = {"format": _FORMAT, "model": _model_digest(session.model), "xxh3": _checksum(arrays)}
+    data = save(arrays, metadata)
+    write_bytes(path, data)
+    return len(data)
+
+
+def restore_session(session: Session, path: Path) -> int:
+    """Gives a session the tokens and the cache that a file holds; returns the file's bytes.
+
+    Raises MillError for a file that is damaged, of another model or of other settings of the cache, or that does not fit; the
+    session is then as it was. PlanError where the cache is on a device.
+    """
+    cache = _cache(session)
+    try:
+        size = path.stat().st_size
+        with safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise MillError(f"{path} is not a saved session")
+            if metadata.get("model") != _model_digest(session.model):
+                raise MillError(f"{path} was saved with another model")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (OSError, SafetensorError) as error:
+        raise MillError(f"{path} cannot be read as a saved session: {getattr(error, 'strerror', None) or error}") from None
+    if metadata.get("xxh3") != _checksum(arrays):
+        raise MillError(f"{path} is damaged: its checksum is wrong")
+    tokens = arrays.pop("tokens").tolist()
+    if len(tokens) > session.n_ctx:
+        raise MillError(f"{path} has {len(tokens)} tokens, and the context holds {session.n_ctx}")
+    if not cache.load(arrays, len(tokens)):
+        raise MillError(f"{path} was saved with other types of the KV cache, or another -mla")
+    session.tokens, session.drafter = tokens, None
+    return size
+
+
+def _cache(session: Session) -> KVCache:
+    if not isinstance(session.cache, KVCache):
+        raise PlanError("sessions whose cache is on a device cannot be saved or restored")
+    return session.cache
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = xxhash.xxh3_64()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
+
+
+def _model_digest(model: Model) -> str:
+    """Of the model's files, as `file_digest` reads them, and of what its tensors are."""
+    digest = xxhash.xxh3_64()
+    for path in model.source.files:
+        digest.update(file_digest(Path(path)).encode())
+    for name, tensor in model.source.tensors.items():
+        digest.update(f"{name} {tensor.shape} {tensor.source_type}".encode())
+    return digest.hexdigest()

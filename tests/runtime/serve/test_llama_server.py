@@ -1,0 +1,129 @@
+"""llama-server's /completion, /slots and /metrics."""
+
+import dataclasses
+import json
+
+import pytest
+
+from ggufmill.runtime import load_model
+
+pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
+
+ANSWER = "Hi <b>you!"
+
+
+@pytest.fixture(scope="module")
+def url(served, reciting):
+    return served(reciting(ANSWER), alias="reciter", metrics=True, warm_up=False)
+
+
+def post(url, path="/completion", **fields):
+    return httpx.post(url + path, json=fields, timeout=300)
+
+
+def test_a_completion(url):
+    reply = post(url, prompt="a:", n_predict=50, cache_prompt=True, id_slot=0, return_tokens=True).json()
+    assert (reply["content"], reply["stop"], reply["stop_type"], reply["model"]) == (ANSWER, True, "eos", "reciter")
+    assert reply["tokens"] == [2 + b for b in ANSWER.encode()]
+    assert (reply["tokens_evaluated"], reply["tokens_predicted"], reply["truncated"]) == (3, len(ANSWER), False)
+    assert (reply["prompt"], reply["has_new_line"], reply["stopping_word"]) == ("a:", False, "")
+    assert reply["timings"]["predicted_n"] == len(ANSWER)
+    assert reply["generation_settings"]["n_predict"] == 50
+    assert "completion_probabilities" not in reply
+    cut = post(url, prompt="a:", n_predict=2).json()
+    assert (cut["content"], cut["stop_type"], cut["tokens"]) == ("Hi", "limit", [])
+    stopped = post(url, prompt="a:", stop=["z", "yo"]).json()
+    assert (stopped["content"], stopped["stop_type"], stopped["stopping_word"]) == ("Hi <b>", "word", "yo")
+
+
+def test_probabilities(url):
+    entries = post(url, prompt="a:", n_probs=2).json()["completion_probabilities"]
+    assert "".join(entry["token"] for entry in entries) == ANSWER
+    assert all(len(entry["top_logprobs"]) == 2 and entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in entries)
+
+
+def test_lists_of_prompts(url):
+    replies = post(url, prompt=["a:", [2 + ord("b"), 2 + ord(":")]]).json()
+    assert [(reply["index"], reply["content"]) for reply in replies] == [(0, ANSWER), (1, ANSWER)]
+    assert post(url, prompt=[2 + ord(":")]).json()["content"] == ANSWER
+
+
+def test_a_stream(url):
+    lines = [line for line in post(url, prompt="a:", stream=True).text.split("\n") if line]
+    assert all(line.startswith("data: {") for line in lines)
+    chunks = [json.loads(line[6:]) for line in lines]
+    assert "".join(chunk["content"] for chunk in chunks) == ANSWER
+    assert [token for chunk in chunks for token in chunk["tokens"]] == [2 + b for b in ANSWER.encode()]
+    assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["tokens_predicted"] == len(ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "n_probs": 50}, "n_probs"),
+        ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "temperature": "x"}, "temperature"),
+    ],
+)
+def test_refusals_name_the_field(url, fields, param):
+    reply = post(url, **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_slots_and_metrics(url, served, reciting):
+    pytest.importorskip("prometheus_client")
+    post(url, prompt="a:")
+    (slot,) = httpx.get(f"{url}/slots", timeout=300).json()
+    assert (slot["id"], slot["n_ctx"], slot["is_processing"]) == (0, 512, False)
+    assert slot["n_tokens"] > len(ANSWER)
+    reply = httpx.get(f"{url}/metrics", timeout=300)
+    assert reply.headers["content-type"].startswith("text/plain")
+    values = dict(line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#"))
+    assert float(values["llamacpp:tokens_predicted_total"]) >= len(ANSWER)
+    assert float(values["llamacpp:requests_processing"]) == 0
+    assert httpx.get(served(reciting(ANSWER), warm_up=False) + "/metrics", timeout=300).status_code == 501
+
+
+def test_prompts_are_kept_across_restarts(served, reciting, tmp_path):
+    url = served(reciting(ANSWER), warm_up=False, slot_save_path=tmp_path)
+    prompt = "x" * 40 + ":"
+    first = post(url, prompt=prompt).json()
+    kept = post(url, "/slots/0?action=save", filename="a.bin").json()
+    assert kept["n_saved"] >= first["tokens_evaluated"]
+    assert kept["n_written"] == (tmp_path / "a.bin").stat().st_size
+    again = served(reciting(ANSWER), warm_up=False, slot_save_path=tmp_path)
+    assert post(again, "/slots/0?action=restore", filename="a.bin").json()["n_restored"] == kept["n_saved"]
+    reply = post(again, prompt=prompt).json()
+    assert reply["timings"]["cache_n"] == first["tokens_evaluated"] - 1
+    assert reply["content"] == first["content"]
+    assert post(again, "/slots/0?action=erase").json()["n_erased"] > 0
+    for path, fields, status in (
+        ("/slots/9?action=save", {"filename": "a"}, 400),
+        ("/slots/0?action=keep", {"filename": "a"}, 400),
+        ("/slots/0?action=save", {"filename": "../a"}, 400),
+        ("/slots/0?action=restore", {"filename": "nothing"}, 400),
+    ):
+        assert post(again, path, **fields).status_code == status
+    assert post(served(reciting(ANSWER), warm_up=False), "/slots/0?action=save", filename="a").status_code == 501
+
+
+def test_infill_is_a_completion_between_two_texts(served, tiny):
+    """The control tokens of the vocabulary stand around the texts, and what is generated goes on after `prompt`."""
+    keys = {f"tokenizer.ggml.fim_{part}_token_id": token for part, token in (("pre", 250), ("suf", 251), ("mid", 252))}
+    url = served(load_model(dataclasses.replace(tiny, metadata=tiny.metadata | keys)), warm_up=False)
+    asked = {"n_predict": 4, "temperature": 0, "return_tokens": True}
+    reply = post(url, "/infill", input_prefix="ab", input_suffix="y", prompt="c", **asked)
+    ids = [0, 250, 2 + ord("a"), 2 + ord("b"), 251, 2 + ord("y"), 252, 2 + ord("c")]
+    expected = post(url, "/completion", prompt=ids, **asked).json()
+    assert (reply.status_code, reply.json()["tokens"], reply.json()["tokens_evaluated"]) == (200, expected["tokens"], len(ids))
+    refused = post(url, "/infill", input_prefix="ab", input_extra=[{"text": "x", "filename": "y"}])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input_extra")
+    assert post(url, "/infill", input_prefix=5).json()["error"]["param"] == "input_prefix"
+
+
+def test_infill_needs_tokens_for_it(url):
+    reply = post(url, "/infill", input_prefix="a", input_suffix="b")
+    assert (reply.status_code, "no tokens to fill in the middle" in reply.json()["error"]["message"]) == (400, True)

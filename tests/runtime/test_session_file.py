@@ -1,0 +1,63 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ggufmill.formats import MillError
+from ggufmill.runtime import load_model
+from ggufmill.runtime.session_file import restore_session, save_session
+
+PROMPT = list(range(10, 60))
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+    session = load_model(tiny, n_ctx=128).session()
+    session.feed(PROMPT)
+    assert save_session(session, tmp_path / "a.bin") == (tmp_path / "a.bin").stat().st_size
+    return tmp_path / "a.bin", session.feed([7])
+
+
+def test_a_restored_session_goes_on_with_the_same_logits(tiny, saved):
+    path, expected = saved
+    session = load_model(tiny, n_ctx=128).session()
+    restore_session(session, path)
+    assert session.tokens == PROMPT
+    np.testing.assert_array_equal(session.feed([7]), expected)
+
+
+def test_what_a_session_held_before_is_gone(tiny, saved):
+    path, expected = saved
+    session = load_model(tiny, n_ctx=128).session()
+    session.feed(list(range(100, 200)))
+    restore_session(session, path)
+    np.testing.assert_array_equal(session.feed([7]), expected)
+
+
+def test_wrong_files_change_nothing(tiny, saved, tmp_path):
+    path, _ = saved
+    model = load_model(tiny, n_ctx=128)
+    session = model.session()
+    session.feed([3, 4])
+    damaged, cut, other = tmp_path / "b.bin", tmp_path / "c.bin", tmp_path / "d.bin"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    damaged.write_bytes(data)
+    cut.write_bytes(data[:-100])
+    other.write_bytes(b"anything")
+    for wrong, message in (
+        (damaged, "damaged"),
+        (cut, "cannot be read"),
+        (other, "cannot be read"),
+        (tmp_path / "e", "No such"),
+    ):
+        with pytest.raises(MillError, match=message):
+            restore_session(session, wrong)
+        assert session.tokens == [3, 4]
+    tensors = {name: tensor for name, tensor in tiny.tensors.items() if name != "output.weight"}
+    with pytest.raises(MillError, match="another model"):
+        restore_session(load_model(dataclasses.replace(tiny, tensors=tensors), n_ctx=128).session(), path)
+    with pytest.raises(MillError, match="other types"):
+        restore_session(load_model(tiny, n_ctx=128, cache_k="f32").session(), path)
+    with pytest.raises(MillError, match="50 tokens"):
+        restore_session(load_model(tiny, n_ctx=32).session(), path)
