@@ -8,7 +8,7 @@ state ends in the same bytes as an uninterrupted one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,16 +36,19 @@ _EMBEDDING_ROWS = 4096  # read at a time
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Which tensors are collected beside those of the layers.
+    """Which tensors are collected beside those of the layers, and how.
 
     output      the output matrix; if it is tied to the embeddings, the entry has their name
     nextn       the draft layers (multi-token prediction), run on the model's hidden states and the tokens of the text
     embeddings  token_embd.weight: the squares of the embeddings themselves, each as many times as the text uses it
+    head_inputs the inputs themselves of matrices per head are asked for, as covariances need them, where a backend has sums of
+                squares for less: these are rounded otherwise, so that all parts of a job have to ask for the same
     """
 
     output: bool = False
     embeddings: bool = False
     nextn: bool = False
+    head_inputs: bool = False
 
     def check(self, model: Model) -> None:
         """Raises PlanError if both would be the same entry."""
@@ -119,10 +122,9 @@ class Collector(Observer):
     sums, counts  tensor name -> float64 [matrices, columns] and int64 [matrices]
     """
 
-    wants_squares = True
-
     def __init__(self, model: Model, options: CollectOptions | None = None):
         self._model, self._options = model, options or CollectOptions()
+        self.wants_squares = not self._options.head_inputs
         self._options.check(model)
         self.weight = 1
         self.token_counts = np.zeros(model.n_embeddings if self._options.embeddings else 0, np.int64)
@@ -275,14 +277,21 @@ class _Recorder(Collector):
         self.additions.append(replace(a, **copied))  # squares that several weights share stay one array
 
 
-def run_batch(model: Model, windows: np.ndarray, weight: int, first: int, options: CollectOptions) -> BatchResult:
+def run_batch(
+    model: Model,
+    windows: np.ndarray,
+    weight: int,
+    first: int,
+    options: CollectOptions,
+    covariance: CovarianceCollector | None = None,
+) -> BatchResult:
     """What a batch adds to the sums of `collect`, and its scores.
 
-    windows: int64 [n, n_ctx], which run together; weight: of their tokens; first: number of the first of them, for errors.
-    Raises MillError as `collect` does.
+    windows: int64 [n, n_ctx], which run together; weight: of their tokens; first: number of the first of them, for errors;
+    covariance: another observer of the same pass. Raises MillError as `collect` does.
     """
     recorder, scores = _Recorder(model, options, weight), RecordedScores()
-    with model.observing(recorder):
+    with model.observing(recorder), nullcontext() if covariance is None else model.observing(covariance):
         for _ in score(model, windows, first, scores, recorder.collect_drafts if options.nextn else None):
             pass
     return BatchResult(recorder.additions, scores)
@@ -331,7 +340,7 @@ def collect(
     calibration, total = tokens, len(tokens.windows)
     collector, statistics, done = Collector(model, options), ScoreStatistics(), 0
     chosen = options or CollectOptions()
-    more = ("nextn",) if chosen.nextn else ()
+    more = [name for name in ("nextn", "head_inputs") if getattr(chosen, name)]
     fingerprint = calibration.fingerprint(model, collector.token_counts.size > 0, chosen.output, *more)
     if resume is not None:
         resume.check(fingerprint, total)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..formats import TYPES, FormatError, TensorType, open_gguf
+from ..formats.file_range import check_regular
 from ..formats.gguf_header import header_bytes
 
 Entry = tuple[np.ndarray, np.ndarray]
@@ -35,6 +36,7 @@ class ImatrixFile:
 
 def read_imatrix_file(path: Path) -> ImatrixFile:
     """Reads either format, recognised by content. Raises FormatError for a file that is neither, or is truncated."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formats import FormatError, PlanError
+from ..formats.file_range import check_regular, read_file
 from ..runtime import Model
 from ..runtime.text.chat import Message, find_template, prompt_tokens
 from .calibration import TextSegment
@@ -99,7 +100,7 @@ class _Reader:
     def documents(self, path: Path) -> Iterator[list[int]]:
         """The token ids of each document of a file."""
         if path.suffix not in TABLE_SUFFIXES:
-            yield self._model.tokenizer.encode(decode_text(path.read_bytes(), path))
+            yield self._model.tokenizer.encode(decode_text(read_file(path, pipes=True), path))
             return
         is_empty = True
         read_rows = self._parquet_rows if path.suffix == ".parquet" else self._json_lines
@@ -114,6 +115,8 @@ class _Reader:
             raise FormatError(f"{path}: there is no text in it")
 
     def _json_lines(self, path: Path) -> Iterator[tuple[str, Any]]:
+        if not path.is_fifo():
+            check_regular(path)
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"

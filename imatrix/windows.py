@@ -8,9 +8,9 @@ import numpy as np
 
 from ..errors import MillError
 from ..runtime import Model
-from ..runtime.evaluate.clock import seconds_without_compilation
-from ..runtime.evaluate.perplexity import OnHidden, score_windows
+from ..runtime.evaluate.perplexity import Candidate, OnHidden, score_windows
 from ..runtime.evaluate.score_statistics import ScoreStatistics
+from ..simd.compile_time import seconds_without_compilation
 
 
 class NotFiniteError(MillError):
@@ -34,7 +34,7 @@ def score(
             yield
         return
     try:
-        yield from score_windows(model, windows, statistics, on_hidden=on_hidden)
+        yield from score_windows([Candidate(model, statistics, on_hidden)], windows)
     except NotFiniteError as error:
         raise _cause(model, windows, first, error) from None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..formats import GGUFFile, SourceTensor, TensorInfo, TensorSource, TensorType, open_gguf
+from ..formats.tensor_table import MadeOnDemand
 from ..jobs.plan import Output, Plan
 from . import i2_s
 from .codecs.registry import decode
@@ -21,7 +22,7 @@ def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
     Raises FormatError as `open_gguf` does.
     """
     file = path if isinstance(path, GGUFFile) else open_gguf(path)
-    tensors = apply_scales({name: _source_tensor(info) for name, info in file.tensors.items()}, file.architecture)
+    tensors = apply_scales(MadeOnDemand(file.tensors, _source_tensor), file.architecture)
     return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths)
 
 
@@ -52,7 +53,7 @@ def _source_tensor(info: TensorInfo) -> SourceTensor:
     def read(start: int, stop: int) -> np.ndarray:
         return _decode_rows(info.read, info.type, info.shape[0], start, stop)
 
-    return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type, info.data, (info.path,))
+    return SourceTensor(info.name, info.shape, info.type.name, read, info.read, info.type, info.mapped, (info.path,))
 
 
 def _decode_rows(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
+from ..formats.loaders import LoaderTensor, loader_problems
 from ..jobs.plan import Output, Plan, make_plan
 from .devices.encode import METADATA_KEY, TYPES_ON_DEVICES
 from .importance import Importance
 from .prune import draft_layer_prefixes
 from .recipes.lint import TERNARY_TYPES, TERNARY_WARNING, suspicious_rules
+from .recipes.loader_types import LoaderTypes
 from .recipes.mixes import file_type_id
 from .recipes.recipe import strip_folders
 from .recipes.rules import Rule, RuleMatcher
@@ -86,6 +88,7 @@ def plan_quantize(
     keep_split: bool = False,
     variant: str = "",
     version: str = "",
+    program: str | None = None,
 ) -> Plan:
     """The plan of a quantise or convert job. No tensor data is read.
 
@@ -106,6 +109,7 @@ def plan_quantize(
     keep_split        each file holds the same tensors as in the source, which has to be a split GGUF
     variant           what was made of the source before, in words: files of a split are told by it
     version           of the program, for the metadata
+    program           that is to load the file, one of `loaders.PROGRAMS`: types, layout and fallbacks are its own
 
     Raises PlanError for what cannot or must not be done; its text says what to do instead.
     """
@@ -114,7 +118,8 @@ def plan_quantize(
         raise PlanError(
             "--pure gives every weight the same type: leave it out, or the options that give roles one of their own"
         )
-    selector = TypeSelector(source, type, rules, overrides, importance is not None or covariances is not None, pure)
+    weighted = importance is not None or covariances is not None
+    selector = TypeSelector(source, type, rules, overrides, weighted, pure, program)
     if overrides.leave_output and selector.tied:
         noticed.messages.append("the model has no output.weight to leave as it is: its embeddings serve as output too")
     outputs: list[Output] = []
@@ -134,7 +139,7 @@ def plan_quantize(
         output = encoding.output(tensor, tensor.name, selection)
         outputs += [output, *scale_outputs(output)]
     if overrides.extra_output is not None:
-        outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding))
+        outputs.append(_extra_output(source, overrides.extra_output, outputs, encoding, selector.types))
     warnings = _warnings(noticed, selector, rules, outputs)
     if strict and warnings:
         raise PlanError("--strict: " + "; ".join(warnings))
@@ -146,12 +151,12 @@ def plan_quantize(
         provenance |= covariances.provenance(noticed.with_covariance)
         content += [covariances.identity, covariances.effort]
     encoder = {}
-    if device is not None and any(TYPES.plain(o.type).name in TYPES_ON_DEVICES for o in outputs):
+    if device is not None and _has_work(outputs, covariances is not None):
         encoder = {METADATA_KEY: device}
         content.append(device)
     metadata = _metadata(source, outputs, type, recipe_text, provenance, hide_imatrix, version)
     metadata |= encoder | dict(override_kv or {})
-    return make_plan(
+    plan = make_plan(
         outputs,
         metadata,
         out,
@@ -163,6 +168,18 @@ def plan_quantize(
         shards=shards_with_scales(source.split(), outputs) if keep_split else None,
         warnings=warnings,
     )
+    check_loads(plan, program)
+    return plan
+
+
+def check_loads(plan: Plan, program: str | None) -> None:
+    """Raises PlanError for a plan of a file that a program (None: any) does not load."""
+    if program is None:
+        return
+    tensors = {o.name: LoaderTensor(tuple(o.shape), o.type) for o in plan.outputs}
+    problems = loader_problems(plan.metadata, tensors, program, len(plan.files))
+    if problems:
+        raise PlanError(f"{program} would not load {plan.files[0].path}: {'; '.join(problems)}")
 
 
 @dataclass(frozen=True)
@@ -196,13 +213,15 @@ def _extra_output(
     requested: TensorType,
     outputs: Sequence[Output],
     encoding: _Encoding,
+    types: LoaderTypes,
 ) -> Output:
     """A second, smaller output matrix for drafting tokens, as --extra-output-tensor of llama-quantize writes it."""
     name = OUTPUT if OUTPUT in source.tensors else EMBEDDINGS[0]
     tensor = source.tensors.get(name)
     if tensor is None:
         raise PlanError(f"--extra-output-tensor: the model has no {OUTPUT} and no {EMBEDDINGS[0]}")
-    selection = Selection(TYPES.fallback_for(requested, tensor.shape)[0], "--extra-output-tensor")
+    selection = Selection(TYPES.fallback_for(requested, tensor.shape, types.fallbacks)[0], "--extra-output-tensor")
+    types.check(name, selection.type, selection.rule)
     extra = encoding.output(tensor, "output_extra.weight", selection)
     full = next(o for o in outputs if o.name == name)
     if extra.nbytes >= full.nbytes:
@@ -343,3 +362,13 @@ def importance_digest(importance: Importance | None) -> str:
     for name, mean in sorted(importance.means.items()) if importance is not None else ():
         digest.update(name.encode() + mean.tobytes())
     return digest.hexdigest()
+
+
+def _has_work(outputs: Sequence[Output], with_covariance: bool) -> bool:
+    """Whether a device encodes any of these tensors, or chooses codes of it."""
+    names = {TYPES.plain(output.type).name for output in outputs}
+    if not with_covariance:
+        return bool(names & TYPES_ON_DEVICES)
+    from .covariance.encode import is_refined_on_devices
+
+    return bool(names & TYPES_ON_DEVICES) or any(map(is_refined_on_devices, names))

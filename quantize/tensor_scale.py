@@ -43,8 +43,10 @@ def scale_name(name: str, kind: str = "scale") -> str:
     return f"{name.removesuffix('weight')}{kind}"
 
 
-def apply_scales(tensors: Mapping[str, SourceTensor], architecture: str) -> dict[str, SourceTensor]:
+def apply_scales(tensors: Mapping[str, SourceTensor], architecture: str) -> Mapping[str, SourceTensor]:
     """The tensors of a GGUF with the factors of NAME.scale as parts of NAME.weight, which then reads as its true weights."""
+    if not any(name.endswith(".scale") for name in tensors):
+        return tensors
     out = dict(tensors)
     for name, tensor in tensors.items():
         if not takes_scale(name) or name.endswith(_OWN_SCALES.get(architecture, ())):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import TYPES, GGUFFile, PlanError, TensorInfo, TensorType, open_gguf
-from ..jobs.patterns import NamePattern, PatternError
+from ..jobs.patterns import NamePattern, compile_pattern
 from ..jobs.plan import Output, Plan, make_plan
 from .interleave import packing_obstacle, repacked_rows
 
@@ -67,13 +67,8 @@ def plan_repack(
 
 
 def _compiled(pattern: str | Sequence[str] | None) -> list[NamePattern] | None:
-    patterns = []
-    for text in [pattern] if isinstance(pattern, str) else pattern or ():
-        try:
-            patterns.append(NamePattern(text))
-        except PatternError as error:
-            raise PlanError(f"{text!r} is no regular expression: {error}") from None
-    return patterns or None
+    texts = [pattern] if isinstance(pattern, str) else pattern or ()
+    return [compile_pattern(text, "--pattern") for text in texts] or None
 
 
 def _choose_packed(info: TensorInfo, matches: bool | None) -> _Choice:

@@ -32,11 +32,6 @@ class CovarianceCollector(Observer):
     def wants_input(self, op: Op) -> bool:
         return op.out.index in self._names
 
-    @property
-    def wants_squares(self) -> bool:  # type: ignore[override]
-        """Whether no input is of a kind that is summed per head."""
-        return not any(name.endswith(("attn_k_b.weight", "attn_v_b.weight")) for name in self.sums)
-
     def on_input(self, op: Op, weight: Weight, matrix: int, x: np.ndarray) -> None:
         """Raises NotFiniteError for NaN and infinity, as the other methods do."""
         name = self._names[op.out.index] if isinstance(op, Linear) else weight.name
@@ -78,6 +73,10 @@ class CovarianceCollector(Observer):
         float32 cannot hold."""
         for one in self.inputs:
             for matrix in range(one.matrices):
-                covariance = self.sums[one.name][matrix].covariance(self._workers)
-                self.sums[one.name][matrix] = Sums(one.name, 0)
-                write(one.name, matrix, covariance)
+                write(one.name, matrix, self.take(one.name, matrix))
+
+    def take(self, name: str, matrix: int) -> Covariance:
+        """The covariance of a part, whose sums are freed. Raises MillError for sums that float32 cannot hold."""
+        covariance = self.sums[name][matrix].covariance(self._workers)
+        self.sums[name][matrix] = Sums(name, 0)
+        return covariance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import xxhash
 
 from ...errors import FormatError, MillError
 from ...formats import TensorInfo, TensorSource, dims, open_gguf
+from ...formats.file_range import check_regular
 from ...quantize.covariance.covariance import Covariance
 from .triangles import DTYPES, triangle_size, unfold
 
@@ -177,6 +178,7 @@ def part_checksum(triangle: np.ndarray, mean_squares: np.ndarray, tokens: np.nda
 
 def is_covariance(path: str | Path) -> bool:
     """Whether a file is a GGUF file that says it holds covariances."""
+    check_regular(Path(path))
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF" and open_gguf(path).metadata.get("general.type") == FILE_TYPE
@@ -216,7 +218,7 @@ def open_covariance(path: str | Path, cache_bytes: int = CACHE_BYTES) -> Covaria
     return CovarianceFile(path, [_stored(path, file.tensors, group) for group in groups], origin, cache_bytes)
 
 
-def _stored(path: Path, tensors: dict[str, TensorInfo], names: tuple[str, ...]) -> StoredInput:
+def _stored(path: Path, tensors: Mapping[str, TensorInfo], names: tuple[str, ...]) -> StoredInput:
     name = names[0]
     suffixes = (TRIANGLE, MEAN_SQUARES, TOKENS, CHECKSUMS)
     triangle, mean_squares, tokens, checksums = (tensors.get(name + suffix) for suffix in suffixes)

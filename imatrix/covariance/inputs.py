@@ -6,7 +6,7 @@ and up of a dense block; router, shared expert and the gate and up of all expert
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -80,6 +80,11 @@ def covariance_inputs(graph: Graph, experts: bool = False) -> list[Input]:
             names = tuple(dict.fromkeys(op.weights[0].name for op in ops))
             inputs.append(Input(names, prod(linear.x.shape), 1, linear.out.index, _layer(names[0])))
     return sorted([*inputs, *own], key=lambda one: -1 if one.layer is None else one.layer)
+
+
+def reads_head(inputs: Sequence[Input]) -> bool:
+    """Whether some are inputs of the output, which there are only where predictions are scored."""
+    return any(one.layer is None for one in inputs)
 
 
 def _latent_inputs(op: LatentAttention) -> Iterator[Input]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from ...errors import PlanError
 from ...runtime import Model
+from ...runtime.evaluate.score_statistics import ScoreStatistics
 from ..calibration import Calibration
-from ..windows import is_due, run
+from ..windows import is_due, run, score
 from .collector import CovarianceCollector
 from .estimate import expected_seconds
 from .files import Origin
-from .inputs import Input, covariance_inputs
+from .inputs import Input, covariance_inputs, reads_head
 from .products import BLOCK
 from .state import Progress, load_progress, restore_sums, save_state
 from .writer import CovarianceWriter, PlannedInput
@@ -40,8 +41,11 @@ class CovarianceOptions:
 class CovarianceJob:
     """One collection: `collector` is the observer of the pass that runs.
 
-    inputs  those that are collected; passes: the same, in the order in which passes sum them
-    number  of the pass that runs, counted from 0
+    inputs     those that are collected
+    finished   names of those that the file has
+    passes     the others, in the order in which passes sum them
+    number     of the pass that runs, counted from 0
+    is_beside  whether that pass is run together with the importance matrix; the others run by themselves
     """
 
     def __init__(self, model: Model, calibration: Calibration, path: Path, options: CovarianceOptions):
@@ -49,17 +53,25 @@ class CovarianceJob:
         self.inputs = covariance_inputs(model.graph, options.experts)
         if not self.inputs:
             raise PlanError(f"{model.source.path}: it has no matrix whose inputs could be collected (--covariance)")
+        self._memory, self.finished = options.memory, list[str]()
         self.passes = split_into_passes(self.inputs, options.memory, calibration.n_ctx)
         text = model.metadata
         chunks, datasets = calibration.weighted_count(len(calibration.windows)), tuple(calibration.datasets)
         names = str(text.get("general.architecture", "")), str(text.get("general.name", ""))
         planned = [PlannedInput(one.tensors, one.columns, one.matrices) for one in self.inputs]
         self.writer = CovarianceWriter(path, planned, Origin(*names, datasets, chunks, calibration.n_ctx), BITS[options.bits])
-        order = [[one.name for one in group] for group in self.passes]
-        self.fingerprint = calibration.fingerprint(model, "covariance", order, options.bits)
-        self.number, self.windows = 0, 0
-        self.collector = CovarianceCollector(self.passes[0], model.workers)
+        names = [one.name for one in self.inputs]
+        self.fingerprint = calibration.fingerprint(model, "covariance", names, options.bits)
+        self.number, self.windows, self.is_beside = 0, 0, True
+        self._collector: CovarianceCollector | None = None
         self._saved_at, self._saving_seconds = time.monotonic(), 0.0
+
+    @property
+    def collector(self) -> CovarianceCollector:
+        """Of the pass that runs; its sums take memory from the first use on."""
+        if self._collector is None:
+            self._collector = CovarianceCollector(self.passes[self.number], self._model.workers)
+        return self._collector
 
     @property
     def state_path(self) -> Path:
@@ -89,24 +101,48 @@ class CovarianceJob:
 
         Raises PlanError for the state of another job, or of other windows.
         """
-        candidates = [path for path in (_next(self.state_path), self.state_path) if path.exists()]
-        for path in candidates:
-            progress = load_progress(path)
-            progress.check(self.fingerprint)
-            if progress.number or progress.windows == windows:
-                break
-        else:
+        found = self._load_progress(windows)
+        if found is None:
             raise PlanError(
                 f"{self.state_path}: the covariance of the {windows} windows that the interrupted run had is not there; "
                 "--force starts afresh"
             )
-        if progress.number and not self.writer.reopen():
-            raise PlanError(f"{self.writer.part}, which has what earlier passes collected, is gone; --force starts afresh")
-        self.number, self.windows = progress.number, progress.windows
-        self.collector = CovarianceCollector(self.passes[self.number], self._model.workers)
-        restore_sums(path, self.collector)
+        path, progress = found
+        self._leave_out(progress.finished)
+        if progress.current:  # these have sums: they stay together, whatever the memory is now
+            current = [one for one in self.inputs if one.name in progress.current]
+            others = [one for group in self.passes for one in group if one not in current]
+            self.passes = [current, *split_into_passes(others, self._memory, self._calibration.n_ctx)]
+            self.windows = progress.windows
+            restore_sums(path, self.collector)
+        self.is_beside = bool(progress.current) and not progress.finished
         if path != self.state_path:
             path.replace(self.state_path)
+
+    def resume_finished(self) -> None:
+        """Goes on with what the file has already; sums of other inputs are begun anew. Raises PlanError as `resume` does."""
+        found = self._load_progress(None)
+        if found is not None:
+            self._leave_out(found[1].finished)
+
+    def _load_progress(self, windows: int | None) -> tuple[Path, Progress] | None:
+        """The file of the last state that goes with so many windows of the importance matrix, or with any, and what it says."""
+        for path in (_next(self.state_path), self.state_path):
+            if not path.exists():
+                continue
+            progress = load_progress(path)
+            progress.check(self.fingerprint)
+            if windows is None or progress.finished or not progress.current or progress.windows == windows:
+                return path, progress
+        return None
+
+    def _leave_out(self, finished: Sequence[str]) -> None:
+        """These inputs are in the unfinished file. Raises PlanError if that is gone."""
+        if finished and not self.writer.reopen():
+            raise PlanError(f"{self.writer.part}, which has what was collected, is gone; --force starts afresh")
+        self.finished = list(finished)
+        others = [one for one in self.inputs if one.name not in finished]
+        self.passes = split_into_passes(others, self._memory, self._calibration.n_ctx)
 
     def start_afresh(self) -> None:
         """Removes what an interrupted run left."""
@@ -120,7 +156,9 @@ class CovarianceJob:
     def prepare_state(self, windows: int) -> None:
         """Writes the state after so many windows, beside the last one, which stays valid until `commit_state`."""
         begun = time.monotonic()
-        save_state(_next(self.state_path), Progress(self.fingerprint, self.number, windows), self.collector)
+        current = [one.name for one in self.passes[self.number]] if windows else []
+        progress = Progress(self.fingerprint, self.finished, current, windows)
+        save_state(_next(self.state_path), progress, self.collector if windows else None)
         self._saved_at = time.monotonic()
         self._saving_seconds = self._saved_at - begun
 
@@ -134,14 +172,19 @@ class CovarianceJob:
         self.collector.each_part(self.writer.write)
         if self.is_last:
             return
+        ended = self.passes[self.number]
+        self.number, self.windows, self.is_beside, self._collector = self.number + 1, 0, False, None
+        self.record_finished([one.name for one in ended])
+
+    def record_finished(self, names: Sequence[str]) -> None:
+        """The parts of these inputs are written: they are brought to the disk, and the state says that they are there."""
         self.writer.sync()
-        self.number, self.windows = self.number + 1, 0
-        self.collector = CovarianceCollector(self.passes[self.number], self._model.workers)
+        self.finished += names
         self.prepare_state(0)
         self.commit_state()
 
     def run_pass(self, state_frequency: int, on_window: Callable[[int], None]) -> None:
-        """A pass after the first: only the covariances are collected, and predictions are not scored.
+        """A pass by itself: only the covariances are collected, and predictions are scored only if some are of the output.
 
         state_frequency: windows between states, 0: none; on_window: called with the windows that are done. Raises MillError.
         """
@@ -151,7 +194,10 @@ class CovarianceJob:
                 if batch.stop <= self.windows:
                     continue
                 self.collector.weight = int(self._calibration.weights[batch.start])
-                run(model, windows[batch], batch.start)
+                if reads_head(self.passes[self.number]):
+                    list(score(model, windows[batch], batch.start, ScoreStatistics()))
+                else:
+                    run(model, windows[batch], batch.start)
                 before, self.windows = self.windows, batch.stop
                 on_window(self.windows)
                 if is_due(state_frequency, before, self.windows) and self.windows < len(windows) and self.is_due():
@@ -170,19 +216,44 @@ def split_into_passes(inputs: Sequence[Input], memory: int, n_ctx: int) -> list[
     passes: list[list[Input]] = []
     used = 0
     for one in inputs:
-        waits = one.is_stack_of_experts or n_ctx % BLOCK != 0 or one.layer is None
-        needed = one.sums_bytes + (one.waiting_bytes if waits else 0)
-        if needed > memory:
-            raise PlanError(
-                f"the covariance of {one.name} ({one.matrices} x {one.columns} columns) takes {needed:,} bytes while it is "
-                f"summed, more than the {memory:,} of --memory"
-            )
+        needed = _needed_bytes(one, memory, n_ctx)
         if not passes or used + needed > memory:
             passes.append([])
             used = 0
         passes[-1].append(one)
         used += needed
     return passes
+
+
+def split_among(inputs: Sequence[Input], workers: int, memory: int, n_ctx: int) -> list[list[Input]]:
+    """The inputs in groups that take about equally long to sum, for so many workers, whose sums fit into so many bytes each.
+
+    There are a multiple of `workers` groups, as far as there are inputs. Raises PlanError as `split_into_passes` does.
+    """
+    needed = {one.name: _needed_bytes(one, memory, n_ctx) for one in inputs}
+    count = 0
+    while True:
+        count += workers
+        groups: list[list[Input]] = [[] for _ in range(min(count, len(inputs)))]
+        loads = [0] * len(groups)
+        for one in sorted(inputs, key=lambda one: -needed[one.name]):
+            least = loads.index(min(loads))
+            groups[least].append(one)
+            loads[least] += needed[one.name]
+        if max(loads, default=0) <= memory:
+            return groups
+
+
+def _needed_bytes(one: Input, memory: int, n_ctx: int) -> int:
+    """What the sums of an input take while they are made. Raises PlanError if that is more than `memory`."""
+    waits = one.is_stack_of_experts or n_ctx % BLOCK != 0 or one.layer is None
+    needed = one.sums_bytes + (one.waiting_bytes if waits else 0)
+    if needed > memory:
+        raise PlanError(
+            f"the covariance of {one.name} ({one.matrices} x {one.columns} columns) takes {needed:,} bytes while it is "
+            f"summed, more than the {memory:,} of --memory"
+        )
+    return needed
 
 
 def state_path(path: Path) -> Path:

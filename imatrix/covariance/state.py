@@ -17,31 +17,36 @@ from ...jobs.atomic_write import atomic_file
 from .collector import CovarianceCollector
 from .sums import Sums
 
-_MAGIC = b"GGUFMILL covariance sums 1\n"
+_MAGIC = b"GGUFMILL covariance sums 2\n"
 _CHUNK = 1 << 24  # bytes that are hashed and written at a time
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a collection is: the digest of the job, the number of the pass, counted from 0, and the windows that its sums
-    have."""
+    """How far a collection is.
+
+    fingerprint  of the job
+    finished     names of the inputs that the covariance file has
+    current      names of those that have sums here, of so many windows; none: no pass has been begun
+    """
 
     fingerprint: str
-    number: int
+    finished: list[str]
+    current: list[str]
     windows: int
 
     def check(self, fingerprint: str) -> None:
         """Raises PlanError if this is the progress of another job."""
         if fingerprint != self.fingerprint:
             raise PlanError(
-                "the interrupted run summed the covariance of another job (model, texts, windows, settings or memory differ): "
+                "the interrupted run summed the covariance of another job (model, texts, windows or settings differ): "
                 "give the same arguments, or --force to start afresh"
             )
 
 
-def save_state(path: Path, progress: Progress, collector: CovarianceCollector) -> None:
-    """Writes progress and all sums, if any window has been summed, atomically. Raises MillError if they cannot be written."""
-    sums = list(_each(collector)) if progress.windows else []
+def save_state(path: Path, progress: Progress, collector: CovarianceCollector | None) -> None:
+    """Writes progress and all sums, if there are any, atomically. Raises MillError if they cannot be written."""
+    sums = list(_each(collector)) if collector is not None else []
     fields = [{"tokens": one.tokens, "weight": one.weight, "waiting": one.n_waiting} for one in sums]
     header = json.dumps({"progress": asdict(progress), "sums": fields}).encode()
     digest = xxhash.xxh3_64()
@@ -77,8 +82,7 @@ def restore_sums(path: Path, collector: CovarianceCollector) -> None:
     try:
         with path.open("rb") as file:
             header = _read_header(file, digest)
-            sums = list(_each(collector)) if header["progress"]["windows"] else []
-            for one, values in zip(sums, header["sums"], strict=True):
+            for one, values in zip(_each(collector), header["sums"], strict=True):
                 one.tokens, one.weight, one.n_waiting = (int(values[key]) for key in ("tokens", "weight", "waiting"))
                 if not 0 <= one.n_waiting <= one.block:
                     raise ValueError

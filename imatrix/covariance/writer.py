@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import MillError, PlanError
 from ...formats import TYPES
 from ...formats.gguf_header import header_bytes
+from ...operating_system.files import sync_folder
 from ...quantize.covariance.covariance import Covariance
 from .files import CHECKSUMS, FILE_TYPE, MEAN_SQUARES, TOKENS, TRIANGLE, VERSION, Origin, part_checksum
 from .triangles import DTYPES, fold, triangle_size
@@ -93,8 +94,11 @@ class CovarianceWriter:
 
     def write(self, name: str, matrix: int, covariance: Covariance) -> None:
         """Writes a part. Raises MillError if it cannot be written."""
-        triangle, mean_squares = fold(covariance.matrix, self.dtype)
-        tokens = np.array([covariance.tokens], np.int64)
+        self.write_folded(name, matrix, *fold(covariance.matrix, self.dtype), covariance.tokens)
+
+    def write_folded(self, name: str, matrix: int, triangle: np.ndarray, mean_squares: np.ndarray, n_tokens: int) -> None:
+        """As `write`, of what `fold` gave with this writer's dtype."""
+        tokens = np.array([n_tokens], np.int64)
         checksum = np.array([part_checksum(triangle, mean_squares, tokens)])
         arrays = {TRIANGLE: triangle, MEAN_SQUARES: mean_squares, TOKENS: tokens, CHECKSUMS: checksum}
         try:
@@ -118,6 +122,7 @@ class CovarianceWriter:
         self.sync()
         try:
             self.part.replace(self.path)
+            sync_folder(self.path.resolve().parent)
         except OSError as error:
             raise self._error(error) from error
 

@@ -14,6 +14,7 @@ import numpy as np
 from ...formats import TYPES, MillError, PlanError, TensorType
 from ...formats.floats import all_finite
 from ...simd.compile import import_kernels
+from ...simd.compile_time import compiling_for
 from ..covariance.covariance import EFFORTS, Covariance
 from ..devices.encode import TYPES_ON_DEVICES
 from ..devices.encode import encode as encode_on_device
@@ -159,23 +160,24 @@ def encode(
         raise_nonfinite(x)
     if x.size == 0:
         return np.empty((rows, tensor_type.row_bytes(n)), np.uint8)
-    if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
-        from .importance import guard_importance
+    with compiling_for(tensor_type.name):
+        if importance is not None and tensor_type.name.lower() in _GUARD_BLOCK_OF:
+            from .importance import guard_importance
 
-        importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
-    if device is not None and codec_type.name in TYPES_ON_DEVICES:
-        q = encode_on_device(x, importance, codec_type.name, device)
-    else:
-        q = codec.encode(x, importance)
-    if prepared is not None:
-        from ..covariance.encode import refine
+            importance = guard_importance(x, importance, _GUARD_BLOCK_OF[tensor_type.name.lower()])
+        if device is not None and codec_type.name in TYPES_ON_DEVICES:
+            q = encode_on_device(x, importance, codec_type.name, device)
+        else:
+            q = codec.encode(x, importance)
+        if prepared is not None:
+            from ..covariance.encode import refine
 
-        q = refine(x, q, codec_type.name, prepared, effort)
-    if codec_type is tensor_type:
-        return q
-    from ...repack import pack
+            q = refine(x, q, codec_type.name, prepared, effort, device)
+        if codec_type is tensor_type:
+            return q
+        from ...repack import pack
 
-    return pack(q, tensor_type.name, n)[0]
+        return pack(q, tensor_type.name, n)[0]
 
 
 def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
@@ -195,11 +197,12 @@ def decode(q: np.ndarray, type: str, n: int) -> np.ndarray:
     if tensor_type.name in _WHOLE_NUMBERS:
         return q.view(_WHOLE_NUMBERS[tensor_type.name]).astype(np.float32)
     codec_type = _codec_type(tensor_type)
-    if codec_type is not tensor_type:
-        from ...repack import unpack
+    with compiling_for(tensor_type.name):
+        if codec_type is not tensor_type:
+            from ...repack import unpack
 
-        q, _ = unpack(q, tensor_type.name, n)
-    return _codec(codec_type.name).decode(q, n)
+            q, _ = unpack(q, tensor_type.name, n)
+        return _codec(codec_type.name).decode(q, n)
 
 
 def _codec_type(tensor_type: TensorType) -> TensorType:

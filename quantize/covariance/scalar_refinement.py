@@ -41,8 +41,11 @@ class ScalarRefinement(Refinement):
         return [self.rows.codes]
 
     def choose_codes(self) -> None:
-        least, sweeps = int(self.x.shape[1] * _LEAST_CHANGES), MAX_SWEEPS if self.effort > 0 else 2
-        (descend_fours if self._in_fours else descend)(least, sweeps, *self._state())
+        sweeps = MAX_SWEEPS if self.effort > 0 else 2
+        (descend_fours if self._in_fours else descend)(self._least_changes(), sweeps, *self._state())
+
+    def _least_changes(self) -> int:
+        return int(self.x.shape[1] * _LEAST_CHANGES)
 
     def polish_codes(self) -> None:
         for _ in range(0 if self._in_fours else _PAIR_SWEEPS):

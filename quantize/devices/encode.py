@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import MillError, UsageError
+from ...errors import MillError
 
 if TYPE_CHECKING:
     import torch
@@ -19,23 +19,6 @@ METADATA_KEY = "ggufmill.encoder.device"  # the device that encoded such types; 
 
 _BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a search keeps
 _one_at_a_time = threading.Lock()  # threads read, decode and write meanwhile
-
-
-def device_of(name: str | None) -> str | None:
-    """What `encode` takes for a --device: None for 'cpu' and for no name, the program's own encoders. Raises UsageError without
-    torch, MillError where torch has no such device."""
-    if name is None or name == "cpu":
-        return None
-    try:
-        import torch
-    except ImportError:
-        raise UsageError(f"--device {name} needs torch: pip install 'ggufmill[gpu]'") from None
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise MillError(f"--device {name}: torch {torch.__version__} has no such device here ({reason})") from None
-    return name
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device: str) -> np.ndarray:

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import PlanError, TensorType
+from ...formats.file_range import read_text
+from ...formats.loaders import PROGRAMS
+from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 from .rules import RecipeError, Rule, parse_default, parse_rules, parse_type
 from .shell import rules_from_shell
+from .variants import Variant, plain_tables, toml_text, variants
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,9 @@ class Recipe:
     stages          the tables of a TOML recipe, every value checked; {} for a text recipe
     type            [quantize] type, for tensors that no rule matches: a file type's name or a type; None: not given
     split_max_size  [quantize] split_max_size, bytes per file; None: one file
+    label           what the file's name ends in, where a recipe makes several; '' for the only one
+    several         of a recipe that makes several files: the recipe of each, with what all share in `stages`, but no rules and
+                    no type; [] for one
     """
 
     name: str
@@ -33,6 +40,13 @@ class Recipe:
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     type: TensorType | str | None = None
     split_max_size: int | None = None
+    label: str = ""
+    several: list[Recipe] = field(default_factory=list)
+
+    @property
+    def each(self) -> list[Recipe]:
+        """The recipe of each file: of several, or itself."""
+        return self.several or [self]
 
     @property
     def rules_text(self) -> str:
@@ -40,11 +54,14 @@ class Recipe:
         return self.stages["quantize"].get("rules", "") if "quantize" in self.stages else rules_from_shell(self.text)
 
 
-def load_recipe(path: str | Path) -> Recipe:
-    """Reads a text or (by its suffix) TOML recipe. Raises RecipeError for a missing file and for what it cannot understand."""
+def load_recipe(path: str | Path, *, several: bool = False) -> Recipe:
+    """Reads a text or (by its suffix) TOML recipe. several: it may make several files.
+
+    Raises RecipeError for a missing file, for what it cannot understand, and for several files where one is meant.
+    """
     path = Path(path)
     try:
-        text = path.read_text("utf-8-sig")  # editors on Windows begin a file with a byte order mark
+        text = read_text(path, "utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except FileNotFoundError as error:
         raise RecipeError(f"{path}: {error.strerror}; `ggufmill recipes list` shows those that come along") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -56,16 +73,31 @@ def load_recipe(path: str | Path) -> Recipe:
         stages = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError; numbers of thousands of digits; tables nested too deeply
         raise RecipeError(f"{path}: {error}") from None
-    _check_stages(stages, path)
+    files = variants(stages, path)
+    recipes = [_recipe_of(file, text, path) for file in files]
+    if not files[0].name:
+        return recipes[0]
+    if not several:
+        names = ", ".join(file.name for file in files)
+        raise RecipeError(f"{path} is a recipe of several files ({names}), which `ggufmill run` makes; one is wanted here")
+    shared = {name: table for name, table in stages.items() if name not in ("quantize", "repack")}
+    return Recipe(path.name, [], text, shared, several=recipes)
+
+
+def _recipe_of(file: Variant, text: str, path: Path) -> Recipe:
+    """The recipe of one file. text: of the whole recipe."""
+    _check_stages(file.stages, path)
+    stages = plain_tables(file.stages, path)
     quantize = stages.get("quantize", {})
     size = quantize.get("split_max_size")
     return Recipe(
         path.name,
         parse_rules(quantize.get("rules", ""), f"{path}, [quantize] rules"),
-        text,
+        toml_text(stages) if file.name else text,
         stages,
         parse_default(quantize["type"], f"{path}: [quantize] type") if "type" in quantize else None,
         parse_size(size) if isinstance(size, str) else size,
+        file.name,
     )
 
 
@@ -125,8 +157,8 @@ def _is_size(value: Any) -> bool:
 
 def _is_regex(value: Any) -> bool:
     try:
-        return isinstance(value, str) and value != "" and bool(re.compile(value))
-    except (re.error, OverflowError, RecursionError):
+        return isinstance(value, str) and value != "" and bool(NamePattern(value))
+    except PatternError:
         return False
 
 
@@ -162,6 +194,11 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "split_max_size": _SIZE,
         "covariance": _NAME,
         "effort": KeySpec("0, 1, 2 or 3", lambda v: _integer(0).accepts(v) and v <= 3),
+        "for": KeySpec(f"one of {', '.join(PROGRAMS)}", lambda v: v in PROGRAMS),
+        "name": _NAME,
+        "recipe": _NAME,
+        "imatrix": _SWITCH,
+        "repack": KeySpec("true, false or a regular expression", lambda v: isinstance(v, bool) or _is_regex(v)),
     },
     "search": {
         "text": _NAME,
@@ -188,7 +225,7 @@ STAGES: dict[str, dict[str, KeySpec]] = {
         "max_ppl_ratio": _POSITIVE,
         "max_kld": KeySpec("a number, at least 0", lambda v: _is_number(v) and v >= 0),
     },
-    "report": {"base_model": _NAME, "quantized_by": _NAME},
+    "report": {"base_model": _NAME, "quantized_by": _NAME, "license": _NAME},
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
+from .loader_types import LoaderTypes
 from .mixes import Mix, ModelTraits
 from .rules import Rule, RuleMatcher
 
@@ -96,6 +97,7 @@ class TypeSelector:
     """Selects types for the tensors of one source. `select` has to be called once per tensor, in the source's order.
 
     default     for tensors that no rule matches: a type, a file type's name (its mix applies), or None (they keep their type)
+    program     that is to load the file, one of `loaders.PROGRAMS`; None: any
     hits        rule -> number of tensors it decided; role -> number of tensors its flag decided
     overridden  rule -> the first tensor that it matches first but does not decide, and what decides instead
     unselected  names of the tensors that nothing decided
@@ -109,7 +111,9 @@ class TypeSelector:
         overrides: TypeOverrides,
         has_imatrix: bool,
         pure: bool = False,
+        program: str | None = None,
     ):
+        self.types = LoaderTypes(program)
         self.matcher, self.overrides, self.pure = RuleMatcher(() if pure else rules), overrides, pure
         self.tied = OUTPUT not in source.tensors
         self.hits: dict[Rule | str, int] = dict.fromkeys([*rules, *overrides.roles], 0)
@@ -125,9 +129,11 @@ class TypeSelector:
                 self.mix = None
 
     def select(self, tensor: SourceTensor) -> Selection:
-        """The tensor's type. Raises PlanError if neither the type that was asked for nor a fallback can hold its rows."""
+        """The tensor's type. Raises PlanError if neither the type that was asked for nor a fallback can hold its rows, and for
+        a type that the program does not know."""
         rule = self.matcher.first(tensor.name)
         selection = self._decide(tensor, rule)
+        self.types.check(tensor.name, selection.type, selection.rule)
         if rule is not None:
             if selection.rule == str(rule) or selection.type is rule.type:
                 self.hits[rule] += 1
@@ -153,17 +159,22 @@ class TypeSelector:
             requested, reason = self.overrides.roles[role], f"--{role.replace('_', '-')}-type"
         elif mix_type is not None:
             assert self.mix is not None
-            requested, reason = mix_type, self.mix.file_type
+            is_exception = mix_type is not self.default
+            requested, reason = self.types.of_mix(mix_type) if is_exception else mix_type, self.mix.file_type
         elif isinstance(self.default, TensorType):
             requested, reason = self.default, "default"
         else:
             self.unselected.append(tensor.name)
             return Selection(_lossless_type(tensor), UNCHANGED)
-        return _with_fallbacks(tensor, requested, reason)
+        return self._with_fallbacks(tensor, requested, reason)
+
+    def _with_fallbacks(self, tensor: SourceTensor, requested: TensorType, reason: str) -> Selection:
+        self.types.check(tensor.name, requested, reason)
+        return _with_fallbacks(tensor, requested, reason, self.types.fallbacks)
 
     def _unquantized(self, tensor: SourceTensor) -> Selection:
         if tensor.name.endswith(ROUTER) and self.overrides.router is not None and _is_matrix(tensor):
-            return _with_fallbacks(tensor, self.overrides.router, "--ffn-gate-inp-type")
+            return self._with_fallbacks(tensor, self.overrides.router, "--ffn-gate-inp-type")
         if tensor.stored is not None and not tensor.stored.is_float:
             return Selection(tensor.stored, UNCHANGED)
         return Selection(TYPES["f32"], NOT_QUANTIZED)
@@ -183,13 +194,16 @@ def plain_for_lookup(tensor: SourceTensor, requested: TensorType) -> TensorType:
     return TYPES.plain(requested) if requested.base else TYPES.fallback_for(requested, (tensor.shape[0], 1))[0]
 
 
-def _with_fallbacks(tensor: SourceTensor, requested: TensorType, reason: str) -> Selection:
-    """`requested`, or its fallback where the tensor's rows are not complete blocks or row groups of it."""
+def _with_fallbacks(tensor: SourceTensor, requested: TensorType, reason: str, fallbacks: Mapping[str, str]) -> Selection:
+    """`requested`, or its fallback where the tensor's rows are not complete blocks or row groups of it.
+
+    fallbacks: type -> fallback that counts instead of the table's.
+    """
     plain, note = plain_for_lookup(tensor, requested), ""
     if plain is not requested:
         note = f"{requested.name} asked for; embeddings are looked up by row and stay {plain.name}"
     try:
-        chosen, misfit = TYPES.fallback_for(plain, tensor.shape)
+        chosen, misfit = TYPES.fallback_for(plain, tensor.shape, fallbacks)
     except PlanError as error:
         raise PlanError(f"{tensor.name}: {error}; give it another type (f16 and bf16 hold any)") from None
     if misfit:

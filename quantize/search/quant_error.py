@@ -15,6 +15,7 @@ from ...formats import TYPES, PlanError, SourceTensor, TensorType, dims
 from ...operating_system.processors import available_cpus
 from ..codecs.registry import can_encode, decode, encode
 from ..importance import Importance
+from ..recipes.loader_types import LoaderTypes
 from ..recipes.type_selection import plain_for_lookup
 
 if TYPE_CHECKING:
@@ -138,16 +139,19 @@ def sample_rows(
     return RowSample(runs, covariances.effort if covariances is not None else 1)
 
 
-def usable_types(tensor: SourceTensor, types: Sequence[TensorType], has_importance: bool) -> list[TensorType]:
-    """The types of a set that a tensor can get, smallest first.
+def usable_types(
+    tensor: SourceTensor, types: Sequence[TensorType], has_importance: bool, program: str | None = None
+) -> list[TensorType]:
+    """The types of a set that a tensor can get, smallest first. program: that is to load the file; None: any.
 
     A type that does not fit the tensor's shape is replaced by its fallback; one that needs importance is left out where there
     is none. Raises PlanError when nothing is left.
     """
     usable: dict[str, TensorType] = {}
+    fallbacks = LoaderTypes(program).fallbacks
     for requested in types:
         try:
-            tensor_type, _ = TYPES.fallback_for(plain_for_lookup(tensor, requested), tensor.shape)
+            tensor_type, _ = TYPES.fallback_for(plain_for_lookup(tensor, requested), tensor.shape, fallbacks)
         except PlanError:
             continue
         if can_encode(tensor_type) and (has_importance or not TYPES.imatrix_need(tensor_type)):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ...formats import TYPES, PlanError, SourceTensor, TensorSource, TensorType
+from ...jobs.patterns import NamePattern
 from ..recipes.type_selection import EMBEDDINGS, is_quantizable
 from .allocate import Option, allocate, minimise_bytes
 
@@ -108,7 +109,7 @@ class Budget:
     """Bytes for the tensors whose name a regex matches (None: all that no other budget covers)."""
 
     nbytes: int
-    pattern: re.Pattern[str] | None = None
+    pattern: NamePattern | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class TypeSearch:
             names = [name for name in left if budget.pattern is None or budget.pattern.search(name)]
             left = [name for name in left if name not in set(names)]
             if budget.pattern is not None and not names:
-                raise PlanError(f"{budget.pattern.pattern!r} finds no tensor that could be quantised")
+                raise PlanError(f"{budget.pattern.text!r} finds no tensor that could be quantised")
             chosen = allocate([self._options(name) for name in names], budget.nbytes)
             types |= {name: self.options[name][i] for name, i in zip(names, chosen, strict=True)}
         return self.assignment({name: types[name] for name in self.tensors if name in types})
@@ -182,15 +183,32 @@ class TypeSearch:
         sizes = [[t.nbytes(self.tensors[name].shape) for t in types] for name, types in self.options.items()]
         return sum(map(min, sizes)), sum(map(max, sizes))
 
-    def probes(self, bits: Sequence[float]) -> list[tuple[TensorGroup, dict[str, TensorType]]]:
-        """The measurements to make: each group alone quantised, to the types nearest to each of these bits per weight."""
+    def probes(
+        self, bits: Sequence[float], measured: dict[str, dict[str, str]]
+    ) -> list[tuple[TensorGroup, dict[str, TensorType]]]:
+        """The measurements to make: each group alone quantised, to the types nearest to each of these bits per weight.
+
+        measured: the types (tensor -> name) of such measurements by an earlier search with other types allowed, which serve
+        where they are as near; new ones are added.
+        """
         probes = []
         for group in self.groups:
             for target in bits:
                 types = {name: self._nearest(name, target) for name in group.tensors}
+                key = f"{group.name} at {target:g}"
+                before = {name: TYPES[kind] for name, kind in measured.get(key, {}).items()}
+                known = before.keys() == types.keys() and all(t.name in self.errors[name] for name, t in before.items())
+                if known and self._distance(before, target) <= self._distance(types, target):
+                    types = before
+                measured[key] = {name: kind.name for name, kind in types.items()}
                 if not any(group is g and types == t for g, t in probes):
                     probes.append((group, types))
         return probes
+
+    def _distance(self, types: Mapping[str, TensorType], bits: float) -> float:
+        """How far the sizes of these tensors are from so many bits per weight, in bits."""
+        shapes = {name: self.tensors[name] for name in types}
+        return sum(abs(8 * kind.nbytes(shapes[n].shape) - bits * shapes[n].n_elements) for n, kind in types.items())
 
     def _nearest(self, name: str, bits: float) -> TensorType:
         tensor = self.tensors[name]
@@ -232,7 +250,7 @@ def quantizable_tensors(source: TensorSource) -> dict[str, SourceTensor]:
 
 
 def use_packed_types(
-    types: Mapping[str, TensorType], tensors: Mapping[str, SourceTensor], plain: re.Pattern[str] | None
+    types: Mapping[str, TensorType], tensors: Mapping[str, SourceTensor], plain: NamePattern | None
 ) -> dict[str, TensorType]:
     """The same types in their repacked form wherever there is one that fits the tensor's rows.
 

@@ -91,7 +91,7 @@ def test_batches_that_run_elsewhere_add_up_to_the_same(made):
     assert figures.window_losses == same.window_losses
 
     def score(windows, batches):
-        return (pickle.loads(pickle.dumps(run_windows(model, windows[batch], None, True))) for batch in batches)
+        return (pickle.loads(pickle.dumps(run_windows([model], windows[batch], None, True))) for batch in batches)
 
     here = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True)
     there = perplexity(model, made.tokens, n_ctx=WINDOW, mtp=True, elsewhere=score)

@@ -174,7 +174,7 @@ def test_fingerprints_of_different_sources_differ(tmp_path):
         ({"pattern": "attn_z"}, "nothing to do: no tensor's name matches 'attn_z'"),
         ({"pattern": "attn_k"}, r"no tensor can be repacked \(no repacked form of iq6_k\)"),
         ({"pattern": "norm"}, "nothing to do: no tensor has a repacked form"),
-        ({"pattern": "blk.(0"}, "no regular expression"),
+        ({"pattern": "blk.(0"}, "not a regular expression"),
     ],
 )
 def test_nothing_to_do_and_bad_patterns(tmp_path, options, message):

@@ -40,6 +40,15 @@ def written(path, type_name="i16", inputs=INPUTS):
     return parts
 
 
+def test_the_name_is_on_disk_when_the_file_is_finished(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        "ggufmill.imatrix.covariance.writer.sync_folder", lambda folder: synced.append((folder / "m.cov").exists())
+    )
+    written(tmp_path / "m.cov")
+    assert synced == [True]
+
+
 @pytest.mark.parametrize("type_name", ["i16", "f32"])
 def test_written_and_read(tmp_path, type_name):
     parts = written(tmp_path / "m.cov", type_name)

@@ -169,3 +169,12 @@ def test_expected_size(tmp_path):
     job.end_pass()
     job.finish()
     assert (tmp_path / "a.cov").stat().st_size == job.writer.nbytes
+
+
+def test_importance_matrix_does_not_depend_on_what_is_summed_beside_it(expected, tmp_path):
+    """Inputs per head are asked for in every pass: sums of squares that a backend has without them are rounded otherwise."""
+    whole = (tmp_path / "whole").mkdir() or collect(tmp_path / "whole", memory="1G")
+    parts = (tmp_path / "parts").mkdir() or collect(tmp_path / "parts", memory=4 << 20)
+    assert any(name.endswith("attn_v_b.weight") for name in whole.imatrix.entries)
+    assert (tmp_path / "whole" / "a.imatrix").read_bytes() == (tmp_path / "parts" / "a.imatrix").read_bytes()
+    assert parts.figures.chunks == 6

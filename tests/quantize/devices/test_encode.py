@@ -4,21 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from covariances import covariance, row_errors
 
 torch = pytest.importorskip("torch")
 
 import ggufmill  # noqa: E402
 from ggufmill import quantize  # noqa: E402
 from ggufmill.convert.source import open_source  # noqa: E402
-from ggufmill.errors import MillError  # noqa: E402
 from ggufmill.formats.gguf import open_gguf  # noqa: E402
 from ggufmill.formats.layouts import layout_of  # noqa: E402
 from ggufmill.quantize.codecs import registry  # noqa: E402
-from ggufmill.quantize.devices.encode import METADATA_KEY, TYPES_ON_DEVICES, device_of  # noqa: E402
+from ggufmill.quantize.devices.encode import METADATA_KEY, TYPES_ON_DEVICES  # noqa: E402
 from ggufmill.quantize.devices.packing import packer_of  # noqa: E402
 from ggufmill.recipes import FOLDER  # noqa: E402
 
-CPU = "cpu:0"  # torch's CPU; 'cpu' alone is the program's own encoders
+CPU = "cpu"  # torch on the processor
 N = 512
 
 
@@ -120,12 +120,24 @@ def test_weights_that_are_not_finite_are_refused():
         quantize.encode(x, "q4_K", device=CPU)
 
 
-def test_devices_by_name():
-    assert device_of(None) is None
-    assert device_of("cpu") is None
-    assert device_of(CPU) == CPU
-    with pytest.raises(MillError, match="--device nonsense: torch .* has no such device here"):
-        device_of("nonsense")
+@pytest.mark.parametrize(("name", "effort"), [("q4_1", 1), ("q3_K", 0), ("q4_K", 1), ("iq3_ks", 2), ("mxfp4", 1), ("q8_0", 1)])
+def test_codes_under_a_covariance(name, effort):
+    """Errors are those of the CPU's refinement, on average over rows; each alone is no larger than before it."""
+    x, h = np.ascontiguousarray(weights("normal")[:, :256]), covariance(256, 40)
+    options = {"covariance": h, "effort": effort}
+    before = row_errors(x, quantize.encode(x, name, h.diagonal, device=CPU), name, h)
+    expected, actual = quantize.encode(x, name, **options), quantize.encode(x, name, **options, device=CPU)
+    errors = row_errors(x, actual, name, h)
+    assert (errors <= before * (1 + 1e-5)).all()
+    assert errors.sum() == pytest.approx(row_errors(x, expected, name, h).sum(), rel=1e-4)
+    assert np.mean(actual == expected) > 0.99
+
+
+def test_other_codes_under_a_covariance_stay_with_the_processor():
+    x, h = weights("normal"), covariance(N, 40)
+    for name in ("iq4_kss", "iq3_s"):
+        expected, actual = (quantize.encode(x, name, covariance=h, effort=1, device=device) for device in (None, CPU))
+        assert np.array_equal(actual, expected)
 
 
 def test_a_model_quantised_on_a_device_says_so(tmp_path: Path):

@@ -1,11 +1,10 @@
 """The search for types: groups, sensitivity curves, budgets, derived tensors."""
 
-import re
-
 import numpy as np
 import pytest
 
 from ggufmill.formats import TYPES, PlanError, SourceTensor
+from ggufmill.jobs.patterns import NamePattern
 from ggufmill.quantize.search.type_search import Budget, SensitivityCurve, TypeSearch, group_tensors, use_packed_types
 
 SEARCH_TYPES = [TYPES[name] for name in ("q4_0", "q5_0", "q8_0")]
@@ -64,10 +63,10 @@ def test_sensitive_tensors_get_larger_types():
 def test_two_budgets():
     named = tensors("blk.0.attn_q.weight", "blk.0.ffn_up.weight")
     size = {t.name: t.nbytes((256, 64)) for t in SEARCH_TYPES}
-    result = type_search(named).fit_budgets([Budget(size["q5_0"]), Budget(size["q8_0"], re.compile("attn"))])
+    result = type_search(named).fit_budgets([Budget(size["q5_0"]), Budget(size["q8_0"], NamePattern("attn"))])
     assert {n: k.name for n, k in result.types.items()} == {"blk.0.attn_q.weight": "q8_0", "blk.0.ffn_up.weight": "q5_0"}
     with pytest.raises(PlanError, match="finds no tensor"):
-        type_search(named).fit_budgets([Budget(10**6), Budget(10**6, re.compile("nothing"))])
+        type_search(named).fit_budgets([Budget(10**6), Budget(10**6, NamePattern("nothing"))])
 
 
 def test_derived_tensors_share_a_sensitivity_and_do_not_count_in_the_prediction():
@@ -103,5 +102,5 @@ def test_neighbours_and_correction_of_a_curve():
 
 def test_packed_types_where_they_fit():
     named = tensors("blk.0.ffn_up.weight", "blk.0.attn_q.weight", "token_embd.weight") | tensors("output.weight", rows=10)
-    types = use_packed_types(dict.fromkeys(named, TYPES["q4_0"]), named, re.compile("attn"))
+    types = use_packed_types(dict.fromkeys(named, TYPES["q4_0"]), named, NamePattern("attn"))
     assert [t.name for t in types.values()] == ["q4_0_r8", "q4_0", "q4_0", "q4_0"]
