@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckFailed, PlanError, UsageError
+from ..formats.file_range import read_file
 from ..imatrix.texts import decode_text
 from ..runtime.evaluate.compare import Comparison, compare
 from ..runtime.evaluate.provenance import describe_program, describe_settings, describe_text, stored_nbytes
 from .common.arguments import Pattern, as_pattern, refuse_unused
 from .common.models import ModelLike, describe_origin, model_name, open_model, settings_of_each, window_settings
 from .common.progress import OnProgress, Stage, reporting
-from .reports.plots import check_picture, plot_comparison
+from .reports.plots import plot_comparison
+from .reports.style import check_picture
 
 N_CTX = 512
 
@@ -91,12 +93,11 @@ def compare_models(
     if plot is not None:
         check_picture(Path(plot))
     window, pattern = n_ctx or N_CTX, as_pattern(tensors or "", "--tensors")
-    assert pattern is not None
     each = settings_of_each((a, b), settings)
     models = [open_model(model, window_settings(model, window, own)) for model, own in zip((a, b), each, strict=True)]
     if not (no_weights or any(pattern.search(name) for name in models[0].source.tensors)):
-        raise UsageError(f"--tensors: no tensor of {model_name(a)} has {pattern.pattern!r} in its name")
-    data = Path(text).read_bytes() if text is not None else None
+        raise UsageError(f"--tensors: no tensor of {model_name(a)} has {pattern.text!r} in its name")
+    data = read_file(Path(text), pipes=True) if text is not None else None
     with reporting(progress) as report:
         total = sum(stored_nbytes(t) for model in models for t in model.source.tensors.values())
         stage = Stage(report, "compare", total) if not no_weights else None
@@ -106,7 +107,7 @@ def compare_models(
             decode_text(data, Path(text)) if text is not None and data is not None else None,
             n_ctx=window,
             chunks=chunks or 1,
-            weights=None if no_weights else pattern.pattern,
+            weights=None if no_weights else pattern,
             products=products,
             on_tensor=stage.advance if stage is not None else None,
         )

@@ -20,6 +20,7 @@ from ..quantize.fixed_types import plan_types
 from ..quantize.planning import plan_quantize
 from .cluster.call import cluster_call
 from .common.arguments import Size, as_adapters, as_bytes, refuse_unused
+from .common.programs import layout_for
 from .common.progress import OnProgress, reporting
 from .writing.write_model import WriteOptions, WriteResult, finished_without_source, write_model
 
@@ -35,6 +36,7 @@ def convert_model(
     mla_layout: str | None = None,
     mtp: bool | None = None,
     architecture: str | None = None,
+    program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     allow_nonfinite: bool = False,
     remote: bool = False,
@@ -71,6 +73,8 @@ def convert_model(
     mtp                   draft layers (multi-token prediction) are kept, or left out; None: they are kept where the checkpoint
                           has them, unless it is DeepSeek-V3 in a layout for ik_llama.cpp, which does not load them
     architecture          as which the checkpoint is converted, a name as in config.json's architectures; None: what is there
+    program               that is to load the file: 'llama.cpp', 'ik_llama.cpp' or 'ollama'. Types and layout are what it knows,
+                          what it does not know is an error; None: any
     lora                  LoRA adapters, FILE or FILE=SCALE, which are merged into the weights: a GGUF or a folder of peft
     allow_nonfinite       weights that are NaN or infinite are written as 0 and counted in `replaced`; else they are errors
     remote                weights of a repository are read as they are needed, without downloading its files
@@ -101,6 +105,7 @@ def convert_model(
     """
     call = cluster_call("convert_model", locals())
     out, options = Path(out), WriteOptions(verify, manifest, dry_run, resume, force, threads, cluster=call)
+    mla_layout = layout_for(program, source, mla_layout)
     named = TYPES[outtype] if outtype not in ("auto", "mxfp4") else None
     if delete_source_shards:
         earlier = finished_without_source(source, out, mla_layout, options, named, "", as_adapters(lora))
@@ -111,6 +116,8 @@ def convert_model(
     planning: dict[str, Any] = {"override_kv": keys, "nonfinite_counts": replaced, "version": __version__}
     splitting = {"--split-max-size": split_max_size, "--split-max-tensors": split_max_tensors}
     splitting["--no-tensor-first-split"] = not tensor_first_split
+    if is_peft_folder(source) or mmproj:
+        refuse_unused({"--for": program}, "a text model")
     if is_peft_folder(source):
         refuse_unused(splitting, "a text model: an adapter is one file")
         given = {"--lora": as_adapters(lora), "--symmetric-q40": symmetric_q40}
@@ -140,6 +147,7 @@ def convert_model(
             type=weights,
             rules=rules,
             allow_requantize=True,
+            program=program,
             split_max_size=as_bytes(split_max_size),
             split_max_tensors=split_max_tensors,
             tensor_first_split=tensor_first_split,

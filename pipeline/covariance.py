@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from ..imatrix.covariance.merge import merge_files
 from ..imatrix.covariance.statistics import InputStatistics, statistics
 from ..operating_system.memory import free_bytes
 from ..runtime import Model
+from .cluster.covariance import SharedCovariance
 from .common.arguments import as_paths, check_folder, check_new, refuse_inputs
 from .common.messages import duration, gib, note
+from .common.progress import Stage
 
 _MEMORY = 8 << 30  # for sums, where the system does not say what is free
 
@@ -47,24 +50,42 @@ def check_covariance(
 
 
 def plan_covariance(
-    model: Model, windows: Calibration, path: Path, experts: bool = False, bits: int | None = None, memory: int | None = None
+    model: Model,
+    windows: Calibration,
+    path: Path,
+    experts: bool = False,
+    bits: int | None = None,
+    memory: int | None = None,
+    *,
+    on_cluster: bool = False,
 ) -> CovarianceJob:
-    """The job, of which nothing is done. Raises PlanError for too little memory, and a number of bits that there is not."""
+    """The job, of which nothing is done. on_cluster: workers do it, whose memory counts instead of this machine's.
+
+    Raises PlanError for too little memory, and a number of bits that there is not.
+    """
     if bits is not None and bits not in BITS:
         raise PlanError(f"{bits} bits for a number of a covariance; there are {' and '.join(map(str, BITS))}")
-    if memory is None:
+    if on_cluster:
+        memory = sys.maxsize
+    elif memory is None:
         free = free_bytes()
         memory = free // 2 if free is not None else _MEMORY
     return CovarianceJob(model, windows, path, CovarianceOptions(experts, bits or 16, memory))
 
 
-def begin_covariance(job: CovarianceJob, state: CollectState | None = None) -> CovarianceJob:
-    """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes.
+def begin_covariance(job: CovarianceJob, state: CollectState | None = None, *, on_cluster: bool = False) -> CovarianceJob:
+    """The job, continued where `state` is that of an interrupted importance matrix. Says what it takes, unless the workers of a
+    cluster are going to do it, which are not known yet.
 
     Raises PlanError for too little disk space, or the state of another job.
     """
     if state is None:
         job.start_afresh()
+    if on_cluster:
+        job.writer.check_space()
+        if state is not None:
+            job.resume_finished()
+        return job
     job.writer.check_space(2 * job.sums_bytes)
     columns = [one.columns for one in job.inputs]
     passes = f"{len(job.passes)} passes over the text" if len(job.passes) > 1 else "one pass"
@@ -79,12 +100,16 @@ def begin_covariance(job: CovarianceJob, state: CollectState | None = None) -> C
     return job
 
 
-def finish_passes(job: CovarianceJob, state_frequency: int, on_window: Callable[[int], None]) -> None:
-    """Ends the pass that has run, and runs the others. on_window: called with the windows that are done in all passes."""
+def finish_covariance(job: CovarianceJob, shared: SharedCovariance | None, state_frequency: int, stage: Stage) -> None:
+    """Sums and writes what is left when the importance matrix is complete. shared: the workers that do it."""
+    if shared is not None:
+        shared.finish(lambda: stage.reach(*shared.reached))
+        return
+    total = len(job.passes) * job.window_count
     while True:
-        if job.number:
+        if not job.is_beside:
             before = job.number * job.window_count
-            job.run_pass(state_frequency, lambda done, before=before: on_window(before + done))
+            job.run_pass(state_frequency, lambda done, before=before: stage.reach(before + done, total))
         is_last = job.is_last
         job.end_pass()
         if is_last:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..formats import PlanError
+from ..formats.file_range import read_text
 from ..runtime import Model
 from ..runtime.embedding import embed_tokens, model_pooling, pair_tokens, similarities
 from .common.models import ModelLike, open_model
@@ -99,7 +100,7 @@ def embed_texts(
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, pipes=True)
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

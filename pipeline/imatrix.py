@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import MillError, UsageError
+from ..errors import MillError
 from ..imatrix import Imatrix, load
 from ..imatrix.calibration import Calibration, cut_windows
 from ..imatrix.collect import CollectOptions, collect
@@ -21,6 +21,7 @@ from ..imatrix.texts import TABLE_SUFFIXES, CalibrationText, check_texts, parse_
 from ..jobs.lock import output_lock
 from ..runtime import Model
 from ..runtime.evaluate.perplexity import Perplexity
+from .cluster.covariance import SharedCovariance
 from .cluster.windows import collecting_on
 from .common.arguments import Size, as_bytes, as_paths, check_new, read_template, refuse_inputs, refuse_unused
 from .common.collection_forecast import CollectionForecast, forecast_collection
@@ -28,8 +29,8 @@ from .common.collection_outputs import already_collected, check_outputs
 from .common.messages import note, perplexity_text, warn
 from .common.models import ModelLike, open_model, opened_source, window_settings
 from .common.progress import WINDOWS, OnProgress, Stage, reporting
-from .covariance import begin_covariance, check_covariance, finish_passes, plan_covariance
-from .reports.plots import check_picture
+from .covariance import begin_covariance, check_covariance, finish_covariance, plan_covariance
+from .reports.style import check_picture
 
 N_CTX, OUTPUT_FREQUENCY = 512, 10
 
@@ -115,12 +116,13 @@ def compute_imatrix(
     covariance_experts those of the down matrices of experts too, each with its own
     covariance_bits    of a number in that file: 16 or 32 (16)
     memory             bytes that sums of covariances may take, such as '20G'; what does not fit is left for further passes over
-                       the text (half of what is free)
+                       the text (half of what is free); with a cluster those of each worker
     plot               a picture of the coverage, which needs matplotlib
     resume             an interrupted call is continued, and ends in the same bytes; force: an existing output is replaced
     dry_run            nothing is written or run; the result has what the call takes
     n_ctx              tokens per window; None: 512
-    cluster            workers run the windows, with the same sums: tcp://HOST:PORT, a scheduler file or local:N
+    cluster            workers run the windows, or with covariances sum some of them each, with the same sums: tcp://HOST:PORT,
+                       a scheduler file or local:N
     settings           of `load_model`, as for `perplexity`
     progress           stage 'imatrix' in windows, `partial` the `Perplexity` so far
 
@@ -142,8 +144,6 @@ def compute_imatrix(
     given = {"--covariance-experts": covariance_experts, "--covariance-bits": covariance_bits, "--memory": memory}
     if covariance is None:
         refuse_unused(given, "--covariance")
-    elif cluster is not None:
-        raise UsageError("--covariance is collected by one machine: leave out --cluster")
     if plot is not None:
         check_picture(Path(plot))
     path, added, window = Path(out) if out is not None else None, as_paths(in_file), n_ctx or N_CTX
@@ -154,7 +154,7 @@ def compute_imatrix(
     covariance_path = check_covariance(covariance, path, inputs, resume, force or dry_run, has_more=bool(added))
     state = load_state(state_path) if state_path is not None and resume and state_path.exists() else None
     before = [load(part).fit(source, str(part)) for part in added]
-    collect_options = CollectOptions(process_output, process_embedding, nextn)
+    collect_options = CollectOptions(process_output, process_embedding, nextn, head_inputs=covariance is not None)
     opened = open_model(model if isinstance(model, Model) else source, window_settings(model, window, settings))
     collect_options.check(opened)
     note(f"reading {', '.join(str(one.path) for one in texts)}", detail=True)
@@ -163,7 +163,8 @@ def compute_imatrix(
     warn([f"nothing of {name} is in the windows that are read" for name in unread])
     job = None
     if covariance_path is not None:
-        job = plan_covariance(opened, windows, covariance_path, covariance_experts, covariance_bits, as_bytes(memory))
+        asked = (covariance_experts, covariance_bits, as_bytes(memory))
+        job = plan_covariance(opened, windows, covariance_path, *asked, on_cluster=cluster is not None)
     if dry_run:
         forecast = forecast_collection(opened, windows, path, collect_options, job)
         return ImatrixResult(Imatrix(), None, [], path, None, covariance_path, forecast)
@@ -172,13 +173,13 @@ def compute_imatrix(
         if merged is not None:
             return ImatrixResult(merged, None, covered_layers(merged, source), path, None, covariance_path)
     if job is not None:
-        begin_covariance(job, state)
+        begin_covariance(job, state, on_cluster=cluster is not None)
     frequency = 0 if state_path is None else OUTPUT_FREQUENCY if output_frequency is None else output_frequency
 
     def save_state(now: CollectState) -> None:
         assert state_path is not None
         try:
-            if job is None:
+            if job is None or cluster is not None or not job.is_beside:  # covariances keep a state of their own
                 now.save(state_path)
             elif job.is_due() or now.done == len(windows.windows):
                 job.prepare_state(now.done)
@@ -189,12 +190,16 @@ def compute_imatrix(
 
     try:
         there = {"n_ctx": window, "architecture": architecture, **settings}
-        elsewhere = collecting_on(cluster, model, opened, windows, collect_options, there)
+        elsewhere = collecting_on(
+            cluster, model, opened, windows, collect_options, there, covariance=job, memory=as_bytes(memory)
+        )
         with reporting(progress) as report, elsewhere as run_batches, output_lock(path) if path is not None else nullcontext():
             stage, passes = Stage(report, "imatrix", unit=WINDOWS), len(job.passes) if job is not None else 1
+            shared = run_batches if isinstance(run_batches, SharedCovariance) else None
 
             def on_chunk(so_far: Perplexity, total: int) -> None:
-                stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity), so_far)
+                reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
+                stage.reach(*reached, perplexity_text(so_far.perplexity), so_far)
 
             imatrix, figures = collect(
                 opened,
@@ -206,12 +211,12 @@ def compute_imatrix(
                 on_state=save_state if state_path is not None else None,
                 resume=state,
                 on_chunk=on_chunk,
-                covariance=job.collector if job is not None and job.number == 0 else None,
-                has_final_state=passes > 1 and frequency > 0,
+                covariance=job.collector if job is not None and job.is_beside and shared is None else None,
+                has_final_state=job is not None and (passes > 1 or not job.is_beside or shared is not None) and frequency > 0,
                 elsewhere=run_batches,
             )
             if job is not None:
-                finish_passes(job, frequency, lambda done: stage.reach(done, passes * len(windows.windows)))
+                finish_covariance(job, shared, frequency, stage)
     except KeyboardInterrupt:
         if state_path is None or not state_path.exists():
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..formats.gguf import VERSION
 from ..formats.gguf_header import value_type
 from ..formats.loaders import LoaderTensor, loader_differences, loader_problems
 from ..formats.types import FILE_TYPES_OF_TWO_MEANINGS
+from .common.checkpoints import CheckpointSummary, summarize_checkpoint, type_histogram
 from .common.progress import OnProgress, Stage, reporting
 
 _SHOWN = 16  # values of an array that are listed in full
@@ -128,10 +130,10 @@ def inspect_model(
         gguf_version=VERSION,
         alignment=opened.alignment,
         architecture=opened.architecture,
-        metadata={key: _plain(value, arrays) for key, value in opened.metadata.items()},
+        metadata=plain_metadata(opened.metadata, arrays),
         metadata_types={key: value_type(key, value) for key, value in opened.metadata.items()},
         tensors=tensors,
-        types=_histogram(tensors),
+        types=type_histogram(tensors),
         parameters=sum(t["n_elements"] for t in tensors),
         total_bytes=total,
     )
@@ -146,6 +148,23 @@ def inspect_model(
     if result.problems:
         raise CheckFailed(f"{program} does not load {file}: {'; '.join(result.problems)}", result)
     return result
+
+
+def inspect_checkpoint(source: str | Path) -> CheckpointSummary:
+    """Reads config.json and the headers of a checkpoint's weights, as they are stored, and whether `convert_model` takes it.
+
+    source  a folder, or hf:OWNER/NAME[@REVISION], of which no weights are downloaded
+
+    Returns a `CheckpointSummary`. Raises FormatError for a folder without config.json and for damaged files.
+
+    Example:
+        >>> from ggufmill import inspect_checkpoint
+        >>> from ggufmill.recipes import FOLDER
+        >>> summary = inspect_checkpoint(FOLDER / "demo")
+        >>> summary.gguf_architecture, summary.config["num_hidden_layers"]
+        ('deepseek2', 4)
+    """
+    return summarize_checkpoint(source)
 
 
 def _describe(info: TensorInfo) -> dict[str, Any]:
@@ -169,15 +188,6 @@ def _notes(metadata: dict[str, Any], types: dict[str, dict[str, int]]) -> list[s
     return [f"general.file_type {number} is {meanings}; most bytes of this file are {next(iter(types), 'of no type')}"]
 
 
-def _histogram(tensors: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """type -> tensors and bytes, most bytes first."""
-    types: dict[str, dict[str, int]] = {}
-    for t in tensors:
-        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
-        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
-    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))
-
-
 def _count_nonfinite(info: TensorInfo) -> int | None:
     """NaN and infinite values of a tensor; None for a type that cannot be decoded."""
     from ..quantize import can_encode, decode
@@ -189,15 +199,20 @@ def _count_nonfinite(info: TensorInfo) -> int | None:
     return sum(int(np.count_nonzero(~np.isfinite(decode(q, info.type.name, info.shape[0])))) for q in rows)
 
 
-def _plain(value: Any, full: bool = False) -> Any:
+def plain_metadata(metadata: Mapping[str, Any], full: bool = False) -> dict[str, Any]:
+    """Metadata as JSON has them, as `plain_value` makes them."""
+    return {key: plain_value(value, full) for key, value in metadata.items()}
+
+
+def plain_value(value: Any, full: bool = False) -> Any:
     """A metadata value as JSON has it; long arrays are cut to their first values and their length, unless `full`."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and len(value) > _SHOWN and not full:
-        return {"length": len(value), "first": _plain(value[:_FIRST])}
-    return [_plain(v, full) for v in value] if isinstance(value, list) else value
+        return {"length": len(value), "first": plain_value(value[:_FIRST])}
+    return [plain_value(v, full) for v in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from ..convert.hub.fetch import is_repository
 from ..errors import PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..operating_system.memory import free_bytes
-from ..operating_system.processors import may_have_accelerators
 from ..quantize import can_encode
 from ..quantize.importance import AssumedImportance
 from ..quantize.planning import plan_quantize
@@ -23,9 +21,10 @@ from ..quantize.recipes.recipe import Recipe, load_recipe
 from ..quantize.recipes.type_selection import INTEGER_TYPES
 from ..recipes import find, names
 from ..runtime.memory import CPU, Override, Placement, Use, Weight, experts_to_cpu, parse_overrides, place
-from ..runtime.torch_devices import TorchDevice, choose_devices, find_devices
+from ..runtime.torch_devices import TorchDevice, accelerators_here, choose_devices
 from .common.arguments import FileType, Size, as_bytes, as_file_type, refuse_unused
 from .common.messages import warn
+from .common.programs import layout_for, program_of
 
 if TYPE_CHECKING:
     from ..jobs.plan import Plan
@@ -104,6 +103,7 @@ def plan_memory(
     mla_layout: str | None = None,
     mtp: bool | None = None,
     architecture: str | None = None,
+    program: str | None = None,
     cluster: int | Sequence[int] = (),
     cluster_threads: int | None = None,
     cluster_output: str | None = None,
@@ -130,7 +130,8 @@ def plan_memory(
     cpu_moe           experts stay in RAM; n_cpu_moe: those of the first n layers
     tensor_split      shares of the GPUs in the layers; None: by their memory
     recipe, type      how the model is to be quantised
-    mla_layout, mtp, architecture  as for `convert_model`
+    mla_layout, mtp, architecture, program  as for `convert_model`; recipes with types that the program does not know are
+                      no candidates
 
     cluster           numbers of machines, such as (1, 8, 64): how long making the model takes on a cluster of them, simulated
     cluster_threads   of each machine (None: as many as this one has); cluster_output: as for `quantize_model` (None: 'shared')
@@ -162,8 +163,9 @@ def plan_memory(
     bound = attn_max_batch * MIB if attn_max_batch else None
     split = tuple(tensor_split) if tensor_split is not None else None
     use = Use(n_ctx, ubatch, cache_k, cache_v, mla, flash, attention_bytes=bound, gpu_layers=n_gpu_layers, tensor_split=split)
+    mla_layout = layout_for(program, model, mla_layout)
     source = open_source(model, mla_layout=mla_layout, mtp=mtp, architecture=architecture, remote=is_repository(model))
-    planner = _Planner(source, use, overrides, capacities)
+    planner = _Planner(source, use, overrides, capacities, program)
     counts = (cluster,) if isinstance(cluster, int) else tuple(cluster)
     if not counts:
         rates = {"--read-rate": read_rate, "--write-rate": write_rate, "--network-rate": network_rate}
@@ -198,8 +200,7 @@ def plan_memory(
 def _present(device: str | Sequence[str] | None) -> list[TorchDevice]:
     """The devices of these names; None: those that there are, if torch is installed."""
     if device is None:
-        # Importing torch takes longer than the rest of `plan`: only where there may be a device.
-        return find_devices() if find_spec("torch") is not None and may_have_accelerators() else []
+        return accelerators_here()[0]
     return choose_devices(device.split(",") if isinstance(device, str) else device)
 
 
@@ -207,9 +208,15 @@ class _Planner:
     """Places the weights of one model, quantised in one way or another."""
 
     def __init__(
-        self, source: TensorSource, use: Use, overrides: Sequence[Override], capacities: dict[str, int | None]
+        self,
+        source: TensorSource,
+        use: Use,
+        overrides: Sequence[Override],
+        capacities: dict[str, int | None],
+        program: str | None = None,
     ) -> None:
         self.source, self.use, self.overrides, self.capacities = source, use, overrides, capacities
+        self.program = program
 
     @property
     def is_quantised(self) -> bool:
@@ -243,6 +250,7 @@ class _Planner:
             importance=AssumedImportance({}),
             ignore_imatrix_rules=True,
             allow_requantize=True,
+            program=program_of(recipe, self.program),
         )
 
     def all_candidates(self) -> list[Candidate]:
@@ -251,7 +259,10 @@ class _Planner:
         candidates, as_it_is = [], self.candidate()
         for name in names():
             if name.endswith(".txt"):
-                candidate = self.candidate(name)
+                try:
+                    candidate = self.candidate(name)
+                except PlanError:  # types that the program does not know
+                    continue
                 if not candidate.foreign:
                     candidates.append(candidate)
         for name in file_types():

@@ -15,7 +15,6 @@ from ..errors import PlanError, UsageError
 from ..jobs.atomic_write import write_text
 from ..jobs.preflight import preflight
 from ..jobs.shards import parse_shards
-from ..quantize.devices.encode import device_of
 from ..quantize.planning import plan_quantize
 from ..quantize.prune import drop_layers, parse_layers
 from ..quantize.recipes.recipe import Recipe, load_recipe
@@ -36,7 +35,9 @@ from .common.arguments import (
     refuse_unused,
 )
 from .common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
+from .common.encoder_device import encoder_device
 from .common.importance import load_importance
+from .common.programs import layout_for, program_of
 from .common.progress import OnProgress, reporting
 from .convert import metadata_to_set
 from .recipe_search.options import Target, search_options_of, target_of
@@ -89,6 +90,7 @@ def quantize_model(
     mla_layout: str | None = None,
     mtp: bool | None = None,
     architecture: str | None = None,
+    program: str | None = None,
     lora: str | Path | Sequence[str | Path] = (),
     split_max_size: Size | None = None,
     split_max_tensors: int | None = None,
@@ -135,6 +137,8 @@ def quantize_model(
     allow_requantize      what is quantised already may be quantised again
     ignore_imatrix_rules  types that should not be made without an imatrix are allowed
     strict                every warning is an error
+    program               that is to load the file: 'llama.cpp', 'ik_llama.cpp' or 'ollama'. Types and layout are what it knows,
+                          what it does not know is an error; None: any
     no_timing             with dry_run: this machine's encoders are not timed; with a covariance they never are
     keep_split            as many files as the source has, with the same tensors
     only_shards           numbers of the split's files to write, '1,4,6-9': machines that share nothing divide a job, and each
@@ -144,7 +148,7 @@ def quantize_model(
     allow_nonfinite, remote, delete_source_shards, metadata, override_kv, mla_layout, mtp, architecture, split_max_size,
     split_max_tensors, tensor_first_split, partial_requant, verify, manifest, dry_run, resume, force, threads, cluster,
     cluster_output        as for `convert_model`
-    device                of torch ('cuda') that encodes k-quants and IQK types; None or 'cpu': this program's encoders
+    device                of torch ('cuda') that encodes k-quants and IQK types; None: this program's encoders
     progress              stage 'quantize' in bytes; before it those of `search_recipe`, after it 'checksums' and 'verify'
 
     Returns a `WriteResult`. Raises as `convert_model` does, RecipeError for a recipe that cannot be read, UsageError for
@@ -180,9 +184,10 @@ def quantize_model(
         as_type(extra_output_tensor, "--extra-output-tensor"),
     )
     shards = parse_shards(only_shards) if only_shards is not None else None
-    encoder = device_of(device)
+    encoder = encoder_device(device)
     options = WriteOptions(verify, manifest, dry_run, resume, force, threads, shards)
-    layout = mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout")
+    program = program_of(given.recipe, program)
+    layout = layout_for(program, source, mla_layout or given.recipe.stages.get("convert", {}).get("mla_layout"))
     adapters = as_adapters(lora) or adapters_of_recipe(given.recipe, given.folder)
     if delete_source_shards:
         earlier = finished_without_source(source, out, layout, options, default or given.recipe.type, given.text, adapters)
@@ -234,6 +239,7 @@ def quantize_model(
     if no_types and not rules and target is None and not keys and prune_layers is None:
         raise PlanError("nothing to quantise to: give a TYPE such as Q4_K_M, --recipe, --custom-q or --target-size")
     planning: dict[str, Any] = {
+        "program": program,
         "pure": pure,
         "allow_requantize": allow_requantize,
         "ignore_imatrix_rules": ignore_imatrix_rules,
@@ -246,6 +252,17 @@ def quantize_model(
         "keep_split": keep_split,
         "variant": f"without layers {parse_layers(prune_layers)}" if prune_layers is not None else "",
     }
+    if call is not None:
+        call = call.resolved(
+            lora=adapters,
+            covariance=covariance,
+            effort=effort if covariance is not None else None,
+            mla_layout=layout,
+            program=program,
+            architecture=architecture,
+            mtp=mtp,
+            split_max_size=planning["split_max_size"],
+        )
     inputs = [Path(path) for path in (given.path, imatrix, covariance) if path is not None]
     with reporting(progress) as report:
         if target is not None:
@@ -254,7 +271,9 @@ def quantize_model(
                     "a target leaves no room for a TYPE or types of roles: give rules (--custom-q) for what is fixed"
                 )
             text_path = Path(calibration) if calibration is not None else None
-            search = search_options_of(given.recipe, given.folder, types=types, text=text_path, threads=threads)
+            search = search_options_of(
+                given.recipe, given.folder, types=types, text=text_path, threads=threads, program=program
+            )
             inputs += [search.text] if search.text is not None else []
             state, fixed_text = None if dry_run else _beside(out, ".state.json"), given.rules_text
             fixed = {"fixed": rules, "fixed_text": fixed_text, "state": state, "planning": planning}
@@ -262,16 +281,8 @@ def quantize_model(
             job = SearchJob(opened, importance, search, **weighted, **fixed, report=report)
             text = _find_recipe(job, target, out, options, inputs)
             rules = parse_rules(text)
-            if call is not None:  # workers are told what was found, and the rest of what the recipe says
-                call = call.with_found(
-                    text,
-                    lora=adapters,
-                    covariance=covariance,
-                    effort=effort if covariance is not None else None,
-                    mla_layout=layout,
-                    architecture=architecture,
-                    split_max_size=planning["split_max_size"],
-                )
+            if call is not None:
+                call = call.with_found(text)
         replaced: list[tuple[str, int]] | None = [] if allow_nonfinite else None
         plan = plan_quantize(
             opened,

@@ -108,15 +108,16 @@ def lint_recipe(
         >>> lint_recipe("demo", FOLDER / "demo").warnings
         []
     """
-    loaded = load_recipe(find(recipe))
-    notes = unportable_rules(loaded.rules)
+    loaded = load_recipe(find(recipe), several=model is None)
+    rules = [rule for one in loaded.each for rule in one.rules]
+    notes = unportable_rules(rules)
     if model is not None:
         warnings = _plan(model, recipe, type, imatrix, architecture).warnings
     else:
-        warnings = [*suspicious_rules(loaded.rules), *unreachable_rules(loaded.rules)]
+        warnings = [text for one in loaded.each for text in (*suspicious_rules(one.rules), *unreachable_rules(one.rules))]
         if imatrix is None and "imatrix" not in loaded.stages:
-            notes += rules_needing_imatrix(loaded.rules)
-    result = LintResult(str(recipe), len(loaded.rules), warnings, notes)
+            notes += rules_needing_imatrix(rules)
+    result = LintResult(str(recipe), len(rules), warnings, notes)
     if strict and warnings:
         raise CheckFailed(f"--strict: {recipe} has {len(warnings)} warnings", result)
     return result

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..formats import open_gguf
+from ..jobs.patterns import NamePattern
 from ..quantize.gguf_source import gguf_source
+from ..quantize.planning import check_loads
 from ..repack.job import plan_repack
-from .common.arguments import Pattern
+from .common.arguments import Pattern, as_pattern
 from .common.progress import OnProgress, reporting
 from .writing.write_model import WriteOptions, WriteResult, write_model
 
@@ -21,6 +23,7 @@ def repack_model(
     pattern: Pattern | Sequence[Pattern] = (),
     undo: bool = False,
     keep_split: bool = False,
+    program: str | None = None,
     verify: bool = False,
     manifest: bool = False,
     dry_run: bool = False,
@@ -38,6 +41,7 @@ def repack_model(
     pattern     a regular expression or several: only tensors whose name one of them matches anywhere; (): all
     undo        repacked tensors become their base types again
     keep_split  the output has as many files as the source, with the same tensors
+    program     that is to load the file, as for `convert_model`: what it would not load is an error
     verify, manifest, dry_run, resume, force, threads, progress
                 as for `convert_model`; the stage is 'repack', in bytes
 
@@ -51,10 +55,11 @@ def repack_model(
         >>> result.plan.histogram()["q8_0_r8"][0] > 0
         True
     """
-    patterns = [pattern] if isinstance(pattern, str | re.Pattern) else pattern
-    texts = [regex if isinstance(regex, str) else regex.pattern for regex in patterns]
+    patterns = [pattern] if isinstance(pattern, str | re.Pattern | NamePattern) else pattern
+    texts = [as_pattern(each, "--pattern").text for each in patterns]
     opened = open_gguf(Path(source))
     plan = plan_repack(opened, Path(out), pattern=texts or None, undo=undo, keep_split=keep_split)
+    check_loads(plan, program)
     options = WriteOptions(verify, manifest, dry_run, resume, force, threads)
     with reporting(progress) as report:
         return write_model(plan, "repack", gguf_source(opened), options, report)

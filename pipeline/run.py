@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,48 @@ from ..errors import CheckFailed
 from ..jobs.atomic_write import write_text
 from ..jobs.plan import Plan
 from ..quantize.recipes.recipe import load_recipe
+from ..quantize.verify import Verification
 from ..recipes import find
 from .common.arguments import refuse_unused
 from .common.messages import json_text, note, warn
 from .common.progress import OnProgress, reporting
 from .reports.html_page import page_text
 from .reports.markdown import report_text
-from .reports.model_card import card_text
+from .reports.model_card import card_text, several_card
 from .reports.report_data import report_json
+from .reports.several import several_json, several_page, several_text
 from .stages.folder import RunFolder
+from .stages.quant import Quant
 from .stages.run import Run
 from .writing.forecast import Forecast, forecast
+
+
+@dataclass
+class QuantForecast:
+    """What a dry run knows of one file.
+
+    label       what its name ends in, where there are several; else ''
+    plan        of the quantised model; of a recipe with a target that is not searched for yet, with the smallest types allowed
+    target      what types are searched for, in words; None without a target
+    found       whether the search for the target is finished
+    most_bytes  that the file takes: what the plan says, or before the search what the target allows at most
+    repacked    name and bytes of the file with interleaved rows that is made of it; None: none is
+    """
+
+    label: str
+    plan: Plan
+    target: str | None
+    found: bool
+    most_bytes: int
+    repacked: tuple[str, int] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan, `label` where there are several, `repacked` with [repack], and with a target `search`."""
+        search: dict[str, Any] = {"target": self.target, "found": self.found, "most_bytes": self.most_bytes}
+        named: dict[str, Any] = {"label": self.label} if self.label else {}
+        if self.repacked is not None:
+            named["repacked"] = {"name": self.repacked[0], "nbytes": self.repacked[1]}
+        return named | self.plan.as_json() | ({"search": search} if self.target is not None else {})
 
 
 @dataclass
@@ -29,28 +60,25 @@ class RunResult:
     """What a run made, or with dry_run would make.
 
     folder    where the results are
-    plan      of the final model; of a recipe with a target that is not searched for yet, with the smallest types allowed
+    quants    with dry_run: what is known of each file; else []
     forecast  disk space that the run takes; only with dry_run
     report    all figures, as in report.json; {} with dry_run
     reports   report.json, report.md, report.html and the draft of a model card, README.md
-    target    what types are searched for, in words; None for a recipe without a target
-    found     whether the search for the target is finished
     """
 
     folder: Path
-    plan: Plan
-    forecast: Forecast | None
-    report: dict[str, Any]
-    reports: tuple[Path, ...]
-    target: str | None = None
-    found: bool = True
+    quants: list[QuantForecast] = field(default_factory=list)
+    forecast: Forecast | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    reports: tuple[Path, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints: the report; with dry_run the plan and what it takes, and of a recipe with a target `search`."""
+        """What --json prints: the report; with dry_run the plan and what it takes, of several files a list `quants` of plans,
+        and of a recipe with a target `search`."""
         if self.forecast is None:
             return self.report
-        search = {"search": {"target": self.target, "found": self.found}} if self.target is not None else {}
-        return self.plan.as_json() | self.forecast.as_json() | search
+        plans = [quant.as_json() for quant in self.quants]
+        return (plans[0] if not self.quants[0].label else {"quants": plans}) | self.forecast.as_json()
 
 
 def run_recipe(
@@ -58,6 +86,7 @@ def run_recipe(
     out: str | Path | None = None,
     *,
     force: bool = False,
+    program: str | None = None,
     allow_nonfinite: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -67,16 +96,20 @@ def run_recipe(
 ) -> RunResult:
     """Runs every stage that a TOML recipe names: imatrix, search, quantize, repack, validate; ends in a report.
 
+    A recipe of several types or tables [[quantize]] makes a file of each, with one imatrix and one report, and a model card for
+    all. SHA256SUMS has the checksums of the files.
+
     Files, types, exact sizes and disk space are checked first. An interrupted run is continued by the same call; a stage whose
     inputs have not changed is not repeated. One run at a time works in a folder.
 
     recipe           a file, or the name of a shipped recipe; paths in it are relative to its folder
     out              folder of results; None: out/RECIPE
     force            every stage is done again, and what is in the folder is replaced
+    program          that is to load the files, as for `quantize_model`; None: what the recipe says ([quantize] for)
     allow_nonfinite  weights that are NaN or infinite are written as 0
     dry_run          nothing is written; the result has the plan and what it takes
     threads          workers; None: one per processor
-    cluster          workers of a cluster compute the imatrix (without covariances) and quantise; cluster_output: as of
+    cluster          workers of a cluster compute the imatrix, measure for a target, and quantise; cluster_output: as of
                      `quantize_model`
     progress         stages 'imatrix' and 'validate' in windows, 'quantize', 'repack', 'verify' and 'checksum' in bytes, and
                      those of `search_recipe`
@@ -87,56 +120,75 @@ def run_recipe(
     Example:
         >>> from ggufmill import run_recipe
         >>> result = run_recipe("demo", "demo-out", dry_run=True)
-        >>> result.plan.histogram()["q8_0"][0] > 0, result.folder.exists()
+        >>> result.quants[0].plan.histogram()["q8_0"][0] > 0, result.folder.exists()
         (True, False)
     """
     if cluster is None:
         refuse_unused({"--cluster-output": cluster_output}, "--cluster")
     path = find(recipe)
-    loaded = load_recipe(path)
+    loaded = load_recipe(path, several=True)
     folder = RunFolder(Path(out) if out is not None else Path("out") / path.stem, path.stem)
     with nullcontext() if dry_run else folder.locked(), reporting(progress) as report:
         settings: dict[str, Any] = {"threads": threads, "cluster": cluster, "cluster_output": cluster_output}
-        run = Run(loaded, path, folder, fresh=force, allow_nonfinite=allow_nonfinite, report=report, **settings)
+        run = Run(
+            loaded, path, folder, fresh=force, program=program, allow_nonfinite=allow_nonfinite, report=report, **settings
+        )
         for text in run.source.notes:
             note(f"note: {text}", detail=True)
-        plan = run.check()
-        return _forecast(run, plan) if dry_run else _carry_out(run, plan)
+        plans = run.check()
+        return _forecast(run, plans) if dry_run else _carry_out(run, plans)
 
 
-def _forecast(run: Run, plan: Plan) -> RunResult:
-    takes = forecast(plan, run.disk_needed)
-    if run.target is None:
-        warn(plan.warnings, detail=True)
-        return RunResult(run.folder.path, plan, takes, {}, ())
-    found = run.has_rules
-    if not found:
-        note(f"note: types for {run.target.text} have to be searched for; these are the smallest allowed")
-    warn(plan.warnings, detail=True)
-    return RunResult(run.folder.path, plan, takes, {}, (), run.target.text, found)
+def _forecast(run: Run, plans: list[Plan]) -> RunResult:
+    quants = []
+    for quant, plan in zip(run.quants, plans, strict=True):
+        target = quant.target.text if quant.target is not None else None
+        repacked = (quant.folder.repacked.name, quant.repacked_bytes) if quant.repacked_bytes else None
+        quants.append(QuantForecast(quant.recipe.label, plan, target, quant.has_rules, quant.file_bytes, repacked))
+        if not quant.has_rules:
+            note(f"note: types for {target} have to be searched for; the plan has the smallest allowed")
+        warn(_labelled(quant, plan.warnings), detail=True)
+    takes = forecast(plans[0], run.disk_needed)
+    return RunResult(run.folder.path, quants, replace(takes, disk_peak=run.disk_peak))
 
 
-def _carry_out(run: Run, plan: Plan) -> RunResult:
-    """All stages and the reports. Raises CheckFailed when the result exceeds the recipe's limits."""
-    if run.target is None:
-        warn(plan.warnings)
+def _labelled(quant: Quant, texts: list[str]) -> list[str]:
+    return [f"{quant.recipe.label}: {text}" if quant.recipe.label else text for text in texts]
+
+
+def _carry_out(run: Run, plans: list[Plan]) -> RunResult:
+    """All stages and the reports. Raises CheckFailed when a result exceeds the recipe's limits."""
+    made: list[tuple[Quant, dict[str, Any] | None, Plan, Plan, Verification]] = []
     try:
-        imatrix = run.imatrix
-        search = run.search()
-        quantized = run.quantize()
-        if run.target is not None:
-            warn(quantized.warnings)
-        plan = run.repack(quantized)
-        verification = run.verify(quantized, plan)
-        validation = run.validate(plan)
+        imatrix = run.imatrix if any(quant.with_imatrix for quant in run.quants) else None
+        for quant, expected in zip(run.quants, plans, strict=True):
+            if quant.target is None:
+                warn(_labelled(quant, expected.warnings))
+            search = quant.search()
+            quantized = quant.quantize()
+            if quant.target is not None:
+                warn(_labelled(quant, quantized.warnings))
+            plan = quant.repack(quantized)
+            made.append((quant, search, quantized, plan, quant.verify(quantized, plan)))
+        validations = run.validate([plan for _, _, _, plan, _ in made])
+        checksums = run.checksums([plan for _, _, _, plan, _ in made])
     except KeyboardInterrupt:
         raise KeyboardInterrupt(run.how_to_continue) from None
-    data = report_json(run, plan, imatrix, validation, verification, quantized, search)
-    texts = (json_text(data, 1) + "\n", report_text(data), page_text(data), card_text(data))
-    for path, text in zip(run.folder.reports, texts, strict=True):
+    reports = [
+        report_json(quant, plan, imatrix, validation, verification, quantized, search)
+        for (quant, search, quantized, plan, verification), validation in zip(made, validations, strict=True)
+    ]
+    write_text(run.folder.checksums, "".join(f"{digest}  {name}\n" for name, digest in checksums.items()))
+    if run.recipe.several:
+        data = several_json(run, reports)
+        texts = (several_text(data), several_page(data), several_card(data))
+    else:
+        data = reports[0]
+        texts = (report_text(data), page_text(data), card_text(data))
+    for path, text in zip(run.folder.reports, (json_text(data, 1) + "\n", *texts), strict=True):
         write_text(path, text)
-    target = run.target.text if run.target is not None else None
-    result = RunResult(run.folder.path, plan, None, data, run.folder.reports, target)
+    run.cache.drop_unfinished()
+    result = RunResult(run.folder.path, report=data, reports=run.folder.reports)
     if data["failures"]:
         raise CheckFailed("; ".join(data["failures"]), result)
     return result

@@ -12,10 +12,10 @@ from ..jobs.atomic_write import write_text
 from ..quantize.recipes.recipe import load_recipe
 from ..recipes import find
 from .cluster.measuring import search_workers
-from .cluster.models import address_of
 from .common.arguments import Pattern, Size, TypeName, as_bytes, as_pattern, check_new, refuse_inputs, refuse_unused
 from .common.covariance import load_covariances
 from .common.importance import load_importance
+from .common.programs import layout_for
 from .common.progress import OnProgress, reporting
 from .recipe_search.options import SearchOptions, Target, parse_types
 from .recipe_search.result import SearchResult
@@ -48,6 +48,7 @@ def search_recipe(
     state: str | Path | None = None,
     mla_layout: str | None = None,
     architecture: str | None = None,
+    program: str | None = None,
     threads: int | None = None,
     force: bool = False,
     cluster: str | None = None,
@@ -78,7 +79,7 @@ def search_recipe(
     measurements  groups of tensors whose sensitivity is measured one by one (128)
     refine        rounds of measuring around the result
     state         file for what is measured, which several recipes of a model may share; None: OUT.state.json
-    mla_layout, architecture  as for `convert_model`
+    mla_layout, architecture, program  as for `convert_model`; the usual set of types is what the program knows
     threads       workers; None: one per processor
     force         an existing recipe is replaced
     cluster       workers measure, with the same results: tcp://HOST:PORT, a scheduler file or local:N
@@ -105,8 +106,10 @@ def search_recipe(
     if covariance is None:
         refuse_unused({"--effort": effort, "--strict": strict}, "--covariance")
     out = Path(out)
-    target = Target(as_bytes(target_size), target_bpw, max_kld, as_pattern(gpu, "--gpu"), as_bytes(gpu_size))
+    pattern = as_pattern(gpu, "--gpu") if gpu is not None else None
+    target = Target(as_bytes(target_size), target_bpw, max_kld, pattern, as_bytes(gpu_size))
     fixed = load_recipe(find(rules)) if rules is not None else None
+    mla_layout = layout_for(program, model, mla_layout)
     source = open_source(model, mla_layout=mla_layout, architecture=architecture)
     state_path = Path(state) if state is not None else out.with_name(out.name + ".state.json")
     if state_path.resolve() == out.resolve():
@@ -117,21 +120,21 @@ def search_recipe(
     check_new(out, force)
     given = {"n_ctx": n_ctx, "chunks": chunks, "measurements": measurements, "refine": refine}
     options = SearchOptions(
-        parse_types(types),
+        parse_types(types, program=program),
         repacked=repacked,
         text=Path(text) if text is not None else None,
         rows=rows,
         seed=seed,
         threads=threads,
         placement=placement,
+        program=program,
         **{name: value for name, value in given.items() if value is not None},
     )
-    importance, effort = (
-        load_importance(Path(imatrix), source) if imatrix is not None else None,
-        1 if effort is None else effort,
-    )
-    where = address_of(model, source, mla_layout=mla_layout, architecture=architecture)
-    measuring = search_workers(cluster, where, importance, imatrix, covariance, effort, (options.rows, options.seed))
+    importance = load_importance(Path(imatrix), source) if imatrix is not None else None
+    effort = 1 if effort is None else effort
+    reading = {"mla_layout": mla_layout, "architecture": architecture}
+    weights = {"importance": importance, "imatrix": imatrix, "covariance": covariance, "effort": effort}
+    measuring = search_workers(cluster, model, source, reading, **weights, options=options)
     with reporting(progress) as report, measuring as workers:
         job = SearchJob(
             source,

@@ -34,6 +34,8 @@ def serve_model(
     max_queue: int = 16,
     max_body: int = 8,
     max_connections: int = 256,
+    metrics: bool = False,
+    slot_save_path: str | Path | None = None,
     no_warmup: bool = False,
     on_ready: Callable[[str], None] | None = None,
     on_end: Callable[[EndEvent], None] | None = None,
@@ -52,6 +54,8 @@ def serve_model(
     n_predict   tokens of an answer at most; -1: no limit
     draft_max   as for `generate_text`
     max_queue   requests that may wait, more get 503; max_body: MiB of a request at most; max_connections: open at once
+    metrics     /metrics tells what the server has done, for Prometheus
+    slot_save_path  folder in which clients save the KV cache of a slot, and from which they restore it
     no_warmup   do not read a short prompt first
     on_ready    called with the address when it listens; on_end: called with the `EndEvent` of each answer; on_refused: with
                 each `RefusedRequest`
@@ -99,5 +103,7 @@ def serve_model(
         alias=alias,
         api_key=api_key,
         max_body=max_body * MIB,
+        metrics=metrics,
+        slot_save_path=None if slot_save_path is None else Path(slot_save_path),
         options={"n_predict": n_predict, "draft_max": draft_max, **sampling},
     )

@@ -10,7 +10,8 @@ from ..runtime.evaluate.bench import Depth, sweep
 from ..runtime.evaluate.provenance import describe_model, describe_program, describe_settings
 from .common.models import ModelLike, open_model, window_settings
 from .common.progress import OnProgress, Stage, reporting
-from .reports.plots import check_picture, plot_sweep
+from .reports.plots import plot_sweep
+from .reports.style import check_picture
 
 N_CTX, PROMPT = 4096, 512  # tokens
 

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..formats import TYPES, TensorType
 from ..operating_system.process import low_priority
 from ..quantize import can_encode, codecs, decode, encode
-from ..simd.compile import compiled_kernels
+from ..simd.compile_time import compiled_kernels, compiling_for, waiting_for_compilation
 from ..simd.kernel_cache import is_marked_compiled, mark_compiled
 from .common.arguments import TypeName, as_type
 from .common.models import ModelLike, model_name, open_model
@@ -132,7 +132,8 @@ def codecs_in_background(types: Iterable[TensorType]) -> Iterator[subprocess.Pop
         raise
     finally:
         if process is not None:
-            process.wait()
+            with compiling_for(names.replace(",", ", ")), waiting_for_compilation():
+                process.wait()
 
 
 def _is_missing(tensor_type: TensorType) -> bool:

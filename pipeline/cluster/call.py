@@ -13,6 +13,7 @@ from ..common.arguments import as_adapters
 
 OUTPUTS = ("shared", "collect")
 _PATHS = ("source", "out", "base", "recipe", "imatrix", "covariance", "metadata")
+SENT = ("recipe", "imatrix", "covariance", "metadata")  # of these, files that are sent to the workers if they are small
 _ONLY_OF_THE_WRITER = (
     *("cluster", "cluster_output", "progress", "threads", "verify", "manifest", "resume", "force", "dry_run"),
     *("partial_requant", "delete_source_shards"),
@@ -33,11 +34,14 @@ class ClusterCall:
     verb: str
     arguments: Mapping[str, Any]
 
-    def with_found(self, recipe_text: str, **resolved: Any) -> ClusterCall:
-        """The call with the recipe that a search has found in place of its target; resolved: what the recipe file had said."""
+    def with_found(self, recipe_text: str) -> ClusterCall:
+        """The call with the recipe that a search has found in place of its target."""
         searched = dict.fromkeys(("recipe", "target_size", "target_bpw", "max_kld", "types", "calibration"))
-        arguments = {**self.arguments, **searched, "custom_q": (recipe_text,), **resolved}
-        return replace(self, arguments=_worker_arguments(arguments))
+        return self.resolved(**searched, custom_q=(recipe_text,))
+
+    def resolved(self, **arguments: Any) -> ClusterCall:
+        """The call with these arguments, such as what the recipe says in paths relative to its own folder."""
+        return replace(self, arguments=_worker_arguments({**self.arguments, **arguments}))
 
 
 def cluster_call(verb: str, arguments: Mapping[str, Any]) -> ClusterCall | None:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MillError, PlanError
 from ...operating_system.memory import free_bytes
 from ..common.messages import note, warn
 from .identity import difference, program_identity
 
+if TYPE_CHECKING:
+    from .sent_files import SentFile
+
 FORMS = "tcp://HOST:PORT, the path of a scheduler file, or local:N for N processes of this machine"
 CONNECT_SECONDS = 30.0
+POLL_SECONDS = 1.0  # between two looks at which workers are there
+LONE_SECONDS = 60.0  # without any worker, until the job is given up: nannies need some to start workers again
 WAIT_SECONDS = 60.0  # for the first worker of a scheduler that has none yet
 LOCAL_MEMORY = 0.8  # of what is free, for all workers of this machine together
 MIN_LOCAL_MEMORY = 1 << 30
@@ -34,6 +40,7 @@ class Cluster:
         self.refused: dict[str, str] = {}
         self._own = program_identity()
         self._admitted: set[str] = set()
+        self._sent: dict[str, SentFile] = {}
         self._names: dict[str, str] = {}
         self._hosts: dict[str, str] = {}
 
@@ -78,6 +85,39 @@ class Cluster:
         self.refused[address] = reason
         warn([f"worker {self.name(address)} is not given work: {reason}"])
 
+    def send(self, path: str | Path) -> str | SentFile:
+        """A file of this machine as workers find it: it is sent to all of them if it is small, else its absolute path.
+
+        Raises PlanError where a worker cannot keep it.
+        """
+        from .file_plugin import plugin_of
+
+        plugin = plugin_of(Path(path))
+        if plugin is None:
+            return str(Path(path).absolute())
+        file = plugin.file
+        name = f"ggufmill-{file.digest}-{file.name}"
+        if name not in self._sent:
+            try:
+                self.client.register_plugin(plugin, name=name)
+            except OSError as error:
+                raise PlanError(f"{path} cannot be sent to the workers: {_first_line(error)}") from None
+            self._sent[name] = file
+        return file
+
+    def take_back(self) -> None:
+        """Removes the files that were sent, as far as workers can be reached."""
+        for name in self._sent if self.client.status == "running" else ():
+            with suppress(Exception):
+                self.client.unregister_worker_plugin(name)
+        self._sent.clear()
+
+    def memory_limit(self) -> int | None:
+        """Bytes that the worker with the least memory may take; None where no limit is known."""
+        known = self.client.scheduler_info(n_workers=-1)["workers"]
+        limits = [known[address].get("memory_limit") for address in self._admitted if address in known]
+        return min(filter(None, limits), default=None)
+
     def _check(self, addresses: list[str]) -> None:
         known = self.client.scheduler_info(n_workers=-1)["workers"]
         for address in addresses:
@@ -99,6 +139,26 @@ class Cluster:
                     self.refuse(address, different)
             else:
                 self._admitted.add(address)
+
+
+class Watch:
+    """The workers of a cluster, looked at once in a while."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._workers: dict[str, int] = {}
+        self._looked, self._last_seen = -POLL_SECONDS, monotonic()
+
+    def look(self, *, now: bool = False) -> dict[str, int]:
+        """As `Cluster.look`, of a moment ago unless `now`. Raises MillError if no worker has been there for long."""
+        time = monotonic()
+        if now or time - self._looked >= POLL_SECONDS:
+            self._workers, self._looked = self._cluster.look(), time
+            if self._workers:
+                self._last_seen = time
+            elif time - self._last_seen > LONE_SECONDS:
+                raise MillError(f"no worker of {self._cluster.address} is left")
+        return self._workers
 
 
 def worker_name(address: str, name: object, host: str) -> str:
@@ -193,7 +253,10 @@ def _connected(client: Any, address: str, wait: float) -> Iterator[Cluster]:
         note(f"cluster: {len(workers)} workers, {sum(workers.values())} threads", detail=True)
         if cluster.dashboard:
             note(f"dashboard: {cluster.dashboard}", detail=True)
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            cluster.take_back()
     finally:
         client.close(timeout=5)
 

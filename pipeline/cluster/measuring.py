@@ -8,37 +8,41 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import MillError
-from ...formats import TYPES, TensorType
+from ...formats import TYPES, TensorSource, TensorType
 from ...quantize.planning import Importance, importance_digest
 from ...quantize.search.quant_error import sample_rows
 from ..common.covariance import load_covariances
 from ..common.importance import load_importance
 from .connection import Cluster, open_cluster
-from .models import SourceAddress, source_here, worker_threads
+from .models import SourceAddress, address_of, hashable, source_here, worker_threads
 from .ordered_map import values_of
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.sensitivity import Divergence, Reference
+    from ..recipe_search.options import SearchOptions
+    from .sent_files import SentFile
 
 
 @dataclass(frozen=True)
 class SearchInputs:
     """What is measured, so that a worker can open it.
 
-    imatrix, covariance  absolute paths; importance_digest: of the importance data; effort: of encoding with the covariance
+    imatrix, covariance  files; importance_digest: of the importance data; effort: of encoding with the covariance
     rows, seed           of the samples that errors are measured on
+    placement            (name, value) of settings of `load_model` that say on which devices of a worker models run
     """
 
     source: SourceAddress
-    imatrix: str | None
+    imatrix: str | SentFile | None
     importance_digest: str
-    covariance: str | None
+    covariance: str | SentFile | None
     effort: int
     rows: int
     seed: int
+    placement: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,21 +107,28 @@ class SearchWorkers:
 @contextmanager
 def search_workers(
     address: str | None,
-    where: SourceAddress,
+    model: str | Path,
+    source: TensorSource,
+    reading: Mapping[str, Any],
+    *,
     importance: Importance | None,
     imatrix: str | Path | None,
     covariance: str | Path | None,
     effort: int,
-    sample: tuple[int, int],
+    options: SearchOptions,
 ) -> Iterator[SearchWorkers | None]:
-    """The workers of a cluster, which is left with the context; without an address None. sample: rows and seed."""
+    """The workers of a cluster, which is left with the context; without an address None.
+
+    source: the model as it is open here; reading: how workers open it, arguments of `open_source`.
+    """
     if address is None:
         yield None
         return
-    paths = [str(Path(path).absolute()) if path is not None else None for path in (imatrix, covariance)]
-    inputs = SearchInputs(where, paths[0], importance_digest(importance), paths[1], effort, *sample)
+    where, fixed = address_of(model, source, **reading), hashable(options.placement)
     with open_cluster(address) as cluster:
-        yield SearchWorkers(cluster, inputs)
+        sent = [cluster.send(path) if path is not None else None for path in (imatrix, covariance)]
+        digest, sample = importance_digest(importance), (options.rows, options.seed)
+        yield SearchWorkers(cluster, SearchInputs(where, sent[0], digest, sent[1], effort, *sample, fixed))
 
 
 class _Measuring:
@@ -127,11 +138,13 @@ class _Measuring:
         self.inputs = inputs
         with source_here(inputs.source) as source:
             self.source = source
-        self.importance = load_importance(Path(inputs.imatrix), source) if inputs.imatrix is not None else None
+        from .sent_files import path_here
+
+        imatrix, covariance = (path_here(f) if f is not None else None for f in (inputs.imatrix, inputs.covariance))
+        self.importance = load_importance(imatrix, source) if imatrix is not None else None
         if importance_digest(self.importance) != inputs.importance_digest:
-            raise MillError(f"{inputs.imatrix} is another importance matrix here than where the search was started")
-        covariance = inputs.covariance
-        self.covariances = load_covariances(Path(covariance), source, inputs.effort) if covariance is not None else None
+            raise MillError(f"{imatrix} is another importance matrix here than where the search was started")
+        self.covariances = load_covariances(covariance, source, inputs.effort) if covariance is not None else None
         self._text: Text | None = None
 
     def errors(self, tensor: str, types: Sequence[str]) -> dict[str, float]:
@@ -150,7 +163,8 @@ class _Measuring:
 
         assert self._text is not None
         text = self._text
-        return Reference(self.source, text.tokens, text.n_ctx, text.chunks, exact=True, threads=worker_threads())
+        settings = {"threads": worker_threads(), **dict(self.inputs.placement)}
+        return Reference(self.source, text.tokens, text.n_ctx, text.chunks, exact=True, **settings)
 
 
 _opening, _running = Lock(), Lock()

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from ...convert import open_source
 from ...errors import FormatError, MillError
 from ...formats import TensorSource
@@ -39,8 +41,10 @@ class SourceAddress:
             source = open_source(self.path, **dict(self.options))
         except FormatError as error:
             raise MillError(f"{error} (every worker needs the model at this path)") from None
-        if source_digest(source) != self.digest:
-            raise MillError(f"{self.path} is another model here than where the job was started")
+        if source_digest(source, dict(self.options)) != self.digest:
+            raise MillError(
+                f"{self.path} is another model here than where the job was started (other weights, shapes or files)"
+            )
         return source
 
 
@@ -53,31 +57,49 @@ class ModelAddress:
 
 
 def address_of(model: ModelLike, source: TensorSource, **options: Any) -> SourceAddress:
-    """How workers open the model that is `source` here. options: of `open_source`, None for the usual ones."""
+    """How workers open the model that is `source` here. options: of `open_source`, None or False for the usual ones."""
     path = str(source.path if isinstance(model, Model | TensorSource) else model)
-    here, given = Path(path), tuple((name, value) for name, value in sorted(options.items()) if value is not None)
-    return SourceAddress(str(here.resolve()) if here.exists() else path, source_digest(source), given)
+    here, given = Path(path), {name: value for name, value in options.items() if value}
+    if given.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
+        given["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(given["lora"]))
+    return SourceAddress(str(here.resolve()) if here.exists() else path, source_digest(source, given), hashable(given))
 
 
-def model_address(model: ModelLike, opened: Model, settings: Mapping[str, Any], mla_layout: str | None = None) -> ModelAddress:
+def model_address(
+    model: ModelLike, opened: Model, settings: Mapping[str, Any], reading: Mapping[str, Any] | None = None
+) -> ModelAddress:
     """How workers open a model that is open here. settings: as for `open_model`; those of a model that was given loaded are its
-    own, but for the threads."""
+    own, but for the threads; reading: further arguments of `open_source`."""
     if isinstance(model, Model):
         usual = Settings()
         chosen = {field.name: getattr(opened.settings, field.name) for field in fields(Settings) if field.name != "threads"}
         settings = {name: value for name, value in chosen.items() if value != getattr(usual, name)}
-    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    fixed = dict(settings)
     if fixed.get("lora"):  # FILE or FILE=SCALE: the scale follows the last part of the path
         fixed["lora"] = tuple(str(Path(adapter).absolute()) for adapter in as_adapters(fixed["lora"]))
-    source = address_of(model, opened.stored, mla_layout=mla_layout, architecture=fixed.pop("architecture", None))
-    return ModelAddress(source, tuple(sorted(fixed.items())))
+    source = address_of(model, opened.stored, **{"architecture": fixed.pop("architecture", None), **(reading or {})})
+    return ModelAddress(source, hashable(fixed))
 
 
-def source_digest(source: TensorSource) -> str:
-    """Of the names, shapes and types of all tensors and the sizes of files, not of their times: copies are the same."""
+def hashable(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Settings as (name, value), sorted, with lists as tuples."""
+    return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in sorted(settings.items()))
+
+
+def source_digest(source: TensorSource, options: Mapping[str, Any]) -> str:
+    """Of the names, shapes and types of all tensors, the sizes of files, and two rows of each tensor; not of paths and times:
+    copies are the same. options: of `open_source`.
+
+    Models that differ in all weights of a tensor, or in most, differ here; one that differs in other rows alone does not. A
+    repository that is read remotely is known by the hashes that the hub has of its files.
+    """
     digest = hashlib.sha256()
+    if options.get("remote"):
+        digest.update(source.identity.encode())
     for t in source.tensors.values():
         digest.update(f"{t.name}\0{t.shape}\0{t.source_type}\n".encode("utf-8", "surrogateescape"))
+        for row in () if options.get("remote") else sorted({t.n_rows // 4, 3 * t.n_rows // 4}):
+            digest.update(np.ascontiguousarray((t.raw or t.read)(row, row + 1)).data)
     digest.update(repr(sorted((path.name, path.stat().st_size) for path in source.files if path.exists())).encode())
     return digest.hexdigest()[:32]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Event
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...errors import MillError, PlanError
-from .connection import Cluster
+from .connection import POLL_SECONDS, Cluster, Watch
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -23,8 +23,6 @@ R = TypeVar("R")
 
 PER_THREAD = 2  # pieces in flight for each thread of a worker: one is worked on, one is there already when that is finished
 ATTEMPTS = 3
-POLL_SECONDS = 1.0  # between two looks at which workers are there
-LONE_SECONDS = 60.0  # without any worker, until the job is given up: nannies need some to start workers again
 
 
 class UnfitWorker(MillError):
@@ -42,7 +40,7 @@ class Done(Generic[P, R]):
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
     """What a worker sends back. error: one line; is_final: another attempt would fail the same way; is_unfit: only there."""
 
     value: Any
@@ -146,7 +144,7 @@ class _Map(Generic[P, R]):
         self._tasks: deque[_Task[P]] = deque()
         self._workers: dict[str, int] = {}
         self._finished = Event()  # set by any task
-        self._looked, self._last_seen = -POLL_SECONDS, monotonic()
+        self._watch = Watch(cluster)
 
     def results(self) -> Generator[Done[P, R], None, None]:
         try:
@@ -154,7 +152,7 @@ class _Map(Generic[P, R]):
                 task = self._next_finished()
                 if task is None:
                     continue
-                answer = self._answer(task)
+                answer = answer_of(self._cluster, task.future, self._name(task.piece))
                 if answer.error:
                     self._retry(task, answer)
                 else:
@@ -167,7 +165,7 @@ class _Map(Generic[P, R]):
 
     def _fill(self) -> bool:
         """Submits pieces until enough are in flight; False when all are finished."""
-        self._look()
+        self._workers = self._watch.look()
         while len(self._tasks) < self._per_thread * max(1, sum(self._workers.values())):
             for piece in self._pieces:
                 home = self._home(piece)
@@ -176,17 +174,6 @@ class _Map(Generic[P, R]):
             else:
                 break
         return bool(self._tasks)
-
-    def _look(self) -> None:
-        """Takes notice of workers that have come or gone. Raises MillError if none has been there for long."""
-        now = monotonic()
-        if now - self._looked < POLL_SECONDS:
-            return
-        self._workers, self._looked = self._cluster.look(), now
-        if self._workers:
-            self._last_seen = now
-        elif now - self._last_seen > LONE_SECONDS:
-            raise MillError(f"no worker of {self._cluster.address} is left")
 
     def _home(self, piece: P) -> str | None:
         """The worker that should do a piece, by what it is near to: of those with less than their share in flight the one whose
@@ -204,9 +191,7 @@ class _Map(Generic[P, R]):
         restricted: dict[str, Any] = {"workers": allowed} if allowed and (avoid or self._cluster.refused) else {}
         if home is not None and not restricted:
             restricted = {"workers": [home], "allow_other_workers": True}
-        future = self._cluster.client.submit(_work, self._function, piece, pure=False, **restricted)
-        future.add_done_callback(lambda _: self._finished.set())
-        return future
+        return submit_work(self._cluster, self._function, piece, self._finished, **restricted)
 
     def _next_finished(self) -> _Task[P] | None:
         """The task whose result is due, once it is there; None after a while."""
@@ -217,29 +202,12 @@ class _Map(Generic[P, R]):
             self._finished.wait(POLL_SECONDS)
         return found
 
-    def _answer(self, task: _Task[P]) -> _Answer:
-        """What came of a task. Raises MillError if nothing did: workers died of it, or the scheduler is lost."""
-        from distributed import KilledWorker
-
-        piece = self._name(task.piece)
-        try:
-            return task.future.result()
-        except KilledWorker as error:
-            raise MillError(
-                f"{piece}: {error.allowed_failures + 1} workers died of it, last {error.last_worker.address}; workers that run "
-                "out of memory are ended by dask (--memory-limit of `dask worker`)"
-            ) from None
-        except Exception as error:
-            if task.future.status in ("cancelled", "lost") or self._cluster.client.status not in ("running", "newly-created"):
-                raise MillError(f"the scheduler at {self._cluster.address} is lost") from None
-            raise MillError(f"{piece}: {_first_line(error)}") from error
-
-    def _retry(self, task: _Task[P], answer: _Answer) -> None:
+    def _retry(self, task: _Task[P], answer: Answer) -> None:
         """Gives the piece to another worker. Raises MillError when that has no prospect."""
         task.failed.append(answer.worker)
         if answer.is_unfit:
             self._cluster.refuse(answer.worker, answer.error)
-            self._workers = self._cluster.look()
+            self._workers = self._watch.look(now=True)
             if not self._workers:
                 raise MillError(f"worker {self._cluster.name(answer.worker)}: {answer.error}")
         elif answer.is_final or len(task.failed) >= self._attempts:
@@ -249,21 +217,49 @@ class _Map(Generic[P, R]):
         task.future = self._submit(task.piece, avoid=task.failed)
 
 
+def submit_work(cluster: Cluster, function: Callable[[P], Any], piece: P, finished: Event, **restricted: Any) -> Future:
+    """Has a worker call function(piece), for `answer_of`. finished: set once that is done; restricted: to which workers, as for
+    `Client.submit`."""
+    future = cluster.client.submit(_work, function, piece, pure=False, **restricted)
+    future.add_done_callback(lambda _: finished.set())
+    return future
+
+
+def answer_of(cluster: Cluster, future: Future, piece: str, timeout: float | None = None) -> Answer:
+    """What came of a piece with this name. Raises MillError if nothing did: workers died of it, or the scheduler is lost;
+    TimeoutError if it does not come in so many seconds."""
+    from distributed import KilledWorker
+
+    try:
+        return future.result(timeout=timeout)
+    except KilledWorker as error:
+        raise MillError(
+            f"{piece}: {error.allowed_failures + 1} workers died of it, last {error.last_worker.address}; workers that run "
+            "out of memory are ended by dask (--memory-limit of `dask worker`)"
+        ) from None
+    except TimeoutError:
+        raise
+    except Exception as error:
+        if future.status in ("cancelled", "lost") or cluster.client.status not in ("running", "newly-created"):
+            raise MillError(f"the scheduler at {cluster.address} is lost") from None
+        raise MillError(f"{piece}: {_first_line(error)}") from error
+
+
 def _rank(what: str, host: str) -> bytes:
     return hashlib.sha256(f"{what}\0{host}".encode()).digest()
 
 
-def _work(function: Callable[[Any], Any], piece: Any) -> _Answer:
+def _work(function: Callable[[Any], Any], piece: Any) -> Answer:
     """Runs on a worker."""
     from distributed import get_worker
 
     worker, started = get_worker().address, perf_counter()
     try:
-        return _Answer(function(piece), worker, perf_counter() - started)
+        return Answer(function(piece), worker, perf_counter() - started)
     except MillError as error:
-        return _Answer(None, worker, perf_counter() - started, str(error), True, isinstance(error, UnfitWorker))
+        return Answer(None, worker, perf_counter() - started, str(error), True, isinstance(error, UnfitWorker))
     except Exception as error:
-        return _Answer(None, worker, perf_counter() - started, _described(error))
+        return Answer(None, worker, perf_counter() - started, _described(error))
 
 
 def _described(error: Exception) -> str:

@@ -11,10 +11,12 @@ import numpy as np
 
 from ...imatrix.calibration import Calibration
 from ...imatrix.collect import BatchResult, CollectOptions, RunBatches, run_batch
+from ...imatrix.covariance.job import CovarianceJob
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import RunWindows, WindowScores, run_windows
 from ..common.models import ModelLike
 from .connection import open_cluster
+from .covariance import SharedCovariance
 from .models import ModelAddress, model_address, models_here
 from .ordered_map import values_of
 
@@ -39,7 +41,7 @@ class _Collection(_Windows):
 
 @dataclass(frozen=True)
 class _Scoring(_Windows):
-    model: ModelAddress
+    models: tuple[ModelAddress, ...]
     baseline: ModelAddress | None
     mtp: bool
 
@@ -50,11 +52,12 @@ def _collect(piece: _Collection) -> BatchResult:
         return run_batch(model, piece.windows, piece.weight, piece.first, piece.options)
 
 
-def _score(piece: _Scoring) -> WindowScores:
+def _score(piece: _Scoring) -> list[WindowScores]:
     """Runs on a worker."""
-    addresses = [piece.model] if piece.baseline is None else [piece.model, piece.baseline]
+    addresses = piece.models if piece.baseline is None else (*piece.models, piece.baseline)
     with models_here(*addresses) as models:
-        return run_windows(models[0], piece.windows, models[1] if len(models) > 1 else None, piece.mtp)
+        baseline = None if piece.baseline is None else models.pop()
+        return run_windows(models, piece.windows, baseline, piece.mtp)
 
 
 @contextmanager
@@ -65,17 +68,24 @@ def collecting_on(
     calibration: Calibration,
     options: CollectOptions,
     settings: Mapping[str, Any],
-    mla_layout: str | None = None,
-) -> Iterator[RunBatches | None]:
+    reading: Mapping[str, Any] | None = None,
+    covariance: CovarianceJob | None = None,
+    memory: int | None = None,
+) -> Iterator[RunBatches | SharedCovariance | None]:
     """For `collect`: runs its batches on the workers of a cluster, which is left with the context; without an address None.
 
-    model: as it was given, with settings of `load_model`; opened: the same here.
+    model: as it was given, with settings of `load_model`; opened: the same here; reading: how workers open it, arguments of
+    `open_source`; covariance: a job that they do too; memory: for its sums, of each worker.
     """
     if address is None:
         yield None
         return
-    there = model_address(model, opened, settings, mla_layout)
+    there = model_address(model, opened, settings, reading)
     with open_cluster(address) as cluster, ExitStack() as stack:
+        if covariance is not None:
+            shared = SharedCovariance(cluster, there, opened, calibration, options, covariance, memory)
+            yield stack.enter_context(closing(shared))
+            return
 
         def run(batches: Sequence[slice]) -> Iterator[BatchResult]:
             pieces = (
@@ -90,20 +100,19 @@ def collecting_on(
 @contextmanager
 def scoring_on(
     address: str | None,
-    model: tuple[ModelLike, Model, Mapping[str, Any]],
-    baseline: tuple[ModelLike | None, Model | None, Mapping[str, Any]],
+    models: Sequence[tuple[ModelLike, Model, Mapping[str, Any]]],
+    baseline: tuple[ModelLike, Model, Mapping[str, Any]] | None,
     mtp: bool,
 ) -> Iterator[RunWindows | None]:
-    """For `perplexity`, as `collecting_on`. model, baseline: as they were given, opened here, settings."""
+    """For `perplexities`, as `collecting_on`. models, baseline: as they were given, opened here, settings."""
     if address is None:
         yield None
         return
-    there, base = model_address(*model), None
-    if baseline[0] is not None and baseline[1] is not None:
-        base = model_address(baseline[0], baseline[1], baseline[2])
+    there = tuple(model_address(*model) for model in models)
+    base = model_address(*baseline) if baseline is not None else None
     with open_cluster(address) as cluster, ExitStack() as stack:
 
-        def run(windows: np.ndarray, batches: Sequence[slice]) -> Iterator[WindowScores]:
+        def run(windows: np.ndarray, batches: Sequence[slice]) -> Iterator[list[WindowScores]]:
             pieces = (_Scoring(windows[batch], batch.start, there, base, mtp) for batch in batches)
             return stack.enter_context(closing(values_of(cluster, _score, pieces)))
 

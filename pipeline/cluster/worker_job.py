@@ -27,6 +27,7 @@ from ...jobs.plan import Location, Output, Plan
 from ...operating_system.files import BINARY, NO_FOLLOW, sync_file, write_at
 from .ordered_map import UnfitWorker
 from .pieces import Cut, Span
+from .sent_files import SentFile
 
 Counts = dict[str, int]
 
@@ -36,7 +37,7 @@ class WorkerJob:
     """The call that made the plan, so that a worker can make it again.
 
     verb         name of a function of the library that writes models
-    arguments    its keyword arguments, with absolute paths
+    arguments    its keyword arguments, with absolute paths, or files that were sent
     fingerprint  of the plan that has to come of it
     """
 
@@ -63,8 +64,9 @@ class _OpenJob:
         from ... import __name__ as package
 
         try:
+            arguments = {k: v.path() if isinstance(v, SentFile) else v for k, v in job.arguments.items()}
             with _quiet():
-                result = getattr(import_module(package), job.verb)(**job.arguments, dry_run=True)
+                result = getattr(import_module(package), job.verb)(**arguments, dry_run=True)
         except MillError as error:
             raise UnfitWorker(str(error)) from None
         self.plan: Plan = result.plan

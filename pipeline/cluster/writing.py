@@ -11,7 +11,7 @@ from typing import Any
 from ...formats import TensorSource
 from ...jobs.execute import OpenFiles, Pending, Progress, ordered_writer
 from ...jobs.plan import Plan
-from .call import ClusterCall
+from .call import SENT, ClusterCall
 from .connection import Cluster, open_cluster
 from .ordered_map import PER_THREAD, Done, map_ordered, run_on_each
 from .pieces import Cut, Span, cut, piece_weights
@@ -35,7 +35,11 @@ def cluster_writer(call: ClusterCall, plan: Plan, source: TensorSource) -> Itera
     """Opens the cluster, and has every worker make the plan. Raises PlanError, before anything is written, as `open_cluster`
     does, and where a plan cannot be made or is another."""
     with open_cluster(call.address) as cluster:
-        writer = ClusterWriter(cluster, WorkerJob(call.verb, call.arguments, plan.fingerprint), call.output, source)
+        arguments = dict(call.arguments)
+        for name in SENT:
+            if arguments.get(name) is not None:
+                arguments[name] = cluster.send(arguments[name])
+        writer = ClusterWriter(cluster, WorkerJob(call.verb, arguments, plan.fingerprint), call.output, source)
         run_on_each(cluster, run, Preparation(writer.job))
         yield writer
 

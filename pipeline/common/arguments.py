@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError, UsageError
 from ...formats import TensorType
+from ...formats.file_range import read_text
+from ...jobs.patterns import NamePattern, compile_pattern
 from ...jobs.plan import parse_size
 
 Size = int | str  # bytes: a number, or '180G', '20GiB'
 TypeName = TensorType | str  # a tensor type, or its name in any case
 FileType = TensorType | str  # the same, or the name of a file type such as 'Q4_K_M'
-Pattern = str | re.Pattern[str]
+Pattern = str | re.Pattern[str] | NamePattern
 
 
 def as_bytes(size: Size | None) -> int | None:
@@ -37,14 +40,16 @@ def as_file_type(name: FileType | None, where: str = "") -> TensorType | str | N
     return parse_default(name, where) if isinstance(name, str) else name
 
 
-def as_pattern(pattern: Pattern | None, where: str) -> re.Pattern[str] | None:
-    """A compiled regular expression. Raises PlanError, beginning with `where`, for a text that is none."""
-    if not isinstance(pattern, str):
+def as_pattern(pattern: Pattern, where: str) -> NamePattern:
+    """A compiled regular expression. Raises PlanError, beginning with `where`, for a text that is none, and for one with flags,
+    which are written into the text: `(?i)`."""
+    if isinstance(pattern, NamePattern):
         return pattern
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise PlanError(f"{where}: {pattern!r} is not a regular expression ({error})") from None
+    if isinstance(pattern, str):
+        return compile_pattern(pattern, where)
+    if pattern.flags != re.compile(pattern.pattern).flags:
+        raise PlanError(f"{where}: flags of {pattern.pattern[:200]!r} have to be part of its text, as in (?i)")
+    return compile_pattern(pattern.pattern, where)
 
 
 def as_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -75,7 +80,7 @@ def read_template(template: str | Path | None) -> str | None:
     if template is None or not _is_file(template):
         return str(template) if template is not None else None
     try:
-        return Path(template).read_text("utf-8")
+        return read_text(Path(template))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{template} cannot be read as a text: {error}") from None
 
@@ -100,6 +105,13 @@ def check_new(out: Path, force: bool) -> None:
     if out.exists() and not force:
         raise PlanError(f"{out} exists; use --force to replace it")
     check_folder(out)
+
+
+def check_space(out: Path, nbytes: int) -> None:
+    """Raises PlanError if the output's folder has less free space than it takes."""
+    free = shutil.disk_usage(out.absolute().parent).free
+    if nbytes > free:
+        raise PlanError(f"writing {out} takes {nbytes} bytes; {free} are free in its folder")
 
 
 def check_folder(out: Path) -> None:

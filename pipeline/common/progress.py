@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ...simd.compile_time import compilation_seconds
 from .messages import printable
 
 BYTES, WINDOWS = "B", "chunk"  # units
@@ -81,6 +82,7 @@ class Bars:
 
     def __init__(self, make: Callable[..., Any], hidden: Mapping[str, int] | None = None):
         self._make, self._hidden, self._bar, self._stage = make, hidden or {}, None, ""
+        self._compiling = 0.0  # seconds that are not in the bar's times
 
     def __call__(self, progress: Progress) -> None:
         if progress.done == 0 or progress.stage != self._stage:
@@ -89,11 +91,20 @@ class Bars:
             scale = progress.unit == BYTES
             if not hidden:
                 self._bar = self._make(total=progress.total, desc=progress.stage, unit=progress.unit, unit_scale=scale)
+                self._compiling = compilation_seconds()
         if self._bar is not None:
+            self.leave_out_compilation()
             self._bar.total = progress.total
             if progress.item:
                 self._bar.set_postfix_str(printable(progress.item), refresh=False)
             self._bar.update(progress.done - self._bar.n)
+
+    def leave_out_compilation(self) -> None:
+        """Takes the time for compiling kernels, which is needed once, out of the bar's rate and remaining time."""
+        before, self._compiling = self._compiling, compilation_seconds()
+        if self._bar is not None and not self._bar.disable:  # one that is not drawn (--quiet) has no times
+            self._bar.start_t += self._compiling - before
+            self._bar.last_print_t += self._compiling - before
 
     def close(self) -> None:
         """Ends the bar that is drawn now. One that never moved is wiped: as a rule the message of an error follows it."""

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...formats import PlanError, TensorSource, TensorType
+from ...formats import TYPES, PlanError, TensorSource, TensorType
+from ...formats.file_range import read_text
 from ...jobs.atomic_write import write_text
 from ...jobs.code_digest import code_digest
 from ...quantize.importance import Importance
@@ -24,7 +25,7 @@ SAVE_EVERY = 5.0  # seconds
 
 class Measurements:
     """Measurements of one model with one imatrix and covariance: errors[tensor][type], divergences[text][types] as [mean,
-    standard error].
+    standard error], and probes[text]: see `TypeSearch.probes`.
 
     path: the file, which is read and written; None: nothing is saved. key: see `measurements_key`; a file with another key is
     of another model. shared: the file serves other outputs too, so that one of another model is refused, not replaced. Raises
@@ -35,14 +36,19 @@ class Measurements:
         self.path, self.key, self._saved = path, key, time.monotonic()
         self.errors: dict[str, dict[str, float]] = {}
         self.divergences: dict[str, dict[str, list[float]]] = {}
+        self.probes: dict[str, dict[str, dict[str, str]]] = {}
         if path is None or not path.exists():
             return
         try:
-            state = json.loads(path.read_text("utf-8"))
+            state = json.loads(read_text(path))
             same = state["key"] == key
             if same:
                 self.errors = {n: {t: float(e) for t, e in types.items()} for n, types in state["errors"].items()}
                 divergences = state["divergences"].items()
+                self.probes = {
+                    n: {p: {t: TYPES[k].name for t, k in types.items()} for p, types in probes.items()}
+                    for n, probes in state["probes"].items()
+                }
                 self.divergences = {n: {t: [float(d) for d in ds] for t, ds in types.items()} for n, types in divergences}
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError):
             raise PlanError(f"{path} is not what a search keeps there; remove it, or give another output") from None
@@ -58,7 +64,8 @@ class Measurements:
         """Writes the file; without `now` only if the last time was SAVE_EVERY seconds ago."""
         if self.path is None or (not now and time.monotonic() - self._saved < SAVE_EVERY):
             return
-        write_text(self.path, json.dumps({"key": self.key, "errors": self.errors, "divergences": self.divergences}))
+        measured = {"errors": self.errors, "divergences": self.divergences, "probes": self.probes}
+        write_text(self.path, json.dumps({"key": self.key, **measured}))
         self._saved = time.monotonic()
 
 

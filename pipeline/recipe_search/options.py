@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...formats import PlanError, TensorType
+from ...jobs.patterns import NamePattern, compile_pattern
+from ...quantize.recipes.loader_types import LoaderTypes
 from ...quantize.recipes.recipe import TARGETS, Recipe
 from ...quantize.recipes.rules import parse_type
 from ...quantize.search.quant_error import DEFAULT_TYPES
@@ -25,7 +26,7 @@ class Target:
     size: int | None = None
     bits: float | None = None
     divergence: float | None = None
-    gpu: re.Pattern[str] | None = None
+    gpu: NamePattern | None = None
     gpu_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ class SearchOptions:
     refine        rounds of measuring again around the result
     threads       None: one per processor
     placement     settings of `load_model` that say on which devices models run
+    program       that is to load the file; None: any
     """
 
     types: tuple[TensorType, ...]
@@ -71,16 +73,27 @@ class SearchOptions:
     refine: int = 0
     threads: int | None = None
     placement: Mapping[str, Any] = field(default_factory=dict)
+    program: str | None = None
 
 
-def parse_types(types: str | Sequence[TensorType | str] | None, where: str = "--types") -> tuple[TensorType, ...]:
-    """'iq2_k,iq3_k,default', or a list of types: `default` is the usual set, and None too. Raises RecipeError."""
+def parse_types(
+    types: str | Sequence[TensorType | str] | None, where: str = "--types", program: str | None = None
+) -> tuple[TensorType, ...]:
+    """'iq2_k,iq3_k,default', or a list of types: `default` is the usual set, and None too. Raises RecipeError.
+
+    program: that is to load the file; the usual set is what it knows, and other types are an error.
+    """
+    loader = LoaderTypes(program)
     given = types.split(",") if isinstance(types, str) else types or ()
     names = [part.strip() if isinstance(part, str) else part.name for part in given]
     parsed_types: dict[str, TensorType] = {}
     for name in [name for name in names if name] or ["default"]:
-        for one in DEFAULT_TYPES if name.lower() == "default" else [name]:
+        for one in loader.usual(DEFAULT_TYPES) if name.lower() == "default" else [name]:
             parsed = parse_type(one, where)
+            if not loader.reads(parsed):
+                raise PlanError(
+                    f"{where}: {program} does not know {parsed.name}; it knows {', '.join(loader.alternatives(parsed))}"
+                )
             parsed_types[parsed.name] = parsed
     return tuple(parsed_types.values())
 
@@ -95,7 +108,8 @@ def target_of(
             return None
         size, bits, divergence = as_bytes(quantize.get("target_size")), quantize.get("target_bpw"), quantize.get("max_kld")
     gpu = search.get("gpu")
-    return Target(size, bits, divergence, re.compile(gpu) if gpu else None, as_bytes(search.get("gpu_size")))
+    pattern = compile_pattern(gpu, f"{recipe.name}, [search] gpu") if gpu else None
+    return Target(size, bits, divergence, pattern, as_bytes(search.get("gpu_size")))
 
 
 # Keys of [search] -> fields of SearchOptions.
@@ -109,17 +123,19 @@ def search_options_of(
     types: str | Sequence[TensorType | str] | None = None,
     text: Path | None = None,
     threads: int | None = None,
+    program: str | None = None,
 ) -> SearchOptions:
     """What [search] of a recipe says, whose text is relative to `folder`; the arguments types and text beat it.
 
     Raises RecipeError for an unknown type, PlanError for a text that does not exist.
     """
     search = recipe.stages.get("search", {})
-    allowed = parse_types(search.get("types"), f"{recipe.name}, [search] types") if types is None else parse_types(types)
+    given, where = (search.get("types"), f"{recipe.name}, [search] types") if types is None else (types, "--types")
+    allowed = parse_types(given, where, program)
     values: dict[str, Any] = {_FIELDS[key]: value for key, value in search.items() if key in _FIELDS}
     if text is None and "text" in search:
         named = Path(folder / search["text"])
         if not named.is_file():
             raise PlanError(f"{recipe.name}, [search] text: {named} {'is no file' if named.exists() else 'does not exist'}")
         text = named
-    return SearchOptions(allowed, text=text, threads=threads, **values)
+    return SearchOptions(allowed, text=text, threads=threads, program=program, **values)

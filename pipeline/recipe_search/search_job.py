@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...formats import MillError, PlanError, TensorSource, TensorType
+from ...formats.file_range import read_file
 from ...jobs.plan import Plan
 from ...quantize.importance import Importance
 from ...quantize.planning import plan_quantize
@@ -29,7 +30,7 @@ from ...quantize.search.type_search import (
     quantizable_tensors,
     use_packed_types,
 )
-from ..common.messages import note
+from ..common.messages import note, warn
 from ..common.progress import OnProgress, Stage
 from .measurements import Measurements, measurements_key, types_key
 from .options import SearchOptions, Target
@@ -80,7 +81,8 @@ class SearchJob:
         self.source, self.importance, self.options, self._report = source, importance, options, report
         self._workers = workers
         self.covariances = covariances
-        self.planning = {"ignore_imatrix_rules": True, "allow_requantize": True, **(planning or {}), "covariances": covariances}
+        usual = {"program": options.program, "ignore_imatrix_rules": True, "allow_requantize": True}
+        self.planning = {**usual, **(planning or {}), "covariances": covariances}
         self.fixed, self.fixed_text = list(fixed), fixed_text.strip()
         matcher = RuleMatcher(self.fixed)
         self.tensors = {name: t for name, t in quantizable_tensors(source).items() if matcher.first(name) is None}
@@ -90,7 +92,9 @@ class SearchJob:
         if strict:
             self.weighting.refuse_diagonal()
         covered = self.weighting.has_importance
-        self.candidates = {name: usable_types(t, options.types, covered[name]) for name, t in self.tensors.items()}
+        self.candidates = {
+            name: usable_types(t, options.types, covered[name], options.program) for name, t in self.tensors.items()
+        }
         self.measurements = Measurements(state, measurements_key(source, importance, options, covariances), shared)
 
     # -- measuring
@@ -126,7 +130,7 @@ class SearchJob:
         )
         if options.text is None:
             return search
-        probes = search.probes(PROBES)
+        probes = search.probes(PROBES, known.probes.setdefault(self._text_key, {}))
         stage = Stage(self._report, "sensitivity", len(probes), "group")
         measured = self._divergences([types for _, types in probes])
         for (group, types), (mean, _) in zip(probes, measured, strict=True):
@@ -165,7 +169,7 @@ class SearchJob:
         assert self.options.text is not None
         from ...imatrix.texts import decode_text
 
-        return decode_text(self.options.text.read_bytes(), self.options.text)
+        return decode_text(read_file(self.options.text, pipes=True), self.options.text)
 
     @cached_property
     def _tokens(self) -> list[int]:
@@ -193,7 +197,9 @@ class SearchJob:
         if self.options.threads is not None:
             settings["threads"] = self.options.threads
         settings |= self.options.placement
-        return Reference(self.source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
+        reference = Reference(self.source, self._tokens, self.options.n_ctx, self.options.chunks, **settings)
+        warn(reference.model.notes, detail=True)
+        return reference
 
     # -- choosing
 
@@ -344,7 +350,7 @@ class SearchJob:
         gpu = Budget(target.gpu_bytes - others, target.gpu)
         names = {name for name in self.tensors if target.gpu.search(name)}
         if not names:
-            raise PlanError(f"--gpu {target.gpu.pattern!r} finds no tensor that a type could be chosen for")
+            raise PlanError(f"--gpu {target.gpu.text!r} finds no tensor that a type could be chosen for")
         smallest = sum(self.candidates[name][0].nbytes(self.tensors[name].shape) for name in names)
         if smallest > gpu.nbytes:
             raise PlanError(

@@ -26,6 +26,7 @@ from .markdown import (
     type_rows,
 )
 from .svg import Series, bars, heat_map, lines
+from .text_difference import common_words, marked_texts
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fbfbfa;--card:#fff;--ink:#1d2126;--soft:#5b6470;--grid:#e3e5e8;
@@ -47,12 +48,22 @@ pre+h3,.wide+h3{margin-top:1rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}
 svg{display:block;width:100%;height:auto;max-width:36rem}svg text{font:10px system-ui,sans-serif;fill:var(--ink)}
 .grid{stroke:var(--grid)}.gap{fill:var(--card);pointer-events:none}
+.beside{min-width:0}.beside>:first-child{margin-top:0}
+.texts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.9rem}.texts>div{min-width:0}
+h3.next{margin-top:1.4rem}mark{background:color-mix(in srgb,var(--c1) 30%,transparent);color:inherit;border-radius:.2rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid);white-space:nowrap;vertical-align:top}
 td.n,th.n{text-align:right}td.w{white-space:normal}th:last-child,td:last-child{padding-right:0}
 @media(max-width:32rem){th,td{padding-right:.5rem}}th{color:var(--soft);font-weight:500}
 pre{background:var(--card);border:1px solid var(--grid);border-radius:.5rem;padding:.8rem;overflow-x:auto;font-size:.85rem}
 pre.text{white-space:pre-wrap}.bad{color:var(--c3)}summary{cursor:pointer}
+.band{fill-opacity:.18}
+@media print{:root{color-scheme:light;--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--grid:#ccc;
+--c0:#3266a8;--c1:#d9822b;--c2:#3a9b6b;--c3:#c0453f;--c4:#7a5fb5;
+--c5:#8a6246;--c6:#c9689f;--c7:#6f7780;--c8:#a7a12f;--c9:#2fa3b5}
+body{max-width:none;padding:0;font-size:11pt}.plot,.tile,tr,.texts>div{break-inside:avoid}h2,h3{break-after:avoid}
+pre,.wide{white-space:pre-wrap;overflow:visible}
+*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
 _COLOURS = "".join(
     f".f{i}{{fill:var(--c{i})}}.s{i}{{stroke:var(--c{i});fill:none;stroke-width:1.6}}" for i in range(10)
@@ -64,14 +75,22 @@ def page_text(data: dict[str, Any]) -> str:
     name = data["name"]
     body = [
         f"<h1>{escape(name)}</h1>",
-        *_failures(data),
+        *failures_shown(data),
         f'<p class="soft">{escape(data["source"])}, by the recipe {escape(data["recipe"])}. '
         f"Made {escape(data['made'])} by ggufmill {escape(data['version'])} on "
         f"{escape(data['machine'])}.</p>",
+        *sections(data),
+    ]
+    return page(name, body)
+
+
+def sections(data: dict[str, Any]) -> list[str]:
+    """What the page shows of a file."""
+    return [
         _tiles(data),
         *_warnings(data),
         _section(
-            "Size", [_sizes(data), _bits(data), ("Shares", _table(ROLES, role_rows(data)) + _table(TYPES, type_rows(data)))]
+            "Size", [_sizes(data), _bits(data), ("Shares", table(ROLES, role_rows(data)) + table(TYPES, type_rows(data)))]
         ),
         *_search(data),
         *_validation(data),
@@ -81,6 +100,10 @@ def page_text(data: dict[str, Any]) -> str:
         _section("Recipe", [], f"<pre>{escape(recipe_shown(data))}</pre>{_reproduce(data)}"),
         _tensors(data),
     ]
+
+
+def page(name: str, body: Sequence[str]) -> str:
+    """A page of these elements, titled by the model's name."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     head += f"<title>{escape(name)}</title><style>{_STYLE}{_COLOURS}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
@@ -94,17 +117,23 @@ def _tiles(data: dict[str, Any]) -> str:
         (_count(data["weights"]), "weights"),
     ]
     if v is not None:
-        error = f" (+/- {v['kld_error']:.5f})" if v.get("kld_error") is not None else ""
+        base = f"{v['baseline']}: {v['baseline_perplexity']:.4f}"
         tiles += [
-            (f"{v['perplexity']:.4f}", f"perplexity ({v['baseline']}: {v['baseline_perplexity']:.4f})"),
-            (f"{100 * (v['ratio'] - 1):+.2f} %", f"perplexity against {v['baseline']}"),
-            (f"{v['kld_mean']:.5f}", f"KL divergence, nats{error}"),
-            (f"{v['top1_agreement']:.2f} %", "same top token"),
+            (f"{v['perplexity']:.4f}", _plus_minus(v, "error", ".4f", f"perplexity, {base}")),
+            (f"{100 * (v['ratio'] - 1):+.2f} %", _plus_minus(v, "ratio_error", ".2%", f"perplexity against {v['baseline']}")),
+            (f"{v['kld_mean']:.5f}", _plus_minus(v, "kld_error", ".5f", "KL divergence, nats")),
+            (f"{v['top1_agreement']:.2f} %", _plus_minus(v, "top1_error", ".2f", "same top token")),
         ]
     if v is not None and v.get("tokens_per_second"):
         tiles.append((_count(round(v["tokens_per_second"])), f"tokens/s, prompts of {v['n_ctx']} with scoring, this machine"))
     inner = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>' for value, label in tiles)
     return f'<div class="tiles">{inner}</div>'
+
+
+def _plus_minus(figures: dict[str, Any], error: str, form: str, label: str) -> str:
+    """The label, and before it the figure's standard error; a single prediction has none."""
+    value = figures.get(error)
+    return label if value is None else f"+/- {value:{form}}; {label}"
 
 
 def _count(n: int) -> str:
@@ -114,7 +143,8 @@ def _count(n: int) -> str:
     return str(n)
 
 
-def _failures(data: dict[str, Any]) -> list[str]:
+def failures_shown(data: dict[str, Any]) -> list[str]:
+    """The limits that a result exceeds, as a list in red."""
     lines = "".join(f"<li>{escape(failure)}</li>" for failure in data["failures"])
     return [f'<p class="bad"><b>{FAILED}</b></p><ul class="bad">{lines}</ul>'] if lines else []
 
@@ -148,7 +178,7 @@ def _search(data: dict[str, Any]) -> list[str]:
     if data["search"] is None:
         return []
     rules = f"<pre>{escape(data['search']['recipe'].rstrip())}</pre>"
-    rest = f"<p>{escape(search_line(data))}</p>{_table(SEARCH, search_rows(data))}"
+    rest = f"<p>{escape(search_line(data))}</p>{table(SEARCH, search_rows(data))}"
     return [_section("Search", [], f"{rest}<details><summary>The recipe that was found</summary>{rules}</details>")]
 
 
@@ -160,16 +190,16 @@ def _validation(data: dict[str, Any]) -> list[str]:
     windows = [i + 1 for i in range(len(running.get("perplexity", [])))]
     plots = []
     if len(windows) > 1:
-        both = [Series("result", windows, running["perplexity"])]
+        both = [Series("result", windows, running["perplexity"], error=running.get("error"))]
         both.append(Series(v["baseline"], windows, running["baseline_perplexity"], dashed=True))
         plots.append(("Perplexity so far", lines(both, "windows read", "perplexity")))
         ratios = [a / b for a, b in zip(running["perplexity"], running["baseline_perplexity"], strict=True)]
-        shown = [Series(f"result / {v['baseline']}", windows, ratios, colour=2)]
+        shown = [Series(f"result / {v['baseline']}", windows, ratios, colour=2, error=running.get("ratio_error"))]
         limit = data["limits"].get("max_ppl_ratio")
         if limit:
             shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
         plots.append(("Ratio of the perplexities so far", lines(shown, "windows read", "ratio")))
-        shown = [Series("mean KL divergence", windows, running["kld_mean"], colour=3)]
+        shown = [Series("mean KL divergence", windows, running["kld_mean"], colour=3, error=running.get("kld_error"))]
         limit = data["limits"].get("max_kld")
         if limit:
             shown.append(Series("allowed by the recipe", windows, [limit] * len(windows), dashed=True, colour=7))
@@ -178,9 +208,21 @@ def _validation(data: dict[str, Any]) -> list[str]:
         percent = [float(p) for p in v["kld_percentiles"]]
         spread = Series("of the predictions diverge less", percent, list(v["kld_percentiles"].values()), colour=4)
         plots.append(("Spread of the divergence", lines([spread], "per cent", "nats", log=True)))
-    tables = f"<p>{escape(measured(v))}</p>{_table(COMPARISON, comparison(data))}"
-    texts = [f'<h3>Text from {escape(k)}</h3><pre class="text">{escape(t)}</pre>' for k, t in v.get("texts", {}).items()]
-    return [_section("Quality", plots, tables + "".join(texts))]
+    tables = f"<p>{escape(measured(v))}</p>{table(COMPARISON, comparison(data))}"
+    return [_section("Quality", plots, tables + _texts(v.get("texts", {})))]
+
+
+def _texts(texts: dict[str, str]) -> str:
+    """The texts that the baseline and the result wrote, side by side, differences marked."""
+    if len(texts) != 2:
+        return ""
+    a, b = texts.values()
+    same, words = common_words(a, b)
+    how = "The texts are the same" if a == b else f"The first {same} of {words} words are the same"
+    shown = zip(texts, marked_texts(a, b), strict=True)
+    columns = "".join(f'<div><h3>{escape(name)}</h3><pre class="text">{html}</pre></div>' for name, html in shown)
+    note = "each the most probable token; what comes after a difference has another context."
+    return f'<h3 class="next">Text from both</h3><p class="soft">{how}: {note}</p><div class="texts">{columns}</div>'
 
 
 def _errors(data: dict[str, Any]) -> list[str]:
@@ -198,7 +240,7 @@ def _errors(data: dict[str, Any]) -> list[str]:
     legend = (
         '<p class="soft">Relative error |b - a| / |a|: of the layers on the first window, of weights on samples read back.</p>'
     )
-    return [_section("Error by layer", plots, legend + _table(ERRORS, error_rows(data)))]
+    return [_section("Error by layer", plots, legend + table(ERRORS, error_rows(data)))]
 
 
 def _imatrix(data: dict[str, Any]) -> list[str]:
@@ -240,7 +282,7 @@ def _tensors(data: dict[str, Any]) -> str:
         (t["name"], " x ".join(map(str, t["shape"])), t["type"], f"{t['nbytes']:,}", _error(t["error"]), t["rule"])
         for t in data["table"]
     ]
-    inner = _table(("tensor", "shape", "type", "bytes", "error", "rule"), rows)
+    inner = table(("tensor", "shape", "type", "bytes", "error", "rule"), rows)
     return f"<h2>Tensors</h2><details><summary>All {len(rows)} tensors</summary>{inner}</details>"
 
 
@@ -249,11 +291,13 @@ def _error(error: float | None) -> str:
 
 
 def _section(title: str, plots: Sequence[tuple[str, str]], rest: str = "") -> str:
-    drawn = "".join(f'<div class="plot"><h3>{escape(name)}</h3>{svg}</div>' for name, svg in plots if svg)
-    return f'<section><h2>{escape(title)}</h2><div class="plots">{drawn}</div>{rest}</section>'
+    drawn = [f'<div class="plot"><h3>{escape(name)}</h3>{svg}</div>' for name, svg in plots if svg]
+    if len(drawn) == 1:  # the text takes the place beside it
+        return f'<section><h2>{escape(title)}</h2><div class="plots">{drawn[0]}<div class="beside">{rest}</div></div></section>'
+    return f'<section><h2>{escape(title)}</h2><div class="plots">{"".join(drawn)}</div>{rest}</section>'
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table with numbers to the right and lists wrapped; one that is too wide for the page scrolls."""
     right = [bool(rows) and all(str(row[i])[:1] in "0123456789+-" for row in rows if str(row[i])) for i in range(len(headings))]
 

@@ -14,7 +14,7 @@ from ...imatrix import Imatrix
 from ...imatrix.coverage import covered_layers, layer_and_role
 from ...imatrix.entries import MIN_TOKENS, has_data
 from ...quantize.recipes.type_selection import is_quantizable
-from .plots import new_figure, save_figure
+from .style import new_figure, save_figure
 
 if TYPE_CHECKING:
     from ...imatrix.statistics import Comparison, Similarity, TensorStatistics
@@ -86,7 +86,7 @@ def plot_coverage(imatrix: Imatrix, source: TensorSource, title: str, path: Path
     grid, rows, roles = _grid(tokens)
     layers = [row for row in covered_layers(imatrix, source) if row.experts]
     parts = 2 if layers else 1
-    figure = new_figure(_height(len(rows)) + 1.0 + (_height(len(layers)) if layers else 0))
+    figure = new_figure(10, _height(len(rows)) + 1.0 + (_height(len(layers)) if layers else 0))
     upper, *lower = list(figure.subplots(parts, 1, squeeze=False)[:, 0])
     colours = _colours("viridis")
     most = float(np.nanmax(grid, initial=2.0))
@@ -152,7 +152,7 @@ def _each(statistics: Sequence[TensorStatistics], value: Callable[[TensorStatist
 
 def _maps(maps: Sequence[tuple[str, Mapping[str, float], str, tuple[float, float] | None]], title: str, path: Path) -> None:
     grids = [(label, *_grid(values), colours, limits) for label, values, colours, limits in maps]
-    figure = new_figure(sum(_height(len(rows)) + 0.8 for _, _, rows, _, _, _ in grids) or 2.0)
+    figure = new_figure(10, sum(_height(len(rows)) + 0.8 for _, _, rows, _, _, _ in grids) or 2.0)
     ratios = [_height(len(rows)) for _, _, rows, _, _, _ in grids] or [1.0]
     panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, (label, grid, rows, roles, colours, limits) in zip(panels, grids, strict=False):

@@ -47,10 +47,14 @@ def measured(v: dict[str, Any]) -> str:
         for number, draft in enumerate(v.get("mtp") or [], 1)
     )
     return (
-        f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored. "
-        f"Perplexity ratio {ratio(v)}; "
+        f"{measured_on(v)} Perplexity ratio {ratio(v)}; "
         f"KL divergence: median {v['kld_median']:.5f}, 99 % {v['kld_p99']:.5f}, maximum {v['kld_max']:.4f}.{drafts}"
     )
+
+
+def measured_on(v: dict[str, Any]) -> str:
+    """What a validation was measured on."""
+    return f"{v['chunks']} windows of {v['n_ctx']} tokens, {v['tokens_scored']} predictions scored."
 
 
 def type_rows(data: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -115,31 +119,38 @@ def report_text(data: dict[str, Any]) -> str:
         lines.append(f"- imatrix: `{Path(data['imatrix']).name}`, {data['imatrix_entries']} entries")
     if data["failures"]:
         lines[1:1] = ["", f"**{FAILED}**", "", *(f"- {failure}" for failure in data["failures"])]
+    lines += report_parts(data)
+    lines += ["", "## Time", "", *markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in data["seconds"].items()])]
+    lines += ["", "## Recipe", "", "```toml", recipe_shown(data), "```", ""]
+    if data["search"] is not None:
+        lines += ["The rules that were found:", "", "```", data["search"]["recipe"].rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def report_parts(data: dict[str, Any], level: str = "##") -> list[str]:
+    """What the report tells of a file: search, validation, types, errors, imatrix, warnings. level: of the headings."""
+    lines: list[str] = []
     v = data["validation"]
     if data["search"] is not None:
-        lines += ["", "## Search", "", search_line(data), "", *markdown(SEARCH, search_rows(data))]
+        lines += ["", f"{level} Search", "", search_line(data), "", *markdown(SEARCH, search_rows(data))]
     if v is not None:
-        lines += ["", "## Validation", "", *markdown(COMPARISON, comparison(data)), "", measured(v)]
+        lines += ["", f"{level} Validation", "", *markdown(COMPARISON, comparison(data)), "", measured(v)]
         if v.get("layers"):
             rows = [(e["layer"], f"{e['relative']:.5f}", f"{e['worst']:.5f}", f"{e['cosine']:.6f}") for e in v["layers"]]
             lines += ["", "Outputs of the layers against those of the baseline, on the first window:", ""]
             lines += markdown(("layer", "relative error", "worst token", "cosine"), rows)
         for label, text in v.get("texts", {}).items():
             lines += ["", f"Text from {label}:", "", *(f"    {line}" for line in text.splitlines())]
-    lines += ["", "## Types", "", *markdown(TYPES, type_rows(data)), "", *markdown(ROLES, role_rows(data))]
+    lines += ["", f"{level} Types", "", *markdown(TYPES, type_rows(data)), "", *markdown(ROLES, role_rows(data))]
     lines += ["", f"{data['tensors']} tensors, {data['bits_per_weight']:.3f} bits per weight, {data['file_bytes']:,} bytes."]
     if error_rows(data):
         lines += ["", "Relative error of the weights, on samples of every tensor read back from the file:", ""]
         lines += markdown(ERRORS, error_rows(data))
     if data["coverage"] is not None:
-        lines += ["", "## Imatrix", "", coverage_line(data), *(f"- {r}" for r in data["coverage"]["remarks"])]
+        lines += ["", f"{level} Imatrix", "", coverage_line(data), *(f"- {r}" for r in data["coverage"]["remarks"])]
     if data["warnings"]:
-        lines += ["", "## Warnings", "", *(f"- {w}" for w in data["warnings"])]
-    lines += ["", "## Time", "", *markdown(("stage", "seconds"), [(s, f"{t:.1f}") for s, t in data["seconds"].items()])]
-    lines += ["", "## Recipe", "", "```toml", recipe_shown(data), "```", ""]
-    if data["search"] is not None:
-        lines += ["The rules that were found:", "", "```", data["search"]["recipe"].rstrip(), "```", ""]
-    return "\n".join(lines)
+        lines += ["", f"{level} Warnings", "", *(f"- {w}" for w in data["warnings"])]
+    return lines
 
 
 def recipe_shown(data: dict[str, Any]) -> str:

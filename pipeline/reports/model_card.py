@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...formats.loaders import IK_LLAMA_CPP, LLAMA_CPP
+from ...formats.loaders import IK_LLAMA_CPP, LLAMA_CPP, OLLAMA, PROGRAMS
+from ..common.checksums import NAME as CHECKSUMS
 from ..common.messages import gib
-from .markdown import COMPARISON, FAILED, ROLES, comparison, markdown, measured, recipe_shown, role_rows, texts_shown
+from .markdown import (
+    COMPARISON,
+    FAILED,
+    ROLES,
+    comparison,
+    markdown,
+    measured,
+    measured_on,
+    recipe_shown,
+    role_rows,
+    texts_shown,
+)
+from .several import headings, rows
 
 _TAGS = ("gguf", "quantized")
 # tasks of models that give vectors or scores: the option of llama-server for them
 _SERVER_OPTIONS = dict.fromkeys(("feature-extraction", "sentence-similarity", "fill-mask"), "--embedding")
 _SERVER_OPTIONS |= {"text-ranking": "--reranking"}
+NOT_FIT = "**Not fit to be published.**"
+REPOSITORY = "OWNER/NAME"  # of the repository that the card is in, which nobody knows before it is sent
+_WHERE = re.compile(rf"(-hf |hf\.co/|huggingface\.co/){REPOSITORY}\b")
+_WHERE_IT_IS = f"{REPOSITORY} is the repository on the Hub that this card is in."
 _TAGS_LEFT_OUT = ("safetensors", "pytorch", "transformers", "fp8", "bf16")  # of the source's tags: no longer true
 
 
@@ -22,15 +41,10 @@ def card_text(data: dict[str, Any]) -> str:
 
     data: the report of a run (`report_json`).
     """
-    card = data["card"]
     name = Path(data["files"][0]).name
-    base = card.get("base_model")
-    lines = [*_front(data), "", f"# {data['name']} GGUF", ""]
-    if data["failures"]:
-        lines += [f"> **Not fit to be published.** {FAILED} {'; '.join(data['failures'])}.", ""]
-    origin = f"[{base}](https://huggingface.co/{base})" if base else f"`{data['source_name']}`"
     bits = f"{data['bits_per_weight']:.3f} bits per weight, {gib(data['file_bytes'])} in {len(data['files'])} file"
-    lines += [f"A GGUF quantisation of {origin} ({data['architecture']}): {bits}{'s' * (len(data['files']) > 1)}."]
+    lines = _head(data)
+    lines += [f"A GGUF quantisation of {_origin(data)}: {bits}{'s' * (len(data['files']) > 1)}."]
     v = data["validation"]
     if v is not None:
         baseline, result = comparison(data)
@@ -41,43 +55,108 @@ def card_text(data: dict[str, Any]) -> str:
         row = (name, gib(data["file_bytes"]), f"{data['bits_per_weight']:.3f}")
         lines += ["", "## Size", "", *markdown(COMPARISON[:3], [row])]
     lines += ["", "## What is in it", "", *markdown(ROLES, role_rows(data))]
-    if data["imatrix"]:
-        tokens = f" ({data['imatrix_tokens']:,} tokens)" if data["imatrix_tokens"] else ""
-        lines += ["", f"Quantised with an importance matrix from {texts_shown(data)}{tokens}."]
-    lines += ["", "## Use", "", *_use(data)]
-    lines += ["", "## How it was made", "", f"With ggufmill {data['version']}. The recipe, `{data['recipe']}`:", ""]
+    lines += _imatrix(data)
+    lines += ["", "## Use", "", *_use(data["card"], [data])]
+    return "\n".join([*lines, *_how(data), ""])
+
+
+def several_card(data: dict[str, Any]) -> str:
+    """The same for a repository of several files. data: the report of a run of several (`several_json`)."""
+    quants = data["quants"]
+    lines = _head(data)
+    lines += [f"GGUF quantisations of {_origin(data)}.", "", "## Files", ""]
+    lines += markdown((*headings(data), "loads in"), [(*row, _loads_in(q)) for row, q in zip(rows(data), quants, strict=True)])
+    v = quants[0]["validation"]
+    if v is not None:
+        lines += ["", f"{measured_on(v)} Compared with the same model in {v['baseline']}, token by token."]
+    lines += [*_imatrix(data), "", f"sha256 of all files: `{CHECKSUMS}` (`sha256sum -c {CHECKSUMS}`)."]
+    lines += ["", "## Use", "", *_use(data["card"], quants)]
+    return "\n".join([*lines, *_how(data), ""])
+
+
+def for_repository(text: str, repo: str) -> str:
+    """A card with the repository that it is sent to in its commands."""
+    return _WHERE.sub(rf"\g<1>{repo}", text).replace(f"\n\n{_WHERE_IT_IS}", "")
+
+
+def _head(data: dict[str, Any]) -> list[str]:
+    """Front matter, title, and what stands against publishing."""
+    lines = [*_front(data), "", f"# {data['name']} GGUF", ""]
+    if data["failures"]:
+        lines += [f"> {NOT_FIT} {FAILED} {'; '.join(data['failures'])}.", ""]
+    return lines
+
+
+def _origin(data: dict[str, Any]) -> str:
+    base = data["card"].get("base_model")
+    origin = f"[{base}](https://huggingface.co/{base})" if base else f"`{data['source_name']}`"
+    return f"{origin} ({data['architecture']})"
+
+
+def _imatrix(data: dict[str, Any]) -> list[str]:
+    if not data["imatrix"]:
+        return []
+    tokens = f" ({data['imatrix_tokens']:,} tokens)" if data["imatrix_tokens"] else ""
+    without = [q["label"] for q in data.get("quants", []) if not q["imatrix"]]
+    but = f", all but {', '.join(without)}" if without else ""
+    return ["", f"Quantised with an importance matrix from {texts_shown(data)}{tokens}{but}."]
+
+
+def _loads_in(data: dict[str, Any]) -> str:
+    return ", ".join(program for program, why in data["loaders"].items() if not why) or "ggufmill only"
+
+
+def _how(data: dict[str, Any]) -> list[str]:
+    """How it was made: the recipe, and the rules that were searched for."""
+    lines = ["", "## How it was made", "", f"With ggufmill {data['version']}. The recipe, `{data['recipe']}`:", ""]
     lines += ["```toml", recipe_shown(data), "```", "", "```sh", f"ggufmill run {data['recipe']}", "```", ""]
-    if data["search"] is not None:
-        lines += ["The rules that it found:", "", "```", data["search"]["recipe"].rstrip(), "```", ""]
-    lines += [
+    for one in data.get("quants", [data]):
+        if one["search"] is not None:
+            what = f"The rules that it found{' for ' + one['label'] if one['label'] else ''}:"
+            lines += [what, "", "```", one["search"]["recipe"].rstrip(), "```", ""]
+    return [
+        *lines,
         f"The same recipe, source and version give the same bytes. More figures and plots: `{Path(data['report']).name}`.",
-        "",
     ]
-    return "\n".join(lines)
 
 
-def _use(data: dict[str, Any]) -> list[str]:
-    """What runs the files, and what does not load them, as far as `loader_problems` knows."""
-    name, refused = Path(data["files"][0]).name, data["loaders"]
-    lines = [f"{program} does not load it: {'; '.join(why)}." for program, why in refused.items() if why]
-    if refused[LLAMA_CPP]:
+def _use(card: dict[str, Any], files: Sequence[dict[str, Any]]) -> list[str]:
+    """What runs the files, and what does not load them, as far as `loader_problems` knows. files: the report of each."""
+    several, refused = len(files) > 1, files[0]["loaders"]
+    loads = {program: [data for data in files if not data["loaders"][program]] for program in PROGRAMS}
+    if several:  # the table of the files says which
+        lines = [f"{program} loads none of them." for program in (LLAMA_CPP, IK_LLAMA_CPP) if not loads[program]]
+    else:
+        lines = [f"{p} does not load it: {'; '.join(refused[p])}." for p in (LLAMA_CPP, IK_LLAMA_CPP) if refused[p]]
+    if not loads[LLAMA_CPP]:
         lines.append("Neither do Ollama and LM Studio, which run models with llama.cpp.")
-    option = _SERVER_OPTIONS.get(data["card"].get("pipeline_tag", ""))
+    elif not several and refused[OLLAMA]:
+        lines.append(f"Ollama does not load it: {'; '.join(refused[OLLAMA])}.")
+    option = _SERVER_OPTIONS.get(card.get("pipeline_tag", ""))
     serve = f"llama-server {option}" if option else "llama-server"
+
+    def name(data: dict[str, Any]) -> str:
+        return Path(data["files"][0]).name
+
+    def tag(data: dict[str, Any]) -> str:
+        return f":{data['label']}" if data["label"] else ""
+
     uses = []
-    if not refused[LLAMA_CPP]:
-        uses.append((LLAMA_CPP, [f"{serve} -hf OWNER/NAME", f"{serve} -m {name}"]))
-    if not refused[IK_LLAMA_CPP]:
-        uses.append((IK_LLAMA_CPP, [f"{serve} -m {name}"]))
-    if not refused[LLAMA_CPP]:
-        if len(data["files"]) == 1:  # Ollama takes no split models from the Hub
-            uses.append(("Ollama", ["ollama run hf.co/OWNER/NAME"]))
-        uses.append(("LM Studio", ["lms get https://huggingface.co/OWNER/NAME"]))
-    own = [f'ggufmill embed {name} -p "..."'] if option else [f'ggufmill generate {name} -p "..."', f"ggufmill serve {name}"]
+    if loads[LLAMA_CPP]:
+        one = loads[LLAMA_CPP][0]
+        uses.append((LLAMA_CPP, [f"{serve} -hf {REPOSITORY}{tag(one)}", f"{serve} -m {name(one)}"]))
+    if loads[IK_LLAMA_CPP]:
+        uses.append((IK_LLAMA_CPP, [f"{serve} -m {name(loads[IK_LLAMA_CPP][0])}"]))
+    if loads[OLLAMA]:
+        uses.append(("Ollama", [f"ollama run hf.co/{REPOSITORY}{tag(loads[OLLAMA][0])}"]))
+    if loads[LLAMA_CPP]:
+        uses.append(("LM Studio", [f"lms get https://huggingface.co/{REPOSITORY}"]))
+    file = name(files[0])
+    own = [f'ggufmill embed {file} -p "..."'] if option else [f'ggufmill generate {file} -p "..."', f"ggufmill serve {file}"]
     for program, commands in [*uses, ("ggufmill", own)]:
         lines += ["", f"{program}:", "", "```sh", *commands, "```"]
-    if not refused[LLAMA_CPP]:
-        lines += ["", "OWNER/NAME is the repository on the Hub that this card is in."]
+    if loads[LLAMA_CPP]:
+        lines += ["", _WHERE_IT_IS]
     return lines if lines[0] else lines[1:]
 
 

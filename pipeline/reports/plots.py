@@ -2,68 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...formats import PlanError
+from .style import COLOURS, new_axes, save_figure, styled
 
 if TYPE_CHECKING:
     from ...runtime.evaluate.bench import Depth
     from ...runtime.evaluate.compare import Comparison
 
 
-def check_picture(path: Path) -> None:
-    """Raises PlanError if no picture can be drawn to that file; called before the work is done, not after."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise PlanError("--plot needs matplotlib: pip install matplotlib") from None
-    if path.suffix.lower() not in ("", ".png", ".svg", ".pdf"):
-        raise PlanError(f"--plot: {path} cannot be drawn; its name may end in .png, .svg or .pdf")
-    if not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
-        raise PlanError(f"--plot: the folder {path.absolute().parent} is not there, or cannot be written to")
-
-
-def new_figure(height: float) -> Any:
-    """A figure of 10 by `height` inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(10, height), layout="constrained")
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Writes the figure. Raises PlanError for a suffix that is no picture."""
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise PlanError(f"{path}: {error}") from None
-
-
+@styled
 def plot_sweep(rows: Sequence[Depth], title: str, path: Path) -> None:
     """Prompt and generation speed over the tokens in the cache."""
-    figure = new_figure(6.5)
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure, (upper, lower) = new_axes(2, 1, 10, 6.5, sharex=True)
     depths = [r.n_kv for r in rows]
     for axes, label, speeds, colour in (
-        (upper, f"prompt, {rows[0].pp} tokens", [r.s_pp for r in rows], "tab:blue"),
-        (lower, f"generation, {rows[0].tg} tokens", [r.s_tg for r in rows], "tab:orange"),
+        (upper, f"prompt, {rows[0].pp} tokens", [r.s_pp for r in rows], COLOURS[0]),
+        (lower, f"generation, {rows[0].tg} tokens", [r.s_tg for r in rows], COLOURS[1]),
     ):
         axes.plot(depths, speeds, "o-", color=colour, markersize=4)
         axes.set(ylabel="tokens per second", title=label, ylim=(0, 1.1 * max(speeds)))
-        axes.grid(alpha=0.3)
     lower.set(xlabel="tokens in the context before")
     figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 
 
+@styled
 def plot_comparison(comparison: Comparison, title: str, path: Path) -> None:
     """Errors of the layers above, those of the weights (and products) of each tensor by layer below."""
     parts = [bool(comparison.layers), any(t.relative > 0 for t in comparison.tensors)]
-    figure = new_figure(4.0 * max(1, sum(parts)))
-    axes = list(figure.subplots(max(1, sum(parts)), 1, squeeze=False)[:, 0])
+    figure, axes = new_axes(max(1, sum(parts)), 1, 10, 4.0 * max(1, sum(parts)))
     if parts[0]:
         top = axes.pop(0)
         numbers = [e.layer for e in comparison.layers]
@@ -74,7 +45,6 @@ def plot_comparison(comparison: Comparison, title: str, path: Path) -> None:
             top.set_yscale("log")
         top.xaxis.get_major_locator().set_params(integer=True)
         top.legend(fontsize=8)
-        top.grid(alpha=0.3)
     if parts[1]:
         _weights(axes.pop(0), comparison)
     figure.suptitle(title, fontsize=10)
@@ -100,4 +70,3 @@ def _weights(axes: Any, comparison: Comparison) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7, ncols=1 + len(by_role) // 12, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.grid(alpha=0.3)

@@ -20,6 +20,7 @@ from ...operating_system.process import system_text
 if TYPE_CHECKING:
     from ...imatrix import Imatrix
     from ...quantize.verify import Verification
+    from ..stages.quant import Quant
     from ..stages.run import Run
 
 # tensors are added up by the first role whose pattern is in their name
@@ -43,7 +44,7 @@ _TASKS = {
 
 
 def report_json(
-    run: Run,
+    quant: Quant,
     plan: Plan,
     imatrix: Imatrix | None,
     validation: dict[str, Any] | None,
@@ -51,11 +52,13 @@ def report_json(
     quantized: Plan | None = None,
     search: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Run.search` gave."""
+    """plan: of the final file; quantized: of the one before it was repacked, if it was; search: what `Quant.search` gave."""
+    run, imatrix = quant.run, imatrix if quant.with_imatrix else None
     errors = {t.name: t.error for t in verification.tensors}
     before = quantized or plan
     return {
         "recipe": run.recipe.name,
+        "label": quant.recipe.label,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "machine": f"{system_text()}, Python {'.'.join(map(str, sys.version_info[:3]))}",
@@ -64,7 +67,7 @@ def report_json(
         "name": " ".join(str(plan.metadata.get("general.name") or Path(run.source.path).resolve().name).split()),
         "architecture": plan.metadata.get("general.architecture", ""),
         "files": [str(f.path.resolve()) for f in plan.files],
-        "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None else None,
+        "imatrix": str(run.imatrix_path.resolve()) if run.imatrix_path is not None and quant.with_imatrix else None,
         "imatrix_entries": len(imatrix.entries) if imatrix is not None else 0,
         "imatrix_starved": imatrix.unseen_experts() if imatrix is not None else {},
         "imatrix_texts": imatrix.datasets if imatrix is not None else [],
@@ -98,12 +101,21 @@ def report_json(
         "validation": validation,
         "failures": run.failures(validation),
         "limits": {k: v for k, v in run.recipe.stages.get("validate", {}).items() if k in ("max_ppl_ratio", "max_kld")},
-        "seconds": run.cache.seconds,
-        "rules": run.recipe.text,
-        "search": search and {**search, "path": str(run.folder.recipe.resolve()), "recipe": run.final_recipe.text},
+        "seconds": _seconds(quant),
+        "rules": quant.recipe.text,
+        "search": search and {**search, "path": str(quant.folder.recipe.resolve()), "recipe": quant.final_recipe.text},
         "card": _card(run, plan),
-        "loaders": {program: loader_problems(plan.metadata, _headers(plan), program) for program in PROGRAMS},
+        "loaders": {p: loader_problems(plan.metadata, _headers(plan), p, len(plan.files)) for p in PROGRAMS},
     }
+
+
+def _seconds(quant: Quant) -> dict[str, float]:
+    """Of the stages of a quant, and those that it shares: stage -> seconds."""
+    label, seconds = quant.recipe.label, quant.run.cache.seconds
+    own = {
+        stage.removesuffix(f" {label}"): t for stage, t in seconds.items() if " " not in stage or stage.endswith(f" {label}")
+    }
+    return own if label else dict(seconds)
 
 
 def _role(name: str) -> str:

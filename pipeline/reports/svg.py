@@ -19,13 +19,25 @@ _LETTER = 5.6  # estimated width of a letter of font size 10
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points; y is None where there is none. dashed: a limit or a baseline, not a measurement."""
+    """A line through points; y is None where there is none. dashed: a limit or a baseline, not a measurement. error: standard
+    errors of y, drawn as a band of one to both sides, as a bar around a single point."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float | None]
     dashed: bool = False
     colour: int | None = None
+    error: Sequence[float | None] | None = None
+
+    def bands(self) -> list[list[tuple[float, float, float]]]:
+        """Runs of points with an error: (x, lower end, upper end)."""
+        runs: list[list[tuple[float, float, float]]] = [[]]
+        for x, y, e in zip(self.x, self.y, self.error or (), strict=self.error is not None):
+            if y is None or e is None or not math.isfinite(y + e):
+                runs.append([])
+            else:
+                runs[-1].append((x, y - e, y + e))
+        return [run for run in runs if run]
 
 
 def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], keys: Sequence[str], unit: str = "") -> str:
@@ -55,14 +67,16 @@ def lines(
     points = [(x, y) for s in series for x, y in zip(s.x, s.y, strict=True) if y is not None and math.isfinite(y)]
     if not points:
         return ""
-    ys = [y for _, y in points]
+    ends = [end for s in series for band in s.bands() for _, *ends in band[len(band) // 4 :] for end in ends]  # settled
+    ys = [y for _, y in points] + ends
     scale = _Log(ys) if log and max(ys) > 0 else _Linear(ys, from_zero)
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     top, bottom = 18, height - 30
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (x - low) / (high - low) if high > low else 0.5
-        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), bottom - scale.place(y) * (bottom - top)
+        up = min(max(scale.place(y), 0.0), 1.0)  # a band may reach out of the picture at its beginning
+        return _LEFT + across * (WIDTH - _LEFT - _RIGHT), bottom - up * (bottom - top)
 
     out = [_text(0, 10, y_label)]
     for value in scale.ticks:
@@ -120,6 +134,14 @@ def _line(s: Series, index: int, at: object) -> list[str]:
         else:
             runs[-1].append(at(x, y))  # type: ignore[operator]
     out = []
+    for band in s.bands():
+        if len(band) == 1:
+            (x, low, high) = band[0]
+            (across, bottom), (_, top) = at(x, low), at(x, high)  # type: ignore[operator]
+            out.append(f'<line x1="{across:.1f}" x2="{across:.1f}" y1="{bottom:.1f}" y2="{top:.1f}" class="s{colour}"/>')
+            continue
+        corners = [at(x, high) for x, _, high in band] + [at(x, low) for x, low, _ in reversed(band)]  # type: ignore[operator]
+        out.append(f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in corners)}" class="f{colour} band"/>')
     for run in runs:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
         if len(run) > 1:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...formats.file_range import range_checksum
+from ...formats.file_range import range_checksum, read_file
 from ...jobs.atomic_write import write_text
 from ..common.arguments import check_new
 from ..common.messages import note, warn
@@ -40,14 +40,14 @@ class StageRecord:
 class StageCache:
     """The file at `path`: stage -> `StageRecord`.
 
-    fresh: nothing in it counts. seconds: stage -> how long it took when it was done.
+    fresh: nothing in it counts, and these stages count as begun. seconds: stage -> how long it took when it was done.
     """
 
-    def __init__(self, path: Path, fresh: bool, report: OnProgress = lambda progress: None):
+    def __init__(self, path: Path, fresh: Sequence[str] | None, report: OnProgress = lambda progress: None):
         self.path, self._report = path, report
         self.seconds: dict[str, float] = {}
         # With --force the folder belongs to this run, also for a later one that continues it.
-        self._records: dict[str, StageRecord] = {"quantize": StageRecord("")} if fresh else _read(path)
+        self._records: dict[str, StageRecord] = _read(path) if fresh is None else {name: StageRecord("") for name in fresh}
 
     def was_begun(self, name: str) -> bool:
         """Whether the stage was ever begun in this folder."""
@@ -80,6 +80,11 @@ class StageCache:
         self.seconds[name] = time.perf_counter() - start
         self._save(name, StageRecord(key, self.seconds[name], result, [self._output(file) for file in files]))
         return result
+
+    def drop_unfinished(self) -> None:
+        """Forgets stages that were begun by an earlier recipe and are none of this one's: called at the end of a run."""
+        self._records = {name: record for name, record in self._records.items() if record.result is not None}
+        write_text(self.path, json.dumps({stage: asdict(r) for stage, r in self._records.items()}))
 
     def has(self, name: str, key: str, files: Sequence[Path]) -> bool:
         """Whether the stage is done with this key, and its files are as it left them. Changes nothing."""
@@ -125,6 +130,11 @@ class StageCache:
         return StageOutput(path.name, before.st_size, before.st_mtime_ns, xxh3)
 
 
+def unfinished_stages(path: Path) -> list[str]:
+    """Names of the stages that a run has begun and not finished; [] without a file at `path`."""
+    return [name for name, record in _read(path).items() if record.result is None]
+
+
 def key_of(*parts: object) -> str:
     """A digest of all that decides what a stage does."""
     return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
@@ -135,7 +145,7 @@ def _read(path: Path) -> dict[str, StageRecord]:
     if not path.exists():
         return {}
     try:
-        return {stage: _record(entry) for stage, entry in json.loads(path.read_bytes()).items()}
+        return {stage: _record(entry) for stage, entry in json.loads(read_file(path)).items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         warn([f"{path} is damaged and counts as absent: every stage is done again"])
         return {}

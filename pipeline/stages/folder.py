@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...formats import PlanError
 from ...operating_system.files import locked_folder
+from ..common import checksums
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class RunFolder:
     def repacked(self) -> Path:
         """The model with interleaved rows."""
         return self.path / f"{self.stem}-repacked.gguf"
+
+    @property
+    def checksums(self) -> Path:
+        """sha256 of the files of the models."""
+        return self.path / checksums.NAME
 
     @property
     def reports(self) -> tuple[Path, Path, Path, Path]:

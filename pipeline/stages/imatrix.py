@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from ...quantize.covariance.source import CollectedInput, Covariances, PreparedC
 from ...quantize.recipes.recipe import Recipe
 from ...runtime import Model
 from ...runtime.evaluate.perplexity import Perplexity
+from ..cluster.covariance import SharedCovariance
 from ..cluster.windows import collecting_on
 from ..common.messages import perplexity_text
 from ..common.progress import WINDOWS, OnProgress, Stage
-from ..covariance import begin_covariance, finish_passes, plan_covariance
+from ..covariance import begin_covariance, finish_covariance, plan_covariance
 from ..warm_up import codecs_in_background
 from .folder import RunFolder
 from .text import StageText
@@ -39,27 +40,32 @@ def compute(
     *,
     nextn: bool = False,
     cluster: str | None = None,
-    mla_layout: str | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the importance matrix, and the file of covariances unless that is None; returns the stage's result.
 
     nextn: with data for the draft layers. types: those that are encoded afterwards, whose codecs are compiled in the meantime.
-    cluster: its workers run the windows, if no covariances are collected; mla_layout: with which they open the model.
+    cluster: its workers run the windows; reading: how they open the model, arguments of `open_source`.
     """
-    windows, stage = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS)
-    job = begin_covariance(plan_covariance(model, windows, covariance)) if covariance is not None else None
+    windows, stage, on_cluster = _windows(model, text), Stage(report, "imatrix", unit=WINDOWS), cluster is not None
+    job = None
+    if covariance is not None:
+        job = begin_covariance(plan_covariance(model, windows, covariance, on_cluster=on_cluster), on_cluster=on_cluster)
     passes = len(job.passes) if job is not None else 1
-
-    def on_chunk(so_far: Perplexity, total: int) -> None:
-        stage.reach(so_far.chunks, total * passes, perplexity_text(so_far.perplexity))
-
-    options, collector = CollectOptions(nextn=nextn), job.collector if job is not None else None
-    elsewhere = collecting_on(cluster if job is None else None, model, model, windows, options, {}, mla_layout)
+    options = CollectOptions(nextn=nextn, head_inputs=covariance is not None)
+    elsewhere = collecting_on(cluster, model, model, windows, options, {}, reading, covariance=job)
     with codecs_in_background(types), elsewhere as run_batches:
+        shared = run_batches if isinstance(run_batches, SharedCovariance) else None
+
+        def on_chunk(so_far: Perplexity, total: int) -> None:
+            reached = shared.reached if shared is not None else (so_far.chunks, total * passes)
+            stage.reach(*reached, perplexity_text(so_far.perplexity))
+
+        collector = job.collector if job is not None and shared is None else None
         given = {"covariance": collector, "elsewhere": run_batches}
         imatrix, figures = collect(model, windows, options=options, on_chunk=on_chunk, **given)
         if job is not None:
-            finish_passes(job, 0, stage.reach)
+            finish_covariance(job, shared, 0, stage)
             job.finish()
     imatrix.save(path)
     return {"chunks": imatrix.chunk_count, "perplexity": figures.perplexity, "starved": imatrix.unseen_experts()}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...formats import PlanError
+from ...formats.file_range import read_text
 from ...runtime import Tokenizer
 from .cache import key_of
 
@@ -33,7 +34,7 @@ def read_stage_text(where: str, path: Path, n_ctx: int, chunks: int | None, toke
     if path.is_dir():
         raise PlanError(f"{where}: {path} is a folder; give a file")
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
     except UnicodeDecodeError as error:
         raise PlanError(f"{where}: {path} is not UTF-8 text (byte {error.start}: {error.reason})") from None
     tokens = np.asarray(tokenizer.encode(text), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,12 +12,14 @@ from ...jobs.plan import Plan
 from ...quantize.gguf_source import simulate_quantization
 from ...quantize.planning import plan_quantize
 from ...runtime import Model, load_model
+from ...runtime.evaluate.baseline import ModelBaseline
 from ...runtime.evaluate.compare import compare
-from ...runtime.evaluate.perplexity import Perplexity, perplexity
+from ...runtime.evaluate.perplexity import Perplexity, perplexities
 from ...runtime.generation.generate import generate
 from ..common.progress import WINDOWS, OnProgress, Stage
 from .text import StageText
 
+_RUNNING = ("perplexity", "error", "baseline_perplexity", "ratio_error", "kld_mean", "kld_error")  # kept after each window
 _LIMITS = (("max_ppl_ratio", "ratio"), ("max_kld", "kld_mean"))  # keys of [validate] -> figures
 
 
@@ -51,42 +54,45 @@ class Validation:
         """All that decides the figures, beside the two models."""
         return self.text.digest, self.text.n_ctx, self.text.chunks, self.baseline, self.prompt, self.n_predict, self.mtp
 
-    def measure(self, plan: Plan, report: OnProgress) -> dict[str, Any]:
-        """Perplexity of baseline and result with the divergence between them, errors of the layers, and a text from each.
+    def measure(self, plans: Sequence[Plan], report: OnProgress) -> list[dict[str, Any]]:
+        """Of each plan's file: perplexity of baseline and result with the divergence between them, errors of the layers, and a
+        text from each. The baseline reads the text once for all.
 
-        plan: of the file to validate. Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
+        Returns the figures of `Perplexity` with running values, layers and texts, as JSON.
         """
-        text = self.text
-        models = {
-            self.baseline: load_model(simulate_quantization(self.source, self.baseline_plan)),
-            "result": load_model(open_source(plan.files[0].path)),
-        }
-        running: dict[str, list[float | None]] = {"perplexity": [], "baseline_perplexity": [], "kld_mean": []}
-        stage = Stage(report, "validate", unit=WINDOWS)
+        text, stage = self.text, Stage(report, "validate", unit=WINDOWS)
+        baseline = load_model(simulate_quantization(self.source, self.baseline_plan))
+        results = [load_model(open_source(plan.files[0].path)) for plan in plans]
+        running: list[dict[str, list[float | None]]] = [{figure: [] for figure in _RUNNING} for _ in plans]
 
-        def on_chunk(so_far: Perplexity, total: int) -> None:
-            stage.reach(so_far.chunks, total, f"perplexity {so_far.perplexity:.4f}")
-            for figure, values in running.items():
-                values.append(getattr(so_far, figure))
+        def on_chunk(so_far: list[Perplexity], total: int) -> None:
+            stage.reach(so_far[0].chunks, total, f"perplexity {so_far[0].perplexity:.4f}")
+            for one, values in zip(so_far, running, strict=True):
+                for figure in _RUNNING:
+                    values[figure].append(getattr(one, figure))
 
-        figures = perplexity(
-            models["result"],
-            text.tokens,
-            n_ctx=text.n_ctx,
-            chunks=text.chunks,
-            on_chunk=on_chunk,
-            baseline=models[self.baseline],
-            mtp=self.mtp,
-        )
-        base = self.baseline_plan
+        base = ModelBaseline(baseline)
+        figures = perplexities(results, text.tokens, text.n_ctx, text.chunks, on_chunk, base, self.mtp)
+        base_text = self._text_of(baseline) if self.prompt else ""
+        return [
+            self._described(one, values, baseline, result, base_text)
+            for one, values, result in zip(figures, running, results, strict=True)
+        ]
+
+    def _text_of(self, model: Model) -> str:
+        return generate(model, self.prompt, n_predict=self.n_predict, temp=0).text()
+
+    def _described(
+        self, figures: Perplexity, running: dict[str, list[float | None]], baseline: Model, result: Model, base_text: str
+    ) -> dict[str, Any]:
+        """The figures of a file with those of its layers, and what both models write."""
+        text, base = self.text, self.baseline_plan
         measured: dict[str, Any] = {"baseline": self.baseline, "baseline_bytes": base.total_bytes, "dataset": text.path.name}
         measured |= {"baseline_bits": base.bits_per_weight, **figures.as_json(), "running": running}
-        layers = compare(models[self.baseline], models["result"], text.tokens, text.n_ctx, chunks=1, weights=None)
+        layers = compare(baseline, result, text.tokens, text.n_ctx, chunks=1, weights=None)
         measured["layers"] = [asdict(layer) for layer in layers.layers]
         if self.prompt:
-            measured["texts"] = {
-                label: generate(model, self.prompt, n_predict=self.n_predict, temp=0).text() for label, model in models.items()
-            }
+            measured["texts"] = {self.baseline: base_text, "result": self._text_of(result)}
         return measured
 
     def failures(self, figures: dict[str, Any]) -> list[str]:

@@ -12,15 +12,23 @@ from ...operating_system.processors import available_cpus
 
 @dataclass(frozen=True)
 class Forecast:
-    """disk_needed, disk_free: bytes, the second None if unknown; seconds: by type of tensor, None if not timed."""
+    """What a job takes.
+
+    disk_needed  bytes that are still to be written; disk_free: None if unknown
+    seconds      by type of tensor, None if not timed
+    disk_peak    bytes of all files when most is there, with those that are there already; None: as disk_needed
+    """
 
     disk_needed: int
     disk_free: int | None
     seconds: dict[str, float] | None = None
+    disk_peak: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The keys `disk` and, if the encoders were timed, `predicted`."""
         figures: dict[str, Any] = {"disk": {"needed": self.disk_needed, "free": self.disk_free}}
+        if self.disk_peak is not None:
+            figures["disk"]["peak"] = self.disk_peak
         if self.seconds is not None:
             figures["predicted"] = {"seconds": sum(self.seconds.values()), "seconds_by_type": dict(self.seconds)}
         return figures
@@ -40,4 +48,4 @@ def forecast(plan: Plan, disk_needed: int | None = None, *, timing: bool = False
     folder = plan.files[0].path.absolute().parent
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     free = shutil.disk_usage(existing).free if existing is not None else None
-    return Forecast(disk_needed or plan.file_bytes, free, seconds)
+    return Forecast(plan.file_bytes if disk_needed is None else disk_needed, free, seconds)

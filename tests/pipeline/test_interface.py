@@ -123,9 +123,14 @@ def test_functions_are_typed_and_documented(verb, name):
         assert parameter.name in text or "Arguments as for" in text or "..." in text or "`merge_imatrix`" in text, parameter
 
 
+# Functions of a verb that has another one, which takes the others of its flags.
+_PARTS = ("inspect_processor", "inspect_checkpoint", "score_tasks")
+_OF_TASKS = {f"{kind}{end}" for kind in ("hellaswag", "winogrande", "multiple_choice") for end in ("", "_tasks")}
+
+
 # Command -> its function, and the parameters that one of the two alone has: of the command what it prints in which form.
 COMMANDS = [
-    *((verb, [], name) for verb, name in FUNCTIONS if verb not in ("imatrix", "recipes") and name != "inspect_processor"),
+    *((verb, [], name) for verb, name in FUNCTIONS if verb not in ("imatrix", "recipes") and name not in _PARTS),
     *(("imatrix", [verb], f"{verb}_imatrix") for verb in ("compute", "show", "merge", "convert")),
     *(("recipes", [verb], f"{verb}_recipe") for verb in ("lint", "explain")),
 ]
@@ -148,8 +153,9 @@ def test_flags_are_keyword_arguments(verb, words, name):
     others = {field for kind in (Settings, Sampling) for field in kind.__dataclass_fields__} if takes_any else set()
     others |= {"architecture"} if takes_any else set()  # of `open_model`, beside the settings
     # Hidden ones are habits of llama.cpp that have no effect here.
-    flags = {option.name for option in command.params if not getattr(option, "hidden", False)} - _OF_DISPLAY
-    flags -= {"plan": {"tensors"}, "inspect": {"cpu"}}.get(verb, set())
+    exposed = [option for option in command.params if option.expose_value and not getattr(option, "hidden", False)]
+    flags = {option.name for option in exposed} - _OF_DISPLAY
+    flags -= {"plan": {"tensors"}, "inspect": {"cpu"}, "perplexity": _OF_TASKS}.get(verb, set())
     flags = {_SETTINGS.get(flag, flag) if takes_any and flag not in parameters else flag for flag in flags}
     if verb == "convert":
         flags = flags - {"model"} | {"source"}

@@ -18,6 +18,8 @@ class Bar:
 
     def __init__(self, **options):
         self.options, self.n, self.total, self.leave, self.item = options, 0, options["total"], True, ""
+        self.start_t = self.last_print_t = 100.0
+        self.disable = False
         Bar.made.append(self)
 
     def set_postfix_str(self, text, refresh):
@@ -48,6 +50,19 @@ def test_a_bar_for_each_stage(made):
     assert made[0].item == r"a\x1b[31m"
     assert (made[0].options["unit_scale"], made[1].options["unit_scale"]) == (True, False)
     assert all(bar.closed and bar.leave for bar in made)
+
+
+def test_the_clock_of_a_bar_stands_still_while_kernels_are_compiled(made, monkeypatch):
+    seconds = [7.0]
+    monkeypatch.setattr("ggufmill.pipeline.common.progress.compilation_seconds", lambda: seconds[0])
+    bars = Bars(Bar)
+    stage = Stage(bars, "quantize", 10)
+    stage.advance(1)
+    assert (made[0].start_t, made[0].last_print_t) == (100.0, 100.0)
+    seconds[0] += 40
+    stage.advance(1)
+    stage.advance(1)
+    assert (made[0].start_t, made[0].last_print_t) == (140.0, 140.0)
 
 
 def test_a_bar_that_never_moved_leaves_nothing(made):

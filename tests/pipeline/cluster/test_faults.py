@@ -35,7 +35,7 @@ def expected(tmp_path_factory):
 def running(tmp_path):
     folder = tmp_path / "dask"
     folder.mkdir()
-    with processes(folder) as started:
+    with processes(folder, ttl="3s") as started:
         yield started
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 pytest.importorskip("distributed")
 
 from ggufmill.convert import open_source
 from ggufmill.errors import MillError
+from ggufmill.imatrix import load
 from ggufmill.pipeline.cluster.models import address_of
 from ggufmill.pipeline.imatrix import compute_imatrix
 from ggufmill.pipeline.perplexity import perplexity
@@ -55,3 +57,28 @@ def test_a_worker_with_another_model_says_so(tmp_path):
         dataclasses.replace(here, digest="0").open()
     with pytest.raises(MillError, match="every worker needs the model at this path"):
         dataclasses.replace(here, path=str(tmp_path / "m.gguf")).open()
+
+
+def test_a_model_with_other_weights_is_another(write_checkpoint, tiny_llama, tmp_path):
+    """Of the same names, shapes and sizes: one tensor of them is another."""
+    config, tensors = tiny_llama()
+    one = write_checkpoint(tmp_path / "one", config, tensors)
+    here = address_of(one, open_source(one))
+    assert dataclasses.replace(here, path=str(write_checkpoint(tmp_path / "copy", config, tensors))).open()
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"] + 1
+    two = write_checkpoint(tmp_path / "two", config, tensors)
+    with pytest.raises(MillError, match=r"two is another model here than where the job was started \(other weights"):
+        dataclasses.replace(here, path=str(two)).open()
+
+
+def test_device(tmp_path):
+    """torch's sums follow its number of threads, which is not the same in a worker."""
+    pytest.importorskip("torch")
+    options = {"n_ctx": 32, "chunks": 3, "device": ("cpu",)}
+    for name, cluster in (("one", None), ("two", "local:1")):
+        compute_imatrix(DEMO, TEXT, tmp_path / f"{name}.gguf", cluster=cluster, **options)
+    one, two = (load(tmp_path / f"{name}.gguf").entries for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, (sums, counts) in one.items():
+        assert np.array_equal(counts, two[name][1])
+        np.testing.assert_allclose(sums, two[name][0], rtol=1e-4, err_msg=name)

@@ -17,6 +17,7 @@ from ggufmill.formats.file_range import range_checksum
 from ggufmill.jobs.execute import row_chunks
 from ggufmill.pipeline.cluster import pieces
 from ggufmill.pipeline.cluster.call import ClusterCall
+from ggufmill.pipeline.cluster.ordered_map import run_on_each
 from ggufmill.pipeline.cluster.writing import cluster_writer
 from ggufmill.recipes import FOLDER
 
@@ -113,24 +114,47 @@ def test_target_with_a_recipe(cluster, tmp_path):
     same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, alone={"recipe": recipe}, cluster=cluster)
 
 
-def test_repository_is_read_by_ranges(tmp_path, monkeypatch):
-    """By a worker with a cache of its own: files there have other times."""
-    ggufmill.convert_model(DEMO, tmp_path / "alone.gguf", outtype="q8_0")
+@pytest.fixture
+def far(tmp_path, monkeypatch):
+    """A hub with the demo, and the scheduler file of a cluster whose worker has a cache of its own: files there have other
+    times."""
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    folder = tmp_path / "dask"
+    folder.mkdir()
     with serving(DEMO) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        folder = tmp_path / "dask"
-        folder.mkdir()
         with processes(folder) as running:
             running.worker("far", f"import os; os.environ['HF_HOME'] = {str(tmp_path / 'far')!r}")
             running.wait_for_workers(1)
             monkeypatch.setenv("HF_HOME", str(tmp_path / "near"))
             monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "near" / "hub"))
-            options = {"cluster": str(running.file), "cluster_output": "collect"}
-            result = ggufmill.convert_model(f"hf:{REPO}", tmp_path / "q.gguf", outtype="q8_0", **options)
-    alone = ggufmill.formats.open_gguf(tmp_path / "alone.gguf")
-    for info in ggufmill.formats.open_gguf(result.files[0]).tensors.values():
-        assert np.array_equal(info.data, alone.tensors[info.name].data), info.name
+            yield hub, str(running.file)
+
+
+def same_tensors(one, two):
+    """Whether two GGUF files have the same bytes in all tensors."""
+    a, b = (ggufmill.formats.open_gguf(path).tensors for path in (one, two))
+    return a.keys() == b.keys() and all(np.array_equal(a[name].data, b[name].data) for name in a)
+
+
+def test_repository_is_read_by_ranges(tmp_path, far):
+    ggufmill.convert_model(DEMO, tmp_path / "alone.gguf", outtype="q8_0")
+    options = {"cluster": far[1], "cluster_output": "collect"}
+    result = ggufmill.convert_model(f"hf:{REPO}", tmp_path / "q.gguf", outtype="q8_0", **options)
+    assert same_tensors(result.files[0], tmp_path / "alone.gguf")
+
+
+def test_run_of_a_repository(tmp_path, far):
+    """Every stage reads ranges, and no process has the shards."""
+    hub, cluster = far
+    for name, model in (("alone", str(DEMO)), ("out", f"hf:{REPO}")):
+        recipe = tmp_path / f"{name}.toml"
+        recipe.write_text(f"[source]\nmodel = '{model}'\n{RUN}")
+    alone = ggufmill.run_recipe(tmp_path / "alone.toml", tmp_path / "alone")
+    result = ggufmill.run_recipe(tmp_path / "out.toml", tmp_path / "out", cluster=cluster)
+    assert same_tensors(result.report["files"][0], alone.report["files"][0])
+    assert not [path for place in ("near", "far") for path in (tmp_path / place).rglob("*.safetensors")]
+    assert all(asked for name, asked, *_ in hub.requests if name.endswith(".safetensors"))
 
 
 def test_worker_that_makes_another_plan(cluster, tmp_path):
@@ -168,13 +192,80 @@ def test_command_line_names_machines(cluster, mill, tmp_path):
     assert "pieces" in out
 
 
+RUN = f"""[imatrix]
+text = '{DEMO}/calibration.txt'
+ctx = 64
+chunks = 3
+covariance = true
+[quantize]
+target_bpw = 5.8
+effort = 0
+rules = 'attn=q8_0'
+[search]
+types = 'q4_0,q8_0'
+rows = 8
+"""
+
+
 def test_run_of_a_recipe(cluster, tmp_path):
+    """With covariances and a search."""
     recipe = tmp_path / "small.toml"
-    text = f"[imatrix]\ntext = '{DEMO}/calibration.txt'\nctx = 64\nchunks = 3\n[quantize]\ntype = 'iq4_xs'\n"
-    recipe.write_text(f"[source]\nmodel = '{DEMO}'\n{text}")
+    recipe.write_text(f"[source]\nmodel = '{DEMO}'\n{RUN}")
     ggufmill.run_recipe(recipe, tmp_path / "alone")
     ggufmill.run_recipe(recipe, tmp_path / "out", cluster=cluster)
-    names = [path.name for path in (tmp_path / "alone").iterdir() if path.suffix in (".gguf", ".imatrix")]
-    assert names
+    names = [path.name for path in (tmp_path / "alone").iterdir() if path.suffix not in (".json", ".md", ".html", ".lock")]
+    assert {name.rpartition(".")[2] for name in names} >= {"gguf", "imatrix", "txt"}
     for name in names:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A recipe that names covariances beside itself, and an importance matrix, in a folder that workers do not have."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    text, imatrix, covariance = DEMO / "calibration.txt", folder / "i.imatrix", folder / "i.cov"
+    ggufmill.compute_imatrix(DEMO, text, imatrix, covariance=covariance, n_ctx=64, chunks=2)
+    recipe = folder / "r.toml"
+    recipe.write_text("[quantize]\ntype = 'q5_0'\nrules = 'attn_output=iq4_ks'\ncovariance = 'i.cov'\neffort = 0\n")
+    return {"recipe": recipe, "imatrix": imatrix}
+
+
+@pytest.fixture
+def hidden_from_workers(monkeypatch, inputs):
+    """The folder of inputs is away while workers open what they are given."""
+    folder = inputs["recipe"].parent
+
+    def prepare(*arguments):
+        away = folder.rename(folder.with_name("away"))
+        try:
+            run_on_each(*arguments)
+        finally:
+            away.rename(folder)
+
+    monkeypatch.setattr("ggufmill.pipeline.cluster.writing.run_on_each", prepare)
+
+
+def test_small_inputs_are_sent(cluster, inputs, hidden_from_workers, tmp_path):
+    same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, alone=inputs, cluster=cluster)
+
+
+def test_large_inputs_have_to_be_there(cluster, inputs, hidden_from_workers, tmp_path, monkeypatch):
+    monkeypatch.setattr("ggufmill.pipeline.cluster.file_plugin.MAX_SENT_BYTES", 1 << 10)
+    line = r"^worker [ab] at 127\.0\.0\.1: \S+/here/i\.(imatrix|cov)\b.*(does not exist|No such file)"
+    with pytest.raises(PlanError, match=line):
+        ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", **inputs, cluster=cluster)
+    assert not (tmp_path / "q.gguf.part").exists()
+
+
+def test_device_of_workers(cluster, tmp_path):
+    pytest.importorskip("torch")
+    options = {"alone": {"device": "cpu:0"}, "cluster": cluster}  # by torch, unlike 'cpu'
+    same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, "q4_k", **options)
+
+
+def test_device_that_only_this_machine_has(cluster, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr("ggufmill.pipeline.quantize.encoder_device", lambda name: name)
+    with pytest.raises(PlanError, match=r"^worker [ab] at 127\.0\.0\.1: --device 'nowhere' is none of cuda"):
+        ggufmill.quantize_model(DEMO, tmp_path / "q.gguf", "q4_k", device="nowhere", cluster=cluster)

@@ -7,12 +7,32 @@ import pytest
 
 from ggufmill.pipeline.reports.html_page import page_text
 from ggufmill.pipeline.reports.markdown import recipe_shown, texts_shown
-from ggufmill.pipeline.reports.svg import bars, heat_map
+from ggufmill.pipeline.reports.svg import Series, bars, heat_map, lines
+from ggufmill.pipeline.reports.text_difference import marked_texts
 
 TYPES = [
     *("iq4_kss", "iq4_k_r4", "iq3_k", "iq2_kl", "iq5_ks", "iq5_k_r4", "q8_0", "iq6_k"),
     *("f32", "iq2_k_r4", "iq4_ks", "q5_0", "q6_0", "iq4_nl", "iq3_ks", "iq2_ks_r4"),
 ]
+
+
+VALIDATION = {
+    **{"perplexity": 12.3, "error": 0.4, "baseline": "bf16", "baseline_perplexity": 12.0, "ratio": 1.025, "ratio_error": 0.005},
+    **{"kld_median": 0.01, "kld_p99": 0.1, "kld_max": 0.5},
+    **{"kld_mean": 0.02, "kld_error": 0.001, "top1_agreement": 95.0, "top1_error": 0.3, "n_ctx": 512, "chunks": 3},
+    **{
+        "dataset": "held.txt",
+        "baseline_bytes": 1 << 40,
+        "baseline_bits": 16.0,
+        "tokens_per_second": 100.0,
+        "tokens_scored": 768,
+    },
+    "running": {
+        **{"perplexity": [11.0, 12.0, 12.3], "baseline_perplexity": [10.9, 11.8, 12.0], "kld_mean": [0.01, 0.02, 0.02]},
+        **{"error": [2.0, 0.6, 0.4], "ratio_error": [0.02, 0.01, 0.005], "kld_error": [0.003, 0.002, 0.001]},
+    },
+    "texts": {"bf16": "is sorted down", "result": "is sorted up"},
+}
 
 
 @pytest.fixture
@@ -31,6 +51,7 @@ def report():
         },
         **{"version": "1", "machine": "Linux", "file_bytes": total, "total_bytes": total, "bits_per_weight": 4.5, "tensors": 9},
         **{"weights": 10**9, "validation": None, "warnings": [], "search": None, "table": [], "coverage": None, "rules": ""},
+        "limits": {},
         "types": {name: {"tensors": 100, "nbytes": n} for name, n in sizes.items()},
         "roles": roles,
         "seconds": {"quantize": 100.0, "verify": 3.0},
@@ -110,6 +131,45 @@ def test_weights_are_a_heat_map_of_layers_and_tensors(report):
     many = heat_map({("a", i): (0.01 * 100 ** (i / 9), "x") for i in range(10)}, "layer")  # 0.01 to 1
     assert re.findall(r">([\d.]+)</text>", many)[-6:] == ["0.01", "0.025", "0.063", "0.16", "0.4", "1"]
     assert heat_map({}, "layer") == ""
+
+
+def test_texts_are_shown_side_by_side_with_marks_where_they_differ(report):
+    assert marked_texts("a <b> c d", "a <b> x d, e") == (
+        "a &lt;b&gt; <mark>c</mark> d",
+        "a &lt;b&gt; <mark>x</mark> d<mark>, e</mark>",
+    )
+    assert marked_texts("", "new") == ("", "<mark>new</mark>")
+    assert marked_texts("same", "same") == ("same", "same")
+    page = page_text(report | {"validation": VALIDATION})
+    assert "The first 2 of 3 words are the same" in page
+    assert "sorted <mark>up</mark>" in page
+    both = VALIDATION | {"texts": {"bf16": "one", "result": "one"}}
+    assert "The texts are the same" in page_text(report | {"validation": both})
+
+
+def test_figures_have_their_errors(report):
+    page = page_text(report | {"validation": VALIDATION})
+    for tile in (
+        "+/- 0.4000; perplexity, bf16: 12.0000",
+        "+/- 0.50%; perplexity against",
+        "+/- 0.00100; KL",
+        "+/- 0.30; same top",
+    ):
+        assert tile in page
+    assert page.count('band"/>') == 3
+    without = {key: value for key, value in VALIDATION.items() if "error" not in key}
+    without["running"] = {key: value for key, value in without["running"].items() if "error" not in key}
+    old = page_text(report | {"validation": without})
+    assert "+/-" not in old
+    assert 'band"/>' not in old
+
+
+def test_a_band_stays_within_the_picture():
+    drawing = lines([Series("a", [1, 2, 3, 4], [5.0, 5.0, 5.0, 5.0], error=[90.0, 0.5, 0.4, None])], "x", "y")
+    (band,) = re.findall(r'<polygon points="([^"]*)"', drawing)
+    heights = [float(point.split(",")[1]) for point in band.split()]
+    assert len(heights) == 6
+    assert 18 <= min(heights) < max(heights) <= 160
 
 
 @pytest.mark.parametrize("width", [420, 1100])

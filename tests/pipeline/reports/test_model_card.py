@@ -15,12 +15,22 @@ def report():
     def of(kind="q4_k", architecture="llama", **changes):
         tensors = {"output.weight": LoaderTensor((256, 256), TYPES[kind])}
         return {
-            **{"recipe": "all.toml", "failures": [], "files": ["/x/small.gguf"], "architecture": architecture, "search": None},
+            **{
+                "recipe": "all.toml",
+                "label": "",
+                "failures": [],
+                "files": ["/x/small.gguf"],
+                "architecture": architecture,
+                "search": None,
+            },
             **{"version": "1", "bits_per_weight": 4.5, "file_bytes": 5 << 30, "total_bytes": 5 << 30, "rules": "", "roles": {}},
             **{"source_name": "demo", "name": "Demo 3B", "validation": None, "imatrix": None, "report": "/x/report.html"},
             "card": {"base_model": "someone/demo", "license": "mit", "pipeline_tag": "text-generation"},
             "types": {kind: {"tensors": 1, "nbytes": 5 << 30}},
-            "loaders": {one: loader_problems({"general.architecture": architecture}, tensors, one) for one in PROGRAMS},
+            "loaders": {
+                one: loader_problems({"general.architecture": architecture}, tensors, one, len(changes.get("files", "1")))
+                for one in PROGRAMS
+            },
             **changes,
         }
 

@@ -1,0 +1,227 @@
+"""Covariances of a model's inputs, collected by workers: each sums some of the inputs over the whole text, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...imatrix.calibration import Calibration
+from ...imatrix.collect import BatchResult, CollectOptions, run_batch
+from ...imatrix.covariance.collector import CovarianceCollector
+from ...imatrix.covariance.inputs import Input, reads_head
+from ...imatrix.covariance.job import CovarianceJob, split_among
+from ...imatrix.covariance.triangles import fold
+from ...imatrix.windows import run
+from ...runtime import Model
+from ..common.messages import gib, note
+from .chains import Chain, run_chains
+from .connection import Cluster
+from .models import ModelAddress, models_here
+
+USUAL_MEMORY = 8 << 30  # of a worker for sums, where no limit of its memory is known
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Inputs that one worker sums. job: fingerprint; number: of the group; dtype: of numbers in the file."""
+
+    job: str
+    number: int
+    model: ModelAddress = field(repr=False)
+    inputs: tuple[Input, ...] = field(repr=False)
+    dtype: np.dtype = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """A step: windows int64 [n, n_ctx] are added to the sums of a group.
+
+    first      number of the first of them; weight: of their tokens
+    options    what is collected for an importance matrix too; None: nothing, and predictions are not scored
+    is_wanted  whether the result is what the importance matrix gets
+    """
+
+    group: _Group
+    windows: np.ndarray
+    first: int
+    weight: int
+    options: CollectOptions | None
+    is_wanted: bool
+
+    def __str__(self) -> str:
+        return f"windows {self.first + 1} to {self.first + len(self.windows)}"
+
+    def run(self) -> BatchResult | None:
+        with models_here(self.group.model) as [model]:
+            sums = _sums_here(self.group, self.first, model)
+            sums.collector.weight, result = self.weight, None
+            if self.options is not None:
+                result = run_batch(model, self.windows, self.weight, self.first, self.options, sums.collector)
+            else:
+                with model.observing(sums.collector):
+                    run(model, self.windows, self.first)
+            sums.windows += len(self.windows)
+            return result if self.is_wanted else None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A step: the covariance of a part, from sums that are complete: triangle, mean squares (see `fold`) and tokens."""
+
+    group: _Group
+    name: str
+    matrix: int
+    windows: int
+
+    def __str__(self) -> str:
+        return f"the covariance of {self.name}"
+
+    def run(self) -> tuple[np.ndarray, np.ndarray, int]:
+        with models_here(self.group.model) as [model]:
+            covariance = _sums_here(self.group, self.windows, model).collector.take(self.name, self.matrix)
+            return (*fold(covariance.matrix, self.group.dtype), covariance.tokens)
+
+
+def _run(step: _Windows | _Part) -> Any:
+    """Runs on a worker."""
+    return step.run()
+
+
+@dataclass
+class _Sums:
+    """On a worker: the sums of a group, and how many windows they have."""
+
+    job: str
+    number: int
+    collector: CovarianceCollector
+    windows: int = 0
+
+
+_sums: list[_Sums] = []  # one at most: a worker sums one group at a time
+
+
+def _sums_here(group: _Group, windows: int, model: Model) -> _Sums:
+    """Those that have so many windows; begun where that is none. Raises RuntimeError if this process has others."""
+    if windows == 0:
+        _sums.clear()  # first: both may not fit into memory
+        _sums.append(_Sums(group.job, group.number, CovarianceCollector(group.inputs, model.workers)))
+    if not _sums or (_sums[0].job, _sums[0].number, _sums[0].windows) != (group.job, group.number, windows):
+        raise RuntimeError("the sums so far are gone: another job was begun on this worker, or it was started again")
+    return _sums[0]
+
+
+def _forget(job: str) -> None:
+    """Runs on a worker, when a job has ended."""
+    if _sums and _sums[0].job == job:
+        _sums.clear()
+
+
+class SharedCovariance:
+    """A covariance that the workers of a cluster collect; an instance is what `collect` takes as `elsewhere`.
+
+    The inputs are divided into groups, of which a worker sums one at a time: it runs the whole text, so that every sum is made
+    in the order of the text, by one process. The first group's worker records what the importance matrix needs, too.
+
+    memory  bytes for the sums of a worker; None: half of what the worker with the least memory may take
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: ModelAddress,
+        opened: Model,
+        calibration: Calibration,
+        options: CollectOptions,
+        job: CovarianceJob,
+        memory: int | None,
+    ):
+        self._cluster, self._calibration, self._options, self._job = cluster, calibration, options, job
+        workers, limit = max(1, len(cluster.look())), cluster.memory_limit()
+        memory = memory or (limit // 2 if limit is not None else USUAL_MEMORY)
+        left = [one for one in job.inputs if one.name not in job.finished]
+        groups = split_among(left, workers, memory, calibration.n_ctx)
+        groups.sort(key=reads_head, reverse=True)  # first the one that is scored in any case
+        self._groups = [_Group(job.fingerprint, i, model, tuple(g), job.writer.dtype) for i, g in enumerate(groups)]
+        self._batches = list(calibration.batches(opened))
+        self._recorded = 0  # windows that the importance matrix has
+        self._done = [0] * len(groups)
+        sums = max(sum(one.sums_bytes for one in group) for group in groups)
+        note(
+            f"covariance of {len(left)} inputs: the file takes {gib(job.writer.nbytes)}, the sums up to {gib(sums)} of memory "
+            f"on each of {workers} workers; the text is run {len(groups)} times, once for each group of inputs"
+        )
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """Windows that have been run, in all groups, and how many that will be."""
+        return sum(self._done), len(self._groups) * len(self._calibration.windows)
+
+    def __call__(self, batches: Sequence[slice]) -> Iterator[BatchResult]:
+        """What each batch adds to the importance matrix, in order, while covariances are summed."""
+        self._recorded = batches[0].start if batches else len(self._calibration.windows)
+        return self._recorded_results(batches)
+
+    def _recorded_results(self, batches: Sequence[slice]) -> Iterator[BatchResult]:
+        for batch in batches:
+            result = next(result for result in self._results if result is not None)
+            self._recorded = batch.stop
+            yield result
+
+    def finish(self, on_step: Callable[[], None]) -> None:
+        """Sums and writes what is left."""
+        for _ in self._results:
+            on_step()
+
+    def close(self) -> None:
+        """Ends what is being done, and frees the memory of workers."""
+        from distributed import fire_and_forget
+
+        self._results.close()
+        for worker in self._cluster.look():
+            fire_and_forget(self._cluster.client.submit(_forget, self._job.fingerprint, workers=[worker], pure=False))
+
+    @cached_property
+    def _results(self) -> Any:
+        """A generator of the results of windows: what they add to the importance matrix, or None."""
+        return self._run_groups()
+
+    def _run_groups(self) -> Iterator[BatchResult | None]:
+        job = self._job
+        job.writer.begin()
+        if not job.finished:
+            job.prepare_state(0)
+            job.commit_state()
+        chains = [
+            Chain(f"covariance, group {group.number + 1}", lambda group=group: self._steps(group)) for group in self._groups
+        ]
+        for done in run_chains(self._cluster, _run, chains):
+            step = done.piece
+            if isinstance(step, _Windows):
+                number = step.group.number
+                self._done[number] = max(self._done[number], step.first + len(step.windows))  # a group may be begun again
+                yield done.value
+            else:
+                job.writer.write_folded(step.name, step.matrix, *done.value)
+                self._record(step)
+
+    def _record(self, step: _Part) -> None:
+        """After the last part of a group its inputs are finished; those of the last group are so with the whole file."""
+        inputs = step.group.inputs
+        if (step.name, step.matrix) == (inputs[-1].name, inputs[-1].matrices - 1):
+            names = [one.name for one in inputs]
+            if len(self._job.finished) + len(names) < len(self._job.inputs):
+                self._job.record_finished(names)
+
+    def _steps(self, group: _Group) -> Iterator[_Windows | _Part]:
+        text = self._calibration
+        for batch in self._batches:
+            is_wanted = group.number == 0 and batch.start >= self._recorded
+            options = self._options if is_wanted or reads_head(group.inputs) else None
+            yield _Windows(group, text.windows[batch], batch.start, int(text.weights[batch.start]), options, is_wanted)
+        for one in group.inputs:
+            for matrix in range(one.matrices):
+                yield _Part(group, one.name, matrix, len(text.windows))

@@ -1,0 +1,111 @@
+"""What a checkpoint stores: config.json and the tensors of its safetensors files, before anything is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ...convert.architectures.registry import model_spec
+from ...convert.checkpoint import Checkpoint, assemble, open_checkpoint
+from ...convert.hub.fetch import FetchedRepository, fetch_repository, is_repository
+from ...convert.source import MLA_LAYOUTS
+from ...errors import FormatError
+
+
+@dataclass
+class CheckpointSummary:
+    """What a checkpoint folder, or a repository on the hub, holds.
+
+    source        as it was given
+    architecture  as config.json names it; gguf_architecture: that of the GGUF that `convert` makes, None if it does not
+    problem       why `convert` does not take it; '' if it does
+    config        the keys of config.json, those of nested objects as 'outer.inner'
+    tensors       name, shape (outermost dimension first), type, file, offset (from the file's start), nbytes and n_elements
+    types         type -> tensors and nbytes, most bytes first
+    parameters    elements of all stored tensors, scales included; total_bytes: their bytes
+    notes         what conversion leaves out or assumes, one line each
+    """
+
+    source: str
+    architecture: str
+    gguf_architecture: str | None
+    problem: str
+    config: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    types: dict[str, dict[str, int]]
+    parameters: int
+    total_bytes: int
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: the fields."""
+        return asdict(self)
+
+
+def summarize_checkpoint(source: str | Path) -> CheckpointSummary:
+    """Reads config.json and the headers of the weights; of hf:OWNER/NAME they are all that is downloaded, with the small files.
+
+    Raises FormatError for a folder without config.json and for damaged files.
+    """
+    at_hub = is_repository(source)
+    fetched = fetch_repository(str(source), remote=True) if at_hub else FetchedRepository(str(source), Path(source))
+    if not (fetched.folder / "config.json").is_file():
+        raise FormatError(f"{source} is no checkpoint: it has no config.json")
+    checkpoint = open_checkpoint(fetched.folder, fetched.shards, fetched.origin, fetched.prefetch)
+    tensors = [
+        {
+            "name": t.name,
+            "shape": list(t.shape),
+            "type": t.dtype.lower(),
+            "file": t.path.name,
+            "offset": t.offset,
+            "nbytes": t.nbytes,
+            "n_elements": prod(t.shape),
+        }
+        for t in checkpoint.stored.values()
+    ]
+    architecture, notes, problem = _convertible(checkpoint)
+    return CheckpointSummary(
+        source=str(source),
+        architecture=", ".join(map(str, checkpoint.config.values.get("architectures") or ())),
+        gguf_architecture=architecture,
+        problem=problem,
+        config=_flat(checkpoint.config.values),
+        tensors=tensors,
+        types=type_histogram(tensors),
+        parameters=sum(t["n_elements"] for t in tensors),
+        total_bytes=sum(t["nbytes"] for t in tensors),
+        notes=notes,
+    )
+
+
+def type_histogram(tensors: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """type -> tensors and bytes, most bytes first."""
+    types: dict[str, dict[str, int]] = {}
+    for t in tensors:
+        entry = types.setdefault(t["type"], {"tensors": 0, "nbytes": 0})
+        entry["tensors"], entry["nbytes"] = entry["tensors"] + 1, entry["nbytes"] + t["nbytes"]
+    return dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"]))
+
+
+def _convertible(checkpoint: Checkpoint) -> tuple[str | None, list[str], str]:
+    """(architecture of the GGUF or None, notes, why it cannot be converted or '')."""
+    try:
+        model = model_spec(checkpoint.config, MLA_LAYOUTS[0], None, checkpoint.stored)
+        model, _, notes = assemble(checkpoint, model, None)
+    except FormatError as error:
+        return None, [], str(error)
+    return model.architecture, [*notes, *model.notes], ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,26 @@
+"""The device that encodes, by the names that the verbs which run a model know."""
+
+from __future__ import annotations
+
+from ...runtime.torch_devices import accelerators_here, choose_devices
+from .messages import note, warn
+
+
+def encoder_device(names: str | None) -> str | None:
+    """What torch calls the device of `quantize --device`; None: this program's own encoders. The first of several encodes.
+
+    names: as `choose_devices` takes them, with commas between: 'cuda', 'cuda:1', 'cpu' (torch on the processor), 'auto'.
+    Raises PlanError for a device that is not there.
+    """
+    if names is None:
+        return None
+    chosen = choose_devices(names.split(","))
+    if not chosen:
+        if "auto" in names.lower():
+            warn([f"--device {names} without effect: {accelerators_here()[1]}, this program's own encoders are used"])
+        return None
+    if len(chosen) > 1:
+        note(f"{chosen[0].torch_name} encodes; one device does at a time")
+    if chosen[0].torch_name == "cpu":
+        warn([f"--device {names} is torch on the processor, slower than this program's own encoders (--device none)"])
+    return chosen[0].torch_name

@@ -1,0 +1,194 @@
+"""`ggufmill evaluate`: many quants of a model against a baseline, in one table and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckFailed, MillError, PlanError, UsageError
+from ..imatrix.texts import decode_text
+from ..jobs.atomic_write import write_text
+from ..quantize.recipes.mixes import file_type_name
+from ..runtime.evaluate.logits_file import open_logits
+from ..runtime.evaluate.perplexity import cut_windows
+from ..runtime.evaluate.provenance import describe_text
+from .common.arguments import as_paths, check_folder
+from .common.baseline import stored_tokens
+from .common.importance import load_importance
+from .common.messages import warn
+from .common.models import model_name, open_model, settings_of_each, window_settings
+from .common.progress import OnProgress, reporting
+from .judging.candidates import find_models, stock_mix
+from .judging.judge import Judge
+from .judging.results import Result, ResultsFile, is_same_model, read_results, why_not_comparable
+from .reports.evaluation import EvaluationRow, evaluation_text, plot_evaluation, row_of
+from .reports.style import check_picture
+
+N_CTX = 512
+RESULTS, TABLE, PLOT = "results.json", "table.md", "plot.png"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A row per model, smallest first, and where they are kept.
+
+    results   what `perplexity` would give for each, in the order of the rows
+    failed    model -> why it could not be measured
+    baseline  path or name, perplexity and its error
+    files     the files written, by what they are: results, table, plot
+    """
+
+    rows: list[EvaluationRow]
+    results: list[Result]
+    failed: dict[str, str]
+    baseline: dict[str, Any]
+    files: dict[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json prints: rows, results, failed, baseline, files."""
+        return asdict(self)
+
+
+def evaluate_models(
+    models: str | Path | Sequence[str | Path],
+    text: str | Path | None = None,
+    *,
+    against: str | Path,
+    out: str | Path = "evaluation",
+    stock: str | Sequence[str] = (),
+    imatrix: str | Path | None = None,
+    join: str | Path | Sequence[str | Path] = (),
+    chunks: int | None = None,
+    n_ctx: int | None = None,
+    no_plot: bool = False,
+    progress: OnProgress | bool | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Size, perplexity, KL divergence, same top token and speed of many quants of a model, in one table and one picture.
+
+    What was measured is kept in a file in `out`, model by model: another call goes on from there, and measures a model again
+    only when its file, the text, the baseline or a setting that decides figures has changed. The baseline runs once; its
+    outputs are kept there, too.
+
+    models    GGUF files, checkpoint folders, folders of GGUF files, or patterns such as 'quants/*.gguf'
+    text      the file to read; None: the tokens in a file of the baseline's predictions
+    against   the baseline, as a rule the bf16 model; or a file of its predictions
+    out       a folder for results.json, table.md, plot.png and the baseline's outputs; made if it is not there
+    stock     file types ('Q4_K_M,Q5_K_M' or a list) of the baseline that are measured without writing them; these, and models
+              that were made by file type and without a recipe, are joined by a line in the picture
+    imatrix   importance matrix for these, GGUF or .dat
+    join      files of results of other calls, of the same text and baseline, whose models come into table and picture
+    chunks    windows to read; None: all
+    n_ctx     tokens per window; None: 512, or those of the baseline's predictions
+    no_plot   no picture is drawn, which needs matplotlib
+    settings  of `load_model`, as for `perplexity`
+    progress  a stage 'baseline' and one with each model's name, in windows
+
+    Returns an `Evaluation`. Raises PlanError for a text that does not fill a window and for results that are of something else,
+    CheckFailed when a model could not be measured, after all others.
+
+    Example:
+        >>> from ggufmill import evaluate_models
+        >>> from ggufmill.recipes import FOLDER
+        >>> result = evaluate_models([], FOLDER / "demo" / "heldout.txt", against=FOLDER / "demo", out="judged",
+        ...     stock="q4_0,q8_0", n_ctx=64, chunks=4, no_plot=True)
+        >>> [(row.name, row.kld < 0.1) for row in result.rows]
+        [('Q4_0', True), ('Q8_0', True)]
+    """
+    folder, joined = Path(out), [(path, read_results(path)) for path in as_paths(join)]
+    mixes = _file_types(stock)
+    paths = find_models(as_paths(models))
+    paths = [path for path in paths if path.resolve() != Path(against).resolve()]
+    if not paths and not mixes:
+        raise UsageError("there is nothing to judge beside the baseline: name models, or file types with --stock")
+    if imatrix is not None and not mixes:
+        raise UsageError("--imatrix does nothing without --stock")
+    stored = open_logits(Path(against)) if Path(against).exists() else None
+    if stored is not None and mixes:
+        raise UsageError("--stock is made of the baseline's weights: give the model with --against, not its predictions")
+    if text is None and stored is None:
+        raise UsageError("a text is missing (-f)")
+    folder.mkdir(exist_ok=True)
+    check_folder(folder / RESULTS)
+    if not no_plot:
+        check_picture(folder / PLOT)
+    kept = ResultsFile(folder / RESULTS)
+    window = stored.n_ctx if stored is not None else n_ctx or N_CTX
+    data = Path(text).read_bytes() if text is not None else None
+    content = decode_text(data, Path(text)) if text is not None and data is not None else None
+    *own, of_base = (window_settings(against, window, each) for each in settings_of_each([*paths, against], settings))
+    base = open_model(against, of_base) if stored is None else None
+    first = base or open_model(paths[0], own[0])
+    if base is None:
+        assert stored is not None
+        tokens = stored_tokens(stored, first, content, n_ctx, chunks).reshape(-1, window)
+    else:
+        assert content is not None
+        tokens = cut_windows(first, content, window, chunks)
+    about_text = describe_text(data, Path(text).name) if text is not None and data is not None else None
+    judge = Judge(folder, kept, tokens, first if stored is None else stored, about_text)
+    failed: dict[str, str] = {}
+    with reporting(progress) as report:
+        chosen: list[Result] = []
+        for path, of_model in zip(paths, own, strict=True):
+            try:
+                chosen.append(judge.measure(path, of_model, report))
+            except (MillError, OSError) as error:
+                failed[str(path)] = str(error)
+                warn([f"{path} is left out: {error}"])
+        importance = load_importance(Path(imatrix), base.stored) if imatrix is not None and base is not None else None
+        for name in mixes:
+            assert base is not None
+            chosen.append(judge.measure(stock_mix(base.stored, name, importance), of_base, report))
+    reference = chosen[0] if chosen else None
+    others: list[Result] = []
+    for path, results in joined:
+        for result in results:
+            reference = reference or result
+            reason = why_not_comparable(result, reference)
+            if reason:
+                raise PlanError(f"--join {path}: {result.get('model')} was measured {reason}")
+            if not any(is_same_model(result, other) for other in [*chosen, *others]):
+                others.append(result)
+    evaluation = _summary(folder, chosen, others, failed, model_name(against), no_plot)
+    if failed:
+        raise CheckFailed(f"{len(failed)} of {len(paths)} models could not be measured: {', '.join(failed)}", evaluation)
+    return evaluation
+
+
+def _file_types(stock: str | Sequence[str]) -> list[str]:
+    """Raises UsageError for what is no file type."""
+    given = stock.split(",") if isinstance(stock, str) else list(stock)
+    names = {name: file_type_name(name.strip()) for name in given if name.strip()}
+    for name, found in names.items():
+        if found is None:
+            raise UsageError(f"--stock: {name!r} is no file type such as Q4_K_M")
+    return [found for found in dict.fromkeys(names.values()) if found is not None]
+
+
+def _summary(
+    folder: Path, results: list[Result], joined: list[Result], failed: dict[str, str], baseline: str, no_plot: bool
+) -> Evaluation:
+    """Sorts the results by size, and writes table and picture."""
+    rows = [(row_of(result, result in joined), result) for result in [*results, *joined]]
+    rows.sort(key=lambda pair: pair[0].nbytes)
+    files = {"results": str(folder / RESULTS)}
+    reference: dict[str, Any] = {"path": baseline}
+    if rows:
+        some = rows[0][1]
+        reference |= {"perplexity": some["baseline_perplexity"], "error": some.get("baseline_error")}
+        text = some.get("text_digest")
+        name = f"{text['name']}, " if text else ""
+        about = [
+            f"Baseline: {Path(baseline).name}, perplexity {some['baseline_perplexity']:.4f}.",
+            f"Text: {name}{some['chunks']} windows of {some['n_ctx']} tokens, {some['tokens_scored']:,} predictions.",
+        ]
+        files["table"] = str(folder / TABLE)
+        write_text(folder / TABLE, evaluation_text([row for row, _ in rows], about))
+        if not no_plot:
+            files["plot"] = str(folder / PLOT)
+            title = f"{some['about'].get('name') or Path(baseline).stem}: {about[1].removeprefix('Text: ').rstrip('.')}"
+            plot_evaluation([row for row, _ in rows], some["baseline_perplexity"], title, folder / PLOT)
+    return Evaluation([row for row, _ in rows], [result for _, result in rows], failed, reference, files)

@@ -1,0 +1,92 @@
+"""Measures models on the same windows of a text against the same baseline, and keeps the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ...runtime import Model
+from ...runtime.evaluate.baseline import Baseline
+from ...runtime.evaluate.logits_file import StoredPredictions
+from ...runtime.evaluate.perplexity import Perplexity, perplexity, with_bos
+from ...runtime.evaluate.provenance import describe_model, describe_program, describe_settings
+from ..common.baseline import describe_stored
+from ..common.messages import note
+from ..common.models import open_model
+from ..common.progress import WINDOWS, OnProgress, Stage
+from .candidates import StockMix, stock_name
+from .outputs import StoredOutputs, are_whole, write_outputs
+from .results import Result, ResultsFile, result_key
+
+
+class Judge:
+    """Measures one model after the other.
+
+    folder      for the baseline's outputs
+    kept        the results
+    tokens      int64 [windows, n_ctx], before any of them is replaced by BOS
+    against     the baseline: a model, or a file of its predictions
+    about_text  what `describe_text` says
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kept: ResultsFile,
+        tokens: np.ndarray,
+        against: Model | StoredPredictions,
+        about_text: dict[str, Any] | None,
+    ):
+        self.folder, self.kept, self.tokens, self.against, self.about_text = folder, kept, tokens, against, about_text
+        self.about_baseline = describe_model(against) if isinstance(against, Model) else describe_stored(against)
+        self._baseline: Baseline | None = None if isinstance(against, Model) else against
+
+    def measure(self, model: Path | StockMix, settings: dict[str, Any], report: OnProgress) -> Result:
+        """The result of a model as it is kept, or measured now. settings: as for `open_model`. Raises MillError for what cannot
+        be measured."""
+        is_mix = isinstance(model, StockMix)
+        if is_mix:
+            settings = {name: value for name, value in settings.items() if name != "architecture"}
+        opened = open_model(model.source if is_mix else model, settings)
+        about = describe_model(opened)
+        if is_mix:
+            about |= {"path": model.path, "files": [], "stock": model.name, "identity": opened.source.identity}
+        key = self._key(opened, about, self.about_baseline["files"])
+        if key in self.kept.results:
+            note(f"{about['path']}: measured before ({self.kept.path})", detail=True)
+            return self.kept.results[key]
+        baseline = self._opened_baseline(report)
+        stage = Stage(report, Path(about["path"]).name, unit=WINDOWS)
+
+        def on_chunk(so_far: Perplexity, total: int) -> None:
+            stage.reach(so_far.chunks, total, f"KL divergence {so_far.kld_mean or 0:.4f}")
+
+        n_ctx = self.tokens.shape[1]
+        figures = perplexity(opened, self.tokens.ravel(), n_ctx=n_ctx, on_chunk=on_chunk, baseline=baseline).as_json()
+        if is_mix:
+            figures["tokens_per_second"] = None  # its weights are encoded as they are read
+        result = {"key": key, "model": about["path"], "stock": model.name if is_mix else stock_name(opened.metadata)}
+        result |= {"baseline": baseline.path, **figures, "about": about, "baseline_about": self.about_baseline}
+        result |= {"settings": describe_settings(opened), "text_digest": self.about_text, "program": describe_program()}
+        self.kept.add(key, result)
+        return result
+
+    def _key(self, model: Model, about: dict[str, Any], baseline: list[dict[str, Any]] | None) -> str:
+        digest = xxhash.xxh3_64_hexdigest(with_bos(model, self.tokens).tobytes())
+        return result_key(about, digest, self.tokens.shape[1], baseline, describe_settings(model))
+
+    def _opened_baseline(self, report: OnProgress) -> Baseline:
+        """The file of predictions, or the outputs of the model, which runs if they are not kept."""
+        if self._baseline is None:
+            model, n_ctx = self.against, self.tokens.shape[1]
+            assert isinstance(model, Model)
+            windows = with_bos(model, self.tokens)
+            file = self.folder / f"baseline-{self._key(model, self.about_baseline, None)[:16]}.outputs"
+            if not are_whole(file, len(windows), n_ctx, model.graph.n_embd):
+                stage = Stage(report, "baseline", len(windows), WINDOWS)
+                write_outputs(model, windows, file, lambda done: stage.reach(done))
+            self._baseline = StoredOutputs(model, file, n_ctx)
+        return self._baseline

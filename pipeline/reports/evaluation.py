@@ -1,0 +1,151 @@
+"""What `evaluate` found, as rows, as a Markdown table and as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common.messages import gib
+from .style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """A model's figures; errors are standard errors.
+
+    name               the file's name without .gguf, or a stock mix's
+    kind               'model', 'stock' (a file type without a recipe) or 'joined' (measured by another call)
+    nbytes             of its tensors; bits: per weight
+    ratio              perplexity / the baseline's
+    kld_p999           the 99.9th percentile of the KL divergence
+    tokens_per_second  of the windows scored; None for what was never written to a file
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    bits: float
+    perplexity: float
+    error: float | None
+    ratio: float
+    ratio_error: float | None
+    kld: float
+    kld_error: float | None
+    kld_p999: float | None
+    same_top: float
+    same_top_error: float | None
+    tokens_per_second: float | None
+
+
+def row_of(result: dict[str, Any], joined: bool) -> EvaluationRow:
+    """result: of a file of results."""
+    about = result["about"]
+    stock = result.get("stock")
+    return EvaluationRow(
+        name=str(about.get("stock") or Path(str(result.get("model"))).name.removesuffix(".gguf")),
+        kind="stock" if stock else "joined" if joined else "model",
+        nbytes=int(about["nbytes"]),
+        bits=about["bits_per_weight"],
+        perplexity=result["perplexity"],
+        error=result.get("error"),
+        ratio=result["perplexity"] / result["baseline_perplexity"],
+        ratio_error=result.get("ratio_error"),
+        kld=result["kld_mean"],
+        kld_error=result.get("kld_error"),
+        kld_p999=(result.get("kld_percentiles") or {}).get("99.9"),
+        same_top=result["top1_agreement"],
+        same_top_error=result.get("top1_error"),
+        tokens_per_second=result.get("tokens_per_second"),
+    )
+
+
+HEADINGS = ("model", "size", "bits", "perplexity", "KL divergence", "99.9 %", "same top token", "t/s")
+
+
+def cells(row: EvaluationRow) -> tuple[object, ...]:
+    """The texts and numbers of a row under HEADINGS."""
+    return (
+        row.name,
+        gib(row.nbytes),
+        f"{row.bits:.3f}",
+        _with_error(row.perplexity, row.error, 4),
+        _with_error(row.kld, row.kld_error, 6),
+        "" if row.kld_p999 is None else f"{row.kld_p999:.4f}",
+        _with_error(row.same_top, row.same_top_error, 2) + " %",
+        "" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
+    )
+
+
+def _with_error(value: float, error: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
+
+
+def evaluation_text(rows: Sequence[EvaluationRow], about: Sequence[str]) -> str:
+    """A Markdown page: a table of the rows. about: lines before it, on text and baseline."""
+    lines = [*about, "", "| " + " | ".join(HEADINGS) + " |", "|---" + "|--:" * (len(HEADINGS) - 1) + "|"]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# (heading, value and error of a row, logarithmic)
+_PANELS = (
+    ("KL divergence from the baseline, nats per token", "kld", "kld_error", True),
+    ("perplexity / the baseline's", "ratio", "ratio_error", False),
+    ("same most probable token, %", "same_top", "same_top_error", False),
+    ("tokens per second", "tokens_per_second", None, False),
+)
+# marker, colour, label, colour of names
+_KINDS = {
+    "model": ("o", COLOURS[0], "models", COLOURS[0]),
+    "joined": ("s", COLOURS[1], "measured by another call", COLOURS[1]),
+    "stock": ("D", PALE, "stock mixes", INK),
+}
+
+
+@styled
+def plot_evaluation(rows: Sequence[EvaluationRow], baseline_perplexity: float, title: str, path: Path) -> None:
+    """Figures over bits per weight, with error bars; stock mixes are joined by a line."""
+    figure, axes = new_axes(2, 2, 12, 8.5)
+    for panel, (heading, value, error, is_log) in zip(axes, _PANELS, strict=True):
+        for kind, (marker, colour, label, _) in _KINDS.items():
+            chosen = [row for row in rows if row.kind == kind and getattr(row, value) is not None]
+            chosen.sort(key=lambda row: row.bits)
+            if not chosen:
+                continue
+            values = [getattr(row, value) for row in chosen]
+            errors = [getattr(row, error) or 0.0 if error else 0.0 for row in chosen]
+            style = {
+                "fmt": marker + ("-" if kind == "stock" and error else ""),
+                "color": colour,
+                "ms": 5,
+                "lw": 1,
+                "elinewidth": 1,
+            }
+            panel.errorbar([row.bits for row in chosen], values, errors if any(errors) else None, label=label, **style)
+        panel.set(title=heading, xlabel="bits per weight")
+        panel.margins(x=0.12, y=0.1)
+        if is_log and all(getattr(row, value) > 0 for row in rows):
+            panel.set_yscale("log")
+    axes[0].plot([], [], linestyle="none", marker="_", color=INK, label="99.9th percentile")
+    for row in rows:
+        if row.kld_p999 is not None and row.kld_p999 > 0:
+            axes[0].plot(row.bits, row.kld_p999, "_", color=_KINDS[row.kind][1], ms=7)
+    axes[1].axhline(1, color=INK, linewidth=0.8, linestyle="--", label=f"baseline: {baseline_perplexity:.4f}")
+    axes[3].set_ylim(bottom=0)
+    weights = [row.nbytes / row.bits for row in rows]
+    if math.isclose(min(weights), max(weights), rel_tol=0.01):  # one axis of sizes fits all
+        unit, name = (2**30, "GiB") if max(row.nbytes for row in rows) >= 2**30 else (2**20, "MiB")
+        factor = weights[0] / unit
+        top = axes[0].secondary_xaxis("top", functions=(lambda bits: bits * factor, lambda size: size / factor))
+        top.set_xlabel(f"size, {name}")
+        axes[0].set_title(_PANELS[0][0], pad=12)
+    axes[1].legend()
+    axes[0].legend()
+    figure.suptitle(title, fontsize=11)
+    figure.canvas.draw()
+    line = sorted((row.bits, row.kld) for row in rows if row.kind == "stock")
+    place_labels(axes[0], [(row.bits, row.kld, row.name, _KINDS[row.kind][3]) for row in rows], [line])
+    save_figure(figure, path)

@@ -1,0 +1,125 @@
+"""Covariances that worker processes collect: the bytes of one machine, whatever is lost or interrupted on the way."""
+
+import os
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from cluster_processes import at_first_windows, processes
+
+from ggufmill.imatrix.covariance.writer import CovarianceWriter
+from ggufmill.pipeline.imatrix import compute_imatrix
+from ggufmill.recipes import FOLDER
+
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "calibration.txt"
+RUN = {"n_ctx": 96, "chunks": 6, "batch": 192, "output_frequency": 2, "progress": False}
+
+
+def collect(folder, **options):
+    folder.mkdir(exist_ok=True)
+    return compute_imatrix(DEMO, TEXT, folder / "a.imatrix", covariance=folder / "a.cov", **{**RUN, **options})
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    collect(folder)
+    return contents(folder)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """The scheduler file of a cluster with three workers."""
+    with processes(tmp_path_factory.mktemp("dask")) as running:
+        for name in ("a", "b", "c"):
+            running.worker(name)
+        running.wait_for_workers(3)
+        yield str(running.file)
+
+
+@pytest.mark.parametrize(("cluster", "memory", "groups"), [("local:1", None, 1), ("three", None, 3)])
+def test_same_bytes(expected, tmp_path, three, cluster, memory, groups):
+    reports = []
+    options = {"memory": memory, "progress": lambda report: reports.append((report.done, report.total))}
+    result = collect(tmp_path / "a", cluster=three if cluster == "three" else cluster, **options)
+    assert contents(tmp_path / "a") == expected
+    assert result.figures.chunks == 6
+    assert reports[-1] == (6 * groups, 6 * groups)
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+
+
+def test_experts_of_weighted_texts(tmp_path):
+    options = {"covariance_experts": True, "covariance_bits": 32, "n_ctx": 32, "nextn": False}
+    texts = [f"{TEXT}:3", str(FOLDER / "demo" / "heldout.txt")]
+    for name, cluster in (("one", None), ("two", "local:2")):
+        (tmp_path / name).mkdir()
+        out = tmp_path / name / "a.imatrix"
+        compute_imatrix(DEMO, texts, out, covariance=tmp_path / name / "a.cov", cluster=cluster, **{**RUN, **options})
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def stop_at(count):
+    """Progress that interrupts after so many windows of all groups."""
+
+    def stop(progress):
+        if progress.done >= count:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def stop_at_part(monkeypatch, number):
+    """Interrupts before so many parts of the file are written."""
+    write, count = CovarianceWriter.write_folded, 0
+
+    def stopping(self, *arguments):
+        nonlocal count
+        count += 1
+        if count == number:
+            raise KeyboardInterrupt
+        write(self, *arguments)
+
+    monkeypatch.setattr(CovarianceWriter, "write_folded", stopping)
+
+
+@pytest.mark.parametrize(("first", "then"), [(True, False), (True, True), (False, True)])
+def test_goes_on_elsewhere(expected, tmp_path, three, first, then):
+    """Interrupted while the importance matrix is collected, on a cluster or not."""
+    with pytest.raises(KeyboardInterrupt):
+        collect(tmp_path, cluster=three if first else None, output_frequency=1, progress=stop_at(5))
+    assert (tmp_path / "a.imatrix.state").exists()
+    collect(tmp_path, cluster=three if then else None, output_frequency=1, resume=True)
+    assert contents(tmp_path) == expected
+
+
+@pytest.mark.parametrize("then", [True, False])
+def test_goes_on_with_the_groups_that_are_left(expected, tmp_path, three, monkeypatch, then):
+    stop_at_part(monkeypatch, 20)
+    with pytest.raises(KeyboardInterrupt):
+        collect(tmp_path, cluster=three, memory=5 << 20)
+    monkeypatch.undo()
+    written = []
+    write = CovarianceWriter.write_folded
+    monkeypatch.setattr(CovarianceWriter, "write_folded", lambda self, *a: (written.append(a[0]), write(self, *a)))
+    collect(tmp_path, cluster=three if then else None, resume=True)
+    assert contents(tmp_path) == expected
+    assert 0 < len(written) < 20
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_worker_is_killed(expected, tmp_path, caplog):
+    folder = tmp_path / "dask"
+    folder.mkdir()
+    with processes(folder) as running:
+        running.worker("good")
+        running.worker("bad", at_first_windows(tmp_path / "marker", "os.kill(os.getpid(), signal.SIGKILL)"), "--no-nanny")
+        running.wait_for_workers(2)
+        collect(tmp_path / "a", cluster=str(running.file))
+    assert (tmp_path / "marker").exists()
+    assert contents(tmp_path / "a") == expected
+    assert "worker bad at 127.0.0.1 is lost; others make its pieces again" in caplog.text
