@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FormatError, PlanError
+from ..formats.file_range import check_regular
 from .config import FLOAT32_MAX, read_json
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -81,6 +82,7 @@ def file_metadata(path: Path) -> dict[str, Any]:
 def _front_matter(path: Path, notes: list[str]) -> dict[str, Any]:
     import yaml
 
+    check_regular(path)
     try:
         with path.open(encoding="utf-8") as file:
             match = _FRONT_MATTER.match(file.read(_MAX_CHARACTERS))

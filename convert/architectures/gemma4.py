@@ -45,8 +45,9 @@ def gemma4(config: Config, mla_layout: str) -> ModelSpec:
         text.require(key, supported, what)
     if text.get("use_bidirectional_attention") == "all":
         raise text.error("use_bidirectional_attention is 'all': attention to later tokens cannot be converted")
-    parameters = text.get("rope_parameters") or {}
-    full, local = ({**parameters.get(f"{kind}_attention", {})} for kind in ("full", "sliding"))
+    parameters = Config(text.path, {}) if text.get("rope_parameters") is None else text.section("rope_parameters")
+    kinds = ("full_attention", "sliding_attention")
+    full, local = ({} if parameters.get(kind) is None else parameters.section(kind).values for kind in kinds)
     full = Config(text.path, FULL_ROPE | full)
     local_rope = Config(text.path, {"rope_type": "default", "rope_theta": 10000.0} | local)
     full.require("rope_type", "proportional", "this rotary embedding of global layers")

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def fetch_repository(text: str, *, remote: bool = False) -> FetchedRepository:
     hash, and for a repository without safetensors.
     """
     repo, revision = parse_repository(text)
-    hub = _Hub(repo)
+    hub = Hub(repo)
     commit, files = hub.list(revision)
     small_files = [f for f in files.values() if any(_matches(f.name, pattern) for pattern in _SMALL_FILES)]
     folder = hub.download(commit, small_files)
@@ -138,7 +139,7 @@ def _shard_names(folder: Path, files: Iterable[str]) -> list[str]:
     return ["model.safetensors"] if "model.safetensors" in names else names
 
 
-class _Hub:
+class Hub:
     """huggingface-hub for one repository, with its exceptions as errors of one line."""
 
     def __init__(self, repo: str):
@@ -159,7 +160,7 @@ class _Hub:
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.endpoint, token=self.token or False)
-        info = self._call(lambda: api.model_info(self.repo, revision=revision, files_metadata=True, timeout=60.0))
+        info = self.call(lambda: api.model_info(self.repo, revision=revision, files_metadata=True, timeout=60.0))
         files = {}
         for s in info.siblings or []:
             sha256 = getattr(s.lfs, "sha256", None) if s.lfs is not None else None
@@ -174,7 +175,7 @@ class _Hub:
 
         from .remote_shards import CONNECTIONS
 
-        folder = self._call(
+        folder = self.call(
             lambda: snapshot_download(
                 self.repo,
                 revision=commit,
@@ -197,7 +198,7 @@ class _Hub:
             return
         is_correct = file.size == stat.st_size
         if is_correct and (file.sha256 or file.sha1):
-            is_correct = _digest(path, git=file.sha256 is None) == (file.sha256 or file.sha1)
+            is_correct = digest(path, git=file.sha256 is None) == (file.sha256 or file.sha1)
         if not is_correct:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -205,7 +206,7 @@ class _Hub:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(line)
 
-    def _call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function of huggingface-hub. Raises FormatError with the reason in one line, in which no token may occur."""
         from huggingface_hub import errors
 
@@ -227,10 +228,11 @@ class _Hub:
             raise FormatError(f"{PREFIX}{self.repo}: {reason} (asked {self.endpoint})") from None
 
 
-def _digest(path: Path, *, git: bool) -> str:
-    """sha256 of a file in hex, or (git) the sha1 of its git blob."""
-    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode()) if git else hashlib.sha256()
-    with path.open("rb") as file:
+def digest(content: Path | bytes, *, git: bool) -> str:
+    """sha256 of a file or of bytes in hex, or (git) the sha1 of its git blob."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    made = hashlib.sha1(f"blob {size}\0".encode()) if git else hashlib.sha256()
+    with BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+            made.update(block)
+    return made.hexdigest()

@@ -52,7 +52,7 @@ def read_gguf_adapter(path: Path, scale: float = 1.0) -> Adapter:
     """An adapter in GGUF, its changes times `scale`. Raises FormatError for another file."""
     opened = gguf_source(path)
     general, kind, alpha = (opened.metadata.get(key) for key in KEYS)
-    if general != "adapter" or kind != "lora":
+    if (str(general), str(kind)) != ("adapter", "lora"):
         raise FormatError(f"{path} is no LoRA adapter: its {KEYS[0]} is {general!r:.40}, {KEYS[1]} {kind!r:.40}")
     if _INVOCATION in opened.metadata:
         raise FormatError(f"{path}: an adapter that tokens switch on ({_INVOCATION}) is not supported")

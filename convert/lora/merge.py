@@ -32,7 +32,7 @@ def merge_adapters(source: TensorSource, adapters: Sequence[Adapter], only: Coll
         return source
     changes = {name: change for name, change in sum_of_changes(adapters).items() if only is None or name in only}
     changed = {name: changed_tensor(source.tensors[name], change) for name, change in changes.items()}
-    merged = replace(source, tensors=source.tensors | changed)
+    merged = replace(source, tensors={**source.tensors, **changed})
     return with_notes(merged, adapters, identity_with(source, adapters))
 
 

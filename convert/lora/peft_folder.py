@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ...formats.safetensors import StoredTensor, read_safetensors
+from ...jobs.patterns import NamePattern, PatternError
 from ..config import Config, read_json
 from ..quantization.stored_weights import Weight
 
@@ -63,9 +64,9 @@ class PeftFolder:
 
     path: Path
     alpha: float
-    alphas: Mapping[re.Pattern[str], float]
+    alphas: Mapping[NamePattern, float]
     rank: int
-    ranks: Mapping[re.Pattern[str], float]
+    ranks: Mapping[NamePattern, float]
     rslora: bool
     factors: dict[str, PeftFactors]
     source_type: str
@@ -86,9 +87,9 @@ class PeftFolder:
         return 0 if len(factors.a) % rank else len(factors.a) // rank
 
 
-def _matching(patterns: Mapping[re.Pattern[str], float], factors: PeftFactors, parameter: str, default: float) -> float:
+def _matching(patterns: Mapping[NamePattern, float], factors: PeftFactors, parameter: str, default: float) -> float:
     names = (factors.module, parameter)
-    return next((value for pattern, value in patterns.items() if any(map(pattern.match, names))), default)
+    return next((value for pattern, value in patterns.items() if any(map(pattern.search, names))), default)
 
 
 def is_peft_folder(path: str | Path) -> bool:
@@ -151,7 +152,7 @@ def _matrix(config: Config, tensor: StoredTensor) -> np.ndarray:
     return values
 
 
-def _patterns(config: Config, key: str) -> dict[re.Pattern[str], float]:
+def _patterns(config: Config, key: str) -> dict[NamePattern, float]:
     """alpha_pattern, rank_pattern: names of modules, or their ends after a dot -> a number. Raises FormatError."""
     if config.get(key) is None:
         return {}
@@ -159,7 +160,7 @@ def _patterns(config: Config, key: str) -> dict[re.Pattern[str], float]:
     for pattern in patterns.values:
         number = patterns.number(pattern) if key == "alpha_pattern" else patterns.integer(pattern)
         try:
-            numbers[re.compile(rf"(.*\.)?({pattern})$")] = number
-        except (re.error, OverflowError, RecursionError):
+            numbers[NamePattern(rf"^(.*\.)?({pattern})$")] = number
+        except PatternError:
             raise config.error(f"{key} has {pattern!r:.60}, which is no regular expression") from None
     return numbers

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import FormatError
+from ...formats.file_range import read_text
 from ..config import read_json
 
 FILES = ("vocab.json", "merges.txt")
@@ -76,7 +77,7 @@ def read_merges(folder: Path) -> list[str]:
     """merges.txt: 'LEFT RIGHT', in order of rank. Raises FormatError for a line that is not a pair."""
     path = folder / FILES[1]
     try:
-        lines = path.read_text("utf-8").split("\n")  # only here: splitlines would also split at characters of tokens
+        lines = read_text(path).split("\n")  # only here: splitlines would also split at characters of tokens
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

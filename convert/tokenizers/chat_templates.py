@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...formats.file_range import read_text
+
 _MAX_NAME = 200  # characters of a template's name, which becomes part of a metadata key
 
 
@@ -17,7 +19,7 @@ def chat_templates(folder: Path, settings: dict[str, Any], notes: list[str]) -> 
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
-            return {"tokenizer.chat_template": path.read_text("utf-8")}
+            return {"tokenizer.chat_template": read_text(path)}
         except OSError as error:
             notes.append(f"{path.name} cannot be read ({error.strerror or error}) and is left out")
         except UnicodeDecodeError:

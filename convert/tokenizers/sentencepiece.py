@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError
+from ...formats.file_range import read_file
 from .token_list import BYTE, BYTE_TOKEN, NORMAL, UNKNOWN, AddedTokens, token_list
 
 FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -66,7 +67,7 @@ def model_keys(model: PieceModel, added: AddedTokens, vocab_size: int, notes: li
 def read_model(path: Path) -> PieceModel:
     """Reads a model file. Raises FormatError for a damaged one, and for word and character models."""
     try:
-        model = _parse_model(path.read_bytes())
+        model = _parse_model(read_file(path))
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:

@@ -11,6 +11,7 @@ import binascii
 from pathlib import Path
 
 from ...formats import FormatError
+from ...formats.file_range import check_regular, read_file
 
 FILES = ("tiktoken.model", "qwen.tiktoken", "tokenizer.model")
 # prefix of model_type -> name for tokenizer.ggml.pre
@@ -19,6 +20,7 @@ PRE_TOKENIZERS = {"kimi": "kimi-k2", "qwen": "qwen2", "llama": "llama-bpe"}
 
 def is_ranks_file(path: Path) -> bool:
     """Whether a file looks like tiktoken's (tokenizer.model may be SentencePiece's instead)."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             first = file.readline(4096).split()
@@ -31,7 +33,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     """Bytes of a token -> rank, in order of rank. Raises FormatError for malformed lines and duplicate ranks or tokens."""
     ranks: dict[bytes, int] = {}
     try:
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        for number, line in enumerate(read_file(path).splitlines(), 1):
             if not line.strip():
                 continue
             try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import FormatError
+from ...formats.file_range import read_text
 from .token_list import CONTROL, NORMAL, AddedTokens, token_list
 
 SPECIAL_TOKENS = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
@@ -27,7 +28,7 @@ def gguf_text(piece: str) -> str:
 def read_words(path: Path) -> dict[str, int]:
     """A vocab.txt: word -> id. Raises FormatError if it cannot be read."""
     try:
-        lines = path.read_text("utf-8").split("\n")
+        lines = read_text(path).split("\n")
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ....formats import FormatError
+from ....formats.file_range import read_text
 from ...config import Config, read_json
 from ...model_spec import TensorSpec
 
@@ -92,7 +93,7 @@ def _list_of_objects(path: Path) -> list[dict]:
     import json
 
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error})") from None
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):

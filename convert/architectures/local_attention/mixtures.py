@@ -193,8 +193,9 @@ def _spec_with_local_rope(architecture: str, config: Config, defaults: dict[str,
 
     rope_parameters has a set of settings for each type of layers; defaults: those of the model's own code.
     """
-    parameters = config.get("rope_parameters") or {}
-    full, local = (Config(config.path, values | parameters.get(kind, {}), config.n_stored) for kind, values in defaults.items())
+    parameters = Config(config.path, {}) if config.get("rope_parameters") is None else config.section("rope_parameters")
+    given = {kind: {} if parameters.get(kind) is None else parameters.section(kind).values for kind in defaults}
+    full, local = (Config(config.path, values | given[kind], config.n_stored) for kind, values in defaults.items())
     local.require("rope_type", "default", "rotary scaling of local layers")
     spec = DecoderSpec(architecture, config, rope=config.with_values({"rope_parameters": full.values}))
     spec.add_float32({"rope.freq_base_swa": local.number("rope_theta", positive=True)})

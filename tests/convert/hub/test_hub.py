@@ -1,5 +1,7 @@
 """hf:OWNER/NAME with a hub on this machine: downloads, remote reading, hashes, failures."""
 
+import json
+
 import hub_server
 import numpy as np
 import pytest
@@ -122,7 +124,7 @@ def test_a_damaged_download_is_removed(hub, tmp_path, monkeypatch):
     assert open_source(f"hf:{REPO}").tensors
     before = len(hub.requests)
     hashed = []
-    monkeypatch.setattr(fetch, "_digest", lambda *a, **k: hashed.append(a))
+    monkeypatch.setattr(fetch, "digest", lambda *a, **k: hashed.append(a))
     open_source(f"hf:{REPO}")
     assert not hashed  # nothing is hashed a second time
     assert not [r for r in hub.requests[before:] if r[0].endswith(".safetensors")]
@@ -165,3 +167,11 @@ def test_parse_repository(text, parsed):
 def test_parse_repository_refuses(text):
     with pytest.raises(PlanError, match="names no repository"):
         parse_repository(text)
+
+
+def test_inspect_reads_headers_only(hub, tmp_path, capsys):
+    assert run("inspect", f"hf:{REPO}", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gguf_architecture"] == "llama"
+    assert {t["file"] for t in shown["tensors"]} == {f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))

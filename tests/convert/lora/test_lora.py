@@ -7,7 +7,9 @@ from adapters import merged, random_factors, values, write_adapter
 from ggufmill.convert import open_source
 from ggufmill.convert.lora.gguf import open_adapter
 from ggufmill.convert.lora.load import read_gguf_adapter
+from ggufmill.convert.lora.peft_folder import PeftFolder, read_peft_folder
 from ggufmill.formats import TYPES, FormatError, PlanError, open_gguf
+from ggufmill.jobs import patterns
 from ggufmill.jobs.execute import execute
 from ggufmill.quantize.fixed_types import plan_types
 
@@ -134,6 +136,7 @@ def test_embeddings_are_changed_where_the_output_is_another_tensor(tmp_path, lla
         ({"peft_type": "LOHA"}, {}, "peft_type is 'LOHA'; only LORA"),
         ({"use_dora": True}, {}, "use_dora is set"),
         ({"alpha_pattern": {"(": 3}}, {}, "no regular expression"),
+        ({"rank_pattern": {"a)|b(c": 3, "(?i": 4}}, {}, "no regular expression"),
         ({"lora_alpha": "six"}, {}, "lora_alpha is 'six'"),
         ({}, {"model.lm_head.modules_to_save.weight": (2, 2)}, "a module that was trained as a whole"),
         ({}, {"base_model.model.model.embed_tokens.weight": (40, 32)}, "embeddings that were trained as a whole"),
@@ -150,6 +153,14 @@ def test_what_no_gguf_can_say_is_refused_by_name(tmp_path, llama, config, extra,
     with pytest.raises(FormatError, match=problem) as error:
         open_source(llama()[0], lora=[adapter])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "use"), [("alpha_pattern", PeftFolder.scale), ("rank_pattern", PeftFolder.experts)])
+def test_patterns_of_modules_are_matched_in_bounded_time(tmp_path, monkeypatch, key, use):
+    monkeypatch.setattr(patterns, "TIME_LIMIT", 0.05)
+    adapter = read_peft_folder(write_adapter(tmp_path / "adapter", random_factors(SHAPES), **{key: {"(.|.|.)+[!?]": 4}}))
+    with pytest.raises(PlanError, match=r"takes more than 0\.05 s; write it with fewer repeats"):
+        use(adapter, next(iter(adapter.factors.values())), "model.layers.0.mlp.experts.gate_up_proj.weight")
 
 
 def test_files_that_are_no_adapters_and_bad_factors(tmp_path, llama, mill):
