@@ -24,14 +24,17 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.chat import start_chat
     from .pipeline.compare import compare_models
     from .pipeline.convert import convert_model
+    from .pipeline.convert_endian import convert_endian
     from .pipeline.covariance import merge_covariance, show_covariance
     from .pipeline.embed import embed_texts
+    from .pipeline.evaluate import evaluate_models
     from .pipeline.generate import generate_text
     from .pipeline.hash import hash_model
     from .pipeline.imatrix import compute_imatrix, convert_imatrix, merge_imatrix, show_imatrix
-    from .pipeline.inspect import inspect_model, inspect_processor
+    from .pipeline.inspect import inspect_checkpoint, inspect_model, inspect_processor
     from .pipeline.merge import merge_model
-    from .pipeline.perplexity import perplexity
+    from .pipeline.metadata import edit_metadata
+    from .pipeline.perplexity import perplexity, score_tasks
     from .pipeline.plan import plan_memory
     from .pipeline.quantize import quantize_model
     from .pipeline.recipes import explain_recipe, lint_recipe, list_recipes, read_recipe
@@ -41,6 +44,7 @@ if TYPE_CHECKING:  # the functions of VERBS, for type checkers
     from .pipeline.serve import serve_model
     from .pipeline.split import split_model
     from .pipeline.sweep_bench import sweep_benchmark
+    from .pipeline.upload import upload_folder
     from .pipeline.warm_up import warm_up
 
 __version__ = "0.1.0"
@@ -65,7 +69,8 @@ VERBS = {
     "search": Verb("Find the best recipe of a given size", ("search_recipe",)),
     "plan": Verb("What goes where: RAM, GPUs, KV cache, buffers", ("plan_memory",)),
     "repack": Verb("Interleave rows (_R4, _R8) or undo it", ("repack_model",)),
-    "perplexity": Verb("Perplexity and KL divergence on a text", ("perplexity",)),
+    "perplexity": Verb("Perplexity and KL divergence on a text", ("perplexity", "score_tasks")),
+    "evaluate": Verb("Judge many quants: one table, one picture", ("evaluate_models",)),
     "compare": Verb("Errors of layers and weights between two models", ("compare_models",)),
     "bench": Verb("Speed of prompts and of generation", ("benchmark",)),
     "sweep-bench": Verb("Speed over the depth of the context", ("sweep_benchmark",)),
@@ -73,12 +78,15 @@ VERBS = {
     "embed": Verb("Make vectors of texts and compare them", ("embed_texts",)),
     "chat": Verb("Talk with a model in the terminal", ("start_chat",)),
     "serve": Verb("OpenAI-compatible server and a page to chat", ("serve_model",)),
-    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_processor")),
+    "inspect": Verb("Show what a model file holds", ("inspect_model", "inspect_checkpoint", "inspect_processor")),
+    "metadata": Verb("Set, remove and rename metadata of a GGUF", ("edit_metadata",)),
+    "convert-endian": Verb("Reverse the byte order of a GGUF, for big-endian machines", ("convert_endian",)),
     "split": Verb("Cut a GGUF into several files", ("split_model",)),
     "merge": Verb("Make one GGUF of several files", ("merge_model",)),
     "hash": Verb("Hash tensors and files, or check them", ("hash_model",)),
     "recipes": Verb("List, show, check and explain recipes", ("list_recipes", "read_recipe", "lint_recipe", "explain_recipe")),
     "run": Verb("Every stage a recipe names, ending in a report", ("run_recipe",)),
+    "upload": Verb("Send a folder of quants to the Hub", ("upload_folder",)),
     "warm-up": Verb("Compile kernels before they are needed", ("warm_up",)),
     "completion": Verb("Print what makes a shell complete ggufmill's words", ()),
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import SequenceMatcher
 from typing import Any
 
 import click
 
 from ..errors import UsageError
+from ..simd.compile_time import compilation_lines
 
 HELP = ("-h", "--help")
 _QUIET = "ggufmill.quiet"  # in a context's meta
@@ -60,7 +61,8 @@ class Verb(click.Command):
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _messages_on_stderr(details=not ctx.params.get("as_json")):
+        lines = compilation_lines(lambda line: None) if is_quiet() else nullcontext()
+        with _messages_on_stderr(details=not ctx.params.get("as_json")), lines:
             try:
                 return super().invoke(ctx)
             except UsageError as error:
@@ -77,16 +79,22 @@ class Verbs(click.Group):
 
 
 class _Handler(logging.Handler):
-    """Prints the library's messages, see pipeline/common/messages.py. details: those of its logger of that name too."""
+    """Prints the library's messages, see pipeline/common/messages.py, and a warning only once: a verb may open a model twice.
+
+    details: those of its logger of that name too.
+    """
 
     def __init__(self, details: bool):
         super().__init__()
-        self._details = details
+        self._details, self._warnings = details, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_warning = record.levelno >= logging.WARNING
+        is_warning, text = record.levelno >= logging.WARNING, record.getMessage()
+        if text in self._warnings:
+            return
+        self._warnings |= {text} if is_warning else set()
         if (self._details or record.name != "ggufmill.details") and (is_warning or not is_quiet()):
-            click.echo("warning: " * is_warning + record.getMessage(), err=True)
+            click.echo("warning: " * is_warning + text, err=True)
 
 
 @contextmanager

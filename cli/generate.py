@@ -10,7 +10,7 @@ import click
 from .command import Verb
 from .display.console import speeds_text
 from .options import flags
-from .options.sampling import draft_option, sampling_options
+from .options.sampling import draft_option, grammar_options, sampling_options
 from .options.settings import run_options
 from .options.types import MODEL
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @draft_option
 @run_options()
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
+@grammar_options
 @flags.as_json
 def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Continue a prompt with MODEL (a GGUF or a Hugging Face folder). Timings go to stderr.
@@ -41,6 +42,7 @@ def command(model: Any, prompt: str, as_json: bool, settings: dict[str, Any], **
     Examples:
       ggufmill generate model.gguf -p "I believe the meaning of life is" -n 64 --seed 1
       ggufmill generate model.gguf -p "Once upon a time" --device cuda -ot exps=CPU
+      ggufmill generate model.gguf -p "A person, as JSON: " --json-schema '{"type": "object", "required": ["name"]}'
     """
     from ..pipeline.generate import generate_text
 

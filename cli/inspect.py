@@ -1,9 +1,7 @@
-"""`ggufmill inspect` shows what is in a file, or what the processor can do."""
+"""`ggufmill inspect` shows what is in a file or a checkpoint, or what the processor can do."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,30 +10,17 @@ from ..formats.loaders import PROGRAMS
 from ..pipeline.common.messages import gib, printable
 from .command import Verb
 from .display.console import call, table
+from .display.metadata import metadata_text
 from .options import flags
+from .options.types import Source
 
 if TYPE_CHECKING:
+    from ..pipeline.common.checkpoints import CheckpointSummary
     from ..pipeline.inspect import InspectResult, ProcessorSummary
-
-_WIDTH = 80  # of a value
-
-
-class _Gguf(click.Path):
-    """A file that exists; a folder is answered with what shows a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        if Path(os.fsdecode(path)).is_dir():
-            text = "`ggufmill convert FOLDER OUT.gguf --dry-run` shows the tensors of a checkpoint"
-            self.fail(f"{value} is a directory; {text}", param, ctx)
-        return path
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=_Gguf(), required=False)
+@click.argument("file", type=Source(), required=False)
 @click.option("--check", is_flag=True, help="Decode every tensor and count NaN and infinite values.")
 @click.option("--checksums", is_flag=True, help="xxh3-64 of every tensor's bytes.")
 @click.option("--arrays", is_flag=True, help="Long arrays in full in --json; else their first values and their length.")
@@ -50,26 +35,53 @@ class _Gguf(click.Path):
 def command(file: Any, arrays: bool, cpu: bool, as_json: bool, **options: Any) -> None:
     """Metadata, tensors, types and sizes of a GGUF file (give any shard of a split one). Unknown types are shown by number.
 
+    Of a checkpoint, a folder or hf:OWNER/NAME, config.json and the tensors as they are stored, and whether `convert` takes it;
+    no weights are downloaded.
+
     \b
     Examples:
       ggufmill inspect model.gguf
       ggufmill inspect model-00001-of-00009.gguf --check --json
       ggufmill inspect model.gguf --json --arrays
       ggufmill inspect model.gguf --for llama.cpp
+      ggufmill inspect hf:Qwen/Qwen3-8B
       ggufmill inspect --cpu
     """
     if (file is None) != cpu:
         raise click.UsageError("give a FILE, or --cpu without one")
-    from ..pipeline.inspect import inspect_model, inspect_processor
+    from ..convert.hub.fetch import is_repository
+    from ..pipeline.common.arguments import refuse_unused
+    from ..pipeline.inspect import inspect_checkpoint, inspect_model, inspect_processor
 
     if cpu:
         call(inspect_processor, show=_processor_text, as_json=as_json, bars=False)
-        return
-    call(inspect_model, file, show=_text, as_json=as_json, arrays=arrays and as_json, **options)
+    elif is_repository(file) or file.is_dir():
+        refuse_unused({**{f"--{name}": value for name, value in options.items()}, "--arrays": arrays}, "a GGUF")
+        call(inspect_checkpoint, file, show=_checkpoint_text, as_json=as_json, bars=False)
+    else:
+        call(inspect_model, file, show=_text, as_json=as_json, arrays=arrays and as_json, **options)
+
+
+def _checkpoint_text(result: CheckpointSummary) -> str:
+    tensors = [
+        (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], printable(t["file"]))
+        for t in result.tensors
+    ]
+    histogram = [(name, entry["tensors"], gib(entry["nbytes"])) for name, entry in result.types.items()]
+    verdict = f"converts to {result.gguf_architecture}" if not result.problem else f"does not convert: {result.problem}"
+    return "\n\n".join(
+        [
+            metadata_text(result.config),
+            table(("tensor", "shape", "type", "bytes", "file"), tensors),
+            table(("type", "tensors", "size"), histogram),
+            f"{result.architecture}: {len(tensors)} tensors, {result.parameters:,} numbers, {gib(result.total_bytes)}",
+            verdict,
+            *(f"note: {note}" for note in result.notes),
+        ]
+    )
 
 
 def _text(result: InspectResult) -> str:
-    metadata = [(printable(key), _short(value)) for key, value in result.metadata.items()]
     extra = [key for key in ("xxh3", "nonfinite") if key in (result.tensors or [{}])[0]]
     tensors = [
         (printable(t["name"]), " x ".join(map(str, t["shape"])), t["type"], t["nbytes"], *(t[key] for key in extra))
@@ -79,7 +91,7 @@ def _text(result: InspectResult) -> str:
     shards = f" in {len(result.files)} files" if len(result.files) > 1 else ""
     return "\n\n".join(
         [
-            table(("key", "value"), metadata),
+            metadata_text(result.metadata),
             table(("tensor", "shape", "type", "bytes", *extra), tensors),
             table(("type", "tensors", "size"), histogram),
             f"{len(tensors)} tensors, {gib(result.total_bytes)}, {result.bits_per_weight:.3f} bits per weight{shards}",
@@ -99,10 +111,3 @@ def _processor_text(summary: ProcessorSummary) -> str:
         ("compiled kernels", printable(summary.kernels)),
     ]
     return table(("what", "which"), rows)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"[{value['length']:,}] {', '.join(repr(v) for v in value['first'][:5])}, ..."
-    text = printable(str(value)[: _WIDTH + 1])
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

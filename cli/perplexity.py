@@ -2,35 +2,100 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..pipeline.common.messages import duration
+from ..pipeline.common.messages import duration, gib
+from ..simd.compile_time import seconds_without_compilation
 from .command import Verb
-from .display.console import emit, progress_bars, table
-from .display.origins import comparison_text, origin_rows, settings_text
+from .display.console import call, emit, progress_bars, table
+from .display.origins import comparison_text, origin_rows, settings_text, stored_rows
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL, TEXT
+from .options.types import FILE, MODEL, OUT_FILE, TEXT, Model
 
 if TYPE_CHECKING:
     from ..pipeline.common.progress import Progress
-    from ..pipeline.perplexity import PerplexityResult
+    from ..pipeline.perplexity import PerplexityResult, PerplexityTable, TaskResult
     from ..runtime.evaluate.perplexity import Perplexity
 
 
+_STORED = "-"  # --kl-divergence without a value
+
+
+class _Baseline(Model):
+    """A model or a file of predictions; True for the one that --kl-divergence-base names."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return True if value in (_STORED, True) else super().convert(value, param, ctx)
+
+
+# kind of tasks -> how many are taken without --KIND-tasks; None: all
+_TASKS = {"hellaswag": 400, "winogrande": None, "multiple-choice": None}
+_TASK_OPTIONS = [
+    option
+    for kind, default in _TASKS.items()
+    for option in (
+        click.option(f"--{kind}", is_flag=True, help="Score these tasks, in llama-perplexity's format (-f)."),
+        click.option(
+            f"--{kind}-tasks",
+            metavar="N",
+            type=click.IntRange(0),
+            help=f"So many of them at random; 0: all. [default: {default or 'all'}]",
+        ),
+    )
+]
+
+
+def _task(values: dict[str, Any]) -> tuple[str, int | None] | None:
+    """The kind of tasks that were asked for, and how many; None: none."""
+    asked = [kind for kind in _TASKS if values[kind.replace("-", "_")]]
+    given = {kind: values[f"{kind.replace('-', '_')}_tasks"] for kind in _TASKS}
+    if len(asked) > 1:
+        raise click.UsageError(f"--{asked[0]} and --{asked[1]}: one kind of tasks at a time")
+    for kind, count in given.items():
+        if count is not None and kind not in asked:
+            raise click.UsageError(f"--{kind}-tasks does nothing without --{kind}")
+    if not asked:
+        return None
+    count = given[asked[0]]
+    return asked[0], (_TASKS[asked[0]] if count is None else count or None)
+
+
+_names = [name for kind in _TASKS for name in (kind.replace("-", "_"), f"{kind.replace('-', '_')}_tasks")]
+_task_options = flags.gathered(_TASK_OPTIONS, _names, "task", _task)
+
+
 @click.command(cls=Verb)
-@click.argument("model", type=MODEL)
-@click.option("-f", "--file", "text", type=TEXT, required=True, help="Text to read.")
+@click.argument("model", type=MODEL, nargs=-1, required=True, metavar="MODEL...")
+@click.option(
+    "-f", "--file", "-bf", "--binary-file", "text", type=TEXT, help="Text to read. [default: the tokens in the baseline's file]"
+)
 @run_options(n_ctx=512)
 @flags.chunks
 @click.option(
     "--kl-divergence",
-    metavar="MODEL",
-    type=MODEL,
-    help="Compare with this model, usually the bf16 one: KL divergence and agreement on the top token.",
+    metavar="[MODEL|FILE]",
+    type=_Baseline(),
+    is_flag=False,
+    flag_value=_STORED,
+    help="Compare with this model, usually the bf16 one, or with the predictions in a file (without a value: that of "
+    "--kl-divergence-base): KL divergence and agreement on the top token.",
+)
+@click.option(
+    "--kl-divergence-base",
+    "--save-all-logits",
+    "kl_divergence_base",
+    metavar="FILE",
+    type=OUT_FILE,
+    help="Write the predictions of the baseline, or without one of MODEL, to this file of llama-perplexity's format.",
+)
+@click.option(
+    "--top-logits",
+    metavar="K",
+    type=click.IntRange(1, 1 << 16),
+    help="Only the K most probable tokens of each prediction go into this file, in a format of ggufmill's own.",
 )
 @click.option("--mtp", is_flag=True, help="Rate each draft layer too: perplexity, agreement with the model, acceptance.")
 @click.option("--full-hash", is_flag=True, help="Digest of every byte of the model files, not of samples of large ones.")
@@ -40,22 +105,43 @@ if TYPE_CHECKING:
     type=FILE,
     help="What an earlier run wrote with --json: says whether the two can be compared, and how they differ.",
 )
+@_task_options
 @flags.cluster
+@flags.force
 @flags.as_json
-def command(model: Any, text: Any, as_json: bool, settings: dict[str, Any], **options: Any) -> None:
+def command(
+    model: tuple[Any, ...],
+    text: Any,
+    as_json: bool,
+    settings: dict[str, Any],
+    task: tuple[str, int | None] | None,
+    **options: Any,
+) -> None:
     """Perplexity of MODEL (a GGUF or a Hugging Face folder) on a text, as llama-perplexity measures it.
 
     The text is cut into windows of the context size, and the second half of each is scored. Compare figures only
-    for the same text, context and number of windows.
+    for the same text, context and number of windows. Several models are compared with a baseline in one pass of it.
 
     \b
     Examples:
       ggufmill perplexity model-iq4_k.gguf -f wiki.test.raw
       ggufmill perplexity model-iq4_k.gguf -f wiki.test.raw --kl-divergence model-bf16.gguf --chunks 40
+      ggufmill perplexity model-bf16.gguf -f wiki.test.raw --kl-divergence-base bf16.kld
+      ggufmill perplexity iq4_k.gguf iq3_k.gguf --kl-divergence bf16.kld
+      ggufmill perplexity model-iq4_k.gguf -f hellaswag_val_full.txt --hellaswag
     """
-    from ..pipeline.perplexity import N_CTX, perplexity
+    from ..pipeline.perplexity import N_CTX, perplexity, score_tasks
     from ..runtime import Settings
 
+    if task is not None:
+        _refuse_beside_tasks(model, text, settings, options)
+        kind, count = task
+        full_hash = options["full_hash"]
+        call(score_tasks, model[0], text, kind, tasks=count, full_hash=full_hash, show=_task_text, as_json=as_json, **settings)
+        return
+    if len(model) > 1:
+        call(perplexity, list(model), text, show=_table, as_json=as_json, **options, **settings)
+        return
     together = max(1, settings.get("batch", Settings().batch) // settings.get("n_ctx", N_CTX))
     running = _RunningValues(as_json, options["kl_divergence"] is not None, together)
     with progress_bars() as bars:
@@ -64,10 +150,34 @@ def command(model: Any, text: Any, as_json: bool, settings: dict[str, Any], **op
             (running if report.stage == "perplexity" else bars)(report)
 
         try:
-            result = perplexity(model, text, progress=progress, **options, **settings)
+            result = perplexity(next(iter(model)), text, progress=progress, **options, **settings)
         finally:
             running.end()
     emit(result.as_json(), as_json, lambda: _text(result))
+
+
+def _refuse_beside_tasks(model: tuple[Any, ...], text: Any, settings: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raises click.UsageError for what has no meaning for tasks."""
+    if len(model) > 1:
+        raise click.UsageError("tasks are scored with one model")
+    if text is None:
+        raise click.UsageError("a file of tasks is missing (-f)")
+    settings.pop("n_ctx", None)  # as long as the tasks are
+    for name, value in options.items():
+        if name != "full_hash" and value not in (None, False):
+            raise click.UsageError(f"--{name.replace('_', '-')} does nothing for tasks")
+
+
+def _task_text(r: TaskResult) -> str:
+    error = f" ± {r.error:.4f}" if r.error is not None else ""
+    low, high = r.interval
+    lines = [
+        f"{r.kind}: {r.score:.4f}{error} % of {r.tasks} tasks; 95 %: {low:.2f} to {high:.2f}; guessing: {r.chance:.2f}",
+        *([f"{r.tasks} of {r.of} tasks in the file, at random"] if r.tasks < r.of else []),
+    ]
+    digest = r.text_digest
+    rows = [*origin_rows(r.about, "model"), ("tasks", f"{digest['name']}, xxh3 {digest['xxh3']}")]
+    return "\n".join([*lines, "", table(("origin", ""), [*rows, ("settings", settings_text(r.settings))])])
 
 
 _COLUMNS = ("perplexity", "ln(ratio)", "KL divergence", "     Δp RMS     ", " same top token")
@@ -81,13 +191,13 @@ class _RunningValues:
 
     def __init__(self, as_json: bool, compared: bool, together: int):
         self.err, self.compared, self.together = as_json, compared, together
-        self.start, self.line_is_open = time.monotonic(), False
+        self.start, self.line_is_open = seconds_without_compilation(), False
 
     def __call__(self, report: Progress) -> None:
-        so_far: Perplexity | None = report.partial
-        if so_far is None or report.total is None:
-            self.start = time.monotonic()
+        if report.partial is None or report.total is None:
+            self.start = seconds_without_compilation()
             return
+        so_far: Perplexity = report.partial[0]
         done, total = report.done, report.total
         if done == 1:
             self._estimate(total)
@@ -108,7 +218,7 @@ class _RunningValues:
         self._say(f"{done:5d}  " + "  ".join(cells))
 
     def _estimate(self, total: int) -> None:
-        seconds, together = time.monotonic() - self.start, min(self.together, total)
+        seconds, together = seconds_without_compilation() - self.start, min(self.together, total)
         left = duration(seconds * total / together)
         click.echo(f"perplexity: {seconds:.2f} seconds per pass of {together} windows, {left} for all {total}", err=True)
 
@@ -148,6 +258,7 @@ def _figures(r: Perplexity) -> str:
         ("difference", _with_error(r.difference, r.difference_error)),
         ("correlation of the losses", f"{100 * r.correlation:.2f} %" if r.correlation is not None else ""),
         ("KL divergence, mean", _with_error(r.kld_mean, r.kld_error)),
+        *([("  lacks, of tokens left out, about", f"{r.kld_missing:.6f}")] if r.kld_missing is not None else []),
         ("change of probability Δp, mean", _with_error(r.delta_p_mean, r.delta_p_error, 3, " %")),
         ("Δp, root mean square", _with_error(r.delta_p_rms, r.delta_p_rms_error, 3, " %")),
         ("same top token", _with_error(r.top1_agreement, r.top1_error, 3, " %")),
@@ -164,6 +275,26 @@ def _figures(r: Perplexity) -> str:
     )
 
 
+def _table(result: PerplexityTable) -> str:
+    first = result.results[0]
+    compared = first.kld_mean is not None
+    heads = ("model", "size", "bits", "perplexity", *(("KL divergence", "99.9 %", "same top token") if compared else ()), "t/s")
+    rows = []
+    for r in result.results:
+        row: list[object] = [r.model, gib(r.about["nbytes"]), r.about["bits_per_weight"]]
+        row.append(_with_error(r.perplexity, r.error, 4))
+        if compared:
+            kld = _with_error(r.kld_mean, r.kld_error)
+            row += [kld, (r.kld_percentiles or {})["99.9"], _with_error(r.top1_agreement, r.top1_error, 2, " %")]
+        rows.append([*row, f"{r.tokens_per_second:.1f}"])
+    lines = [f"{first.chunks} windows of {first.n_ctx} tokens, {first.tokens_scored:,} predictions; tokens {first.tokens_xxh3}"]
+    if compared:
+        lines.append(f"baseline {first.baseline}, perplexity {_with_error(first.baseline_perplexity, first.baseline_error, 4)}")
+    if first.kld_missing is not None:
+        lines.append(f"its tokens left out take about {first.kld_missing:.6f} from the KL divergence of {first.model}")
+    return "\n".join([*lines, "", table(heads, rows)])
+
+
 def _with_error(value: float | None, error: float | None, digits: int = 6, unit: str = "") -> str:
     if value is None:
         return ""
@@ -174,10 +305,11 @@ def _origin(result: PerplexityResult) -> list[tuple[str, str]]:
     text, program = result.text_digest, result.program
     rows = origin_rows(result.about, "model")
     if result.baseline_about is not None:
-        rows += origin_rows(result.baseline_about, "baseline")
+        rows += (stored_rows if "logits" in result.baseline_about else origin_rows)(result.baseline_about, "baseline")
+    of_text = f"{text['name']}, {text['nbytes']:,} bytes, xxh3 {text['xxh3']}; " if text is not None else ""
     return [
         *rows,
-        ("text", f"{text['name']}, {text['nbytes']:,} bytes, xxh3 {text['xxh3']}; tokens {result.tokens_xxh3}"),
+        ("text", f"{of_text}tokens {result.tokens_xxh3}"),
         ("settings", settings_text(result.settings)),
         ("program", f"ggufmill {program['ggufmill']}, numba {program['numba']}, {program['cpu']}"),
     ]

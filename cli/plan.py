@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @flags.mla_layout
 @flags.mtp
 @flags.architecture
+@flags.program
 @click.option(
     "--cluster",
     type=Listed(int, "a number of machines such as 8"),

@@ -60,6 +60,7 @@ _role_types = flags.together(
 @flags.mla_layout
 @flags.mtp
 @flags.architecture
+@flags.program
 @flags.lora
 @flags.split_max_size
 @flags.split_max_tensors
@@ -70,7 +71,7 @@ _role_types = flags.together(
 @click.option(
     "--device",
     metavar="NAME",
-    help="Device of torch that encodes k-quants and IQK types, such as cuda or cuda:1. [default: cpu, this program]",
+    help="Device of torch that encodes k-quants and IQK types: cuda, cuda:1, xpu, mps, cpu, auto; or none. [default: none]",
 )
 @click.option("--no-timing", is_flag=True, help="With --dry-run: do not time this machine's encoders.")
 @flags.cluster

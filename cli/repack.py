@@ -25,6 +25,7 @@ from .options.types import FILE, OUT, REGEX
 )
 @click.option("--undo", is_flag=True, help="Turn repacked tensors back into their base types.")
 @flags.keep_split
+@flags.program
 @flags.writing
 def command(source: Any, out: Any, as_json: bool, **options: Any) -> None:
     """Rewrite the GGUF SOURCE as OUT with its tensors in the row-interleaved types that CPUs run fastest.

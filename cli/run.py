@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.argument("recipe")
 @click.option("-o", "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of results. [default: out/RECIPE]")
 @click.option("--force", is_flag=True, help="Do every stage again.")
+@flags.program
 @flags.allow_nonfinite
 @flags.dry_run
 @flags.threads
@@ -41,9 +42,14 @@ def command(recipe: str, as_json: bool, **options: Any) -> None:
     as `ggufmill search` does it; [search] has its options: text, ctx, chunks, types, repacked, gpu, gpu_size, rows, seed,
     measurements, refine. The recipe that is found lies beside the model, as RECIPE.recipe.txt.
 
+    With type = ["Q4_K_M", "IQ3_K"] under [quantize], or several tables [[quantize]], a file is made of each, named
+    MODEL-TYPE.gguf: a repository of quants with one imatrix, one report, one model card, and SHA256SUMS. `ggufmill upload`
+    sends it.
+
     \b
     Examples:
       ggufmill run demo
+      ggufmill run demo-quants
       ggufmill run my-model.toml -o results --dry-run
     """
     from ..pipeline.run import run_recipe
@@ -53,8 +59,41 @@ def command(recipe: str, as_json: bool, **options: Any) -> None:
 
 def _text(result: RunResult) -> str:
     if result.forecast is not None:
-        return f"{plan_text(result.plan)}\n\n{forecast_text(result.forecast)}"
-    return _report_text(result.report)
+        return _forecast_text(result)
+    return _several_text(result.report) if "quants" in result.report else _report_text(result.report)
+
+
+def _forecast_text(result: RunResult) -> str:
+    """The plan of the only file, or a table of all files; of types that have to be searched for only how large they may be."""
+    assert result.forecast is not None
+    parts, rows = [], []
+    for quant in result.quants:
+        if quant.found:
+            files = [(file.path.name, f"{file.nbytes:,}") for file in quant.plan.files]
+            bits = f"{quant.plan.bits_per_weight:.3f}"
+        else:
+            files = [(quant.plan.files[0].path.name, f"at most {quant.most_bytes:,}")]
+            bits = f"to be searched for: {quant.target}"
+        if quant.repacked is not None:
+            name, nbytes = quant.repacked
+            files.append((name, f"{'' if quant.found else 'at most '}{nbytes:,}"))
+        rows += [(file, nbytes, bits) for file, nbytes in files]
+    if not result.quants[0].label and result.quants[0].found:
+        parts.append(plan_text(result.quants[0].plan))
+    else:
+        parts.append(table(("file", "bytes", "bits per weight"), rows))
+    return "\n\n".join([*parts, forecast_text(result.forecast)])
+
+
+def _several_text(data: dict[str, Any]) -> str:
+    """The table of all files, and where the results are."""
+    from ..pipeline.reports.several import baseline_row, headings, rows
+
+    places = [("folder", str(Path(data["report"]).parent)), ("report", data["report"]), ("sha256", data["checksums"])]
+    total = f"{len(data['quants'])} models, {gib(data['file_bytes'])} in {len(data['files'])} files"
+    return "\n\n".join(
+        [table(headings(data), [*baseline_row(data), *rows(data)]), total, "\n".join(f"{n:8} {path}" for n, path in places)]
+    )
 
 
 def _report_text(data: dict[str, Any]) -> str:

@@ -51,6 +51,7 @@ def _recipe_name(ctx: click.Context, param: click.Parameter, out: Any) -> Any:
 @click.option("--state", type=OUT_FILE, help="Keep what is measured in this file. [default: OUT.state.json]")
 @flags.mla_layout
 @flags.architecture
+@flags.program
 @devices.placement
 @flags.threads
 @flags.cluster

@@ -51,6 +51,13 @@ if TYPE_CHECKING:
 @click.option(
     "--max-connections", type=click.IntRange(1), default=256, show_default=True, help="Connections open at once; more get 503."
 )
+@click.option("--metrics", is_flag=True, help="Tell at /metrics what the server has done, for Prometheus.")
+@click.option(
+    "--slot-save-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder in which clients save the KV cache of a slot, to go on after a restart (POST /slots/0?action=save, restore).",
+)
 @click.option("--no-warmup", is_flag=True, help="Do not read a short prompt first.")
 @sampling_options
 @draft_option
@@ -58,9 +65,10 @@ if TYPE_CHECKING:
 def command(model: Path, settings: dict[str, Any], **options: Any) -> None:
     """Serve MODEL (a GGUF or a Hugging Face folder) to OpenAI's clients, with a page to chat at the same address.
 
-    /v1/chat/completions, /v1/completions (both also as streams), /v1/models, /health, /props, /tokenize, /detokenize and
-    /apply-template. Sampling options are defaults that a request can change. What a request shares with an earlier one is not
-    computed again. Ctrl-C ends it.
+    OpenAI's /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings and /v1/models, Anthropic's /v1/messages, and
+    llama-server's /completion, /embedding, /rerank, /slots, /metrics, /health, /props, /tokenize, /detokenize and
+    /apply-template, and /tokenizer_info; answers also as streams. Sampling options are defaults that a request can change.
+    What a request shares with an earlier one is not computed again. Ctrl-C ends it.
 
     With --parallel N requests share their steps, which takes less time than one after the other. A text does not depend on its
     neighbours, but for the last bits of probabilities where weights are of types that only checkpoints have. Between two steps

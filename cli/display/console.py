@@ -13,13 +13,15 @@ from ...errors import CheckFailed
 from ...pipeline.common.messages import json_text
 from ...pipeline.common.progress import Bars
 from ..command import is_quiet
+from .compile_lines import lines_beside
 
 if TYPE_CHECKING:
     from ...runtime.generation.generate import Timings
 
 _SECONDS = 0.2, 10.0  # between two states of a bar: in a terminal, and in a log
 _GIB = 1 << 30
-_HIDDEN = {"checksums": _GIB, "checksum": _GIB, "verify": _GIB, "compare": 1 << 28}  # bytes below which a stage has no bar
+# stage -> bytes below which it has no bar
+_HIDDEN = {**dict.fromkeys(("metadata", "checksums", "checksum", "verify"), _GIB), "compare": 1 << 28}
 
 
 class _Result(Protocol):
@@ -64,7 +66,8 @@ def progress_bars() -> Iterator[Bars]:
         lambda **options: tqdm(file=sys.stderr, mininterval=interval, dynamic_ncols=True, disable=quiet, **options), _HIDDEN
     )
     try:
-        yield bars
+        with nullcontext() if quiet else lines_beside(bars):
+            yield bars
     finally:
         bars.close()
 

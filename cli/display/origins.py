@@ -27,6 +27,16 @@ def origin_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
     return rows
 
 
+def stored_rows(about: dict[str, Any], label: str) -> list[tuple[str, str]]:
+    """A file of predictions under a label, and the model that it is of if it says so."""
+    rows = [
+        (label, f"{about['path']}"),
+        ("", f"{about['logits']}, {about['windows']} windows, {gib(about['files'][0]['nbytes'])}"),
+        ("", f"digest {about['files'][0]['digest']}"),
+    ]
+    return rows + (origin_rows(about["model"], "  of") if "model" in about else [])
+
+
 def settings_text(settings: dict[str, Any]) -> str:
     """'threads 2, batch 2048, ...'."""
     keys = ("threads", "batch", "ubatch", "cache_k", "cache_v", "flash", "mla", "repack", "expert_reduction", "exact", "lora")

@@ -73,7 +73,9 @@ def totals_text(plan: Plan) -> str:
 def forecast_text(forecast: Forecast) -> str:
     """Disk space, and the time of the slowest types if that was predicted."""
     free = f", {gib(forecast.disk_free)} free" if forecast.disk_free is not None else ""
-    lines = [f"disk: {gib(forecast.disk_needed)} needed{free}"]
+    peak = forecast.disk_peak
+    most = f", {gib(peak)} at the peak with what is there" if peak is not None and peak != forecast.disk_needed else ""
+    lines = [f"disk: {gib(forecast.disk_needed)} needed{most}{free}"]
     if forecast.seconds is not None:
         slowest = sorted(forecast.seconds.items(), key=lambda item: -item[1])[:4]
         types = ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ...formats.loaders import PROGRAMS
 from .types import FILE, SIZE, Override
 
 Decorator = Callable[[Callable], Callable]
@@ -109,6 +110,12 @@ mla_layout = click.option(
     type=click.Choice(["ik", "mainline", "legacy"]),
     help="Matrices of DeepSeek's latent attention, of a checkpoint. [default: the recipe's, else ik]",
 )
+program = click.option(
+    "--for",
+    "program",
+    type=click.Choice(PROGRAMS, case_sensitive=False),
+    help="Make only what this program loads: its types, its layout of latent attention, its fallbacks.",
+)
 architecture = click.option(
     "--architecture",
     metavar="NAME",
@@ -157,7 +164,7 @@ metadata = together(
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    from ...pipeline.reports.plots import check_picture
+    from ...pipeline.reports.style import check_picture
 
     if path is not None:
         check_picture(path)

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import click
 
 from .flags import together
+
+
+class TokenBias(click.ParamType):
+    """A token's id and what is added to its logit, such as 15043+1, 15043-0.5 or 15043-inf."""
+
+    name = "TOKEN_ID(+/-)BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,9})([+-](?:inf|\d+(?:\.\d*)?))", value)
+        if match is None or match[2] == "+inf":
+            self.fail(f"{value!r} is not like 15043+1 or 15043-inf: a token's id, and what is added to its logit", param, ctx)
+        return int(match[1]), float(match[2])
+
 
 # All have llama.cpp's names and defaults.
 sampling_options = together(
@@ -27,6 +46,61 @@ sampling_options = together(
         help="Keep tokens this probable against the first; 0: off.",
     ),
     click.option(
+        "--typical",
+        "--typical-p",
+        "typical_p",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Locally typical sampling: tokens nearest to the expected surprise, up to this probability; 1: off.",
+    ),
+    click.option(
+        "--top-nsigma",
+        "--top-n-sigma",
+        "top_n_sigma",
+        type=float,
+        default=-1.0,
+        show_default=True,
+        help="Keep tokens within so many standard deviations of the largest logit; 0 or less: off.",
+    ),
+    click.option(
+        "--xtc-probability",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        show_default=True,
+        help="How often all tokens above --xtc-threshold but the least probable of them are excluded; 0: off.",
+    ),
+    click.option(
+        "--xtc-threshold",
+        type=click.FloatRange(0, 1),
+        default=0.1,
+        show_default=True,
+        help="Probability for --xtc-probability.",
+    ),
+    click.option(
+        "--dynatemp-range",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="The temperature follows the entropy, from --temp minus this to --temp plus this; 0: off.",
+    ),
+    click.option(
+        "--dynatemp-exp",
+        "dynatemp_exponent",
+        type=click.FloatRange(0),
+        default=1.0,
+        show_default=True,
+        help="Exponent of the entropy for --dynatemp-range.",
+    ),
+    click.option(
+        "-l",
+        "--logit-bias",
+        type=TokenBias(),
+        multiple=True,
+        callback=lambda ctx, param, value: dict(value),
+        help="Added to the logit of a token, such as 15043+1 or 15043-inf; repeatable.",
+    ),
+    click.option(
         "--repeat-penalty",
         type=click.FloatRange(0, min_open=True),
         default=1.0,
@@ -43,6 +117,43 @@ sampling_options = together(
         "--frequency-penalty", type=float, default=0.0, show_default=True, help="The same for each time a token occurred."
     ),
     click.option("-s", "--seed", type=click.IntRange(0), help="The same seed gives the same text."),
+)
+
+
+def _once(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A text that an option gives, or that it has from the file that its -file option named."""
+    name = str(parameter.name).removesuffix("_file")
+    earlier = context.params.get(name)
+    if value is not None and earlier is not None:
+        raise click.UsageError(f"--{name.replace('_', '-')} is given both as text and as a file")
+    return earlier if value is None else value
+
+
+def _read_text(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Gives the text of a file to the option without -file."""
+    if _once(context, parameter, value) is None or value is None:
+        return
+    try:
+        context.params[str(parameter.name).removesuffix("_file")] = Path(value).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{value} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+# llama.cpp's names.
+grammar_options = together(
+    click.option(
+        "--grammar",
+        metavar="GRAMMAR",
+        callback=_once,
+        help="Grammar that the text follows: GBNF, or Lark as llguidance reads it.",
+    ),
+    click.option("--grammar-file", metavar="FILE", expose_value=False, callback=_read_text, help="File with a grammar."),
+    click.option(
+        "-j", "--json-schema", metavar="SCHEMA", callback=_once, help="The text is JSON that fits this schema; {}: any JSON."
+    ),
+    click.option(
+        "-jf", "--json-schema-file", metavar="FILE", expose_value=False, callback=_read_text, help="File with a JSON schema."
+    ),
 )
 
 draft_option = click.option(

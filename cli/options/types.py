@@ -15,6 +15,7 @@ import click
 
 from ...errors import MillError, PlanError
 from ...formats import TensorType
+from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -116,10 +117,12 @@ class Regex(click.ParamType):
 
     name = "regex"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NamePattern:
+        if isinstance(value, NamePattern):
+            return value
         try:
-            return re.compile(value)
-        except (re.error, OverflowError, RecursionError) as error:
+            return NamePattern(value)
+        except PatternError as error:
             self.fail(f"{value!r} is not a regular expression ({error})", param, ctx)
 
 

@@ -11,8 +11,9 @@ from op_graphs import DEVICE
 
 from ggufmill.cli.options.devices import FIELDS
 from ggufmill.cli.program import group
+from ggufmill.formats import open_gguf
 from ggufmill.recipes import FOLDER
-from ggufmill.runtime import Settings
+from ggufmill.runtime import Settings, torch_devices
 from ggufmill.runtime.settings import PLACEMENT
 
 MODEL, TEXT = str(FOLDER / "demo"), "word " * 200
@@ -58,6 +59,75 @@ def test_importance_matrix_bench_and_comparison(text, tmp_path):
     run("compare", MODEL, MODEL, "-f", text, "-c", 64, "-t", 1, "--chunks", 1, "--device", DEVICE)
 
 
+# Verbs that run a model, with little to do; TEXT, OUT: paths.
+SHORT = ("-t", 1, "-c", 64)
+VERBS = {
+    "perplexity": ("perplexity", MODEL, "-f", "TEXT", *SHORT),
+    "imatrix": ("imatrix", MODEL, "-f", "TEXT", "-o", "OUT", *SHORT),
+    "compare": ("compare", MODEL, MODEL, "-f", "TEXT", "--tensors", "output.weight", *SHORT),
+    "generate": ("generate", MODEL, "-p", "The list", "-n", 6, "--temp", 0, *SHORT),
+    "bench": ("bench", MODEL, "-p", 8, "-n", 2, "-r", 1, "-t", 1),
+    "sweep-bench": ("sweep-bench", MODEL, "-c", 32, "-ub", 16, "-t", 1),
+    "embed": ("embed", MODEL, "-p", "The list", "-t", 1),
+    "search": (
+        *("search", MODEL, "OUT", "--target-bpw", 6, "--types", "q4_0,q8_0", "-f", "TEXT", "-c", 32, "-t", 1),
+        *("--chunks", 1, "--measurements", 2, "--rows", 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_rules_for_accelerators_are_harmless_without_one(mill, verb, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_devices, "may_have_accelerators", lambda: False)
+    arguments = [{"TEXT": text, "OUT": tmp_path / "out"}.get(word, word) for word in VERBS[verb]]
+    code, _, errors = mill(*arguments, "-ngl", 99, "-ot", "exps=CPU")
+    assert code == 0
+    assert errors.count("warning: -ngl, -ot without effect: there is no accelerator here, the model runs on the processor") == 1
+
+
+@pytest.mark.parametrize("verb", ["generate", "sweep-bench", "embed", "search"])
+def test_verbs_on_a_device(verb, text, tmp_path):
+    """The others are compared with the processor's results above."""
+    arguments = [{"TEXT": text, "OUT": tmp_path / "out"}.get(word, word) for word in VERBS[verb]]
+    options = ["--force"] if verb == "search" else []
+    expected, found = (json.loads(run(*arguments, "--json", *options, *device)) for device in ((), ("--device", DEVICE)))
+    assert expected.keys() == found.keys()
+    if verb == "generate":
+        assert found["text"] == expected["text"]
+    if verb == "search":
+        assert found["kld_mean"] == pytest.approx(expected["kld_mean"], rel=0.2)
+    if verb == "embed":
+        a, b = (np.array(result["embeddings"][0]["embedding"]) for result in (expected, found))
+        assert np.allclose(a, b, atol=0.02)
+
+
+def test_a_device_that_is_not_there(monkeypatch, mill):
+    monkeypatch.setattr(torch_devices, "may_have_accelerators", lambda: False)
+    code, _, errors = mill(*VERBS["generate"], "-ot", "exps=CUDA0")
+    assert code == 1
+    assert errors.strip().splitlines()[-1].endswith("-ot exps=CUDA0: there is no CUDA0; there is no accelerator here")
+
+
+def test_cpu_and_none_mean_the_same_for_every_verb(mill, tmp_path, monkeypatch, tiny_llama, write_checkpoint):
+    """`none` is this program on the processor, `cpu` is torch on it."""
+    model = write_checkpoint(tmp_path / "m", *tiny_llama(hidden_size=256, intermediate_size=256, vocab_size=64))
+    monkeypatch.setattr(torch_devices, "may_have_accelerators", lambda: False)
+    for name, backend, key, said in (
+        ("none", "CPU", None, ""),
+        ("auto", "CPU", None, "--device auto without effect: there is no accelerator here"),
+        ("cpu", "TORCH0", "cpu", "slower than this program's own encoders (--device none)"),
+    ):
+        rows = json.loads(run(*VERBS["bench"], "--device", name, "--json"))["rows"]
+        assert {row["backend"] for row in rows} == {backend}
+        code, _, errors = mill(
+            "quantize", model, tmp_path / f"{name}.gguf", "q8_0", "--custom-q", "0.attn_k=q4_K", "--device", name
+        )
+        assert code == 0
+        assert said in errors
+        assert open_gguf(tmp_path / f"{name}.gguf").metadata.get("ggufmill.encoder.device") == key
+    assert "--device 'tpu' is none of" in mill("quantize", MODEL, tmp_path / "no.gguf", "iq4_k", "--device", "tpu")[2]
+
+
 def test_plan_is_for_the_devices_that_are_there():
     plan = json.loads(
         run("plan", MODEL, "-c", 512, "--device", "cpu,cpu", "-ts", "1,3", "-ot", "exps=CPU", "--type", "Q8_0", "--json")
@@ -73,7 +143,7 @@ def test_plan_is_for_the_devices_that_are_there():
 
 def test_what_is_wrong_is_one_line(text):
     for options, words in (
-        (("--device", "tpu"), "--device tpu is none of"),
+        (("--device", "tpu"), "--device 'tpu' is none of"),
         (("--device", DEVICE, "-mg", "9"), "-mg 9: there are"),
         (("--device", DEVICE, "-ts", "1,2"), "one share for each of"),
         (("--device", DEVICE, "--device-memory", "10"), "the largest layer on"),

@@ -186,3 +186,10 @@ def test_hash_never_writes_over_the_model(mill, model, tmp_path):
     assert code == 1
     assert "is an input of this job" in err
     assert model.read_bytes() == before
+
+
+def test_quiet_jobs_have_no_bar_to_correct(mill, tiny_llama, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "m", *tiny_llama(num_hidden_layers=1))
+    code, _, err = mill("convert", folder, tmp_path / "m.gguf", "--quiet")
+    assert (code, err) == (0, "")
+    assert mill("hash", tmp_path / "m.gguf", "--quiet")[0] == 0

@@ -120,3 +120,32 @@ def test_whether_another_program_loads_it(tmp_path, capsys):
     assert "llama.cpp does not load" in said
     code, problems, _ = inspected("token_embd.weight", "--for", "IK_llama.cpp")
     assert (code, len(problems)) == (1, 2)
+
+
+def test_a_checkpoint_is_shown_as_it_is_stored(mill, tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama(hidden_size=64, intermediate_size=128)
+    folder = write_checkpoint(tmp_path / "model", config | {"rope_scaling": {"rope_type": "default"}}, tensors, shards=2)
+    code, out, _ = mill("inspect", folder, "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert (shown["gguf_architecture"], shown["problem"]) == ("llama", "")
+    assert shown["config"]["hidden_size"] == 64
+    assert shown["config"]["rope_scaling.rope_type"] == "default"
+    assert {t["name"]: t["shape"] for t in shown["tensors"]} == {name: list(array.shape) for name, array in tensors.items()}
+    assert {t["file"] for t in shown["tensors"]} == {f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    assert shown["parameters"] == sum(array.size for array in tensors.values())
+    assert shown["total_bytes"] == sum(array.nbytes for array in tensors.values())
+    assert "converts to llama" in mill("inspect", folder)[1]
+
+
+def test_a_checkpoint_that_does_not_convert_is_shown_too(mill, tiny_llama, write_checkpoint, tmp_path):
+    config, tensors = tiny_llama()
+    folder = write_checkpoint(tmp_path / "model", config | {"architectures": ["NobodyKnowsForCausalLM"]}, tensors)
+    code, out, _ = mill("inspect", folder)
+    assert code == 0
+    assert "does not convert: " in out
+    assert "NobodyKnowsForCausalLM" in out
+    assert mill("inspect", folder, "--check")[0] == 2
+    (tmp_path / "empty").mkdir()
+    code, _, err = mill("inspect", tmp_path / "empty")
+    assert (code, "has no config.json" in err) == (1, True)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,54 @@ def test_perplexity_against_a_baseline_and_an_earlier_result(mill, files, tmp_pa
     code, _, err = mill(*arguments, "--compare-with", earlier)
     assert code == 1
     assert "is not a result of `ggufmill perplexity --json`" in err
+
+
+def test_several_models_and_files_of_predictions(mill, files, tmp_path):
+    base, small = tmp_path / "base.kld", tmp_path / "small.kld"
+    cut = ("-f", TEXT, "-c", 64, "--chunks", 3)
+    assert mill("perplexity", files[0], *cut, "--save-all-logits", base)[0] == 0
+    saved = base.read_bytes()
+    code, _, err = mill("perplexity", files[0], *cut, "--kl-divergence-base", base)
+    assert code == 1
+    assert f"{base} exists; --kl-divergence compares with it, --force replaces it" in err
+    code, out, _ = mill(
+        "perplexity", *files, *cut, "--kl-divergence", files[0], "--kl-divergence-base", small, "--top-logits", 16
+    )
+    assert code == 0
+    assert re.search(rf"^{re.escape(str(files[1]))} .* MiB .*\d\.\d{{6}} ± ", out, re.M)
+    live = json.loads(mill("perplexity", *files, *cut, "--kl-divergence", files[0], "--json")[1])["results"]
+    assert [Path(result["model"]).name for result in live] == ["bf16.gguf", "q4.gguf"]
+    assert live[0]["kld_mean"] == pytest.approx(0, abs=1e-9)
+    for chosen in (("--kl-divergence", base), ("--kl-divergence", "--kl-divergence-base", base), ("--kl-divergence", small)):
+        [_, result] = json.loads(mill("perplexity", *files, *chosen, "--json")[1])["results"]
+        error = 1e-5 if small not in chosen else 2 * result["kld_missing"]
+        assert result["kld_mean"] == pytest.approx(live[1]["kld_mean"], abs=error)
+        assert result["tokens_xxh3"] == live[1]["tokens_xxh3"]
+    assert result["baseline_about"]["model"]["files"][0]["name"] == "bf16.gguf"
+    code, out, _ = mill("perplexity", files[1], "-f", TEXT, "--kl-divergence", base)
+    assert code == 0
+    assert "llama-perplexity's log probabilities, 16 bits per token, 3 windows" in out
+    assert base.read_bytes() == saved
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.read_text()[100:])
+    base.with_name("cut.kld").write_bytes(saved[:-1])
+    for arguments, ends, words in (
+        (("-f", other, "--kl-divergence", base), 1, "is of another text than the one given"),
+        (("-c", 32, "--kl-divergence", base), 1, "is of windows of 64 tokens: give -c 64, or none"),
+        (("--chunks", 4, "--kl-divergence", base), 1, "has 3 windows, fewer than --chunks 4"),
+        (("--kl-divergence", tmp_path / "cut.kld"), 1, "cut.kld: the file is cut short: 2 of 3 windows are whole"),
+        (("--kl-divergence", "--kl-divergence-base", other), 1, "is no file of predictions"),
+        (("--kl-divergence", "--kl-divergence-base", tmp_path / "none.kld"), 1, "none.kld is not there"),
+        (("--kl-divergence",), 2, "--kl-divergence without a value compares with --kl-divergence-base FILE"),
+        (("--kl-divergence", base, "--top-logits", 4), 2, "--top-logits does nothing without a file to write"),
+        ((), 2, "a text is missing (-f)"),
+        (("-f", TEXT, "--kl-divergence-base", tmp_path / "x.kld"), 2, "which model's predictions are for"),
+        (("-f", TEXT, "--kl-divergence", base, "--cluster", "local:1"), 2, "--cluster has no files of predictions"),
+    ):
+        code, out, err = mill("perplexity", *files, *arguments)
+        assert (code, out) == (ends, ""), arguments
+        assert words in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.kld", "cut.kld", "other.txt", "small.kld"]
 
 
 def spoiled(path, name, folder):

@@ -66,7 +66,6 @@ def test_a_file_type_by_number(mill, tmp_path, monkeypatch):
         ),
         (("generate", "Qwen/Qwen3-8B", "-p", "a"), 2, "`ggufmill convert hf:Qwen/Qwen3-8B OUT.gguf`"),
         (("generate", "-m", "none.gguf", "-p", "a"), 2, "'none.gguf' does not exist"),
-        (("inspect", DEMO), 2, "`ggufmill convert FOLDER OUT.gguf --dry-run` shows the tensors of a checkpoint"),
         (("search", DEMO, "o.gguf"), 2, "o.gguf is named like a model; what is written is a recipe, such as o.txt"),
         (("generate", "--promt", "a"), 2, "Did you mean '--prompt'?"),
         (("merge", "a.gguf", "b.gguf", "out.gguf"), 2, "does not exist"),

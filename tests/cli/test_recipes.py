@@ -76,7 +76,7 @@ def test_shipped_recipes_fit_their_model(mill, header_only_deepseek_v3):
     expected = {"deepseek-r1-q2_k.txt": ["another type than asked for: blk.0.attn_k_b.weight (iq4_nl) and 60 more"]}
     source, assumed = open_source(header_only_deepseek_v3), AssumedImportance({})
     for name in names():
-        recipe = load_recipe(find(name))
+        recipe = load_recipe(find(name), several=True)
         if name.endswith(".txt"):
             plan = plan_quantize(source, "out.gguf", rules=recipe.rules, importance=assumed, ignore_imatrix_rules=True)
             warnings = [w for w in plan.warnings if "decides nothing" not in w]  # people give rules to norms too

@@ -38,7 +38,7 @@ n = 8
 """
 
 
-REPORTS = {"report.md", "report.json", "report.html", "README.md"}
+REPORTS = {"report.md", "report.json", "report.html", "README.md", "SHA256SUMS"}
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_second_run_repeats_no_stage(recipe, tmp_path, capsys):
     before = (tmp_path / "out/small.gguf").stat().st_mtime_ns
     code, out, err = run(capsys, recipe(), "-o", tmp_path / "out", "--json")
     assert code == 0
-    assert err.count("done before, nothing has changed") == 4
+    assert err.count("done before, nothing has changed") == 5
     assert (tmp_path / "out/small.gguf").stat().st_mtime_ns == before
 
     code, out, err = run(capsys, recipe(**{"exps=iq4_k_r4": "exps=q6_k_r4"}), "-o", tmp_path / "out", "--json")
@@ -113,7 +113,7 @@ def test_the_reports(recipe, tmp_path, capsys):
     assert "prefers-color-scheme:dark" in page
     assert "<h1>demo</h1>" in page
     assert "tokens/s, prompts of 128 with scoring" in page
-    assert f"KL divergence, nats (+/- {result['validation']['kld_error']:.5f})" in page
+    assert f"+/- {result['validation']['kld_error']:.5f}; KL divergence, nats" in page
     assert str(tmp_path) not in page
     assert "exps=q4_0" in page
 
@@ -178,7 +178,7 @@ def test_exceeded_limits_fail_and_keep_the_result(recipe, tmp_path, capsys):
         ({'prompt = "The list"': f'prompt = "{"word " * 3000}"'}, "[validate] prompt: "),
         ({"ctx = 128\nchunks = 8": "ctx = 1000000"}, "[imatrix] text: "),
         ({"ctx = 128\nchunks = 6": "ctx = 1000000"}, "[validate] text: "),
-        ({"[validate]": "[repack]\npattern = '('\n[validate]"}, "[repack] pattern: '(' is no regular expression"),
+        ({"[validate]": "[repack]\npattern = '('\n[validate]"}, "[repack] pattern: '(' is not a regular expression"),
         ({"[validate]": "[repack]\npattern = 'nowhere'\n[validate]"}, "[repack]: no tensor of a type"),
         ({"{demo}/heldout.txt": "latin.txt"}, "latin.txt is not UTF-8 text"),
         ({"{demo}/calibration.txt": "latin.txt"}, "latin.txt is not UTF-8 text"),

@@ -59,12 +59,13 @@ def test_without_these_keys_they_are_kept_and_not_run(folder, tmp_path):
     assert "mtp" not in result.report["validation"]
     [imatrix] = (tmp_path / "out").glob("*.imatrix")
     assert not any("nextn" in name for name in load(imatrix).entries)
-    assert open_gguf(result.plan.files[0].path).metadata["glm4moe.nextn_predict_layers"] == 3
+    assert open_gguf(result.report["files"][0]).metadata["glm4moe.nextn_predict_layers"] == 3
 
 
 def test_they_are_left_out_of_runs_and_plans(folder, tmp_path):
     recipe = written(folder, "mtp = false")
-    plan = run_recipe(recipe, tmp_path / "out", dry_run=True).plan
+    [forecast] = run_recipe(recipe, tmp_path / "out", dry_run=True).quants
+    plan = forecast.plan
     assert not any("nextn" in output.name for output in plan.outputs)
     explained = explain_recipe(folder / "checkpoint", recipe=recipe).plan
     assert [output.name for output in explained.outputs] == [output.name for output in plan.outputs]

@@ -62,6 +62,26 @@ def test_measured_sensitivity_is_saved_and_reused(mill, tmp_path, monkeypatch):
     assert reached["total_bytes"] <= result["total_bytes"]
 
 
+def test_fewer_types_use_what_was_measured_with_more(mill, tmp_path, monkeypatch):
+    """Sensitivities measured with types that are not allowed any more are sensitivities still."""
+    from ggufmill.pipeline.recipe_search import search_job
+
+    text = ("-f", DEMO / "calibration.txt", "-c", 32, "--chunks", 1, "--measurements", 3, "-t", 1, "--rows", 8)
+    arguments = ("search", DEMO, tmp_path / "r.txt", *text, "--target-bpw", 5.5, "--force", "--json")
+    wide = "q8_0,q6_K,q5_K,q4_K,q3_K,q2_K"
+    code, _, err = mill(*arguments, "--types", wide)
+    assert code == 0, err
+    probed = []
+    divergences = search_job.SearchJob._divergences
+    monkeypatch.setattr(search_job.SearchJob, "_divergences", lambda self, c: probed.extend(c) or divergences(self, c))
+    known = {key for kept in json.loads((tmp_path / "r.txt.state.json").read_text())["divergences"].values() for key in kept}
+    assert mill(*arguments, "--types", "q6_K,q4_K,q3_K")[0] == 0
+    assert probed
+    assert {search_job.types_key(types) for types in probed} <= known
+    widened = mill(*arguments, "--types", wide + ",iq4_xs")
+    assert widened[0] == 0
+
+
 def test_measurements_are_shared_by_outputs(mill, llama, tmp_path, monkeypatch):
     arguments = ("--target-bpw", 6, *TYPES, "--state", tmp_path / "m.json")
     assert mill("search", llama, tmp_path / "a.txt", *arguments)[0] == 0

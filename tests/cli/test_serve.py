@@ -79,6 +79,13 @@ def test_it_serves_and_shuts_down(start, number):
     assert b"shutting down" in stream.read()
 
 
+def test_it_serves_from_a_device(start):
+    pytest.importorskip("torch")
+    ask = {"messages": [{"role": "user", "content": "The list"}]}
+    _, url = start("--temp", "0", "-n", "3", "--device", "cpu")
+    assert post(f"{url}/v1/chat/completions", ask)["choices"][0]["message"]["content"]
+
+
 @pytest.mark.parametrize(
     ("options", "key", "message"),
     [

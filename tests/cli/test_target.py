@@ -84,11 +84,13 @@ def test_the_search_is_a_cached_stage(mill, recipe, tmp_path):
     before = (out / "r.gguf").stat().st_mtime_ns
     code, text, err = mill(*arguments)
     assert code == 0
-    assert re.findall(r"(\w+): done before", err) == ["imatrix", "search", "quantize", "verify", "validate"]
+    assert re.findall(r"(\w+): done before", err) == ["imatrix", "search", "quantize", "verify", "validate", "checksums"]
     assert (out / "r.gguf").stat().st_mtime_ns == before
     dry = mill(*arguments, "--dry-run")
     assert json.loads(dry[1])["file_bytes"] == search["file_bytes"]
-    assert json.loads(dry[1])["search"] == {"target": "6.5 bits per weight", "found": True}
+    assert json.loads(dry[1])["search"] == {
+        **{"target": "6.5 bits per weight", "found": True, "most_bytes": search["file_bytes"]},
+    }
 
 
 def test_a_changed_target_repeats_the_search_with_saved_measurements(mill, recipe, tmp_path, monkeypatch):
@@ -157,8 +159,13 @@ def test_a_dry_run_writes_nothing_and_notes_that_types_are_open(mill, recipe, tm
     code, text, err = mill("run", recipe(TEXT, IMATRIX), "-o", tmp_path / "out", "--dry-run", "--json")
     plan = json.loads(text)
     assert code == 0
+    most = plan["search"].pop("most_bytes")
     assert plan["search"] == {"target": "6.5 bits per weight", "found": False}
     assert plan["bits_per_weight"] < 6.5
+    assert most == plan["disk"]["needed"] > plan["file_bytes"]
+    shown = mill("run", recipe(TEXT, IMATRIX), "-o", tmp_path / "out", "--dry-run")[1]
+    assert re.search(rf"r.gguf +at most {most:,} +to be searched for: 6.5 bits per weight\n\ndisk: ", shown)
+    assert f"{plan['file_bytes']:,}" not in shown  # the size of a file that nobody asked for
     assert "types for 6.5 bits per weight have to be searched for" in err
     assert not (tmp_path / "out").exists()
 

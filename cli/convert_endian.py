@@ -1,0 +1,43 @@
+"""`ggufmill convert-endian` reverses the byte order of a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..pipeline.common.messages import gib
+from .command import Verb
+from .display.console import call
+from .options import flags
+from .options.types import FILE, OUT_FILE
+
+if TYPE_CHECKING:
+    from ..pipeline.convert_endian import EndianResult
+
+
+@click.command(cls=Verb)
+@click.argument("file", type=FILE)
+@click.argument("out", type=OUT_FILE)
+@click.option("--dry-run", is_flag=True, help="Only check whether the file can be converted.")
+@flags.force
+@flags.as_json
+def command(file: Any, out: Any, as_json: bool, **options: Any) -> None:
+    """Write the GGUF FILE with the bytes of every number reversed: for a big-endian machine (s390x), or from one.
+
+    A little-endian FILE becomes a big-endian OUT, and the reverse; twice gives the same file again. Types: floats, integers,
+    q4_0, q4_1, q8_0, q2_K, q4_K, q5_K, q6_K, iq4_nl, tq1_0, tq2_0, mxfp4, nvfp4.
+
+    \b
+    Examples:
+      ggufmill convert-endian model.gguf model-be.gguf
+      ggufmill convert-endian model-be.gguf model.gguf --dry-run
+    """
+    from ..pipeline.convert_endian import convert_endian
+
+    call(convert_endian, file, out, show=_text, as_json=as_json, **options)
+
+
+def _text(result: EndianResult) -> str:
+    done = "can be written" if result.status == "planned" else "written"
+    return f"{result.file}: {done}, {result.order}-endian, {result.tensors} tensors, {gib(result.nbytes)}"

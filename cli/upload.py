@@ -1,0 +1,57 @@
+"""`ggufmill upload` sends a folder of quants to the Hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..pipeline.common.messages import gib
+from .command import Verb, is_quiet
+from .display.console import call, table
+from .options import flags
+
+if TYPE_CHECKING:
+    from ..pipeline.upload import UploadResult
+
+
+@click.command(cls=Verb)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--repo", required=True, metavar="OWNER/NAME", help="Repository on the Hub; it is made if it is not there.")
+@click.option("--public", is_flag=True, help="A new repository is public. [default: private]")
+@click.option("--yes", is_flag=True, help="Send. Without it nothing is sent, and what would be is printed.")
+@flags.as_json
+def command(folder: Path, as_json: bool, **options: Any) -> None:
+    """Send the models of FOLDER, their imatrix, SHA256SUMS, model card (README.md) and report to a repository of the Hub.
+
+    FOLDER is what `ggufmill run` leaves, or any with GGUF files. All files are read and compared with SHA256SUMS first; nothing
+    that is unfinished is sent. What the repository has already is not sent again, so that the same command goes on with an
+    upload that broke off. In the model card OWNER/NAME becomes the repository.
+
+    The token is the one of huggingface-hub: `hf auth login`, or the variable HF_TOKEN. HF_ENDPOINT names another Hub.
+
+    \b
+    Examples:
+      ggufmill upload demo-quants/ --repo me/demo-GGUF
+      ggufmill upload demo-quants/ --repo me/demo-GGUF --public --yes
+    """
+    from ..pipeline.upload import upload_folder
+
+    if is_quiet():
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when huggingface-hub is imported
+    call(upload_folder, folder, show=_text, as_json=as_json, **options)
+
+
+def _text(result: UploadResult) -> str:
+    rows = [(file.name, f"{file.nbytes:,}", file.sha256, file.status) for file in result.files]
+    kind = "private" if result.private else "public"
+    where = f"{result.url} ({kind}{'' if result.exists else ', new'})"
+    if result.sent:
+        last = where
+    elif result.missing_bytes:
+        last = f"{gib(result.missing_bytes)} would be sent to {where}; nothing was sent: say --yes"
+    else:
+        last = f"nothing is to be sent: {where} has all of it"
+    return "\n\n".join([table(("file", "bytes", "sha256", "status"), rows), last])

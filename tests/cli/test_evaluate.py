@@ -1,0 +1,128 @@
+"""`ggufmill evaluate`: many quants in one table, resumed and joined."""
+
+import json
+import shutil
+
+import pytest
+
+from ggufmill import quantize_model
+from ggufmill.recipes import FOLDER
+
+DEMO, TEXT = FOLDER / "demo", FOLDER / "demo" / "heldout.txt"
+CUT = ("-f", TEXT, "-c", 64, "--chunks", 3, "--no-plot")
+
+
+@pytest.fixture(scope="module")
+def quants(tmp_path_factory):
+    """A folder with the demo model as q4_0 (a stock mix) and, by a recipe, as q8_0 with small feed-forward matrices."""
+    folder = tmp_path_factory.mktemp("quants")
+    quantize_model(DEMO, folder / "a-q4.gguf", "q4_0")
+    quantize_model(DEMO, folder / "b-own.gguf", "q8_0", custom_q="ffn=q4_0")
+    return folder
+
+
+def test_a_folder_is_judged_once(mill, quants, tmp_path):
+    out = tmp_path / "judged"
+    code, text, _ = mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out)
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()[4:6]] == ["a-q4", "b-own"]
+    kept = json.loads((out / "results.json").read_text())["results"]
+    alone = json.loads(mill("perplexity", quants / "a-q4.gguf", *CUT[:-1], "--kl-divergence", DEMO, "--json")[1])
+    assert {name: kept[0][name] for name in ("perplexity", "kld_mean", "kld_error", "top1_agreement", "tokens_xxh3")} == {
+        name: pytest.approx(alone[name], rel=1e-9) if isinstance(alone[name], float) else alone[name]
+        for name in ("perplexity", "kld_mean", "kld_error", "top1_agreement", "tokens_xxh3")
+    }
+    assert [result["stock"] for result in kept] == ["Q4_0", None]
+    assert "| a-q4 |" in (out / "table.md").read_text()
+    again = mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out, "--json")
+    assert "measured before" not in again[2]
+    assert json.loads(again[1])["results"] == kept
+    [outputs] = out.glob("baseline-*.outputs")
+    outputs.unlink()
+    assert mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out)[0] == 0
+    assert not list(out.glob("baseline-*"))  # nothing had to be measured
+    assert mill("evaluate", quants, "--against", DEMO, *CUT, "-o", out, "-ctk", "q8_0")[0] == 0
+    assert len(json.loads((out / "results.json").read_text())["results"]) == 4
+
+
+def test_stock_mixes_and_results_of_another_call(mill, quants, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert mill("evaluate", quants / "a*.gguf", "--against", DEMO, *CUT, "-o", first)[0] == 0
+    joined = ("--join", first / "results.json")
+    code, out, _ = mill("evaluate", quants, "--against", DEMO, *CUT, "-o", second, *joined, "--stock", "q4_0", "--json")
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    assert [(row["name"], row["kind"]) for row in rows] == [("a-q4", "stock"), ("Q4_0", "stock"), ("b-own", "model")]
+    assert rows[0]["nbytes"] == rows[1]["nbytes"]
+    assert rows[0]["kld"] == pytest.approx(rows[1]["kld"], rel=1e-6)
+    code, out, _ = mill("evaluate", quants / "b-own.gguf", "--against", DEMO, *CUT, "-o", second, *joined, "--json")
+    assert [(row["name"], row["kind"]) for row in json.loads(out)["rows"]] == [("a-q4", "stock"), ("b-own", "model")]
+    other = ("-f", TEXT, "-c", 64, "--chunks", 2, "--no-plot")
+    code, _, err = mill("evaluate", quants / "b-own.gguf", "--against", DEMO, *other, "-o", tmp_path / "third", *joined)
+    assert code == 1
+    assert "was measured of another text, or of other windows of it" in err
+
+
+def test_what_cannot_be_judged(mill, quants, tmp_path):
+    folder = tmp_path / "quants"
+    shutil.copytree(quants, folder)
+    (folder / "broken.gguf").write_bytes((quants / "a-q4.gguf").read_bytes()[:5000])
+    code, out, err = mill("evaluate", folder, "--against", DEMO, *CUT, "-o", tmp_path / "judged")
+    assert code == 1
+    assert "1 of 3 models could not be measured" in err.splitlines()[-1]
+    assert "b-own" in out
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.json").write_text('{"results": [{}]}')
+    for arguments, ends, words in (
+        ((quants / "none.gguf", *CUT), 1, "there is no "),
+        ((tmp_path / "empty", *CUT), 1, "has no GGUF file and no config.json"),
+        (CUT, 2, "there is nothing to judge beside the baseline"),
+        ((quants, "--no-plot"), 2, "a text is missing (-f)"),
+        ((quants, *CUT, "--stock", "q4_z"), 2, "'q4_z' is no file type"),
+        ((quants, *CUT, "--join", tmp_path / "x.json"), 1, "x.json has no results of `ggufmill evaluate`"),
+    ):
+        code, out, err = mill("evaluate", *arguments, "--against", DEMO, "-o", tmp_path / "other")
+        assert (code, out) == (ends, ""), words
+        assert words in err.splitlines()[-1]
+
+
+def test_the_picture(quants, tmp_path, monkeypatch):
+    """Labels lie neither on each other nor outside."""
+    pytest.importorskip("matplotlib")
+    from ggufmill.pipeline.reports import evaluation
+    from ggufmill.pipeline.reports.evaluation import EvaluationRow, plot_evaluation
+
+    figures = []
+    monkeypatch.setattr(evaluation, "save_figure", lambda figure, path: figures.append(figure))
+    names = ("Q2_K", "IQ3_K", "Q4_K_M", "Q4_K_S", "IQ4_K", "IQ4_KS", "Q5_K_M", "Q6_K")
+    figures_of = {
+        "error": 0.05,
+        "ratio": 1.01,
+        "ratio_error": 0.001,
+        "kld_error": 1e-4,
+        "same_top": 90.0,
+        "same_top_error": 0.2,
+    }
+    rows = [
+        EvaluationRow(
+            name=f"model-{name}",
+            kind=("model", "stock")[i % 2],
+            nbytes=int((4.2 + 0.03 * i) * 1e9),
+            bits=4.2 + 0.03 * i,
+            perplexity=6.2,
+            kld=0.02 - 0.0005 * i,
+            kld_p999=0.3,
+            tokens_per_second=40.0,
+            **figures_of,
+        )
+        for i, name in enumerate(names)
+    ]
+    plot_evaluation(rows, 6.0, "eight models that lie close together", tmp_path / "plot.png")
+    figure = figures[0]
+    figure.canvas.draw()
+    renderer, panel = figure.canvas.get_renderer(), figure.axes[0]
+    boxes = [text.get_window_extent(renderer) for text in panel.texts]
+    texts = {text.get_text() for text in panel.texts}
+    assert texts == {row.name for row in rows}
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])

@@ -1,0 +1,21 @@
+import click
+import pytest
+
+from ggufmill.cli.options.sampling import TokenBias, sampling_options
+from ggufmill.runtime import Sampling
+
+
+def options(*arguments):
+    command = sampling_options(click.Command("x", callback=None))
+    return command.make_context("x", list(arguments)).params
+
+
+def test_defaults_are_those_of_sampling():
+    assert Sampling(**options()) == Sampling()
+
+
+def test_biases_of_tokens():
+    assert options("-l", "5+1.5", "--logit-bias", "70-inf")["logit_bias"] == {5: 1.5, 70: -float("inf")}
+    for wrong in ("5", "+1", "5+inf", "5*2", "x+1", "5+nan", "-5+1"):
+        with pytest.raises(click.BadParameter, match=r"15043-inf"):
+            TokenBias().convert(wrong, None, None)
