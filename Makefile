@@ -6,7 +6,7 @@ comma := ,
 # One stamp per choice of extras: `make test EXTRAS=dev,oracle` after a plain `make test` installs what is missing.
 READY := .venv/.ready-test-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: demo test test-levels test-arm torture lint lint-platforms format docs clean
+.PHONY: demo test test-levels test-arm torture lint lint-platforms format docs release clean
 
 demo: .venv/.ready-demo
 	$(BIN)/ggufmill run recipes/demo.toml --force
@@ -22,11 +22,14 @@ test-arm: $(READY)
 	$(BIN)/python tests/arm/environment.py
 	$(BIN)/python tests/levels.py --arm
 
-# What docs/reliability.md promises, with many more generated inputs and the slow faults of a cluster.
+# What docs/reliability.md promises: its tests, with the slow faults of a cluster, then EXAMPLES damaged inputs per parser, and
+# TRIALS of each kind of disturbance per job (kills, failed system calls, power cuts; they need strace). Ends with a table.
 EXAMPLES ?= 1000
+TRIALS ?= 4
 torture: $(READY)
-	GGUFMILL_EXAMPLES=$(EXAMPLES) GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/fuzz tests/jobs tests/cli/test_safety.py \
+	GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
 	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/test_kernel_cache.py
+	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,6 +49,10 @@ docs: .venv/.ready-test-docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
+# Wheel, sdist, manual pages, bill of materials and site in build/release, tried in clean environments; VERSION=1.2.0 sets the version.
+release: .venv/.ready-test-release
+	$(BIN)/python docs/release.py $(if $(VERSION),--version $(VERSION))
+
 clean:
 	rm -rf .venv build out *.egg-info
 
@@ -56,6 +63,10 @@ clean:
 # The demo needs the program alone, the tests its extras. pyproject.toml decides when to install anew.
 .venv/.ready-demo: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/.ready-test-release: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[release]"
 	touch $@
 
 .venv/.ready-test-docs: .venv/bin/python pyproject.toml

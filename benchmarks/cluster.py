@@ -4,8 +4,10 @@
     python benchmarks/cluster.py WORK_FOLDER --json benchmarks/results/cluster.json
 
 Everything runs on this machine: more worker processes than it has processors share these. The job quantises a model of random
-weights, which is written to WORK_FOLDER. Figures are of one run each, but for the job, whose best of --repeat counts; `load` is
-the machine's at the start.
+weights, which is written to WORK_FOLDER. Everything is measured in --rounds, one after the other through all of it, so
+that a busy minute spoils one round of everything and not all rounds of one thing; `min` is what a quiet machine would take, and
+where `median` is far from it the machine was busy. `loads` are the machine's before each round. The simulation is given the
+smallest times.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import operator
 import os
 import pickle
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,23 +39,26 @@ from ggufmill.pipeline.cluster.pieces import cut, piece_weights
 from ggufmill.quantize.timing import encode_speed
 
 PIECES, TASKS, IN_TURN = 1000, 100_000, 5000
-BLOCK = 16 << 20  # bytes of a result
+BLOCK, BLOCKS = 16 << 20, 64  # bytes of a result; results
+DISK_BYTES = 1 << 30
 TENSORS, ROWS, COLUMNS = 12, 4096, 4096
 TYPE = "iq4_k"
 
 
-def per_piece(workers: int) -> dict[str, float]:
-    """Seconds per piece that does nothing, and bytes per second of results."""
+def per_piece(workers: int, pieces: int) -> dict[str, float]:
+    """Seconds of starting the workers, per piece that does nothing, and per byte of results."""
+    began = time.perf_counter()
     with open_cluster(f"local:{workers}") as cluster:
         list(map_ordered(cluster, operator.neg, range(100)))
-        began = time.perf_counter()
-        list(map_ordered(cluster, operator.neg, range(PIECES)))
-        seconds = (time.perf_counter() - began) / PIECES
-        sizes = [BLOCK // 8] * 64
+        start, began = time.perf_counter() - began, time.perf_counter()
+        list(map_ordered(cluster, operator.neg, range(pieces)))
+        seconds = (time.perf_counter() - began) / pieces
+        sizes = [BLOCK // 8] * BLOCKS
         began = time.perf_counter()
         for done in map_ordered(cluster, np.ones, sizes):
             assert done.value.nbytes == BLOCK
-        return {"piece_seconds": seconds, "bytes_per_second": len(sizes) * BLOCK / (time.perf_counter() - began)}
+        per_byte = (time.perf_counter() - began) / (len(sizes) * BLOCK)
+        return {"start_seconds": start, "piece_seconds": seconds, "seconds_per_byte": per_byte}
 
 
 def resident(pid: int) -> int:
@@ -61,9 +67,9 @@ def resident(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def scheduler_memory() -> dict[str, int]:
-    """Bytes of a scheduler that has nothing to do, with TASKS tasks at once, and after these are gone; and the most that it has
-    while IN_TURN pieces go through `map_ordered`, which has a few in flight."""
+def scheduler_memory(tasks: int, in_turn: int) -> dict[str, int]:
+    """Bytes of a scheduler that has nothing to do, with so many tasks at once, and after these are gone; and the most that it
+    has while `in_turn` pieces go through `map_ordered`, which has a few in flight."""
     from distributed import Client
 
     with tempfile.TemporaryDirectory() as folder:
@@ -77,8 +83,10 @@ def scheduler_memory() -> dict[str, int]:
                 time.sleep(0.2)
             with Client(scheduler_file=str(file), set_as_default=False) as client:
                 idle = resident(scheduler.pid)
-                futures = client.map(operator.neg, range(TASKS), pure=False)
-                while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) < TASKS:
+                futures = client.map(operator.neg, range(tasks), pure=False)
+                count: Any = 0
+                while count < tasks:
+                    count = client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
                     time.sleep(0.5)
                 all_at_once = resident(scheduler.pid)
                 del futures
@@ -87,7 +95,7 @@ def scheduler_memory() -> dict[str, int]:
             with open_cluster(str(file)) as cluster:
                 before = resident(scheduler.pid)
                 largest = before
-                for number, _ in enumerate(map_ordered(cluster, operator.neg, range(IN_TURN))):
+                for number, _ in enumerate(map_ordered(cluster, operator.neg, range(in_turn))):
                     if number % 1000 == 0:
                         largest = max(largest, resident(scheduler.pid))
             return {"idle": idle, "all_at_once": all_at_once, "before": before, "one_after_the_other": largest}
@@ -116,8 +124,8 @@ def random_model(folder: Path) -> Path:
     return path
 
 
-def disk_rate(folder: Path, nbytes: int = 1 << 30) -> dict[str, float]:
-    """Bytes per second of writing a file and bringing it to disk, and of reading it past the page cache."""
+def disk_seconds(folder: Path, nbytes: int) -> dict[str, float]:
+    """Seconds per byte of writing a file and bringing it to disk, and of reading it past the page cache."""
     path, block = folder / "disk", np.random.default_rng(0).integers(0, 255, 1 << 24, np.uint8).tobytes()
     began = time.perf_counter()
     with path.open("wb") as file:
@@ -125,84 +133,97 @@ def disk_rate(folder: Path, nbytes: int = 1 << 30) -> dict[str, float]:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-    written = nbytes / (time.perf_counter() - began)
+    written = (time.perf_counter() - began) / nbytes
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         began = time.perf_counter()
         while file.read(len(block)):
             pass
-    read = nbytes / (time.perf_counter() - began)
+    read = (time.perf_counter() - began) / nbytes
     path.unlink()
     return {"write": written, "read": read}
 
 
-def job(
-    model: Path, workers: int, output: str, repeat: int, measured: dict[str, float], disk: dict[str, float]
-) -> dict[str, float]:
-    """Seconds of a job on worker processes, their start included, and what the simulation says."""
+def job_seconds(model: Path, workers: int, output: str) -> float:
+    """Seconds of a job on worker processes, their start included."""
     out = model.with_name("out.gguf")
-    seconds = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        quantize_model(model, out, TYPE, pure=True, force=True, cluster=f"local:{workers}", cluster_output=output)
-        seconds.append(time.perf_counter() - began)
     began = time.perf_counter()
-    with open_cluster(f"local:{workers}") as cluster:
-        list(map_ordered(cluster, operator.neg, range(2 * workers)))
-    start = time.perf_counter() - began
-    plan = quantize_model(model, out, TYPE, pure=True, dry_run=True, no_timing=True).plan
+    quantize_model(model, out, TYPE, pure=True, force=True, cluster=f"local:{workers}", cluster_output=output)
+    seconds = time.perf_counter() - began
+    out.unlink()
+    return seconds
+
+
+def simulated(model: Path, workers: int, output: str, pieces: dict[str, float], disk: dict[str, float]) -> dict[str, Any]:
+    """The same job as the simulation has it. pieces, disk: the smallest times of what is measured in rounds."""
+    plan = quantize_model(model, model.with_name("out.gguf"), TYPE, pure=True, dry_run=True, no_timing=True).plan
     assert plan is not None
     [row] = forecast_cluster(
         plan,
         [workers],
         threads=1,
         output=output,
-        read_rate=disk["read"],
-        write_rate=disk["write"],
-        network_rate=disk["read"],
-        relay_rate=measured["bytes_per_second"],
+        read_rate=1 / disk["read"],
+        write_rate=1 / disk["write"],
+        network_rate=1 / disk["read"],
+        relay_rate=1 / pieces["seconds_per_byte"],
         encode_rate=encode_speed(TYPES[TYPE], workers) / workers,
-        piece_seconds=measured["piece_seconds"],
-        start_seconds=start,
+        piece_seconds=pieces["piece_seconds"],
+        start_seconds=pieces["start_seconds"],
     ).rows
     pending = list(zip(plan.outputs, plan.locations, strict=True))
-    pieces = list(cut(pending, piece_weights(pending, workers)))
-    sent = sum(len(pickle.dumps(one)) for one in pieces) / len(pieces)
-    out.unlink()
-    return {
-        "workers": workers,
-        "pieces": row.pieces,
-        "piece_message_bytes": sent,
-        "seconds": min(seconds),
-        "start_seconds": start,
-        "simulated": row.simulated,
-        "estimated": row.estimated,
-    }
+    cuts = list(cut(pending, piece_weights(pending, workers)))
+    message = sum(len(pickle.dumps(one)) for one in cuts) / len(cuts)
+    figures = {"pieces": row.pieces, "piece_message_bytes": message, "simulated": row.simulated, "estimated": row.estimated}
+    return figures | {"moved_bytes": plan.total_bytes if output == "collect" else 0}
+
+
+def summary(rounds: list[Any]) -> Any:
+    """What several rounds gave, in the same form, with min, median and all rounds in the place of each number."""
+    if isinstance(rounds[0], dict):
+        return {key: summary([one[key] for one in rounds]) for key in rounds[0]}
+    return {"min": min(rounds), "median": statistics.median(rounds), "rounds": rounds}
+
+
+def smallest(summed: dict[str, Any]) -> dict[str, float]:
+    return {name: values["min"] for name, values in summed.items()}
 
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--workers", default=4, show_default=True, help="Worker processes at most.")
-@click.option("--repeat", default=1, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--quick", is_flag=True, help="A hundredth of the pieces, tasks and bytes: to see that it works.")
 @click.option("--checkpoint", type=click.Path(exists=True, path_type=Path), help="Also forecast this model, by --recipe.")
 @click.option("--recipe", default="deepseek-v3-iq4_k_r4", show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures to this file.")
-def main(folder: Path, workers: int, repeat: int, checkpoint: Path | None, recipe: str, json_file: Path | None) -> None:
+def main(
+    folder: Path, workers: int, rounds: int, quick: bool, checkpoint: Path | None, recipe: str, json_file: Path | None
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"processors": available_cpus(), "load": os.getloadavg()[0], "disk": disk_rate(folder)}
-    results["pieces"] = {n: per_piece(n) for n in range(1, workers + 1)}
-    click.echo(json.dumps(results, indent=1))
-    results["scheduler_memory"] = scheduler_memory()
-    click.echo(json.dumps(results["scheduler_memory"]))
-    model = random_model(folder)
-    results["jobs"] = {
-        output: [job(model, n, output, repeat, results["pieces"][n], results["disk"]) for n in range(1, workers + 1)]
+    part, counts = 100 if quick else 1, range(1, workers + 1)
+    model, loads, measured = random_model(folder), [], []
+    for number in range(rounds):
+        loads.append(os.getloadavg()[0])
+        measured.append(
+            {
+                "disk": disk_seconds(folder, DISK_BYTES // part),
+                "pieces": {n: per_piece(n, PIECES // part) for n in counts},
+                "scheduler_memory": scheduler_memory(TASKS // part, IN_TURN // part),
+                "jobs": {o: {n: job_seconds(model, n, o) for n in counts} for o in ("shared", "collect")},
+            }
+        )
+        click.echo(f"round {number + 1}, load {loads[-1]:.1f}: {json.dumps(measured[-1])}", err=True)
+    results: dict[str, Any] = {"processors": available_cpus(), "loads": loads, "tasks": TASKS // part, **summary(measured)}
+    disk = smallest(results["disk"])
+    results["simulated"] = {
+        output: {n: simulated(model, n, output, smallest(results["pieces"][n]), disk) for n in counts}
         for output in ("shared", "collect")
     }
-    click.echo(json.dumps(results["jobs"], indent=1))
+    click.echo(json.dumps(results, indent=1))
     if checkpoint is not None:
-        counts = (1, 2, 4, 8, 16, 32, 64)
-        forecast = plan_memory(checkpoint, recipe=recipe, cluster=counts, cluster_threads=32).cluster
+        machines = (1, 2, 4, 8, 16, 32, 64)
+        forecast = plan_memory(checkpoint, recipe=recipe, cluster=machines, cluster_threads=32).cluster
         assert forecast is not None
         results["forecast"] = forecast.as_json()
     if json_file is not None:

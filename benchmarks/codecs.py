@@ -32,6 +32,7 @@ from gguf.quants import dequantize, quantize
 
 from ggufmill.formats import TYPES, MillError, TensorType
 from ggufmill.operating_system.processors import processor_name
+from ggufmill.pipeline.reports.style import COLOURS, INK, new_axes, place_labels, save_figure, styled
 from ggufmill.quantize import can_encode, decode, encode
 
 ROWS, COLUMNS = 64, 2048
@@ -206,31 +207,33 @@ def report(rows: Sequence[Row], repeat: int) -> dict:
     }
 
 
+@styled
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Speed of encoding per type, and error against size."""
-    from matplotlib.figure import Figure
-
+    """Speed of encoding per type, and error against size: a ring around a dot where both encoders have the same error."""
     rows = sorted((r for r in rows if "importance" in r.speed), key=lambda r: r.bits)
-    figure = Figure(figsize=(14, max(4, 0.3 * len(rows) + 1.5)), layout="constrained")
-    speeds, errors = figure.subplots(1, 2)
+    figure, (speeds, errors) = new_axes(1, 2, 14, max(6, 0.3 * len(rows) + 1.5))
     names = [n for n in (OURS, REFERENCE) if any(n in r.speed["importance"] for r in rows)]
     for shift, name in enumerate(names):
         measured = [(i, r) for i, r in enumerate(rows) if name in r.speed["importance"]]
         positions = [i + 0.4 * (shift - (len(names) - 1) / 2) for i, _ in measured]
-        speeds.barh(positions, [r.speed["importance"][name].best for _, r in measured], 0.4, label=name)
+        best = np.array([r.speed["importance"][name].best for _, r in measured])
+        slower = best - best / (1 + np.array([r.speed["importance"][name].spread for _, r in measured]))  # the median run
+        bars = {"xerr": [slower, 0 * slower], "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
+        speeds.barh(positions, best, 0.4, label=name, color=COLOURS[shift], **bars)
         roots = [r.error["importance"][name] ** 0.5 for _, r in measured]
-        errors.scatter([r.bits for _, r in measured], roots, s=18, label=name)
+        look = {"s": 14, "color": COLOURS[0]} if name == OURS else {"s": 60, "facecolors": "none", "edgecolors": COLOURS[shift]}
+        errors.scatter([r.bits for _, r in measured], roots, label=name, **look)
     speeds.set(xscale="log", xlabel="encoding with importance, million elements per second, one thread", ylim=(len(rows), -1))
     speeds.set_yticks(range(len(rows)), [r.type for r in rows])
+    speeds.grid(axis="y", visible=False)
     errors.set(yscale="log", xlabel="bits per weight", ylabel="relative error (weighted root mean square)")
-    for r in rows:
-        errors.annotate(
-            r.type, (r.bits, r.error["importance"][OURS] ** 0.5), fontsize=6, xytext=(3, 3), textcoords="offset points"
-        )
     for axes in (speeds, errors):
         axes.legend()
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.draw_without_rendering()
+    heights = [[error**0.5 for error in r.error["importance"].values()] for r in rows]
+    lines = [[(r.bits, min(both)), (r.bits, max(both))] for r, both in zip(rows, heights, strict=True)]
+    place_labels(errors, [(r.bits, r.error["importance"][OURS] ** 0.5, r.type, INK) for r in rows], lines)
+    save_figure(figure, path)
 
 
 def _llama_cpp() -> Path | None:

@@ -94,8 +94,7 @@ def encoding(name: str, o: argparse.Namespace) -> float | None:
     x = rng.standard_t(5, (rows, o.columns)).astype(np.float32)
     few = x[: max(16, _ENCODED_BY_CPU // o.columns // 16 * 16)]
     cpu = few.size / seconds(lambda run: quantize.encode(few, name, importance), torch.device("cpu"), o.repeats)
-    device = str(o.device) if o.device.type != "cpu" else "cpu:0"
-    return x.size / seconds(lambda run: quantize.encode(x, name, importance, device=device), o.device, o.repeats) / cpu
+    return x.size / seconds(lambda run: quantize.encode(x, name, importance, device=str(o.device)), o.device, o.repeats) / cpu
 
 
 def main(arguments: list[str] | None = None) -> None:

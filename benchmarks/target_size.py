@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import time
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ggufmill.imatrix.collect import collect
 from ggufmill.jobs.plan import Plan
 from ggufmill.pipeline.recipe_search.options import SearchOptions, Target, parse_types
 from ggufmill.pipeline.recipe_search.search_job import SearchJob
+from ggufmill.pipeline.reports.style import COLOURS, INK, PALE, new_axes, place_labels, save_figure, styled
 from ggufmill.quantize import can_encode
 from ggufmill.quantize.gguf_source import simulate_quantization
 from ggufmill.quantize.importance import Importance
@@ -113,40 +113,32 @@ def main(out: Path | None, plot: Path | None, chunks: int) -> None:
         draw(mixes, points, plot)
 
 
+@styled
 def draw(mixes: list[dict[str, Any]], points: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots()
-    for label, marker, colour, chosen in (
-        ("stock mixes", "o", "tab:blue", [m for m in mixes if not m["name"].endswith(("_R4", "_R8"))]),
-        ("stock mixes, interleaved", "x", "tab:gray", [m for m in mixes if m["name"].endswith(("_R4", "_R8"))]),
-    ):
-        axes.scatter([m["bits"] for m in chosen], [m["kld"] for m in chosen], marker=marker, c=colour, s=22, label=label)
-    written: list[tuple[float, float]] = []  # where labels stand: bits, logarithm of the divergence
-    for m in sorted(mixes, key=lambda m: (-m["kld"], m["bits"])):
-        if m["name"].endswith(("_R4", "_R8")):
-            continue
-        x, y = m["bits"] + 0.06, log(m["kld"])
-        for bits, height in written:  # from the highest down: one that is in the way pushes down
-            if abs(bits - x) < 0.42 and abs(height - y) < 0.07:
-                y = height - 0.07
-        written.append((x, y))
-        line = {"arrowstyle": "-", "linewidth": 0.4, "color": "gray"}
-        axes.annotate(m["name"], (m["bits"], m["kld"]), (x, exp(y)), fontsize=6, va="center", arrowprops=line)
-    for label, colour, text in (
-        ("with text", "tab:red", "searched (sensitivity measured)"),
-        ("without text", "tab:orange", "searched (errors of weights alone)"),
-    ):
-        searched = [p for p in points if p["name"] == label]
-        axes.plot(
-            [p["bits"] for p in searched], [p["kld"] for p in searched], "*-", c=colour, markersize=11, linewidth=1, label=text
-        )
+    """KL divergence over bits per weight, with standard errors: stock mixes (interleaved ones have no label, their plain twins
+    do) and searched recipes."""
+    figure, (axes,) = new_axes(1, 1, 12, 8)
+    plain = [m for m in mixes if not m["name"].endswith(("_R4", "_R8"))]
+    interleaved = [m for m in mixes if m["name"].endswith(("_R4", "_R8"))]
+    kinds = (
+        ("stock mixes", "o", COLOURS[0], plain),
+        ("stock mixes, interleaved", "x", PALE, interleaved),
+        ("searched (sensitivity measured)", "*-", COLOURS[1], [p for p in points if p["name"] == "with text"]),
+        ("searched (errors of weights alone)", "*-", COLOURS[5], [p for p in points if p["name"] == "without text"]),
+    )
+    for label, form, colour, chosen in kinds:
+        bits, divergences, errors = ([one[key] for one in chosen] for key in ("bits", "kld", "error"))
+        size = 9 if "*" in form else 4
+        form_of = {"fmt": form, "color": colour, "markersize": size, "linewidth": 1, "elinewidth": 0.8}
+        axes.errorbar(bits, divergences, errors, label=label, **form_of)
     axes.set(yscale="log", xlabel="bits per weight", ylabel="KL divergence from the unquantised model, held-out text (nats)")
     axes.set_title("Demo model: searched recipes for a size, and every stock mix")
     axes.legend()
-    axes.grid(alpha=0.3, which="both")
-    figure.savefig(path, dpi=120)
+    figure.draw_without_rendering()
+    lines = [[(p["bits"], p["kld"]) for p in chosen] for _, _, _, chosen in kinds[2:]]
+    lines += [[(m["bits"], m["kld"] - m["error"]), (m["bits"], m["kld"] + m["error"])] for m in mixes]
+    place_labels(axes, [(m["bits"], m["kld"], m["name"], INK) for m in plain], lines)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

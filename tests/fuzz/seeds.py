@@ -11,7 +11,10 @@ from ggufmill.convert.architectures.registry import ARCHITECTURES
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.types import TYPES
 from ggufmill.imatrix.collect_state import CollectState
+from ggufmill.imatrix.covariance.files import Origin
+from ggufmill.imatrix.covariance.writer import CovarianceWriter, PlannedInput
 from ggufmill.imatrix.entries import Imatrix
+from ggufmill.quantize.covariance.covariance import Covariance
 from ggufmill.recipes import FOLDER
 
 
@@ -108,6 +111,45 @@ def state(path: Path) -> bytes:
     sums, counts = {"a": np.ones((2, 8)), "b": np.ones((1, 4))}, {"a": np.array([3, 0]), "b": np.array([5])}
     CollectState("f", 2, sums, counts, np.arange(4), (2, 1.5, 0.25), (1.0, 2.0), 0.5).save(path)
     return path.read_bytes()
+
+
+def covariance(path: Path) -> bytes:
+    inputs = [PlannedInput(("blk.0.attn_q.weight", "blk.0.attn_k.weight"), 8, 1), PlannedInput(("blk.0.x.weight",), 4, 2)]
+    writer = CovarianceWriter(path, inputs, Origin("llama", "a model", ("text",), 2, 16))
+    writer.begin()
+    for one in inputs:
+        for matrix in range(one.matrices):
+            writer.write(one.name, matrix, Covariance(np.eye(one.columns, dtype=np.float32), 32))
+    writer.finish()
+    return path.read_bytes()
+
+
+PEFT = json.dumps(
+    {"peft_type": "LORA", "lora_alpha": 6, "r": 4, "use_rslora": True, "fan_in_fan_out": False, "bias": "none"}
+    | {"alpha_pattern": {"q_a_proj": 3}, "rank_pattern": {"self_attn.o_proj": 2}, "target_modules": ["q_a_proj", "o_proj"]}
+).encode()
+
+
+def factors() -> bytes:
+    """Of two modules of the demo, as peft saves them."""
+    shapes = {"q_a_proj": (256, 256), "o_proj": (256, 256)}
+    header, end = {}, 0
+    for module, (rows, columns) in shapes.items():
+        for part, shape in (("A", (2, columns)), ("B", (rows, 2))):
+            size = 4 * shape[0] * shape[1]
+            name = f"base_model.model.model.layers.0.self_attn.{module}.lora_{part}.weight"
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
+def adapter() -> bytes:
+    metadata = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "deepseek2"}
+    shapes = {"blk.0.attn_q_a.weight.lora_a": (256, 2), "blk.0.attn_q_a.weight.lora_b": (2, 256)}
+    shapes |= {"token_embd.weight.lora_a": (2, 1536), "token_embd.weight.lora_b": (2, 256)}
+    metadata |= {"adapter.lora.alpha": np.float32(4)}
+    return _file(metadata, [(name, shape, TYPES["f32"]) for name, shape in shapes.items()])
 
 
 BPE = {

@@ -22,16 +22,22 @@ import seeds
 
 from ggufmill.cli.display.origins import comparison_text
 from ggufmill.convert import open_source
+from ggufmill.convert.architectures.registry import model_spec
 from ggufmill.convert.config import Config, read_config
+from ggufmill.convert.lora import load_adapters
 from ggufmill.convert.model_card import card_metadata, file_metadata
+from ggufmill.convert.model_spec import ModelSpec
+from ggufmill.convert.source import MLA_LAYOUTS
 from ggufmill.convert.tokenizers.vocabulary import read_vocabulary
 from ggufmill.formats import MillError, TensorInfo, open_gguf
 from ggufmill.formats.gguf_header import header_bytes
 from ggufmill.formats.hashes import read_manifest
 from ggufmill.formats.safetensors import open_safetensors, read_safetensors
+from ggufmill.formats.source import TensorSource
 from ggufmill.formats.types import TYPES
 from ggufmill.imatrix import load
 from ggufmill.imatrix.collect_state import load_state
+from ggufmill.imatrix.covariance.files import open_covariance
 from ggufmill.imatrix.texts import CalibrationText, read_segments
 from ggufmill.jobs.code_digest import code_digest
 from ggufmill.jobs.execute import execute
@@ -47,18 +53,19 @@ from ggufmill.recipes import FOLDER
 from ggufmill.runtime import load_model
 from ggufmill.runtime.evaluate.provenance import compare_results
 from ggufmill.runtime.generation.sampling import Sampling
-from ggufmill.runtime.serve.requests import RequestError, parse_chat, parse_completion
+from ggufmill.runtime.serve.checks import RequestError
+from ggufmill.runtime.serve.requests import parse_chat, parse_completion
 from ggufmill.runtime.text.template_sandbox import run_template
 from ggufmill.runtime.text.tokenizer import Tokenizer
 
-SECONDS = 10.0  # of processor time for one input of some kilobytes; importing what a parser needs is part of the first
+SECONDS = 5.0  # of processor time for one input of some kilobytes; importing what a parser needs is part of the first
 
 
 @cache
 def folder() -> Path:
     """In memory where there is such a place: thousands of files are written."""
-    shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=shared if os.access(shared, os.W_OK) else None))
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="fuzz-", dir=os.environ.get("TMPDIR", shared)))
 
 
 def written(name: str, data: bytes) -> Path:
@@ -128,6 +135,39 @@ def imatrix(data: bytes) -> None:
     found = load(written("a.imatrix", data))
     found.means()
     found.unseen_experts()
+
+
+def covariance(data: bytes) -> None:
+    found = open_covariance(written("a.cov", data))
+    for name, one in found.inputs.items():
+        for matrix in range(min(one.matrices, 4)):
+            found.covariance_of(name, matrix)
+
+
+@cache
+def source_of_a_model() -> tuple[TensorSource, ModelSpec]:
+    return open_source(FOLDER / "demo"), model_spec(config_of_a_model(), MLA_LAYOUTS[0])
+
+
+def adapter(data: bytes) -> None:
+    """A LoRA adapter in a GGUF."""
+    load_adapters([written("adapter.gguf", data)], source_of_a_model()[0], None)
+
+
+def peft(data: bytes) -> None:
+    """The configuration of an adapter that peft saved."""
+    _peft_folder(adapter_config=data)
+
+
+def factors(data: bytes) -> None:
+    """The weights of an adapter that peft saved."""
+    _peft_folder(factors=data)
+
+
+def _peft_folder(adapter_config: bytes = seeds.PEFT, factors: bytes | None = None) -> None:
+    path = written("peft/adapter_config.json", adapter_config)
+    path.with_name("adapter_model.safetensors").write_bytes(seeds.factors() if factors is None else factors)
+    load_adapters([path.parent], *source_of_a_model())
 
 
 def recipe(data: bytes) -> None:
@@ -223,7 +263,7 @@ def memory(data: bytes) -> None:
     """The file in which `run` remembers what it has done."""
     path = written("memory/state.json", data)
     with redirect_stderr(io.StringIO()):
-        StageCache(path, fresh=False).stage("imatrix", "key", [written("memory/made", b"x")], lambda: {"chunks": 1})
+        StageCache(path, fresh=None).stage("imatrix", "key", [written("memory/made", b"x")], lambda: {"chunks": 1})
 
 
 def measured(data: bytes) -> None:
@@ -257,7 +297,8 @@ def request(data: bytes) -> None:
         fields = Sampling.__dataclass_fields__
         Sampling(**{name: value for name, value in asked.options.items() if name in fields})
         assert type(asked.options["n_predict"]) is int
-        text = asked.prompt if isinstance(asked.prompt, str) else "".join(m["content"] for m in asked.messages or [])
+        texts = [prompt for prompt in asked.prompts or [] if isinstance(prompt, str)]
+        text = "".join([*texts, *(m["content"] for m in asked.messages or [])])
         tokenizer_of_a_model().encode(text)
         json.dumps([asked.variables, asked.tools, asked.messages])
 
@@ -317,6 +358,10 @@ TARGETS = {
     "dat": Target(imatrix, "", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.dat")]),
     "imatrix": Target(imatrix, "gguf", ("imatrix.files",), lambda: [seeds.imatrix(folder() / "seed.imatrix")]),
     "state": Target(state, "npz", ("imatrix.collect_state",), lambda: [seeds.state(folder() / "seed.state")]),
+    "covariance": Target(covariance, "gguf", ("imatrix.covariance.files",), lambda: [seeds.covariance(folder() / "seed.cov")]),
+    "adapter": Target(adapter, "gguf", ("convert.lora.load",), lambda: [seeds.adapter()]),
+    "peft": Target(peft, "json", ("convert.lora.peft_folder",), lambda: [seeds.PEFT]),
+    "factors": Target(factors, "safetensors", ("convert.lora.peft_folder",), lambda: [seeds.factors()]),
     "recipe": Target(
         recipe,
         "toml",

@@ -7,25 +7,29 @@ import time
 from contextlib import contextmanager
 
 QUICK = {  # settings of dask, so that faults are noticed in seconds
-    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "3s",
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "20s",
     "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "50ms",
 }
 
 
 class Processes:
-    """folder: of the scheduler file and the logs."""
+    """folder: of the scheduler file and the logs; ttl: how long a worker may be silent, as one that compiles on a busy machine
+    is for seconds."""
 
-    def __init__(self, folder):
-        self.folder, self.file = folder, folder / "scheduler.json"
+    def __init__(self, folder, ttl):
+        self.folder, self.file, self.ttl = folder, folder / "scheduler.json", ttl
         self.all = {}
 
     def start(self, name, *arguments):
         log = (self.folder / f"{name}.log").open("w")
         command = [sys.executable, "-m", "dask", *map(str, arguments)]
-        self.all[name] = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | QUICK, cwd=self.folder)
+        self.all[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.settings, cwd=self.folder)
         log.close()
         return self.all[name]
+
+    @property
+    def settings(self):
+        return os.environ | QUICK | {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": self.ttl}
 
     def scheduler(self):
         started = self.start(
@@ -56,7 +60,7 @@ class Processes:
         from distributed import Client
 
         with Client(scheduler_file=str(self.file), set_as_default=False) as client:
-            client.wait_for_workers(count, timeout=60)
+            client.wait_for_workers(count, timeout=300)
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -69,8 +73,8 @@ class Processes:
 
 
 @contextmanager
-def processes(folder):
-    running = Processes(folder)
+def processes(folder, ttl="120s"):
+    running = Processes(folder, ttl)
     try:
         running.scheduler()
         yield running
@@ -78,36 +82,38 @@ def processes(folder):
         running.end()
 
 
-def at_first_rows(marker, action):
-    """Code to preload: the first time that the worker makes rows, it does this instead; once, whatever processes there are."""
-    return f"""
-import os, signal, time
-from pathlib import Path
-from ggufmill.pipeline.cluster import worker_job
+def before_calls(module, name, action, marker=None):
+    """Code to preload: the worker does an action before it calls a function of a module of pipeline/cluster.
 
-make = worker_job.__dict__.setdefault("unchanged", worker_job.encoded_rows)  # code is loaded twice under a nanny
-
-def encoded_rows(output, start, stop):
+    marker: a file that is made the first time; later calls, of whatever process, are left alone."""
+    once = f"""
     try:
         Path({str(marker)!r}).touch(exist_ok=False)
     except FileExistsError:
-        return make(output, start, stop)
+        return unchanged(*arguments)"""
+    return f"""
+import os, signal, time
+from pathlib import Path
+from ggufmill.pipeline.cluster import {module}
+
+unchanged = {module}.__dict__.setdefault("unchanged_{name}", {module}.{name})  # code is loaded twice under a nanny
+
+def changed(*arguments):{once if marker is not None else ""}
     {action}
-    return make(output, start, stop)
+    return unchanged(*arguments)
 
-worker_job.encoded_rows = encoded_rows
+{module}.{name} = changed
 """
 
 
-SLOWLY = """
-import time
-from ggufmill.pipeline.cluster import worker_job
+def at_first_rows(marker, action):
+    """Code to preload: the first time that the worker makes rows, it does this before."""
+    return before_calls("worker_job", "encoded_rows", action, marker)
 
-make = worker_job.__dict__.setdefault("unchanged", worker_job.encoded_rows)  # code is loaded twice under a nanny
 
-def encoded_rows(*rows):
-    time.sleep(0.1)
-    return make(*rows)
+def at_first_windows(marker, action):
+    """The first time that the worker runs windows for covariances."""
+    return before_calls("covariance", "_sums_here", action, marker)
 
-worker_job.encoded_rows = encoded_rows
-"""
+
+SLOWLY = before_calls("worker_job", "encoded_rows", "time.sleep(0.1)")

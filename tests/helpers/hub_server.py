@@ -1,5 +1,6 @@
 """A hub on 127.0.0.1: the calls that huggingface-hub makes, files by range, and the ways in which servers fail."""
 
+import base64
 import hashlib
 import json
 import re
@@ -15,7 +16,12 @@ REPO = "mill/tiny"
 
 
 class Hub:
-    """folder: the repository's files. faults: callables (handler, name, start, stop) -> True when they answered themselves."""
+    """folder: the repository's files. faults: callables (handler, name, start, stop) -> True when they answered themselves.
+
+    What is uploaded: `created` (what the repository was made with; None: it was there), `commits` (names of the files of each),
+    `received` (names or digests of all contents that came over the wire); `refuse`: called with a digest before a large file is
+    taken, True breaks the connection. token: what writing needs.
+    """
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -24,6 +30,12 @@ class Hub:
         self.served = 0
         self.lock = threading.Lock()
         self.endpoint = ""
+        self.created = None
+        self.exists = True
+        self.commits, self.received, self.objects = [], [], {}
+        self.refuse = lambda digest: False
+        self.token = "hf_secret"
+        self.private = False
 
     def files(self):
         return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file())
@@ -33,11 +45,19 @@ class Hub:
         for name in self.files():
             data = (self.folder / name).read_bytes()
             entry = {"rfilename": name, "size": len(data), "blobId": git_hash(data)}
-            if name.endswith(".safetensors"):
+            if is_large(name):
                 sha256 = hashlib.sha256(data).hexdigest()
                 entry["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
             siblings.append(entry)
-        return {"id": REPO, "modelId": REPO, "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "siblings": siblings}
+        return {
+            "id": REPO,
+            "modelId": REPO,
+            "sha": COMMIT,
+            "private": self.private,
+            "tags": [],
+            "downloads": 0,
+            "siblings": siblings,
+        }
 
 
 def tree_entry(sibling):
@@ -52,7 +72,12 @@ def git_hash(data):
 
 
 def etag(name, data):
-    return hashlib.sha256(data).hexdigest() if name.endswith(".safetensors") else git_hash(data)
+    return hashlib.sha256(data).hexdigest() if is_large(name) else git_hash(data)
+
+
+def is_large(name):
+    """Whether git-lfs has the file."""
+    return name.endswith((".safetensors", ".gguf", ".imatrix"))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,8 +93,57 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(body=True)
 
+    def do_POST(self):
+        path, data = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.headers.get("Authorization") != f"Bearer {self.hub.token}" and path != "/api/validate-yaml":
+            return self.send(401, b"no")
+        if path == "/api/validate-yaml":
+            return self.send_json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            self.hub.created, self.hub.exists = json.loads(data), True
+            self.hub.private = self.hub.created.get("private") or self.hub.created.get("visibility") == "private"
+            return self.send_json({"url": f"{self.hub.endpoint}/{REPO}", "name": REPO})
+        if path == f"/api/models/{REPO}/preupload/main":
+            asked = json.loads(data)["files"]
+            modes = [(f["path"], "lfs" if is_large(f["path"]) else "regular") for f in asked]
+            return self.send_json({"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes]})
+        if path == f"/{REPO}.git/info/lfs/objects/batch":
+            objects = [
+                entry | {"actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{entry['oid']}"}}}
+                for entry in json.loads(data)["objects"]
+            ]
+            return self.send_json({"transfer": "basic", "objects": objects})
+        if path == f"/api/models/{REPO}/commit/main":
+            return self.commit([json.loads(line) for line in data.splitlines()])
+        return self.send(404, b"not found")
+
+    def do_PUT(self):
+        data, digest = self.rfile.read(int(self.headers["Content-Length"])), self.path.rpartition("/")[2]
+        if self.hub.refuse(digest):
+            return self.send(403, b"broken")
+        self.hub.received.append(digest)
+        self.hub.objects[digest] = data
+        return self.send(200 if hashlib.sha256(data).hexdigest() == digest else 400, b"")
+
+    def commit(self, lines):
+        names = []
+        for line in lines[1:]:
+            value = line["value"]
+            small = line["key"] == "file"
+            content = base64.b64decode(value["content"]) if small else self.hub.objects[value["oid"]]
+            (self.hub.folder / value["path"]).write_bytes(content)
+            self.hub.received += [value["path"]] * small
+            names.append(value["path"])
+        self.hub.commits.append(names)
+        self.send_json({"success": True, "commitOid": COMMIT, "commitUrl": f"{self.hub.endpoint}/{REPO}/commit/{COMMIT}"})
+
+    def send_json(self, value):
+        self.send(200, json.dumps(value).encode(), headers={"Content-Type": "application/json"})
+
     def answer(self, body):
         path = unquote(urlsplit(self.path).path)
+        if not self.hub.exists:
+            return self.send(404, b"not found", body, {"X-Error-Code": "RepoNotFound"})
         if path.startswith(f"/api/models/{REPO}/tree/"):
             tree = [tree_entry(s) for s in self.hub.info()["siblings"]]
             return self.send(200, json.dumps(tree).encode(), body, {"Content-Type": "application/json"})

@@ -179,3 +179,17 @@ def test_syncing_past_the_cache_of_the_disk(tmp_path, monkeypatch):
     fake.refuses = True
     files.sync_file(0)
     assert calls == [51, "fsync"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="locks of Windows are others")
+@pytest.mark.parametrize(("code", "is_free"), [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EWOULDBLOCK, False)])
+def test_a_file_system_without_locks_is_no_other_job(tmp_path, monkeypatch, code, is_free):
+    class Fcntl:
+        LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4
+
+        def flock(self, file, how):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "fcntl", Fcntl())
+    with (tmp_path / "journal").open("w") as file:
+        assert files.lock_file(file) is is_free

@@ -17,10 +17,10 @@ OUTSIDE = {"tests", "benchmarks", "docs", "build", "out", "recipes"}
 OPTIONAL = {"torch": "torch", "triton": "triton", "cluster": "distributed"}  # folder -> package that its modules import
 
 
-def run(code, *arguments, cwd, torch_first=False):
+def run(code, *arguments, cwd, packages_first=()):
     """Runs code in a process of its own, after the calls are taken away."""
-    # torch, where it is installed, looks for the C library at its import.
-    first = "try:\n    import torch\nexcept ImportError:\n    pass\n" if torch_first else ""
+    # torch, where it is installed, looks for the C library at its import, and psutil of distributed for `resource`.
+    first = "".join(f"try:\n    import {name}\nexcept ImportError:\n    pass\n" for name in packages_first)
     program = first + "import other_system\nother_system.take_away()\n" + code
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)])}
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -35,9 +35,8 @@ def test_every_module_is_imported(tmp_path):
         if not missing and parts[0] not in OUTSIDE and not parts[0].startswith(".") and parts[-1] != "__main__":
             names.append(".".join(("ggufmill", *parts)).removesuffix(".__init__"))
     assert len(names) > 250
-    done = run(
-        "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *names, cwd=tmp_path, torch_first=True
-    )
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    done = run(code, *names, cwd=tmp_path, packages_first=("torch", "distributed"))
     assert done.returncode == 0, done.stderr
     code = "import os, sys\nassert not hasattr(os, 'pread') and 'fcntl' not in [n for n, m in sys.modules.items() if m]"
     assert run(code, cwd=tmp_path).returncode == 0

@@ -1,0 +1,85 @@
+"""A little of what `make torture` does, and that it finds what is wrong."""
+
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import inputs
+import kills
+import power
+
+from jobs import Trial, make_sources, undisturbed
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    return make_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def merged(sources, tmp_path_factory):
+    return undisturbed("merge", sources, tmp_path_factory.mktemp("merged") / "out")
+
+
+def test_damaged_inputs_are_counted(capsys):
+    pytest.importorskip("resource")
+    (row,) = inputs.torture(3, ["manifest"])
+    assert (row[:2], row[-1]) == (("manifest", "3"), "")
+
+
+def test_a_job_that_is_killed(sources, merged, tmp_path):
+    trial = Trial("merge", sources, tmp_path / "trial", merged)
+    assert kills.kill_at_random(trial, random.Random(2), 2.0) == ""
+
+
+@needs_strace
+@pytest.mark.parametrize(("call", "effect"), [("rename", "signal=KILL"), ("fsync", "error=EIO")])
+def test_a_job_that_is_disturbed_at_a_system_call(sources, merged, tmp_path, call, effect):
+    assert kills.disturb_call(Trial("merge", sources, tmp_path / "trial", merged), call, 1, effect) == ""
+
+
+def test_what_a_power_cut_may_leave(tmp_path):
+    """Renamed before the bytes are on disk: they may be lost. After both are synced they are not."""
+    calls = [
+        ("openat", f'AT_FDCWD</>, "{_hex(tmp_path / "a.part")}", O_RDWR|O_CREAT', 3),
+        ("pwrite64", f'3<x>, "{_hex("word")}", 4, 0', 4),
+        ("rename", f'"{_hex(tmp_path / "a.part")}", "{_hex(tmp_path / "a")}"', 0),
+        ("fsync", "3<x>", 0),
+        ("openat", f'AT_FDCWD</>, "{_hex(tmp_path)}", O_RDONLY', 4),
+        ("fsync", "4<x>", 0),
+    ]
+    replay, left = power.Replay(tmp_path), []
+    for call in calls:
+        replay.apply(*call)
+        states = set()
+        for seed in range(40):
+            replay.disk.make(tmp_path / "state", random.Random(seed))
+            states |= {(path.name, path.read_text()) for path in (tmp_path / "state").iterdir()} or {("", "")}
+            shutil.rmtree(tmp_path / "state", ignore_errors=True)
+            (tmp_path / "state").mkdir()
+        left.append(states)
+    absent, empty, part = ("", ""), ("a.part", ""), ("a.part", "word")
+    assert left[0] == {absent, empty}
+    assert left[1] == {absent, empty, part}
+    assert left[2] == {absent, empty, part, ("a", ""), ("a", "word")}
+    assert left[3] == {absent, part, ("a", "word")}
+    assert left[5] == {("a", "word")}
+
+
+def _hex(text):
+    return "".join(f"\\x{b:02x}" for b in str(text).encode())
+
+
+@needs_strace
+def test_a_power_cut_during_a_job(sources, merged, tmp_path):
+    trial = Trial("merge", sources, tmp_path / "trial", merged)
+    records = power.record(trial, tmp_path / "log")
+    moments = power.changing(records, trial.folder)
+    for stop in (moments[len(moments) // 2], len(records) - 1):
+        assert power.cut(records, stop, Trial("merge", sources, tmp_path / "trial", merged), random.Random(1)) == ""
