@@ -377,7 +377,10 @@ MANIFEST = b"xxh64  0123456789abcdef  a.gguf:blk.0\nsha1  " + b"0" * 40 + b"  a.
 _MADE = {"name": "made", "nbytes": 1, "mtime_ns": 5, "xxh3": xxhash.xxh3_64_hexdigest(b"x")}
 _STAGE = {"key": "key", "seconds": 1.5, "result": {"chunks": 1}, "files": [_MADE]}
 MEMORY = json.dumps({"imatrix": _STAGE, "quantize": {"key": "", "seconds": 0, "result": None, "files": []}}).encode()
-MEASURED = json.dumps({"key": "key", "errors": {"a": {"q8_0": 0.5}}, "divergences": {"text": {"types": [0.5, 0.25]}}}).encode()
+MEASURED = json.dumps(
+    {"key": "key", "errors": {"a": {"q8_0": 0.5}}, "divergences": {"text": {"types": [0.5, 0.25]}}}
+    | {"probes": {"text": {"types": {"a": "q8_0"}}}}
+).encode()
 RESULT = json.dumps(
     {"perplexity": 5.5, "tokens_xxh3": "x", "n_ctx": 8, "chunks": 2, "window_losses": [1.5, 2.5], "settings": {"threads": 1}}
     | {"perplexity_error": 0.5, "about": {"files": [], "recipe": "a\nb"}, "program": {"version": "1"}}

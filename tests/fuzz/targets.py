@@ -272,6 +272,7 @@ def measured(data: bytes) -> None:
     found = Measurements(path, "key")
     sum(error for types in found.errors.values() for error in types.values())
     sum(sum(figures) for types in found.divergences.values() for figures in types.values())
+    [TYPES[kind] for probes in found.probes.values() for types in probes.values() for kind in types.values()]
 
 
 def result(data: bytes) -> None:
