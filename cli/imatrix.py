@@ -13,7 +13,7 @@ from .display.covariances import covariances_text, merged_covariances_text
 from .display.imatrices import computed_text, merged_text, statistics_text
 from .options import flags
 from .options.settings import run_options
-from .options.types import FILE, MODEL, OUT_FILE, SIZE
+from .options.types import FILE, MODEL, OUT_FILE, SIZE, WEIGHTED_TEXT
 
 if TYPE_CHECKING:
     from ..pipeline.imatrix import ImatrixStatistics
@@ -49,9 +49,10 @@ def command() -> None:
     "-f",
     "--file",
     "text",
+    type=WEIGHTED_TEXT,
     metavar="PATH[:WEIGHT]",
     multiple=True,
-    help="Text, .jsonl or .parquet; may be given several times. A token of a:3 counts three times.",
+    help="Text, .jsonl or .parquet, - for standard input; may be given several times. A token of a:3 counts three times.",
 )
 @click.option("-o", "--output", "out", type=OUT_FILE, required=True, help=".dat: legacy format.")
 @click.option("--column", help="Column of .jsonl and .parquet files. [default: messages, conversations, text or content]")

@@ -20,6 +20,7 @@ from ..operating_system.files import BINARY, read_at
 
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
 _READ_BYTES = 1 << 20  # read at a time: more is allocated even for a small file
+PIPED_TEXTS = ("standard input", "pipe")  # names of the files that texts from standard input, and from a pipe, are copied into
 MAX_FILE = 1 << 30  # bytes of a file that is read as a whole
 
 

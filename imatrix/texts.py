@@ -32,16 +32,22 @@ class CalibrationText:
 
 
 def parse_text(argument: str) -> CalibrationText:
-    """'PATH' or 'PATH:WEIGHT' -> the text. Raises PlanError for a missing file, or a weight that is not a positive integer."""
+    """'PATH' or 'PATH:WEIGHT' -> the text. Raises PlanError for what is neither a file nor a pipe, or a weight that is not a
+    positive integer."""
     path, _, weight = argument.rpartition(":")
-    if Path(argument).is_file() or not path:
+    if _is_readable(Path(argument)) or not path:
         path, weight = argument, "1"
-    if not Path(path).is_file():
-        problem = "it is a folder; give a file" if Path(path).is_dir() else "there is no such file"
+    if not _is_readable(Path(path)):
+        problem = "there is no such file" if not Path(path).exists() else "it is neither a file nor a pipe"
+        problem = "it is a folder; give a file" if Path(path).is_dir() else problem
         raise PlanError(f"-f {argument}: {problem}")
     if not (weight.isdecimal() and int(weight) > 0):
         raise PlanError(f"-f {argument}: the weight {weight!r} is no whole number above 0")
     return CalibrationText(Path(path), int(weight))
+
+
+def _is_readable(path: Path) -> bool:
+    return path.is_file() or path.is_fifo()
 
 
 def check_texts(texts: Sequence[CalibrationText]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import click
 
 from ...errors import MillError, PlanError
 from ...formats import TensorType
+from ...formats.file_range import PIPED_TEXTS
 from ...jobs.patterns import NamePattern, PatternError
 from ...jobs.plan import parse_size
 
@@ -42,23 +44,46 @@ class Model(click.Path):
 MODEL = Model()
 
 
+def _copy_of_pipe(path: str, ctx: click.Context) -> str:
+    """A file with what stands on stdin (-) or in a pipe, to be read several times as long as the command runs; any other path
+    stays. It has the same name in every run, since names of texts are written into what is made of them."""
+    if path != "-" and not Path(path).is_fifo():
+        return path
+    copies = ctx.meta.setdefault(f"{__name__}.copies", {})
+    if path not in copies:
+        folder = ctx.with_resource(tempfile.TemporaryDirectory(prefix="ggufmill-"))
+        copies[path] = os.path.join(folder, PIPED_TEXTS[path not in ("-", "/dev/stdin")])
+        with open(copies[path], "wb") as copy, nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
+    return copies[path]
+
+
 class Text(click.Path):
-    """A file that exists, or - for what stands on stdin."""
+    """A file that exists, a pipe, or - for what stands on stdin."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "-" and ctx is not None:
-            file = tempfile.NamedTemporaryFile(prefix="stdin-")  # noqa: SIM115  (read several times, as long as the command runs)
-            ctx.with_resource(file)
-            shutil.copyfileobj(sys.stdin.buffer, file)
-            file.flush()
-            value = file.name
-        return super().convert(value, param, ctx)
+        return super().convert(_copy_of_pipe(value, ctx) if ctx is not None else value, param, ctx)
 
 
 TEXT = Text()
+
+
+class WeightedText(click.ParamType):
+    """PATH or PATH:WEIGHT as a text, where PATH may be a pipe, or - for what stands on stdin."""
+
+    name = "path[:weight]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path, colon, weight = value.rpartition(":")
+        if not weight.isdecimal() or not colon:
+            path, colon, weight = value, "", ""
+        return f"{_copy_of_pipe(path, ctx)}{colon}{weight}" if ctx is not None else value
+
+
+WEIGHTED_TEXT = WeightedText()
 
 
 class Size(click.ParamType):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import PlanError
+from ...formats.file_range import PIPED_TEXTS
 from ...imatrix import Imatrix, load
 from ...imatrix.calibration import Calibration
 from .arguments import check_folder, refuse_inputs
@@ -43,6 +44,9 @@ def already_collected(
     same_texts = set(windows.datasets) <= set(there.datasets)
     if there.chunk_count != chunks or not same_size or not same_texts:
         raise PlanError(f"{out} exists, is of other texts or windows, and nothing can be resumed; use --force to replace it")
+    piped = next((name for name in windows.datasets if name in PIPED_TEXTS), None)
+    if piped is not None:
+        raise PlanError(f"{out} exists, and whether it is of what {piped} holds now cannot be told; use --force to replace it")
     if covariance is not None and not covariance.exists():
         raise PlanError(f"{out} is finished, but {covariance} is not there; use --force to collect both")
     return there

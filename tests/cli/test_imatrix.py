@@ -1,10 +1,14 @@
 """imatrix as a user calls it: computing, interrupting, showing, merging, converting, and quantising with the result."""
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -77,6 +81,26 @@ def test_killed_and_resumed_gives_the_same_bytes(mill, made, tmp_path):
     assert code == 1
     assert "is of other texts or windows, and nothing can be resumed" in err
     assert out.read_bytes() == made.read_bytes()
+
+
+@pytest.mark.parametrize(("argument", "name"), [("-", "standard input"), ("-:3", "standard input"), ("fifo:3", "pipe")])
+def test_a_text_of_a_pipe_is_named_alike_in_every_run(mill, tmp_path, monkeypatch, argument, name):
+    """The same bytes as from a file of that name; what is interrupted is known by its tokens, what is finished is not."""
+    data, windows = TEXT.read_bytes()[:4000], ("--chunks", 2, *SHORT)
+    (tmp_path / name).write_bytes(data)
+    weight = argument[-2:] if ":" in argument else ""
+    assert mill("imatrix", DEMO, "-f", f"{tmp_path / name}{weight}", "-o", tmp_path / "file.imatrix", *windows)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+    if name == "pipe":
+        os.mkfifo("fifo")
+        Thread(target=Path("fifo").write_bytes, args=(data,)).start()
+    assert mill("imatrix", DEMO, "-f", argument, "-o", "pipe.imatrix", *windows)[0] == 0
+    assert load(tmp_path / "pipe.imatrix").datasets == [name]
+    assert Path("pipe.imatrix").read_bytes() == Path("file.imatrix").read_bytes()
+    code, _, err = mill("imatrix", DEMO, "-f", f"{tmp_path / name}{weight}", "-o", "pipe.imatrix", *windows, "--resume")
+    assert code == 1
+    assert f"whether it is of what {name} holds now cannot be told; use --force" in err
 
 
 def test_two_jobs_do_not_write_one_imatrix(mill, tmp_path):
