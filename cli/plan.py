@@ -79,7 +79,7 @@ def command(model: Any, tensors: bool, as_json: bool, **options: Any) -> None:
 
     The weights are as --recipe or --type would make them; a GGUF that is quantised already counts as it is. For any other
     model without either, every shipped recipe and every file type is tried, and the largest that fits is shown. Devices are
-    filled as llama.cpp does it: -ngl, -ot and --cpu-moe mean the same.
+    filled as llama.cpp does it: -ngl, -ot and --cpu-moe mean the same. The exit code is 1 if a device has too little memory.
 
     \b
     Examples:
@@ -110,8 +110,6 @@ def _text(result: MemoryPlan, tensors: bool) -> str:
     rules = [(rule, n, _mib(size)) for rule, (n, size) in placement.hits.items()]
     if rules:
         parts.append(table(("-ot", "tensors", "weights"), rules))
-    if result.tried and not placement.fits:
-        parts.append("nothing fits: put less on the device that lacks memory, or look for smaller types with `ggufmill search`")
     if result.cluster is not None:
         parts.append(_cluster_text(result.cluster))
     return "\n\n".join(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..convert import open_source
 from ..convert.hub.fetch import is_repository
-from ..errors import PlanError, UsageError
+from ..errors import CheckFailed, PlanError, UsageError
 from ..formats import TensorSource, TensorType
 from ..operating_system.memory import free_bytes
 from ..quantize import can_encode
@@ -139,7 +139,8 @@ def plan_memory(
                       bytes per second of the storage that machines share, and of each machine's network in one direction
     encode_rate       weights per second of a thread; None: measured here, for each type
 
-    Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have.
+    Returns a `MemoryPlan`. Raises PlanError for a rule with a device that is not there, or settings the model cannot have,
+    CheckFailed when a device would need more than it has.
 
     Example:
         >>> from ggufmill import plan_memory
@@ -194,6 +195,10 @@ def plan_memory(
             encode_rate=encode_rate,
         )
     warn(result.chosen.placement.warnings, detail=True)
+    if not result.fits:
+        what = "nothing fits" if result.tried else "it does not fit"
+        advice = "put less on the device that lacks memory, or look for smaller types with `ggufmill search`"
+        raise CheckFailed(f"{what}: {advice}", result)
     return result
 
 

@@ -119,6 +119,9 @@ class Model:
         self.stored, self.packed_bytes, self.notes = stored, packed_bytes, notes
         self.files = MappedFiles(source.files)
 
+    def __repr__(self) -> str:
+        return f"<Model {self.source.path}: {self.source.architecture}, {self.n_layers} layers, {self.n_vocab} tokens>"
+
     @property
     def metadata(self) -> dict[str, Any]:
         return self.source.metadata

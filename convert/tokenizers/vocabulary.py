@@ -53,7 +53,9 @@ def read_vocabulary(folder: Path, config: Config, vocab_size: int) -> tuple[dict
         keys = _from_other_files(folder, settings, config, vocab_size, notes)
     if keys is None:
         problem = "tokenizer.json is of an unknown kind" if path.exists() else "there is no tokenizer.json"
-        return {"tokenizer.ggml.model": "no_vocab"}, [f"{problem}: the GGUF will have no vocabulary"]
+        return {"tokenizer.ggml.model": "no_vocab"}, [
+            f"{problem}: the GGUF will have no vocabulary, without which no program can run it on text"
+        ]
     templates = chat_templates(folder, settings, notes)
     keys |= _end_of_turn(keys, config, templates)
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()} | templates, notes

@@ -110,7 +110,7 @@ def generate(
     try:
         settings = Sampling(**sampling)
     except TypeError as error:
-        raise PlanError(f"unknown sampling setting: {str(error).split(' ', 1)[-1]}") from None
+        raise PlanError(f"unknown sampling setting: {str(error).rsplit(' ', 1)[-1]}") from None
     ids = model.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else [int(i) for i in prompt]
     if not ids:
         raise PlanError("the prompt is empty and the model has no token to begin a text with")

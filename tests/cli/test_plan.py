@@ -78,9 +78,13 @@ def test_nothing_larger_than_the_model_is_tried(plan, tiny_llama, write_checkpoi
 def test_the_smallest_is_shown_if_nothing_fits(plan, tiny_llama, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "m", *tiny_llama(intermediate_size=64))
     code, out, err = plan(folder, "--ram", "10K", "-c", 16)
-    assert code == 0
-    assert "nothing fits" in out
+    assert code == 1
+    assert "CPU" in out
     assert "CPU lacks" in err
+    assert "nothing fits: put less on" in err
+    assert json.loads(plan(folder, "--ram", "10K", "-c", 16, "--json")[1])["fits"] is False
+    code, _, err = plan(folder, "--ram", "10K", "-c", 16, "--type", "q4_0")
+    assert (code, "it does not fit: " in err) == (1, True)
 
 
 def test_a_quantised_file_counts_as_it_is(plan, tiny_llama, write_checkpoint, tmp_path):

@@ -332,3 +332,8 @@ def test_keys_and_values_beyond_the_range_of_f16_are_blamed_on_the_cache(wide, p
     model = load_model(source)
     assert not np.isfinite(model.logits([1, 2, 3])).all()
     assert "attention of layer 0 over keys and values kept as f16 and f16" in str(model.explain_nonfinite([1, 2, 3]))
+
+
+def test_a_model_says_what_it_is(tiny):
+    model = load_model(tiny)
+    assert repr(model) == "<Model test model: llama, 1 layers, 258 tokens>"

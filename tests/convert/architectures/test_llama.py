@@ -58,7 +58,9 @@ def test_metadata(convert):
     }
     assert source.metadata == expected
     assert {k: type(v) for k, v in source.metadata.items()} == {k: type(v) for k, v in expected.items()}
-    assert source.notes == ["there is no tokenizer.json: the GGUF will have no vocabulary"]
+    assert source.notes == [
+        "there is no tokenizer.json: the GGUF will have no vocabulary, without which no program can run it on text"
+    ]
 
 
 def test_names_and_order(convert):
