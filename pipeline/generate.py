@@ -73,7 +73,8 @@ def generate_text(
     on_text     called with each piece of the text as it comes
     options     of `Sampling`: temp, top_k, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold,
                 dynatemp_range, dynatemp_exponent, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty,
-                logit_bias, seed; and settings of `load_model`, as for `perplexity`, with n_ctx
+                dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers, mirostat,
+                mirostat_tau, mirostat_eta, logit_bias, seed; and settings of `load_model`, as for `perplexity`, with n_ctx
     progress    stage 'generate' in tokens, from when the model is loaded
 
     Returns a `GeneratedText`. Raises PlanError for an empty prompt, options out of range, an invalid grammar or draft_max

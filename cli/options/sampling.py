@@ -25,6 +25,19 @@ class TokenBias(click.ParamType):
         return int(match[1]), float(match[2])
 
 
+_ESCAPE = re.compile(r"\\([ntr\\\"'])")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def _breakers(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Sequence breakers, with line ends written as \\n; none at all for "none" alone."""
+    if "none" in value and len(value) > 1:
+        raise click.BadParameter("none does not go with others")
+    return (
+        () if value == ("none",) else tuple(_ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text) for text in value)
+    )
+
+
 # All have llama.cpp's names and defaults.
 sampling_options = together(
     click.option("--temp", type=click.FloatRange(0), default=0.8, show_default=True, help="0: always the most probable token."),
@@ -115,6 +128,67 @@ sampling_options = together(
     ),
     click.option(
         "--frequency-penalty", type=float, default=0.0, show_default=True, help="The same for each time a token occurred."
+    ),
+    click.option(
+        "--dry-multiplier",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="DRY (don't repeat yourself): penalty of tokens that would lengthen a repetition; 0: off.",
+    ),
+    click.option(
+        "--dry-base",
+        type=click.FloatRange(1),
+        default=1.75,
+        show_default=True,
+        help="Base of that penalty, which grows with the length of the repetition.",
+    ),
+    click.option(
+        "--dry-allowed-length",
+        type=click.IntRange(0),
+        default=2,
+        show_default=True,
+        help="Length in tokens from which on a repetition has that penalty.",
+    ),
+    click.option(
+        "--dry-penalty-last-n",
+        type=click.IntRange(-1),
+        default=-1,
+        show_default=True,
+        help="Tokens that are searched for repetitions; -1: all, 0: none.",
+    ),
+    click.option(
+        "--dry-sequence-breaker",
+        "dry_sequence_breakers",
+        multiple=True,
+        default=("\n", ":", '"', "*"),
+        callback=_breakers,
+        metavar="TEXT",
+        help="No repetition goes across this text; repeatable, in place of the default; none: no text.  "
+        '[default: line end, ":", double quote, "*"]',
+    ),
+    click.option(
+        "--mirostat",
+        type=click.IntRange(0, 2),
+        default=0,
+        show_default=True,
+        help="Mirostat of this version, in place of filters and penalties, keeps the surprise near --mirostat-ent; 0: off.",
+    ),
+    click.option(
+        "--mirostat-ent",
+        "mirostat_tau",
+        type=click.FloatRange(0),
+        default=5.0,
+        show_default=True,
+        help="Target of Mirostat: bits of surprise per token.",
+    ),
+    click.option(
+        "--mirostat-lr",
+        "mirostat_eta",
+        type=click.FloatRange(0),
+        default=0.1,
+        show_default=True,
+        help="How fast Mirostat follows its target.",
     ),
     click.option("-s", "--seed", type=click.IntRange(0), help="The same seed gives the same text."),
 )

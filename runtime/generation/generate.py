@@ -120,7 +120,7 @@ def generate(
     if draft_max and (session.drafter is None or not session.drafter.reaches(draft_max)):
         session.rewind(0)
         session.drafter = Drafter(model, session.n_ctx, draft_max)
-    sampler, special = Sampler(settings), frozenset(visible_special)
+    sampler, special = Sampler(settings, model.tokenizer), frozenset(visible_special)
     return Generation(
         model, session, ids, n_predict, tuple(stop), ignore_eos, sampler, n_probs, special, draft_max, score_prompt, grammar
     )

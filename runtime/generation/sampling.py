@@ -1,4 +1,4 @@
-"""Samples the next token from logits: biases, penalties, filters, temperature."""
+"""Samples the next token from logits: biases, penalties, filters, temperature; or biases, temperature, Mirostat."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from ...formats import PlanError
 from ..text.tokenizer import Tokenizer
+from .mirostat import ZIPF_TOKENS, Mirostat
+from .repetition import Breakers, RepetitionPenalty, find_breakers
 
 _TOP_P_CANDIDATES = 256  # tokens that top_p sorts at first: nearly always enough
 
@@ -29,15 +31,24 @@ RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-math.inf, math.inf),
     "frequency_penalty": (-math.inf, math.inf),
     "repeat_last_n": (-1, math.inf),
+    "dry_multiplier": (0, math.inf),
+    "dry_base": (1, math.inf),
+    "dry_allowed_length": (0, math.inf),
+    "dry_penalty_last_n": (-1, math.inf),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0, math.inf),
+    "mirostat_eta": (0, math.inf),
     "seed": (0, math.inf),
 }
 _POSITIVE = ("top_p", "typical_p", "repeat_penalty")
+DEFAULT_BREAKERS = ("\n", ":", '"', "*")
+MAX_BREAKER = 40  # characters of a sequence breaker
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, top_n_sigma, top_k, typical_p,
-    top_p, min_p, XTC, temperature.
+    """Sampling settings; names, defaults and order are llama.cpp's: logit_bias, penalties, DRY, top_n_sigma, top_k,
+    typical_p, top_p, min_p, XTC, temperature. With mirostat only logit_bias and temp count beside it.
 
     temp               divides the logits; 0: always the most probable token
     dynatemp_range     the temperature follows the entropy of the candidates, from temp - this to temp + this; 0: off
@@ -56,6 +67,15 @@ class Sampling:
     presence_penalty   is subtracted from the logits of these tokens; 0: off
     frequency_penalty  is subtracted from them once for each occurrence among the last repeat_last_n; 0: off
     repeat_last_n      tokens that the penalties consider, those of the prompt too; -1: all
+    dry_multiplier     DRY: a token that would lengthen a repetition of more than dry_allowed_length tokens loses this times
+                       dry_base to the power of what is beyond that; 0: off
+    dry_base           1 or more
+    dry_allowed_length tokens of a repetition that cost nothing
+    dry_penalty_last_n tokens that are searched for repetitions, those of the prompt too; -1: all, 0: none
+    dry_sequence_breakers  texts that no repetition goes across
+    mirostat           keeps the surprise of the tokens near a target (arXiv:2007.14966): version 1, 2, or 0 for none
+    mirostat_tau       that target in bits
+    mirostat_eta       how fast it is followed
     logit_bias         token id -> what is added to its logit; -inf: the token is never sampled
     seed               the same seed, prompt and settings give the same text; None: a random seed
     """
@@ -74,6 +94,14 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repeat_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = DEFAULT_BREAKERS
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
@@ -87,6 +115,11 @@ class Sampling:
                 valid = low <= value <= high and math.isfinite(value) and not (value == 0 and name in _POSITIVE)
             if not valid:
                 raise PlanError(f"sampling cannot work with {name} = {value}")
+        if self.mirostat not in (0, 1, 2):
+            raise PlanError(f"sampling cannot work with mirostat = {self.mirostat}: there are versions 1 and 2")
+        for text in self.dry_sequence_breakers:
+            if not 0 < len(text) <= MAX_BREAKER:
+                raise PlanError(f"a sequence breaker of DRY has to have 1 to {MAX_BREAKER} characters, not {len(text)}")
         for token, bias in self.logit_bias.items():
             if not bias < math.inf:
                 raise PlanError(f"sampling cannot work with logit_bias = {bias} for token {token}")
@@ -148,24 +181,32 @@ _NOT_PREFIXES = {_typical_p, _exclude_top_choices}  # what these keep need not i
 
 
 class Sampler:
-    """Samples tokens with a random generator of its own."""
+    """Samples the tokens of a text, with a random generator of its own."""
 
-    def __init__(self, settings: Sampling):
+    def __init__(self, settings: Sampling, tokenizer: Tokenizer | None = None):
+        """tokenizer: for dry_sequence_breakers. Raises PlanError where these are needed and it is None."""
         self.settings = settings
         self._random = np.random.default_rng(settings.seed)
         self._filters = [apply for name, off, apply in _FILTERS if getattr(settings, name) != off]
         self._biased = np.array(list(settings.logit_bias), np.int64)
         self._biases = np.array(list(settings.logit_bias.values()), np.float64)
+        self._mirostat = Mirostat(settings.mirostat_tau, settings.mirostat_eta) if settings.mirostat else None
+        self._repetition = _repetition_penalty(settings, tokenizer)
 
     def sample(self, logits: np.ndarray, past: Sequence[int]) -> int:
         """Samples a token id. logits: float32 [n_vocab], not changed, -inf for tokens that are excluded; past: all tokens so
-        far, for the penalties. Raises PlanError if every token is excluded."""
+        far, for the penalties: those of the last call and the token that it returned. Raises PlanError if every token is
+        excluded."""
         logits = logits.astype(np.float64)
         s = self.settings
         logits[self._biased] += self._biases
-        self._penalise(logits, past)
         if logits.max() == -math.inf:
             raise PlanError("logit_bias and grammar exclude every token")
+        if self._mirostat is not None:
+            return self._sample_near_target(logits, self._mirostat)
+        self._penalise(logits, past)
+        if self._repetition is not None:
+            self._repetition.apply(logits, past)
         if s.temp == 0 and not s.dynatemp_range and not _NOT_PREFIXES.intersection(self._filters):
             return int(logits.argmax())
         candidates = self._candidates(logits)
@@ -175,9 +216,28 @@ class Sampler:
         temp = self._temperature(remaining)
         if temp == 0:
             return int(candidates[remaining.argmax()])
-        cumulative = np.cumsum(np.exp(remaining / temp))
-        index = np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right")
-        return int(candidates[min(index, len(candidates) - 1)])
+        return int(candidates[self._draw(np.exp(remaining / temp))])
+
+    def _draw(self, weights: np.ndarray) -> int:
+        """An index, as probable as its weight."""
+        cumulative = np.cumsum(weights)
+        index = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        return min(index, len(weights) - 1)
+
+    def _sample_near_target(self, logits: np.ndarray, mirostat: Mirostat) -> int:
+        """Samples with Mirostat."""
+        if self.settings.temp == 0:
+            return int(logits.argmax())
+        p = np.exp((logits - logits.max()) / self.settings.temp)
+        p /= p.sum()
+        if self.settings.mirostat == 1:
+            kept = most_probable(logits, mirostat.count(p[most_probable(logits, ZIPF_TOKENS)], len(p)))
+        else:
+            kept = np.flatnonzero(p >= min(mirostat.least, p.max()))
+        weights = p[kept]
+        index = self._draw(weights)
+        mirostat.learn(weights[index] / weights.sum())
+        return int(kept[index])
 
     def _penalise(self, logits: np.ndarray, past: Sequence[int]) -> None:
         """Changes logits in place."""
@@ -235,6 +295,17 @@ class Sampler:
                 k *= 8
                 ids = most_probable(logits, k)
         return ids, every[ids], every.sum()
+
+
+def _repetition_penalty(s: Sampling, tokenizer: Tokenizer | None) -> RepetitionPenalty | None:
+    if not s.dry_multiplier or not s.dry_penalty_last_n:
+        return None
+    breakers = Breakers()
+    if s.dry_sequence_breakers:
+        if tokenizer is None:
+            raise PlanError("dry_sequence_breakers are texts: a Sampler needs the tokenizer for them")
+        breakers = find_breakers(tokenizer, s.dry_sequence_breakers)
+    return RepetitionPenalty(s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, breakers)
 
 
 def most_probable(logits: np.ndarray, k: int) -> np.ndarray:

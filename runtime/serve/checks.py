@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..generation.sampling import MAX_BREAKER
+
 JsonObject = dict[str, Any]
 
 
@@ -27,6 +29,8 @@ class RequestError(Exception):
 Check = Callable[[str, Any], Any]
 
 _MAX_STOP_LENGTH = 4096  # characters; each token of an answer is compared with the stop texts
+
+_MAX_BREAKERS = 16  # each is searched in the whole vocabulary
 
 _MAX_BIASES, _MAX_BIAS = 4096, 1e4
 _BANNED = -100  # OpenAI's API: this bias excludes a token
@@ -83,6 +87,14 @@ def stop_texts(name: str, value: Any) -> list[str]:
     if not valid or not all(isinstance(t, str) and 0 < len(t) <= _MAX_STOP_LENGTH for t in texts):
         raise invalid(name, f"a text or a list of up to 16 texts of at most {_MAX_STOP_LENGTH} characters", value)
     return texts
+
+
+def breakers(name: str, value: Any) -> tuple[str, ...]:
+    """Checks the sequence breakers of DRY."""
+    valid = isinstance(value, list) and len(value) <= _MAX_BREAKERS
+    if not valid or not all(isinstance(each, str) and 0 < len(each) <= MAX_BREAKER for each in value):
+        raise invalid(name, f"a list of up to {_MAX_BREAKERS} texts of at most {MAX_BREAKER} characters", value)
+    return tuple(value)
 
 
 def token_limit(name: str, value: Any) -> int:

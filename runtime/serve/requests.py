@@ -11,6 +11,7 @@ from .checks import (
     Check,
     JsonObject,
     RequestError,
+    breakers,
     flag,
     invalid,
     json_object,
@@ -70,6 +71,10 @@ _SAMPLERS = {
     "xtc_threshold": (0, 1),
     "dynatemp_range": (0, 100),
     "dynatemp_exponent": (0, 100),
+    "dry_multiplier": (0, 1000),
+    "dry_base": (1, 1000),
+    "mirostat_tau": (0, 1000),
+    "mirostat_eta": (0, 1000),
 }
 # field -> (option of `generate`, check)
 _OPTIONS: dict[str, tuple[str, Check]] = {
@@ -86,6 +91,10 @@ _OPTIONS: dict[str, tuple[str, Check]] = {
     "repeat_last_n": ("repeat_last_n", number(-1, 1 << 30, integer=True)),
     "presence_penalty": ("presence_penalty", number(-100, 100)),
     "frequency_penalty": ("frequency_penalty", number(-100, 100)),
+    "dry_allowed_length": ("dry_allowed_length", number(0, 1 << 30, integer=True)),
+    "dry_penalty_last_n": ("dry_penalty_last_n", number(-1, 1 << 30, integer=True)),
+    "dry_sequence_breakers": ("dry_sequence_breakers", breakers),
+    "mirostat": ("mirostat", number(0, 2, integer=True)),
     "seed": ("seed", seed),
     "logit_bias": ("logit_bias", logit_bias),
     **{name: (name, number(low, high)) for name, (low, high) in _SAMPLERS.items()},

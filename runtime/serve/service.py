@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...formats import PlanError
-from ..generation.sampling import token_biases
+from ..generation.repetition import find_breakers
+from ..generation.sampling import DEFAULT_BREAKERS, token_biases
 from ..model import Model
 from ..text.chat import ChatTemplate, prompt_tokens
 from ..text.infill import infill_prompt
@@ -88,15 +89,23 @@ class Service:
         text = await run_in_threadpool(self.render, parsed)
         self.check_length(text, "messages")
         parser = self.stream_parser(parsed, text)
-        await self.compile_grammar(parsed, parser)
+        await self.prepare_options(parsed, parser)
         return await self.in_thread(prompt_tokens, self.tokenizer, text), parser
 
-    async def compile_grammar(self, parsed: CompletionRequest, parser: StreamParser | None = None) -> None:
-        """Sets the option `grammar` for what a request says of the form of its answer. Raises RequestError."""
+    async def prepare_options(self, parsed: CompletionRequest, parser: StreamParser | None = None) -> None:
+        """Sets the option `grammar` for what a request says of the form of its answer, and finds the tokens of the texts in
+        its other options, which the engine so need not do. Raises RequestError."""
         parts = (parser.tool_format, parser.reasoning_end) if parser is not None else ()
         grammar = await self.in_thread(answer_grammar, parsed, self.tokenizer, *parts)
         if grammar is not None:
             parsed.options["grammar"] = grammar
+        if parsed.options.get("dry_multiplier") and (texts := parsed.options.get("dry_sequence_breakers", DEFAULT_BREAKERS)):
+            await self.in_thread(find_breakers, self.tokenizer, texts)  # found again by the sampler
+        if parsed.options.get("logit_bias"):
+            try:
+                parsed.options["logit_bias"] = token_biases(self.tokenizer, parsed.options["logit_bias"])
+            except PlanError as error:
+                raise RequestError(str(error), param="logit_bias", code="invalid_value") from None
 
     async def encode_prompt(self, prompt: str | list[int], param: str = "prompt") -> list[int]:
         """The tokens of a text that may name control tokens, or checked token ids. Raises RequestError."""
@@ -203,11 +212,6 @@ class Service:
         self._check_prompts(parsed, prompts, "prompt" if parser is None else "messages")
         if parsed.best_of > parsed.n:
             options.setdefault("n_probs", 0)
-        if options.get("logit_bias"):
-            try:
-                options["logit_bias"] = token_biases(self.tokenizer, options["logit_bias"])
-            except PlanError as error:
-                raise RequestError(str(error), param="logit_bias", code="invalid_value") from None
         tasks = []
         for prompt in prompts:
             for i in range(max(parsed.n, parsed.best_of)):

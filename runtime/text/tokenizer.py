@@ -52,6 +52,7 @@ class Tokenizer:
         self.add_eos = self.vocabulary.flag("add_eos_token", model == "t5") and self.eos is not None
         add_separator = self.vocabulary.flag("add_sep_token", model == "bert")
         self.grammar_tokens: Any = None  # llguidance's table of the vocabulary, once a grammar has been used
+        self.breakers: dict[tuple[str, ...], Any] = {}  # texts that end repetitions -> their tokens, once DRY was used
         self._suffix = [self.eos] if self.add_eos and self.eos is not None else []
         if add_separator and self.vocabulary.separator is not None:
             self._suffix = [self.vocabulary.separator]

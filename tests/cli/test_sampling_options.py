@@ -19,3 +19,13 @@ def test_biases_of_tokens():
     for wrong in ("5", "+1", "5+inf", "5*2", "x+1", "5+nan", "-5+1"):
         with pytest.raises(click.BadParameter, match=r"15043-inf"):
             TokenBias().convert(wrong, None, None)
+
+
+def test_sequence_breakers():
+    assert options("--dry-sequence-breaker", "\\n", "--dry-sequence-breaker", "x\\\\n")["dry_sequence_breakers"] == (
+        "\n",
+        "x\\n",
+    )
+    assert options("--dry-sequence-breaker", "none")["dry_sequence_breakers"] == ()
+    with pytest.raises(click.BadParameter, match="none"):
+        options("--dry-sequence-breaker", "none", "--dry-sequence-breaker", "a")

@@ -117,7 +117,7 @@ def llama_server_routes(service: Service) -> list[Route]:
         settings = {"n_ctx": service.model.n_ctx, **{k: v for k, v in parsed.options.items() if k != "logit_bias"}}
         if n_probs or with_tokens or parsed.stream:
             parsed.options["n_probs"] = n_probs
-        await service.compile_grammar(parsed)
+        await service.prepare_options(parsed)
 
         def build(prompts: Sequence[Prompt]) -> LlamaReplies:
             return LlamaReplies(

@@ -39,7 +39,7 @@ def openai_routes(service: Service) -> list[Route]:
 
     async def completion(request: Request) -> Response:
         parsed = parse_completion(await service.read_json(request), service.defaults)
-        await service.compile_grammar(parsed)
+        await service.prepare_options(parsed)
         return await service.answer(request, parsed, await service.encode_prompts(parsed))
 
     async def responses(request: Request) -> Response:

@@ -1,8 +1,10 @@
 // Settings, which the browser keeps, and what the server says of its model.
 
-const FIELDS = { temperature: "temperature", limit: "max_tokens", top_p: "top_p", top_k: "top_k", min_p: "min_p", seed: "seed" };
+const FIELDS = {
+  temperature: "temperature", limit: "max_tokens", top_p: "top_p", top_k: "top_k", min_p: "min_p", dry: "dry_multiplier", mirostat: "mirostat", seed: "seed",
+};
 const KEPT = ["system", "tools", ...Object.keys(FIELDS)];
-const DEFAULTS = { temperature: "temp", top_p: "top_p", top_k: "top_k", min_p: "min_p" };  // field -> name in /props
+const DEFAULTS = { temperature: "temp", top_p: "top_p", top_k: "top_k", min_p: "min_p", dry: "dry_multiplier", mirostat: "mirostat" };  // field -> name in /props
 
 // The fields of a request that the settings give; one that is empty is the server's to choose.
 function requestFields() {

@@ -99,12 +99,30 @@ def test_unknown_paths_and_methods(client):
         ("n", True),
         ("typical_p", 0),
         ("xtc_threshold", 2),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", 1.5),
+        ("dry_sequence_breakers", "\n"),
+        ("dry_sequence_breakers", ["x" * 41]),
+        ("dry_sequence_breakers", ["x"] * 17),
+        ("mirostat", 3),
     ],
 )
 def test_invalid_fields_are_named(client, field, value):
     body = error(client.post("/v1/chat/completions", json=ASK | {field: value}))
     assert field in body["message"]
     assert body["param"] == field
+
+
+def test_samplers_of_requests_are_those_of_generate(client, model):
+    """DRY forbids what the model would recite again, unless a breaker stands before it; Mirostat takes the place of filters."""
+    again = {"prompt": f"{ANSWER}:Hi <", "max_tokens": 1, "temperature": 0}
+    assert client.post("/v1/completions", json=again).json()["choices"][0]["text"] == "b"
+    for fields in ({"dry_sequence_breakers": []}, {"dry_sequence_breakers": [":"]}, {"dry_sequence_breakers": ["<"]}):
+        reply = client.post("/v1/completions", json=again | {"dry_multiplier": 1000} | fields).json()
+        assert (reply["choices"][0]["text"] == "b") == (fields["dry_sequence_breakers"] == ["<"])
+    hot = {"prompt": "a:", "temperature": 100, "top_k": 1, "mirostat_tau": 10, "max_tokens": 20, "seed": 1}
+    replies = [client.post("/v1/completions", json=hot | {"mirostat": version}).json() for version in (0, 1, 2)]
+    assert [reply["choices"][0]["text"] == ANSWER for reply in replies] == [True, False, False]
 
 
 def test_invalid_messages_are_named(client):

@@ -138,9 +138,10 @@ def test_settings_are_sent_and_saved(visit, url):
     browser.refresh()
     assert find(browser, "#limit").get_attribute("value") == "4"
     assert find(browser, "#system").get_attribute("value") == "Be kind."
-    for name, value in {"top_p": "0.5", "top_k": "3", "min_p": "0.1", "seed": "7"}.items():
+    for name, value in {"top_p": "0.5", "top_k": "3", "min_p": "0.1", "dry": "0.8", "mirostat": "0", "seed": "7"}.items():
         find(browser, f"#{name}").send_keys(value, Keys.TAB)
-    expected = {"max_tokens": 4, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7, "logprobs": True, "top_logprobs": 5}
+    expected = {"max_tokens": 4, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "dry_multiplier": 0.8, "mirostat": 0, "seed": 7}
+    expected |= {"logprobs": True, "top_logprobs": 5}
     assert browser.execute_script("return requestFields()") == expected
     find(browser, "#defaults").click()
     assert browser.execute_script("return requestFields()") == {"logprobs": True, "top_logprobs": 5}
