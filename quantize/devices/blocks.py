@@ -55,6 +55,14 @@ def sum_in_order(terms: Tensor) -> Tensor:
     return total
 
 
+def sum_by_halves(lanes: Tensor) -> Tensor:
+    """[2^k, ...] -> [...]: the upper half is added to the lower until one is left, as `simd.lanes.sum_halves` does."""
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = lanes[:half] + lanes[half:]
+    return lanes[0]
+
+
 def fused_sum(a: Tensor, b: Tensor) -> Tensor:
     """Sum of a * b over the first axis, in order, each addition fused with its product: float32."""
     total = torch.zeros(a.shape[1:], device=a.device)
@@ -77,6 +85,15 @@ def sigma2(superblocks: Tensor, factor: float) -> Tensor:
     """factor times the mean square of each superblock: [superblocks, n] -> [superblocks, 1]."""
     columns = superblocks.T.contiguous()
     return (factor * fused_sum(columns, columns) / len(columns))[:, None]
+
+
+def superblock_weights(x: Tensor, importance: Tensor | None, factor: float, share: float) -> Tensor:
+    """Weights of the squared errors of superblocks [superblocks, n], as `codecs.iqk.fit.row_weights`.
+
+    factor: of the mean square in the weights; share: of that, without importance.
+    """
+    mean = sigma2(x, factor)
+    return fma(x, x, share * mean) if importance is None else importance * square_root(fma(x, x, mean))
 
 
 def guarded_importance(x: Tensor, importance: Tensor | None, block: int) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +13,18 @@ from ...errors import MillError
 if TYPE_CHECKING:
     import torch
 
-_K_QUANTS = "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"
-_IQK = "iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"
-TYPES_ON_DEVICES = frozenset((*_K_QUANTS, *_IQK))  # plain types; of repacked ones their base type is encoded
+_MODULES = {
+    "kquants": ("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
+    "iqk": ("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks"),
+    "iq4_kss": ("iq4_kss",),
+    "iq2_kl": ("iq2_kl",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+TYPES_ON_DEVICES = frozenset(_MODULE_OF)  # plain types; of repacked ones their base type is encoded
 METADATA_KEY = "ggufmill.encoder.device"  # the device that encoded such types; no key: the program's own encoders
 
 _BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a search keeps
+_SHARE_OF_BATCH = {"iq2_kl": 16, "iq4_kss": 2}  # its search keeps this many times as much for a weight
 _one_at_a_time = threading.Lock()  # threads read, decode and write meanwhile
 
 
@@ -29,11 +36,9 @@ def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device:
     """
     import torch
 
-    from . import iqk, kquants
-
-    family = iqk if type_name in iqk.IQK_TYPES else kquants
+    family = import_module(f".{_MODULE_OF[type_name]}", __package__)
     out = []
-    step = max(1, _BATCH_WEIGHTS // x.shape[1])
+    step = max(1, _BATCH_WEIGHTS // _SHARE_OF_BATCH.get(type_name, 1) // x.shape[1])
     with _one_at_a_time, torch.inference_mode():
         try:
             for first in range(0, len(x), step):

@@ -26,10 +26,9 @@ from .blocks import (
     normalised_rows,
     quotient,
     scaled,
-    sigma2,
     signed_max,
-    square_root,
     sum_in_order,
+    superblock_weights,
     to_blocks,
 )
 from .boundary_search import search_boundaries
@@ -70,7 +69,8 @@ def encode(x: Tensor, importance: Tensor | None, type_name: str) -> Tensor:
     row = n if tensor_type.row_meta else SUPERBLOCK
     qw = normalised_importance(guarded_importance(x, importance, kind.block))
     x, exponents = normalised_rows(x.reshape(-1, row), ORDINARY_EXPONENTS, float(MIN_AMAX))
-    w = _weights(x.reshape(-1, SUPERBLOCK), None if qw is None else qw.reshape(-1, SUPERBLOCK), kind).view(x.shape)
+    superblocks, qw = x.reshape(-1, SUPERBLOCK), None if qw is None else qw.reshape(-1, SUPERBLOCK)
+    w = superblock_weights(superblocks, qw, kind.sigma2_factor, kind.sigma2_share).view(x.shape)
     codes, flags, int_scales, d = _fit(x, w, kind, _tables(type_name, x.device))
     d = scaled(d, exponents)
     if kind.zero_bytes:
@@ -84,12 +84,6 @@ def encode(x: Tensor, importance: Tensor | None, type_name: str) -> Tensor:
         return packer_of(type_name, x.device)(numbers).view(rows, -1)
     packed = packer_of(type_name, x.device)(numbers).view(rows, -1)
     return torch.cat([number_bytes(d if tensor_type.row_meta == 4 else nearest_half(d)), packed], dim=1)
-
-
-def _weights(x: Tensor, qw: Tensor | None, kind: IqkType) -> Tensor:
-    """Weights of the squared errors of superblocks [superblocks, 256]."""
-    mean = sigma2(x, kind.sigma2_factor)
-    return fma(x, x, kind.sigma2_share * mean) if qw is None else qw * square_root(fma(x, x, mean))
 
 
 def _numbers(kind: IqkType, codes: Tensor, flags: Tensor, int_scales: Tensor) -> dict[str, Tensor]:

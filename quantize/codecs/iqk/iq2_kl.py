@@ -24,8 +24,8 @@ _SUPERBLOCK = 256
 _BLOCKS = _SUPERBLOCK // BLOCK
 _PAIRS = BLOCK // 2
 _LINES = len(PAIRS) * LANES
-_MIN_INT_SCALE, _MAX_INT_SCALE = -32, 31  # integer scales
-_SIGMA2_FACTOR = np.float32(2.25)  # of the mean square in the weights
+MIN_INT_SCALE, MAX_INT_SCALE = -32, 31  # integer scales
+SIGMA2_FACTOR = np.float32(2.25)  # of the mean square in the weights
 _QS, _QH = (int(bit) // 8 for bit in layout_of("iq2_kl").codes[0, 0, [0, 4]])  # bytes where nibbles and high bits begin
 
 
@@ -34,7 +34,7 @@ def _best_int_scale(p, c, middle, d):
     """The integer scale of least error of a block, out of three around `middle`."""
     best, least = np.float32(0), np.float32(0)
     for step in (0, -1, 1):
-        int_scale = min(max(middle + np.float32(step), np.float32(_MIN_INT_SCALE)), np.float32(_MAX_INT_SCALE))
+        int_scale = min(max(middle + np.float32(step), np.float32(MIN_INT_SCALE)), np.float32(MAX_INT_SCALE))
         score = score_pairs(p, c, d * int_scale)
         if score < least:
             best, least = int_scale, score
@@ -50,7 +50,7 @@ def _fit(x, importance, codes, int_scales, d):
     scales = np.empty(n // BLOCK, np.float32)
     for r in range(rows):
         if importance.shape[0]:
-            row_weights(x[r : r + 1], importance, r, _SIGMA2_FACTOR, np.float32(0), w)
+            row_weights(x[r : r + 1], importance, r, SIGMA2_FACTOR, np.float32(0), w)
         else:
             for j in range(n):
                 w[0, j] = abs(x[r, j])
@@ -58,7 +58,7 @@ def _fit(x, importance, codes, int_scales, d):
             at = slice(b * BLOCK, (b + 1) * BLOCK)
             pair_terms(x[r, at], w[0, at], scratch, p, c)
             scales[b] = search_pairs(x[r, at], p, c)
-        d[r] = -signed_max(scales) / np.float32(-_MIN_INT_SCALE)
+        d[r] = -signed_max(scales) / np.float32(-MIN_INT_SCALE)
         for b in range(scales.size):
             int_scales[r, b] = round_product(scales[b], np.float32(1) / d[r]) if d[r] != 0 else np.float32(0)
         sxq = sqq = np.float32(0)
@@ -102,7 +102,7 @@ def _decode(blocks, scales, out):
 
 def _pack_int_scales(blocks: np.ndarray, int_scales: np.ndarray) -> None:
     """Writes integer scales float32 [superblocks, 8] as six bits: high two in a word, nibbles of blocks 4 apart in a byte."""
-    codes = (int_scales - _MIN_INT_SCALE).astype(np.uint8)
+    codes = (int_scales - MIN_INT_SCALE).astype(np.uint8)
     high = codes >> 4
     blocks[:, 0] = high[:, 0] | (high[:, 1] << 2) | (high[:, 2] << 4) | (high[:, 3] << 6)
     blocks[:, 1] = high[:, 4] | (high[:, 5] << 2) | (high[:, 6] << 4) | (high[:, 7] << 6)
@@ -113,7 +113,7 @@ def _unpack_int_scales(blocks: np.ndarray) -> np.ndarray:
     """The inverse of _pack_int_scales."""
     high = ((blocks[:, :2, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3).reshape(-1, _BLOCKS)
     low = np.concatenate([blocks[:, 2:6] & 15, blocks[:, 2:6] >> 4], axis=1)
-    return (low | (high << 4)).astype(np.float32) + np.float32(_MIN_INT_SCALE)
+    return (low | (high << 4)).astype(np.float32) + np.float32(MIN_INT_SCALE)
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None) -> np.ndarray:

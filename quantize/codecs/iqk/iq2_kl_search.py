@@ -19,7 +19,7 @@ BLOCK = 32
 ENTRIES = 32
 
 # Where trials put the largest weight, as multiples of the lowest value; weights beyond that are clipped.
-_TRIAL_FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
+TRIAL_FACTORS = np.geomspace(0.85, 2.5, 8, dtype=np.float32)
 
 # float32 [32, 2]: the values of two neighbours that a code stands for
 PAIRS = IQ2_KL_PAIRS.astype(np.float32)
@@ -53,7 +53,7 @@ def search_pairs(x, p, c):
     if abs(signed_max_x) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
-    for factor in _TRIAL_FACTORS:
+    for factor in TRIAL_FACTORS:
         scaled = np.float32(2) * PAIRS[0, 0] * factor / signed_max_x
         plus, minus = splat(scaled), splat(-scaled)
         xq, xq_minus = load(p, 0), load(p, 0)

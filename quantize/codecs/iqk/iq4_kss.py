@@ -24,10 +24,10 @@ from .value_tables import V4
 
 _TYPE = TYPES["iq4_kss"]
 _WORDS = BLOCK // 4
-_MAX_INT_SCALE = 127
-_SIGMA2_FACTOR = np.float32(2)  # of the mean square in the weights
-_SIGMA2_SHARE = np.float32(0.25)  # of that, without importance
-_ROUNDS = 2  # rounds of choosing integer scales and codes and refitting the row's scale to them
+MAX_INT_SCALE = 127
+SIGMA2_FACTOR = np.float32(2)  # of the mean square in the weights
+SIGMA2_SHARE = np.float32(0.25)  # of that, without importance
+ROUNDS = 2  # rounds of choosing integer scales and codes and refitting the row's scale to them
 
 # The code of each integer value of the plain table, counted from _LOWEST.
 _LOWEST = int(V4[0, 0])
@@ -42,8 +42,8 @@ def _odd_integer_scale(scale, d):
     """The odd integer nearest to scale / d, clamped to -127 ... 127."""
     if d == 0:
         return np.float32(1)
-    half = round_product(np.float32(0.5), scale / d + np.float32(_MAX_INT_SCALE))
-    return np.float32(2) * min(max(half, np.float32(0)), np.float32(_MAX_INT_SCALE)) - np.float32(_MAX_INT_SCALE)
+    half = round_product(np.float32(0.5), scale / d + np.float32(MAX_INT_SCALE))
+    return np.float32(2) * min(max(half, np.float32(0)), np.float32(MAX_INT_SCALE)) - np.float32(MAX_INT_SCALE)
 
 
 @kernel
@@ -55,7 +55,7 @@ def _best_int_scale(x, w, middle, d, trial_q, q):
     int_scale, flag, sxq, sqq, least = middle, 0, np.float32(0), np.float32(0), np.float32(np.inf)
     for step in (0, -2, 2):
         trial = middle + np.float32(step)
-        if abs(trial) > _MAX_INT_SCALE:
+        if abs(trial) > MAX_INT_SCALE:
             continue
         scale = d * trial
         xq, qq = assign_quads(x, w, scale, trial_q)
@@ -78,15 +78,15 @@ def _fit(x, importance, entries, flags, int_scales, d):
     xs, ws = np.empty((blocks, SIZE), np.float32), np.empty((blocks, SIZE), np.float32)
     trial_q, q = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
     for r in range(rows):
-        row_weights(x[r : r + 1], importance, r, _SIGMA2_FACTOR, _SIGMA2_SHARE, w)
+        row_weights(x[r : r + 1], importance, r, SIGMA2_FACTOR, SIGMA2_SHARE, w)
         for b in range(blocks):
             gather_quads(x[r, b * BLOCK :], xs[b])
             gather_quads(w[0, b * BLOCK :], ws[b])
             scales[b] = search_quads(xs[b], ws[b], q)
-        d[r] = abs(signed_max(scales)) / np.float32(_MAX_INT_SCALE)
+        d[r] = abs(signed_max(scales)) / np.float32(MAX_INT_SCALE)
         for b in range(blocks):
             int_scales[r, b] = _odd_integer_scale(scales[b], d[r])
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             sxq = sqq = np.float32(0)
             for b in range(blocks):
                 int_scales[r, b], flags[r, b], xq, qq = _best_int_scale(xs[b], ws[b], int_scales[r, b], d[r], trial_q, q)
@@ -102,7 +102,7 @@ def _pack(entries, flags, int_scales, words):
     """Writes uint16 words [blocks, 8] from the results of _fit, as blocks of 32."""
     for b in range(words.shape[0]):
         flag = flags[b]
-        byte = np.uint16(int_scales[b] + np.float32(_MAX_INT_SCALE)) | np.uint16(flag)
+        byte = np.uint16(int_scales[b] + np.float32(MAX_INT_SCALE)) | np.uint16(flag)
         lowest = _LOWEST + _SHIFT * flag
         e = entries[b]
         for k in range(_WORDS):
@@ -131,7 +131,7 @@ def _decode(words, d, blocks_per_row, out):
             v ^= v >> 1
             codes[2 * k], codes[2 * k + 16] = v & 15, (v >> 4) & 15
             codes[2 * k + 1], codes[2 * k + 17] = (v >> 8) & 15, v >> 12
-        scale = d[b // blocks_per_row] * np.float32((byte & 254) - _MAX_INT_SCALE)
+        scale = d[b // blocks_per_row] * np.float32((byte & 254) - MAX_INT_SCALE)
         store(out[b], 0, lookup16(_FLAT, 16 * (byte & 1), codes, 0) * scale)
         store(out[b], LANES, lookup16(_FLAT, 16 * (byte & 1), codes, LANES) * scale)
 

@@ -27,7 +27,7 @@ QUADS = BLOCK // 4
 SIZE = 4 * LANES  # of an array of quadruples
 
 # Where trials put the largest weight, as multiples of the first table value; weights beyond that are clipped.
-_TRIAL_FACTORS = np.geomspace(0.9, 2, 8, dtype=np.float32)
+TRIAL_FACTORS = np.geomspace(0.9, 2, 8, dtype=np.float32)
 
 _SHIFTS = np.repeat(V4[:, 0] - V4[0, 0], QUADS)
 
@@ -125,8 +125,8 @@ def search_quads(x, w, q):
     if abs(signed_max_x) < MIN_AMAX:
         return np.float32(0)
     best, best_xq, best_qq = np.float32(0), np.float32(0), np.float32(1)
-    for trial in range(2 * _TRIAL_FACTORS.size):
-        scale = signed_max_x / (V4[0, 0] * _TRIAL_FACTORS[trial // 2])
+    for trial in range(2 * TRIAL_FACTORS.size):
+        scale = signed_max_x / (V4[0, 0] * TRIAL_FACTORS[trial // 2])
         sxq, sqq = assign_quads(x, w, -scale if trial % 2 else scale, q)
         for flag in range(2):
             score = sxq[flag] * sxq[flag]

@@ -66,10 +66,10 @@ def test_bytes_of_the_codecs(name, kind, qw):
 
 @pytest.mark.parametrize("name", sorted(TYPES_ON_DEVICES))
 def test_constant_rows(name):
-    """Where all fits are equally good, rounding chooses one: the bytes may be others."""
-    x = np.full((2, N), 0.01, np.float32)
-    rows = quantize.decode(quantize.encode(x, name, importance("positive"), device=CPU), name, N)
-    np.testing.assert_allclose(rows, x, rtol=0.1)
+    """Where all fits are equally good, rounding chooses one: the bytes may be others. (iq2_kl has no pair of equal values.)"""
+    x, qw = np.full((2, N), 0.01, np.float32), importance("positive")
+    expected, actual = (weighted_error(x, quantize.encode(x, name, qw, device=device), name, qw) for device in (None, CPU))
+    assert actual <= max(expected * (1 + 1e-4), 0.01 * weighted_error(x, np.zeros_like(quantize.encode(x, name, qw)), name, qw))
 
 
 @pytest.mark.parametrize("name", ["q4_k_r4", "iq4_ks_r4"])
@@ -79,7 +79,7 @@ def test_repacked_types_are_encoded_as_their_base(name):
     assert np.array_equal(quantize.encode(x, name, qw, device=CPU), quantize.encode(x, name, qw))
 
 
-@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q6_K", "iq2_k", "iq2_ks", "iq3_k", "iq5_ks"])
+@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q6_K", "iq2_k", "iq2_ks", "iq3_k", "iq5_ks", "iq4_kss", "iq2_kl"])
 def test_weights_of_a_trained_model(name):
     source = open_source(FOLDER / "demo")
     tensor = max(source.tensors.values(), key=lambda t: t.shape[0])
@@ -94,7 +94,7 @@ def test_batches_do_not_change_rows(monkeypatch):
     assert np.array_equal(quantize.encode(x, "iq3_ks", importance("positive"), device=CPU), whole)
 
 
-@pytest.mark.parametrize("name", sorted(TYPES_ON_DEVICES))
+@pytest.mark.parametrize("name", [name for name in sorted(TYPES_ON_DEVICES) if not layout_of(name).gray_words])
 def test_packing_is_the_inverse_of_the_layout(name):
     layout, rng = layout_of(name), np.random.default_rng(3)
     fields = {
