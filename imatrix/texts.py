@@ -140,6 +140,7 @@ class _Reader:
                 yield where, row[self._column_name(list(row), where)]
 
     def _parquet_rows(self, path: Path) -> Iterator[tuple[str, Any]]:
+        check_regular(path)
         parquet = _parquet()
         try:
             file = parquet.ParquetFile(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckFailed, MillError, PlanError, UsageError
+from ..formats.file_range import read_file
 from ..imatrix.texts import decode_text
 from ..jobs.atomic_write import write_text
 from ..quantize.recipes.mixes import file_type_name
@@ -116,7 +117,7 @@ def evaluate_models(
         check_picture(folder / PLOT)
     kept = ResultsFile(folder / RESULTS)
     window = stored.n_ctx if stored is not None else n_ctx or N_CTX
-    data = Path(text).read_bytes() if text is not None else None
+    data = read_file(Path(text), pipes=True) if text is not None else None
     content = decode_text(data, Path(text)) if text is not None and data is not None else None
     *own, of_base = (window_settings(against, window, each) for each in settings_of_each([*paths, against], settings))
     base = open_model(against, of_base) if stored is None else None

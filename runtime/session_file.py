@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..formats import MillError, PlanError
+from ..formats.file_range import check_regular
 from ..jobs.atomic_write import write_bytes
 from .backends.cpu.kv_cache import KVCache
 from .evaluate.provenance import file_digest
@@ -37,10 +38,11 @@ def save_session(session: Session, path: Path) -> int:
 def restore_session(session: Session, path: Path) -> int:
     """Gives a session the tokens and the cache that a file holds; returns the file's bytes.
 
-    Raises MillError for a file that is damaged, of another model or of other settings of the cache, or that does not fit; the
+    Raises MillError for a file that is damaged, of another kind, model or settings of the cache, or that does not fit; the
     session is then as it was. PlanError where the cache is on a device.
     """
     cache = _cache(session)
+    check_regular(path)
     try:
         size = path.stat().st_size
         with safe_open(path, "np") as file:

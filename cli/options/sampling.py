@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ...errors import FormatError
+from ...formats.file_range import read_text
 from .flags import together
 
 
@@ -208,8 +210,8 @@ def _read_text(context: click.Context, parameter: click.Parameter, value: str | 
     if _once(context, parameter, value) is None or value is None:
         return
     try:
-        context.params[str(parameter.name).removesuffix("_file")] = Path(value).read_text("utf-8")
-    except (OSError, ValueError) as error:
+        context.params[str(parameter.name).removesuffix("_file")] = read_text(Path(value), pipes=True)
+    except (OSError, ValueError, FormatError) as error:
         raise click.BadParameter(f"{value} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 

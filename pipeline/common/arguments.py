@@ -75,19 +75,20 @@ def refuse_unused(arguments: Mapping[str, Any], without: str) -> None:
 def read_template(template: str | Path | None) -> str | None:
     """A chat template as text: the content of a file, or what was given (a name, or a template itself).
 
-    Raises UsageError for a file that is no text.
+    Raises UsageError for a file that is no text, FormatError for a device.
     """
-    if template is None or not _is_file(template):
+    if template is None or not _is_there(template):
         return str(template) if template is not None else None
     try:
-        return read_text(Path(template))
+        return read_text(Path(template), pipes=True)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{template} cannot be read as a text: {error}") from None
 
 
-def _is_file(path: str | Path) -> bool:
+def _is_there(path: str | Path) -> bool:
+    """Whether this is the path of something other than a folder."""
     try:
-        return Path(path).is_file()
+        return Path(path).exists() and not Path(path).is_dir()
     except OSError:  # a template is longer than a file's name can be
         return False
 

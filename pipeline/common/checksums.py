@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import FormatError
+from ...formats.file_range import read_text
 from .progress import OnProgress, Stage
 
 NAME = "SHA256SUMS"
@@ -33,7 +34,7 @@ def sha256_of(paths: Iterable[Path], report: OnProgress = lambda progress: None)
 def read_checksums(path: Path) -> dict[str, str]:
     """File name -> sha256 in hex, of a file that sha256sum or `run` wrote. Raises FormatError for a line of another form."""
     digests = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         match = _LINE.fullmatch(line)
         if match is None:
             raise FormatError(f"{path}, line {number}: not a sha256 and the name of a file")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError
+from ...formats.file_range import read_text
 from ...jobs.atomic_write import write_text
 from ..common.messages import json_text
 
@@ -57,7 +58,7 @@ class ResultsFile:
 def read_results(path: Path) -> list[Result]:
     """The results in a file: of `evaluate`, or of `perplexity --json` with a baseline. Raises PlanError for anything else."""
     try:
-        content: Any = json.loads(path.read_text("utf-8"))
+        content: Any = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         content = None
     found = content.get("results", [content]) if isinstance(content, dict) else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...formats.file_range import read_text
 from ...recipes import find
 from .rules import RecipeError
 from .shell import rules_from_shell
@@ -110,7 +111,7 @@ def _rules_of(name: str, path: Path) -> str:
     if file.suffix == ".toml":
         raise RecipeError(f"{path}: [quantize] recipe = {name!r} has to be a text of rules, not a TOML recipe")
     try:
-        return rules_from_shell(file.read_text("utf-8-sig"))
+        return rules_from_shell(read_text(file, "utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError(f"{path}: [quantize] recipe: {file}: {why}") from None

@@ -11,6 +11,7 @@ import pytest
 from ggufmill.errors import FormatError
 from ggufmill.formats.file_range import MAX_FILE, read_file, read_text
 from ggufmill.imatrix.texts import _Reader
+from ggufmill.pipeline.common.arguments import read_template
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 _READ = """
@@ -29,8 +30,12 @@ from ggufmill.formats import open_gguf
 from ggufmill.formats.hashes import read_manifest
 from ggufmill.formats.safetensors import open_safetensors, read_safetensors
 from ggufmill.imatrix import load
+from ggufmill.imatrix.texts import _Reader
+from ggufmill.pipeline.common.checksums import read_checksums
+from ggufmill.pipeline.judging.results import read_results
 from ggufmill.pipeline.perplexity import read_result
 from ggufmill.quantize.recipes.recipe import load_recipe
+from ggufmill.quantize.recipes.variants import _rules_of
 
 READERS = {
     "config.json": read_json,
@@ -48,6 +53,10 @@ READERS = {
     "SHA256SUMS": read_manifest,
     "a.imatrix": load,
     "result.json": read_result,
+    "results.json": read_results,
+    "sums": read_checksums,
+    "a.parquet": lambda path: list(_Reader(None, None, None).documents(path)),
+    "rules.txt": lambda path: _rules_of(path.name, path),
     "recipe.txt": load_recipe,
     "recipe.toml": load_recipe,
 }
@@ -86,6 +95,38 @@ def test_a_text_may_come_through_a_pipe(tmp_path):
     writer.start()
     assert read_text(tmp_path / "text", pipes=True) == "one\ntwo"
     writer.join()
+
+
+_GENERATE = ("generate", "no-such-model.gguf", "-p", "x")
+
+
+@pytest.mark.parametrize("option", ["--grammar-file", "--json-schema-file"])
+def test_a_grammar_may_come_through_a_pipe_but_not_from_a_device(mill, tmp_path, option):
+    """A device is refused before anything else is looked at; a text of a pipe is read, and the model is what is missing."""
+    make(tmp_path / "device", "device")
+    code, _, err = mill(*_GENERATE, option, tmp_path / "device")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "not a regular file" in err
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"{}",))
+    writer.start()
+    code, _, err = mill(*_GENERATE, option, tmp_path / "pipe")
+    writer.join()
+    assert code == 2
+    assert "no-such-model.gguf" in err
+
+
+def test_a_chat_template_may_come_through_a_pipe_but_not_from_a_device(tmp_path):
+    make(tmp_path / "device", "device")
+    with pytest.raises(FormatError, match="not a regular file"):
+        read_template(tmp_path / "device")
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"{{ messages }}",))
+    writer.start()
+    assert read_template(tmp_path / "pipe") == "{{ messages }}"
+    writer.join()
+    assert read_template("chatml") == "chatml"
+    assert read_template(tmp_path) == str(tmp_path)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):

@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_wrong_files_change_nothing(tiny, saved, tmp_path):
         (cut, "cannot be read"),
         (other, "cannot be read"),
         (tmp_path / "e", "No such"),
+        (Path("/dev/zero"), "not a regular file"),
     ):
         with pytest.raises(MillError, match=message):
             restore_session(session, wrong)
