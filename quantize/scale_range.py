@@ -2,7 +2,8 @@
 
 float16 ends at 65504, and below 2^-14 it has fewer digits, down to one at 2^-24. An encoder then clips or drops scales, and
 rows become coarse, zero or far too small. Rows of ordinary magnitude are only looked at for their largest weight; others are
-decoded and compared with what the type makes of the same rows times a power of two.
+decoded and compared with what the type makes of the same rows times a power of two. Small rows that are far coarser are encoded
+again with what `subnormal_scales` can do; what stays coarse is told.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from ..formats import MillError, SourceTensor, TensorType, dims
 from ..formats.layouts import layout_of
 from .codecs.registry import decode, encode
+from .subnormal_scales import can_refit, refit
 
 _LARGEST_PLAIN = 2.0**15  # weights up to here overflow no float16
 _UNITS = 16  # a scale of so many units of the smallest float16 is as good as any
@@ -51,10 +53,11 @@ def row_errors(x: np.ndarray, q: np.ndarray, name: str) -> np.ndarray:
 
 
 class ScaleRange:
-    """Looks at the encoded rows of one tensor. See `check`."""
+    """Looks at the encoded rows of one tensor. See `fit`."""
 
-    def __init__(self, tensor: SourceTensor, target: TensorType):
-        self._tensor, self._target = tensor, target
+    def __init__(self, tensor: SourceTensor, target: TensorType, tells: bool = True):
+        """tells: rows that stay coarse are a warning or an error."""
+        self._tensor, self._target, self._tells = tensor, target, tells
         self._range = plain_range(target.name)
         self._lock, self._told = threading.Lock(), False
         self._largest: float | None = None
@@ -70,34 +73,52 @@ class ScaleRange:
         found = np.unique(np.flatnonzero((amax > 0) & ((amax < self._range[0]) | (amax > self._range[1]))) // group)
         return (found[:, None] * group + np.arange(group)).reshape(-1)
 
-    def check(self, x: np.ndarray, q: np.ndarray | None, importance: np.ndarray | None, start: int, factor: float = 1) -> None:
-        """Compares rows that are very small or very large with what they became.
+    def fit(
+        self, x: np.ndarray, q: np.ndarray, importance: np.ndarray | None, start: int, factor: float = 1, plain: bool = True
+    ) -> np.ndarray:
+        """The rows q with those that are far coarser than the type encoded again, where `subnormal_scales` can hold them.
 
-        x float32 [rows, n]: what was encoded as q, rows from `start` on; q None: encode them here. factor: what x is of the
-        tensor, divided by. Raises MillError for a row that overflows, or that is lost and is not negligible beside the tensor's
-        other weights; other rows that are coarser than the type gives a warning, one per tensor.
+        x float32 [rows, n]: what was encoded as q, rows from `start` on; factor: what x is of the tensor, divided by. plain: q
+        has the least plain error, else (under a covariance) rows are judged by what an encoding without it makes of them.
+        Raises MillError for a row that overflows, or that is lost and is not negligible beside the tensor's other weights;
+        other rows that stay coarser than the type gives a warning, one per tensor.
         """
         rows = self.suspects(x)
         if not len(rows):
-            return
+            return q
         assert self._range is not None
         name, x = self._target.name, x[rows]
         amax = np.abs(x).max(1)
-        encoded = encode(x, name, importance) if q is None else q[rows]
-        errors = row_errors(x, encoded, name)
-        plain = np.ldexp(x, -np.frexp(amax)[1][:, None])
-        expected = row_errors(plain, encode(plain, name, importance), name)
+        errors = row_errors(x, q[rows] if plain else encode(x, name, importance), name)
+        normal = np.ldexp(x, -np.frexp(amax)[1][:, None])
+        expected = row_errors(normal, encode(normal, name, importance), name)
         halfway = np.maximum((1 + expected) / 2, 1.02 * expected)
-        coarse = (amax > 0) & (errors > np.minimum(2 * expected + 0.01, halfway))
-        overflows = coarse & (amax > self._range[1])
-        lost = coarse & (errors > halfway)
-        lost |= (amax > 0) & (errors >= 1) & (expected < 1)
-        for i in np.flatnonzero(overflows | lost):
-            weight = float(amax[i]) * factor
-            if overflows[i] or weight > NEGLIGIBLE * self._largest_weight(weight / NEGLIGIBLE):
-                raise MillError(self._error(start + int(rows[i]), weight, float(errors[i]), bool(overflows[i])))
-        if (coarse | lost).any():
-            self._warn(int((coarse | lost).sum()), start + int(rows[np.flatnonzero(coarse | lost)[0]]), start + int(rows[-1]))
+        limit = np.minimum(2 * expected + 0.01, halfway)
+        by_group = (-1, self._target.rows)
+        again = ((amax > 0) & (errors > limit)).reshape(by_group).any(1) & (amax.reshape(by_group) <= self._range[1]).all(1)
+        if again.any() and can_refit(name):
+            again = np.repeat(again, self._target.rows)
+            refitted = refit(x[again], name, importance)
+            found, before = row_errors(x[again], refitted, name), row_errors(x[again], q[rows[again]], name)
+            better = np.square(found).reshape(by_group).sum(1) < np.square(before).reshape(by_group).sum(1)
+            better = np.repeat(better, self._target.rows)
+            q = q.copy()
+            q[rows[again][better]] = refitted[better]
+            errors[np.flatnonzero(again)[better]] = found[better]
+        lost = (errors > limit) & (errors > halfway) | (errors >= 1) & (expected < 1)
+        told = np.flatnonzero((amax > 0) & ((errors > limit) | lost))
+        if self._tells and len(told):
+            large = amax[told] > self._range[1]
+            self._tell(start + rows[told], amax[told].astype(np.float64) * factor, errors[told], lost[told], large)
+        return q
+
+    def _tell(self, rows: np.ndarray, amax: np.ndarray, errors: np.ndarray, lost: np.ndarray, large: np.ndarray) -> None:
+        """Raises MillError, or warns, of rows that are coarse; amax: of the tensor's own weights."""
+        for i in np.flatnonzero(lost | large):
+            weight = float(amax[i])
+            if large[i] or weight > NEGLIGIBLE * self._largest_weight(weight / NEGLIGIBLE):
+                raise MillError(self._error(int(rows[i]), weight, float(errors[i]), bool(large[i])))
+        self._warn(len(rows), int(rows[0]), int(rows[-1]))
 
     def _error(self, row: int, weight: float, error: float, overflows: bool) -> str:
         _, count, matrices = dims(self._tensor.shape)

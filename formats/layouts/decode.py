@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...errors import PlanError
-from ..types import TYPES
+from .block_bits import BlockBits
 from .description import BlockLayout
 from .table import layout_of
 
@@ -21,86 +20,77 @@ def decode(q: np.ndarray, type_name: str, n: int, integer_values: bool = False) 
     `values` where decoders take `decoded`, as products of the runtime do. Raises PlanError for rows that are no whole groups of
     n elements.
     """
-    kind, layout = TYPES[type_name], layout_of(type_name)
+    layout = layout_of(type_name)
     layout = replace(layout, decoded=None) if integer_values else layout
-    if q.ndim != 2 or q.shape[1] != kind.row_bytes(n) or len(q) % kind.rows or n % layout.block:
-        raise PlanError(f"{kind.name} rows of {n} elements take {kind.row_bytes(n)} bytes each, not an array of {q.shape}")
-    groups = np.ascontiguousarray(q).reshape(len(q) // kind.rows, -1)
-    metas, blocks = np.split(groups, [kind.rows * kind.row_meta], axis=1)
-    blocks = blocks.reshape(
-        len(groups), n // layout.block, kind.rows * kind.row_bytes(layout.block) - kind.rows * kind.row_meta
-    )
+    rows = BlockBits.unpack(q, type_name, n)
     with np.errstate(over="ignore", invalid="ignore"):
-        weights = _weights(layout, metas.reshape(len(groups), kind.rows, -1), blocks)
+        weights = _weights(layout, rows)
     return np.ascontiguousarray(weights.transpose(0, 2, 1, 3)).reshape(len(q), n)
 
 
-def _weights(layout: BlockLayout, metas: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """metas: uint8 [groups, rows, row_meta]; blocks: uint8 [groups, blocks, bytes] -> float32 [groups, blocks, rows, block]."""
-    bits = np.unpackbits(blocks, axis=2, bitorder="little")
-
-    def numbers(addresses: np.ndarray) -> np.ndarray:
-        """Unsigned numbers at bit addresses [rows, n, width], int64 (uint64 of 64 bits) [groups, blocks, rows, n]."""
-        powers = np.uint64(1) << np.arange(addresses.shape[-1], dtype=np.uint64)
-        return (bits[:, :, addresses] * powers).sum(axis=-1, dtype=np.uint64).view(np.int64)
+def _weights(layout: BlockLayout, rows: BlockBits) -> np.ndarray:
+    """float32 [groups, blocks, rows, block]."""
 
     def per_weight(values: np.ndarray) -> np.ndarray:
         return np.repeat(values, layout.block // values.shape[-1], axis=-1)
 
-    def float16s(addresses: np.ndarray) -> np.ndarray:
-        return numbers(addresses).astype(np.uint16).view(np.float16).astype(np.float32)
-
     if layout.number is not None:
-        return _as_float32(numbers(layout.codes), layout.number, layout.codes.shape[-1])
-    scale = per_weight(_block_scales(layout, metas, numbers) * np.float32(layout.unit))
+        return _as_float32(rows.numbers(layout.codes), layout.number, layout.codes.shape[-1])
+    scale = per_weight(block_scales(layout, rows) * np.float32(layout.unit))
     if layout.scales is not None and layout.levels is not None:
-        scale = scale * per_weight(layout.levels.astype(np.float32)[numbers(layout.scales)])
-    value = _values(layout, bits, numbers)
-    if layout.flags is not None:
-        value = value + np.array(layout.shifts, np.float32)[per_weight(numbers(layout.flags))]
-    weights = scale * value
-    for negative in _signs(layout, numbers):
-        weights = np.where(per_weight(negative), -weights, weights)
+        scale = scale * per_weight(layout.levels.astype(np.float32)[rows.numbers(layout.scales)])
+    weights = scale * signed_values(layout, rows)
     if layout.dmin is not None and layout.minima is not None:
-        weights = weights - per_weight(float16s(layout.dmin) * numbers(layout.minima).astype(np.float32))
+        weights = weights - per_weight(rows.float16s(layout.dmin) * rows.numbers(layout.minima).astype(np.float32))
     if layout.offset is not None:
-        weights = weights + per_weight(float16s(layout.offset))
+        weights = weights + per_weight(rows.float16s(layout.offset))
     return weights
 
 
-def _block_scales(layout: BlockLayout, metas: np.ndarray, numbers) -> np.ndarray:
-    """float32 [groups, blocks or 1, rows, 1]."""
+def signed_values(layout: BlockLayout, rows: BlockBits) -> np.ndarray:
+    """What the scales are multiplied by: (value + shifts[flag]) * sign, float32 [groups, blocks, rows, block]."""
+    value = _values(layout, rows)
+    if layout.flags is not None:
+        shifts = np.array(layout.shifts, np.float32)[rows.numbers(layout.flags)]
+        value = value + np.repeat(shifts, layout.block // shifts.shape[-1], axis=-1)
+    for negative in _signs(layout, rows):
+        value = np.where(np.repeat(negative, layout.block // negative.shape[-1], axis=-1), -value, value)
+    return value
+
+
+def block_scales(layout: BlockLayout, rows: BlockBits) -> np.ndarray:
+    """`d`: float32 [groups, blocks or 1, rows, 1]."""
     if layout.row_scale is not None:
         dtype = np.dtype(_STORED[layout.row_scale])
-        return np.ascontiguousarray(metas[:, :, : dtype.itemsize]).view(dtype).astype(np.float32)[:, None]
+        return np.ascontiguousarray(rows.metas[:, :, : dtype.itemsize]).view(dtype).astype(np.float32)[:, None]
     if layout.d is None:
         return np.ones((1, 1, 1, 1), np.float32)
-    stored = numbers(layout.d)
+    stored = rows.numbers(layout.d)
     if layout.d_format == "e8m0":
         return np.ldexp(np.float32(1), (stored - 128).astype(np.int32))
     dtype = np.dtype(_STORED[layout.d_format])
     return stored.astype(f"u{dtype.itemsize}").view(dtype).astype(np.float32)
 
 
-def _values(layout: BlockLayout, bits: np.ndarray, numbers) -> np.ndarray:
+def _values(layout: BlockLayout, rows: BlockBits) -> np.ndarray:
     """float32 [groups, blocks, rows, block]."""
     if layout.gray_words:
-        words = np.packbits(bits, axis=2, bitorder="little").view("<u2") & 0xFFFE
+        words = np.packbits(rows.bits, axis=2, bitorder="little").view("<u2") & 0xFFFE
         gray = np.unpackbits((words ^ words >> 1).view(np.uint8), axis=2, bitorder="little")
         codes = (gray[:, :, layout.codes] << np.arange(layout.codes.shape[-1], dtype=np.uint8)).sum(axis=-1)
     else:
-        codes = numbers(layout.codes)
+        codes = rows.numbers(layout.codes)
     if layout.digits is not None:
         codes = codes * layout.digits % 256 * 3 >> 8
     values = layout.values if layout.decoded is None else layout.decoded[:, None]
     return values.astype(np.float32)[codes].reshape(*codes.shape[:-1], layout.block)
 
 
-def _signs(layout: BlockLayout, numbers) -> list[np.ndarray]:
+def _signs(layout: BlockLayout, rows: BlockBits) -> list[np.ndarray]:
     """Which runs of weights are negated: bool arrays [groups, blocks, rows, n]."""
-    signs = [] if layout.signs is None else [numbers(layout.signs) > 0]
+    signs = [] if layout.signs is None else [rows.numbers(layout.signs) > 0]
     if layout.sign_codes is not None:
-        code = numbers(layout.sign_codes)
+        code = rows.numbers(layout.sign_codes)
         if layout.scrambled:
             eight = code ^ code << 1
         else:

@@ -5,12 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from covariances import covariance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggufmill.formats import TYPES, MillError, SourceTensor
-from ggufmill.quantize import can_encode, decode
+from ggufmill.quantize import can_encode, decode, encode
 from ggufmill.quantize.scale_range import plain_range
+from ggufmill.quantize.subnormal_scales import can_refit, refit
 from ggufmill.quantize.transform import row_producer
 from ggufmill.quantize.verify import reference_error
 
@@ -88,3 +90,48 @@ def test_rows_that_are_negligible_are_a_warning(name, caplog):
 
 def test_zeros_are_no_error():
     assert not _encoded(np.zeros((8, 256), np.float32), "q4_K").any()
+
+
+F16_SCALED = [name for name in ENCODED if can_refit(name)]
+
+
+def _error(x, q, name, importance):
+    return np.sqrt((np.square(decode(q, name, x.shape[1]).astype(float) - x) * importance).sum())
+
+
+@pytest.mark.parametrize("name", F16_SCALED)
+def test_subnormal_scales_cost_little(name):
+    x = np.ldexp(_weights(), -3 - np.frexp(np.abs(_weights()).max(1))[1][:, None])
+    x[3] = x[5, :32] = 0
+    importance = np.random.default_rng(5).random(256, np.float32)
+    ordinary = _error(x, encode(x, name, importance), name, importance)
+    small = np.ldexp(x, -10)  # largest weights of 6e-5 to 1.2e-4
+    q = refit(small, name, importance)
+    assert np.ldexp(_error(small, q, name, importance), 10) < 1.1 * ordinary + 0.003 * np.linalg.norm(x)
+    assert not decode(q, name, 256)[3].any()
+
+
+@pytest.mark.parametrize("name", F16_SCALED)
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(exponent=st.integers(-30, -4), seed=st.integers(0, 99))
+def test_nothing_is_worse_than_zeros(name, exponent, seed):
+    x = np.ldexp(_weights(seed=seed), exponent)
+    assert _error(x, refit(x, name, None), name, 1) <= 1.0001 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("name", ["q6_K", "iq4_k", "q8_0"])
+def test_only_coarse_rows_are_encoded_again(name):
+    x = _weights()
+    x[2] *= np.float32(1e-6)
+    tensor = SourceTensor(NAME, x.shape[::-1], "f32", lambda start, stop: x[start:stop])
+    actual, expected = row_producer(tensor, TYPES[name], None)(0, len(x)), encode(x, name)
+    assert np.flatnonzero((actual != expected).any(1)).tolist() == [2]
+    assert _error(x[2:3], actual[2:3], name, 1) < 0.9 * _error(x[2:3], expected[2:3], name, 1)
+
+
+def test_rows_under_a_covariance_too():
+    x = _weights() * np.float32(1e-5)
+    h = covariance(256, rank=32)
+    tensor = SourceTensor(NAME, x.shape[::-1], "f32", lambda start, stop: x[start:stop])
+    q = row_producer(tensor, TYPES["q6_K"], None, covariance_of=lambda matrix: h)(0, len(x))
+    assert _error(x, q, "q6_K", 1) < 0.04 * np.linalg.norm(x)
