@@ -18,11 +18,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _KNOWN = {"messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "metadata", *_SAME_FIELDS}
 
 
-def chat_request(body: Mapping[str, Any], needs_limit: bool = True) -> JsonObject:
-    """The body of a request to /v1/messages as one to /v1/chat/completions, where its values are checked.
+def chat_request(body: Mapping[str, Any], needs_limit: bool = True) -> tuple[JsonObject, dict[str, str]]:
+    """(the body of a request to /v1/messages as one to /v1/chat/completions, where its values are checked, the fields that its
+    fields were made of, for `fields_named`).
 
     needs_limit: max_tokens has to be given. Raises RequestError that names the field.
     """
+    sent = {"stop": "stop_sequences"}
     if needs_limit and body.get("max_tokens") is None:
         raise RequestError("max_tokens is missing", param="max_tokens", code="invalid_value")
     messages = body.get("messages")
@@ -30,8 +32,12 @@ def chat_request(body: Mapping[str, Any], needs_limit: bool = True) -> JsonObjec
         raise invalid("messages", "a list of at least one message", messages)
     system = _text("system", body["system"]) if body.get("system") is not None else ""
     chat: JsonObject = {"messages": [{"role": "system", "content": system}] if system else []}
+    if system:
+        sent["messages[0]"] = "system"
     for i, message in enumerate(messages):
-        chat["messages"] += _chat_messages(f"messages[{i}]", message)
+        for each in _chat_messages(f"messages[{i}]", message):
+            sent[f"messages[{len(chat['messages'])}]"] = f"messages[{i}]"
+            chat["messages"].append(each)
     chat |= {name: body[name] for name in _SAME_FIELDS if body.get(name) is not None}
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
@@ -42,9 +48,11 @@ def chat_request(body: Mapping[str, Any], needs_limit: bool = True) -> JsonObjec
         chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **(chat.get("chat_template_kwargs") or {})}
     if body.get("tools"):
         chat["tools"] = _tools(body["tools"])
+        for i in range(len(chat["tools"])):
+            sent |= {f"tools[{i}].function": f"tools[{i}]", f"tools[{i}].function.parameters": f"tools[{i}].input_schema"}
     if body.get("tool_choice") is not None:
         chat |= _tool_choice(json_object("tool_choice", body["tool_choice"]))
-    return chat | {name: body[name] for name in body if name not in _KNOWN}
+    return chat | {name: body[name] for name in body if name not in _KNOWN}, sent
 
 
 def _tool_choice(choice: JsonObject) -> JsonObject:
@@ -79,12 +87,13 @@ def _text(where: str, content: Any) -> str:
         return content
     if not isinstance(content, list):
         raise invalid(where, "a text or a list of blocks of text", content)
-    texts = []
-    for i, block in enumerate(content):
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise invalid(f"{where}[{i}]", 'a block like {"type": "text", "text": ...}; others are not supported', block)
-        texts.append(block["text"])
-    return "\n".join(texts)
+    return "\n".join(_block_text(f"{where}[{i}]", block) for i, block in enumerate(content))
+
+
+def _block_text(where: str, block: Any) -> str:
+    if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+        raise invalid(where, 'a block like {"type": "text", "text": ...}; others are not supported', block)
+    return block["text"]
 
 
 def _chat_messages(where: str, message: Any) -> list[JsonObject]:
@@ -109,7 +118,7 @@ def _chat_messages(where: str, message: Any) -> list[JsonObject]:
             result = _text(f"{at}.content", block.get("content") or "")
             results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": result})
         elif kind not in ("thinking", "redacted_thinking"):
-            texts.append(_text(at.removesuffix(f"[{i}]"), [block]) if kind == "text" else _text(at, [block]))
+            texts.append(_block_text(at, block))
     text = "\n".join(texts)
     if role == "user":
         return [*results, *([{"role": "user", "content": text}] if texts or not results else [])]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ..generation.sampling import MAX_BREAKER
@@ -24,6 +25,21 @@ class RequestError(Exception):
         types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Within this, errors of a request that was made of another one name the fields of that. names: field of the request that
+    was made -> field that the client sent; those below it (`field.name`, `field[0]`) go with it."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        made = max((name for name in names if param == name or param.startswith((f"{name}.", f"{name}["))), key=len, default="")
+        if not made:
+            raise
+        sent = names[made] + param.removeprefix(made)
+        raise RequestError(error.message.replace(param, sent, 1), sent, error.code, error.status) from None
 
 
 Check = Callable[[str, Any], Any]

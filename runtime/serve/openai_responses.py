@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .blocks import CALL, THOUGHT, Block, BlockWriter
-from .checks import JsonObject, RequestError, invalid, json_object
+from .checks import JsonObject, RequestError, invalid, json_object, text
 from .engine import EndEvent
 
 _RENAMED = {"max_output_tokens": "max_tokens"}
@@ -39,11 +39,21 @@ _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "tool_ch
 _ECHOED_DEFAULTS = {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True}
 
 
-def chat_request(body: Mapping[str, Any]) -> JsonObject:
-    """The body of a request to /v1/responses as one to /v1/chat/completions, where its values are checked.
+# Fields of a chat completion -> fields of a response that they are made of
+_SENT = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 
-    Raises RequestError that names the field.
+
+def chat_request(body: Mapping[str, Any]) -> tuple[JsonObject, dict[str, str]]:
+    """(the body of a request to /v1/responses as one to /v1/chat/completions, where its values are checked, the fields that its
+    fields were made of, for `fields_named`). Raises RequestError that names the field.
     """
+    sent = dict(_SENT)
     for name, neutral in _UNSUPPORTED.items():
         if body.get(name) is not None and body[name] not in neutral:
             reason = ": no response is stored here" if name in ("previous_response_id", "conversation", "background") else ""
@@ -53,7 +63,8 @@ def chat_request(body: Mapping[str, Any]) -> JsonObject:
         if not isinstance(body["instructions"], str):
             raise invalid("instructions", "a text", body["instructions"])
         chat["messages"].append({"role": "system", "content": body["instructions"]})
-    chat["messages"] += _messages(body.get("input"))
+        sent["messages[0]"] = "instructions"
+    _add_messages(chat["messages"], body.get("input"), sent)
     chat |= {name: body[name] for name in _SAME_FIELDS if body.get(name) is not None}
     chat |= {new: body[name] for name, new in _RENAMED.items() if body.get(name) is not None}
     if body.get("text") is not None:
@@ -63,14 +74,17 @@ def chat_request(body: Mapping[str, Any]) -> JsonObject:
         chat["response_format"] = form
     if body.get("tools"):
         chat["tools"] = _tools(body["tools"])
+        sent |= {f"tools[{i}].function": f"tools[{i}]" for i in range(len(chat["tools"]))}
     choice = body.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    if isinstance(choice, dict):
+        if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+            raise invalid("tool_choice", 'none, auto, required or like {"type": "function", "name": ...}', choice)
+        choice = {"type": "function", "function": {"name": choice["name"]}}
     if choice is not None:
         chat["tool_choice"] = choice
     if body.get("reasoning") is not None and json_object("reasoning", body["reasoning"]).get("effort") is not None:
         chat["reasoning_effort"] = body["reasoning"]["effort"]
-    return chat | {name: body[name] for name in body if name not in _KNOWN and name != "messages"}
+    return chat | {name: body[name] for name in body if name not in _KNOWN and name != "messages"}, sent
 
 
 def _tools(tools: Any) -> list[JsonObject]:
@@ -79,22 +93,26 @@ def _tools(tools: Any) -> list[JsonObject]:
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise invalid(f"tools[{i}]", 'like {"type": "function", "name": ...}; there are no other tools here', tool)
+        text(f"tools[{i}].name", tool.get("name"))
     return [{"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}} for tool in tools]
 
 
-def _messages(items: Any) -> list[JsonObject]:
-    """The messages of an input. Calls one after the other belong to one message."""
+def _add_messages(messages: list[JsonObject], items: Any, sent: dict[str, str]) -> None:
+    """Appends the messages of an input, and says in `sent` what they are made of. Calls one after the other belong to one
+    message."""
     if isinstance(items, str):
-        return [{"role": "user", "content": items}]
+        sent[f"messages[{len(messages)}]"] = "input"
+        messages.append({"role": "user", "content": items})
+        return
     if not isinstance(items, list) or not items:
         raise invalid("input", "a text or a list of at least one item", items)
-    messages: list[JsonObject] = []
     for i, item in enumerate(items):
         where, kind = f"input[{i}]", item.get("type", "message") if isinstance(item, dict) else None
+        made = f"messages[{len(messages)}]"
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            function = {name: text(f"{where}.{name}", item.get(name)) for name in ("name", "arguments")}
             call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -102,10 +120,13 @@ def _messages(items: Any) -> list[JsonObject]:
         elif kind == "function_call_output":
             output = item.get("output")
             messages.append({"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output})
-        elif kind != "reasoning":
+            sent[f"{made}.content"] = f"{where}.output"
+        elif kind == "reasoning":
+            continue
+        else:
             expected = "a message, a function_call, a function_call_output or a reasoning"
             raise invalid(where, f"{expected}; others are not supported", item)
-    return messages
+        sent.setdefault(made, where)
 
 
 class ResponseWriter(BlockWriter):

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..checks import RequestError
+from ..checks import RequestError, fields_named
 from ..openai_responses import ResponseWriter, chat_request
 from ..replies import Prompt
 from ..requests import parse_chat, parse_completion
@@ -44,13 +44,11 @@ def openai_routes(service: Service) -> list[Route]:
 
     async def responses(request: Request) -> Response:
         body = await service.read_json(request)
-        try:
-            parsed = parse_chat(chat_request(body), service.defaults)
+        converted, sent = chat_request(body)
+        with fields_named(sent):
+            parsed = parse_chat(converted, service.defaults)
             ids, parser = await service.encode_chat(parsed)
-        except RequestError as error:  # what it says of messages is about the input
-            error.param = error.param and error.param.replace("messages", "input", 1)
-            raise
-        return await service.answer_in_blocks(request, parsed, ids, parser, ResponseWriter(service.name, body))
+            return await service.answer_in_blocks(request, parsed, ids, parser, ResponseWriter(service.name, body))
 
     return [
         Route("/v1/models", models, methods=["GET"]),

@@ -56,6 +56,25 @@ def test_streams_at_the_same_time_follow_their_own_schemas(client):
         assert list(pool.map(ask, range(3))) == [[0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_follows_the_schema_on_its_own(client, stream):
+    """n choices share the grammar, not where they are in it."""
+    ask = {"model": "x", "messages": ASK, "response_format": FORMAT, "n": 3, "seed": 1, **ANY}
+    if stream:
+        texts = [""] * 3
+        for chunk in client.chat.completions.create(**ask, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        texts = [choice.message.content for choice in client.chat.completions.create(**ask).choices]
+    assert len(set(texts)) == 3
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    free = {"top_k": 0, "min_p": 0.0, "grammar": 'root ::= ("yes" | "no") "!"'}
+    reply = client.completions.create(model="x", prompt="a", n=2, best_of=4, temperature=2.0, seed=2, extra_body=free)
+    assert {choice.text for choice in reply.choices} <= {"yes!", "no!"}
+
+
 def test_any_object(client):
     form = {"type": "json_object"}
     reply = client.chat.completions.create(model="x", messages=ASK, response_format=form, max_tokens=30, seed=1, **ANY)

@@ -97,17 +97,22 @@ def test_thoughts_are_blocks_of_their_own(random_client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "x"}]}]}, "messages[0].content[1]"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "a"}]}, "tools[0]"),
         ({"tool_choice": {"type": "all"}}, "tool_choice"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"max_tokens": -5}, "max_tokens"),
     ],
 )
 def test_refusals_name_the_field(client, fields, named):
     with pytest.raises(anthropic.BadRequestError) as error:
         client.messages.create(**({"model": "x", "max_tokens": 5, "messages": ASK} | fields))
     assert error.value.body["type"] == "error"
+    assert error.value.body["error"]["param"] == named
     assert named in error.value.body["error"]["message"]
 
 

@@ -84,7 +84,20 @@ def test_a_form(random_client):
         ({"input": [{"role": "cat", "content": "x"}]}, "input[0].role"),
         ({"instructions": 5}, "instructions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"text": {"format": {"type": "xml"}}}, "response_format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "what"}}}}, "text.format"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+        ({"reasoning": {"effort": 5}}, "reasoning.effort"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "ab", "parameters": 5}]}, "tools[0].parameters"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"instructions": "x", "input": [{"role": "cat", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "reasoning"}, {"role": "user", "content": 5}]}, "input[1].content"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": 5}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": 5}]}, "input[0].output"),
+        ({"input": "x" * 5000}, "input"),
         ({"temperature": -1}, "temperature"),
     ],
 )
@@ -92,3 +105,5 @@ def test_refusals_name_the_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(**({"model": "x", "input": "Hello"} | fields))
     assert error.value.param == param
+    said = error.value.body["message"]
+    assert not any(inner in said for inner in ("messages", "response_format", "max_tokens", "reasoning_effort", '"function":'))
