@@ -1,7 +1,8 @@
-"""Kills and failed system calls: `python tests/torture/kills.py [TRIALS [JOB ...]]`.
+"""Kills, signals and failed system calls: `python tests/torture/kills.py [TRIALS [JOB ...]]`.
 
-A job is killed at random moments, at its n-th system call of a kind, or gets an error from that call (strace does both). Then
-no final name may hold anything but the whole output, and resuming ends with exit code 0 and the bytes of an undisturbed job.
+A job is killed at random moments or at its n-th system call of a kind, gets an error from that call (strace does both), or is
+asked to end by a signal. Then no final name may hold anything but the whole output, an error or a signal has its exit code and
+its one line, and resuming ends with exit code 0 and the bytes of an undisturbed job.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from jobs import JOBS, SECONDS, Trial, last_line, make_sources, undisturbed
+from jobs import DEMO, JOBS, SECONDS, Result, Trial, last_line, make_sources, undisturbed
 
 # system call -> errors that it may end with
 CALLS = {
     "pwrite64": ("ENOSPC", "EIO", "EDQUOT"),
-    "write": ("ENOSPC", "EIO"),
-    "fsync": ("EIO", "ENOSPC"),
+    "write": ("ENOSPC", "EIO", "EDQUOT"),
+    "pread64": ("EIO",),
+    "preadv": ("EIO",),
+    "read": ("EIO",),
+    "mmap": ("ENOMEM", "EMFILE"),
+    "fsync": ("EIO", "ENOSPC", "EDQUOT"),
     "rename": ("EIO", "ENOSPC"),
     "ftruncate": ("EIO", "ENOSPC"),
     "fallocate": ("ENOSPC", "EDQUOT"),
@@ -32,12 +38,16 @@ CALLS = {
     "flock": ("ENOLCK",),
     "openat": ("EMFILE", "EIO"),
 }
+_WRITING = ("pwrite64", "write", "fsync", "rename", "ftruncate", "fallocate", "unlink")  # worth being killed at
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STRACE = ("strace", "-f", "-qq", "--seccomp-bpf")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
+_INTERNAL = ("internal error", "Traceback")
 
 
-def count_calls(trial: Trial, log: Path) -> dict[str, list[int]]:
-    """System call -> numbers (counted from 1, per thread) of those that concern the job's own folder."""
-    trial.run(("strace", "-f", "-qq", "-y", "-s0", "-e", f"trace={','.join(CALLS)}", "-o", str(log)))
+def count_calls(trial: Trial, sources: Path, log: Path) -> dict[str, list[int]]:
+    """System call -> numbers (counted from 1, per thread) of those that concern the job's own folder, or its sources."""
+    trial.run((*_STRACE, "-y", "-e", f"trace={','.join(CALLS)}", "-o", str(log)))
     seen: Counter[tuple[str, str]] = Counter()
     numbers: dict[str, set[int]] = {}
     for line in log.read_text("utf-8", errors="replace").splitlines():
@@ -45,7 +55,7 @@ def count_calls(trial: Trial, log: Path) -> dict[str, list[int]]:
         if match is None:
             continue
         seen[match[1], match[2]] += 1
-        if str(trial.folder) in match[3] or match[2] in ("rename", "unlink"):
+        if any(f"{folder}/" in match[3] or f"{folder}>" in match[3] for folder in (trial.folder, sources, DEMO)):
             numbers.setdefault(match[2], set()).add(seen[match[1], match[2]])
     return {call: sorted(found) for call, found in numbers.items()}
 
@@ -65,14 +75,49 @@ def kill_at_random(trial: Trial, draw: random.Random, seconds: float) -> str:
     return trial.problem_after_resuming()
 
 
+def end_at_random(trial: Trial, draw: random.Random, seconds: float) -> str:
+    """Sends a signal once the program has its handlers. Returns what is wrong, or ''."""
+    number = draw.choice(SIGNALS)
+    process = subprocess.Popen(trial.command(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    while process.poll() is None and not _catches(process.pid, number):
+        time.sleep(0.002)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds * draw.random())
+    process.send_signal(number)
+    _, said = process.communicate(timeout=SECONDS)
+    problem = ""
+    if process.returncode not in (0, 128 + number):
+        problem = f"exit code {process.returncode}: {last_line(said)}"
+    elif process.returncode and (said.count("ggufmill: ") != 1 or "ggufmill: interrupted" not in last_line(said)):
+        problem = f"more or less than its line: {said[-300:]!r}"
+    problem = problem or _internal(said) or trial.problem_now() or trial.problem_after_resuming()
+    return f"{number.name}: {problem}" if problem else ""
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii", errors="replace")
+    except OSError:  # it has ended, or there is no /proc
+        return True
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return int(caught, 16) >> (number - 1) & 1 == 1 and int(caught, 16) >> (signal.SIGTERM - 1) & 1 == 1
+
+
+def _internal(said: str) -> str:
+    return next((f"{word}: {last_line(said)}" for word in _INTERNAL if word in said), "")
+
+
 def disturb_call(trial: Trial, call: str, number: int, effect: str) -> str:
     """effect: signal=KILL or error=NAME, at the number-th such call of a thread. Returns what is wrong, or ''."""
-    inject = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={number}")
-    done = trial.run(inject)
+    done = trial.run((*_STRACE, "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={number}"))
     problem = ""
     if effect.startswith("error"):
-        is_told = done.returncode in (0, 1) and "internal error" not in done.stderr and "Traceback" not in done.stderr
-        problem = "" if is_told else f"exit code {done.returncode}: {last_line(done.stderr)}"
+        lines = sum(line.startswith("ggufmill: ") for line in done.stderr.replace("\r", "\n").splitlines())
+        is_told = done.returncode in (0, 1) and lines == done.returncode
+        problem = _internal(done.stderr) or ("" if is_told else f"exit code {done.returncode}: {last_line(done.stderr)}")
+        if not problem and done.returncode == 0:
+            problem = trial.problem_at_the_end()
     problem = problem or trial.problem_now() or trial.problem_after_resuming()
     return f"{call} {number} {effect}: {problem}" if problem else ""
 
@@ -89,15 +134,18 @@ def torture(trials: int, names: list[str] | None = None, report=print, seed: int
             made = undisturbed(name, sources, Path(tmp) / "undisturbed")
             seconds = min(time.monotonic() - began, SECONDS / 2)
 
-            def trial(name: str = name, made: dict[str, bytes] = made) -> Trial:
+            def trial(name: str = name, made: Result = made) -> Trial:
                 return Trial(name, sources, Path(tmp) / "trial", made)
 
-            results = {"killed at random moments": [kill_at_random(trial(), draw, seconds) for _ in range(trials)]}
+            results = {
+                "killed at random moments": [kill_at_random(trial(), draw, seconds) for _ in range(trials)],
+                "signals at random moments": [end_at_random(trial(), draw, seconds) for _ in range(trials)],
+            }
             if has_strace:
-                numbers = count_calls(trial(), Path(tmp) / "log")
+                numbers = count_calls(trial(), sources, Path(tmp) / "log")
                 kills, errors = [], []
                 for _ in range(trials):
-                    call = draw.choice([c for c in numbers if c != "openat"])
+                    call = draw.choice([c for c in numbers if c in _WRITING])
                     kills.append(disturb_call(trial(), call, draw.choice(numbers[call]), "signal=KILL"))
                     call = draw.choice(list(numbers))
                     error = f"error={draw.choice(CALLS[call])}"

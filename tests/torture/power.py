@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,12 +84,10 @@ class Disk:
     def sync_names(self) -> None:
         self.names, self.changes = self.current(), []
 
-    def make(self, folder: Path, draw: random.Random) -> None:
-        """Writes a state that a power cut may leave."""
-        for name, inode in self._with(draw.randrange(len(self.changes) + 1)).items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(inode.content(draw))
+    def state(self, draw: random.Random) -> dict[str, bytes]:
+        """Files, name -> bytes, that a power cut may leave."""
+        names = self._with(draw.randrange(len(self.changes) + 1))
+        return {name: inode.content(draw) for name, inode in names.items()}
 
 
 def read_records(prefix: Path) -> list[tuple[float, str, str, int]]:
@@ -109,8 +108,9 @@ def _decoded(text: str) -> bytes:
 class Replay:
     """Applies recorded calls to a `Disk`."""
 
-    def __init__(self, root: Path):
-        self.disk = Disk(root)
+    def __init__(self, root: Path, before: Mapping[str, bytes] | None = None):
+        """before: files that are there, and on disk, when the job begins."""
+        self.disk = Disk(root, {name: Inode(data) for name, data in (before or {}).items()})
         self._open: dict[int, tuple[Inode | None, list[int], bool]] = {}  # inode (None: a folder), position, appends
 
     def _name(self, path: bytes) -> str | None:
@@ -198,21 +198,20 @@ def record(trial: Trial, prefix: Path) -> list[tuple[float, str, str, int]]:
     return read_records(prefix)
 
 
-def changing(records: list[tuple[float, str, str, int]], root: Path) -> list[int]:
+def changing(records: list[tuple[float, str, str, int]], trial: Trial) -> list[int]:
     """Indexes of the calls after which a power cut leaves something new."""
-    replay = Replay(root)
+    replay = Replay(trial.folder, trial.before)
     return [i for i, (_, call, arguments, result) in enumerate(records) if replay.apply(call, arguments, result)]
 
 
 def cut(records: list[tuple[float, str, str, int]], stop: int, trial: Trial, draw: random.Random) -> str:
     """Power goes after call number `stop`; returns what is wrong afterwards, or ''."""
-    replay = Replay(trial.folder)
+    replay = Replay(trial.folder, trial.before)
     for _, call, arguments, result in records[: stop + 1]:
         replay.apply(call, arguments, result)
-    replay.disk.make(trial.folder, draw)
-    if stop == len(records) - 1:
-        missing = trial.undisturbed.keys() - trial.outputs().keys()
-        return f"{sorted(missing)} lost after the end" if missing else trial.problem_now()
+    trial.fill(replay.disk.state(draw))
+    if stop == len(records) - 1 and (lost := trial.problem_at_the_end(durable=True)):
+        return f"after the end: {lost}"
     return trial.problem_now() or trial.problem_after_resuming()
 
 
@@ -228,8 +227,9 @@ def torture(states: int, names: list[str] | None = None, report=print, seed: int
             made = undisturbed(name, sources, Path(tmp) / "trial")
             logs = Path(tmp) / name
             logs.mkdir()
-            records = record(Trial(name, sources, Path(tmp) / "trial", made), logs / "log")
-            moments = changing(records, Path(tmp) / "trial")
+            trial = Trial(name, sources, Path(tmp) / "trial", made)
+            records = record(trial, logs / "log")
+            moments = changing(records, trial)
             stops = [draw.choice(moments) for _ in range(states)] + [len(records) - 1] * max(1, states // 4)
             found = [cut(records, stop, Trial(name, sources, Path(tmp) / "trial", made), draw) for stop in stops]
             problems = [f"call {stop} ({records[stop][1]}): {p}" for stop, p in zip(stops, found, strict=True) if p]

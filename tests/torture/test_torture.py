@@ -59,10 +59,8 @@ def test_what_a_power_cut_may_leave(tmp_path):
         replay.apply(*call)
         states = set()
         for seed in range(40):
-            replay.disk.make(tmp_path / "state", random.Random(seed))
-            states |= {(path.name, path.read_text()) for path in (tmp_path / "state").iterdir()} or {("", "")}
-            shutil.rmtree(tmp_path / "state", ignore_errors=True)
-            (tmp_path / "state").mkdir()
+            state = replay.disk.state(random.Random(seed))
+            states |= {(name, data.decode()) for name, data in state.items()} or {("", "")}
         left.append(states)
     absent, empty, part = ("", ""), ("a.part", ""), ("a.part", "word")
     assert left[0] == {absent, empty}
@@ -80,6 +78,6 @@ def _hex(text):
 def test_a_power_cut_during_a_job(sources, merged, tmp_path):
     trial = Trial("merge", sources, tmp_path / "trial", merged)
     records = power.record(trial, tmp_path / "log")
-    moments = power.changing(records, trial.folder)
+    moments = power.changing(records, trial)
     for stop in (moments[len(moments) // 2], len(records) - 1):
         assert power.cut(records, stop, Trial("merge", sources, tmp_path / "trial", merged), random.Random(1)) == ""
