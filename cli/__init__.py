@@ -17,9 +17,12 @@ def main(arguments: list[str] | None = None) -> None:
     with signals.raised_as_interrupt(is_program=arguments is None):
         try:
             from .program import run
+
+            run(arguments)
+        except SystemExit:
+            raise
         except BaseException:
             if not signals.received():  # what an import makes of a KeyboardInterrupt may be another exception
                 raise
             print("ggufmill: interrupted", file=sys.stderr)
             sys.exit(signals.exit_code())
-        run(arguments)

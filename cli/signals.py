@@ -5,6 +5,7 @@ Only modules of Python's own are imported here, and few: the handlers are set be
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -13,11 +14,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 _NAMES = ("SIGINT", "SIGTERM")
 _PATIENCE = 1.0  # seconds in which a signal that follows another one is taken for the same wish
 
 _received: int | None = None  # the first signal
+_ending: int | None = None  # the exit code of a program that was interrupted
 _since: float | None = None  # when it came; None: the KeyboardInterrupt that it raised was lost
 
 
@@ -27,8 +30,18 @@ def received() -> bool:
 
 
 def exit_code() -> int:
-    """128 + the signal that asked the program to end (SIGINT if none did: something raised KeyboardInterrupt)."""
-    return 128 + (_received or signal.SIGINT)
+    """128 + the signal that asked the program to end (SIGINT if none did: something raised KeyboardInterrupt). To call when it
+    ends with that."""
+    global _ending
+    _ending = 128 + (_received or signal.SIGINT)
+    return _ending
+
+
+def _exit() -> None:
+    """Ends an interrupted program as the last that it does: `python -m` would take SIGINT for its exit code, whichever signal
+    came, if KeyboardInterrupt was raised within an exec() of a text, as dataclasses and namedtuple have it."""
+    if _ending is not None:
+        _leave(_ending)
 
 
 def expect_again() -> None:
@@ -46,9 +59,11 @@ def raised_as_interrupt(is_program: bool) -> Iterator[None]:
     is_program: the process ends afterwards; a signal until then ends it with its line too. Otherwise the handlers before are
     restored.
     """
-    global _received, _since
-    _received = _since = None
+    global _received, _since, _ending
+    _received = _since = _ending = None
     before = {}
+    if is_program:
+        atexit.register(_exit)
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in _NAMES):
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
@@ -72,8 +87,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    _leave(128 + (_received or number), b"ggufmill: interrupted\n")
+
+
+def _leave(code: int, line: bytes = b"") -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError), open(2, "wb", buffering=0, closefd=False) as stderr:  # whatever else is just being printed
-        stderr.write(b"ggufmill: interrupted\n")
-    os._exit(128 + (_received or number))
+        stderr.write(line)
+    os._exit(code)

@@ -294,7 +294,7 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == MODULE:
             try:
-                signal.raise_signal(NUMBER)
+                exec("signal.raise_signal(NUMBER)")  # as dataclasses do; `python -m` then ends by SIGINT by itself
             except KeyboardInterrupt:
                 if name != "llvmlite.binding":
                     raise
@@ -309,12 +309,29 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("module", ["click", "numba", "llvmlite.binding"])
 def test_a_signal_while_something_is_imported(number, module, tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED, str(int(number)), module, str(DEMO)]
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "interrupted", str(int(number)), module, str(DEMO)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (128 + number, "")
     assert done.stderr.splitlines()[-1].startswith("ggufmill: interrupted")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.gguf").exists()
+
+
+AT_THE_START = """
+import signal, sys
+import ggufmill.cli.program as program
+program.raise_open_file_limit = lambda: signal.raise_signal(int(sys.argv[1]))
+from ggufmill.cli import main
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_anything_is_done(number):
+    done = subprocess.run([sys.executable, "-c", AT_THE_START, str(int(number))], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "ggufmill: interrupted\n")
 
 
 AT_THE_END = """
