@@ -321,7 +321,8 @@ def test_a_signal_while_something_is_imported(number, module, tmp_path):
 AT_THE_START = """
 import signal, sys
 import ggufmill.cli.program as program
-program.raise_open_file_limit = lambda: signal.raise_signal(int(sys.argv[1]))
+NUMBER = int(sys.argv[1])
+program.raise_open_file_limit = lambda: signal.raise_signal(NUMBER)
 from ggufmill.cli import main
 sys.argv[1:] = ["--version"]
 main()
