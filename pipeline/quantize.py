@@ -22,6 +22,7 @@ from ..quantize.recipes.rules import Rule, parse_rules
 from ..quantize.recipes.type_selection import TypeOverrides
 from ..recipes import find
 from .cluster.call import cluster_call
+from .cluster.measuring import search_workers
 from .common.adapters import adapters_of_recipe
 from .common.arguments import (
     FileType,
@@ -37,6 +38,7 @@ from .common.arguments import (
 from .common.covariance import covariance_of_recipe, effort_of_recipe, load_covariances
 from .common.encoder_device import encoder_device
 from .common.importance import load_importance
+from .common.messages import note
 from .common.programs import layout_for, program_of
 from .common.progress import OnProgress, reporting
 from .convert import metadata_to_set
@@ -195,14 +197,14 @@ def quantize_model(
             return earlier
     architecture = architecture or given.recipe.stages.get("convert", {}).get("architecture")
     mtp = mtp if mtp is not None else given.recipe.stages.get("convert", {}).get("mtp")
-    opened = open_source(
-        source,
-        mla_layout=layout,
-        mtp=mtp,
-        remote=remote or ((dry_run or cluster is not None) and is_repository(source)),
-        architecture=architecture,
-        lora=adapters,
-    )
+    reading = {
+        "mla_layout": layout,
+        "mtp": mtp,
+        "remote": remote or ((dry_run or cluster is not None) and is_repository(source)),
+        "architecture": architecture,
+        "lora": adapters,
+    }
+    opened = open_source(source, **reading)
     importance = None
     if imatrix is not None:
         importance = load_importance(Path(imatrix), opened, include=include_weights, exclude=exclude_weights)
@@ -278,8 +280,13 @@ def quantize_model(
             state, fixed_text = None if dry_run else _beside(out, ".state.json"), given.rules_text
             fixed = {"fixed": rules, "fixed_text": fixed_text, "state": state, "planning": planning}
             weighted = {"covariances": covariances, "strict": strict}
-            job = SearchJob(opened, importance, search, **weighted, **fixed, report=report)
-            text = _find_recipe(job, target, out, options, inputs)
+            if (changed := prune_layers or include_weights or exclude_weights) and cluster is not None:
+                note("note: --prune-layers, --include-weights and --exclude-weights: types are measured here, not by workers")
+            weights = {"importance": importance, "imatrix": imatrix, "covariance": covariance, "effort": effort or 1}
+            measuring = search_workers(None if changed else cluster, source, opened, reading, **weights, options=search)
+            with measuring as workers:
+                job = SearchJob(opened, importance, search, **weighted, **fixed, workers=workers, report=report)
+                text = _find_recipe(job, target, out, options, inputs)
             rules = parse_rules(text)
             if call is not None:
                 call = call.with_found(text)

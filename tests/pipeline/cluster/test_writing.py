@@ -17,6 +17,7 @@ from ggufmill.formats.file_range import range_checksum
 from ggufmill.jobs.execute import row_chunks
 from ggufmill.pipeline.cluster import pieces
 from ggufmill.pipeline.cluster.call import ClusterCall
+from ggufmill.pipeline.cluster.measuring import SearchWorkers
 from ggufmill.pipeline.cluster.ordered_map import run_on_each
 from ggufmill.pipeline.cluster.writing import cluster_writer
 from ggufmill.recipes import FOLDER
@@ -108,10 +109,14 @@ def test_weights_that_are_not_finite_are_counted(cluster, write_checkpoint, tiny
         ggufmill.convert_model(source, tmp_path / "r.gguf", outtype="f16", cluster=cluster)
 
 
-def test_target_with_a_recipe(cluster, tmp_path):
+def test_target_with_a_recipe(cluster, tmp_path, monkeypatch):
+    asked = []
+    errors = SearchWorkers.errors
+    monkeypatch.setattr(SearchWorkers, "errors", lambda workers, *given: (asked.append(workers), errors(workers, *given))[1])
     recipe = tmp_path / "r.toml"
     recipe.write_text("[quantize]\nrules = 'attn_v=q8_0'\ntarget_size = '5M'\n[search]\nrows = 8\n")
     same_as_alone(ggufmill.quantize_model, tmp_path, DEMO, alone={"recipe": recipe}, cluster=cluster)
+    assert asked  # workers measured the errors of types
 
 
 @pytest.fixture
