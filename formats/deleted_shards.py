@@ -1,6 +1,7 @@
 """Source shards deleted once their tensors were written: the record that is left, with which the job can still be resumed.
 
-NAME.safetensors.released holds one line of JSON (size and modification time of the shard), then the shard's JSON header.
+NAME.released, beside the shard of that name, holds one line of JSON (size and modification time of the shard), then the shard's
+header: of a safetensors file its JSON, of a GGUF all bytes before the first tensor's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import FormatError
 from ..operating_system.files import sync_file, sync_folder
@@ -16,9 +18,26 @@ from ..operating_system.files import sync_file, sync_folder
 SUFFIX = ".released"
 
 
+class DeletableShard(Protocol):
+    """A file with tensors of a source, which a job may delete once they are written."""
+
+    @property
+    def was_read(self) -> bool:
+        """Whether tensor data has been read."""
+        ...
+
+    def header(self) -> bytes:
+        """What its record keeps, from which its tensors are known. Raises FormatError."""
+        ...
+
+    def close(self) -> None:
+        """Gives up what would keep the deleted file's space on disk."""
+        ...
+
+
 @dataclass(frozen=True)
 class DeletedShardRecord:
-    """What is known of a deleted shard: its size in bytes, its modification time in nanoseconds, and its JSON header."""
+    """What is known of a deleted shard: its size in bytes, its modification time in nanoseconds, and its header."""
 
     size: int
     mtime_ns: int
@@ -35,11 +54,17 @@ def deleted_shard_names(folder: Path) -> list[str]:
     return [p.name.removesuffix(SUFFIX) for p in sorted(folder.glob(f"*.safetensors{SUFFIX}"))]
 
 
-def delete_shard(path: Path) -> None:
+def deleted_error(path: Path) -> FormatError:
+    """What reading from a deleted shard ends with."""
+    return FormatError(
+        f"{path}: was deleted when its tensors had been written (--delete-source-shards); only that job can go on, with "
+        "--resume: for another, get the file again"
+    )
+
+
+def delete_shard(path: Path, header: bytes) -> None:
     """Writes a shard's record and deletes the shard; for a symbolic link also the file it points to. Raises OSError."""
-    with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        header = file.read(int.from_bytes(file.read(8), "little"))
+    stat = path.stat()
     new = record_path(path).with_name(record_path(path).name + ".new")
     with new.open("wb") as out:
         out.write(json.dumps({"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}).encode() + b"\n" + header)

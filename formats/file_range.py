@@ -17,6 +17,7 @@ import xxhash
 
 from ..errors import FormatError
 from ..operating_system.files import BINARY, read_at
+from .deleted_shards import deleted_error, record_path
 
 HASH_BLOCK_BYTES = 1 << 24  # read and hashed at a time
 _READ_BYTES = 1 << 20  # read at a time: more is allocated even for a small file
@@ -39,6 +40,8 @@ def read_range(path: Path, offset: int, nbytes: int) -> np.ndarray:
         finally:
             os.close(fd)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and record_path(path).exists():
+            raise deleted_error(path) from None
         raise FormatError(f"{path}: {error.strerror or error}") from None
     return out
 

@@ -12,7 +12,7 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .file_range import check_regular
+from .deleted_shards import DeletableShard, read_record, record_path
+from .file_range import check_regular, read_range
 from .source import files_stamp
 from .tensor_table import FileTensors, TensorInfo, TensorKind, TensorTable
 from .types import TYPES
@@ -56,6 +57,7 @@ class GGUFFile:
     path      the file, or the first shard; paths: all shards
     metadata  of the first shard, without the split.* keys of a split model
     tensors   name -> tensor, in file order
+    shards    of a model that was opened as `deletable`: its files that have not been deleted
     """
 
     path: Path
@@ -63,6 +65,7 @@ class GGUFFile:
     tensors: Mapping[str, TensorInfo]
     paths: list[Path]
     alignment: int
+    shards: Mapping[Path, DeletableShard] = field(default_factory=dict, repr=False)
 
     @property
     def n_splits(self) -> int:
@@ -85,23 +88,49 @@ class GGUFFile:
         return digest.hexdigest()
 
 
-def open_gguf(path: str | Path) -> GGUFFile:
+@dataclass(frozen=True)
+class GGUFShard:
+    """A file of a split model that a job may delete: its tensors are read as ranges, so that nothing keeps its space."""
+
+    path: Path
+    header_bytes: int
+    was_read: bool = False
+
+    def header(self) -> bytes:
+        return read_range(self.path, 0, self.header_bytes).tobytes()
+
+    def close(self) -> None:
+        pass
+
+
+def split_paths(path: Path) -> list[Path]:
+    """All shards of the split model that a file belongs to by its name; the file alone if it is none."""
+    match = SPLIT_NAME.match(path.name)
+    count = int(match["count"]) if match is not None else 0
+    return [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)] if match else [path]
+
+
+def open_gguf(path: str | Path, *, deletable: bool = False) -> GGUFFile:
     """Opens a GGUF file, or all shards of a split model when given any of them; no tensor data is read.
+
+    deletable: for a job that deletes shards as it goes on. Nothing is mapped, and shards that it has deleted before are known
+    from their records (see `deleted_shards`).
 
     Raises FormatError for anything but complete, well-formed GGUF v3 files, naming the file and the byte.
     """
     path = Path(path)
-    match = SPLIT_NAME.match(path.name)
-    if match is None or int(match["count"]) < 1:
+    paths = split_paths(path)
+    count = len(paths)
+    if SPLIT_NAME.match(path.name) is None or not paths:
         metadata, tensors, alignment = open_file(path)
         return GGUFFile(path, metadata, TensorTable([tensors]), [path], alignment)
 
-    count = int(match["count"])
-    paths = [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
-    missing = [p.name for p in paths if not p.exists()]
+    missing = [p for p in paths if not p.exists() and not (deletable and record_path(p).exists())]
     if missing:
-        raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0]}")
-    opened = [open_file(shard) for shard in paths]
+        deleted = record_path(missing[0]).exists()
+        reason = ": deleted by `merge --delete-splits`, which goes on with --resume" if deleted else ""
+        raise FormatError(f"{path}: {len(missing)} of {count} shards are missing, the first is {missing[0].name}{reason}")
+    opened = [_open_unmapped(shard) if deletable else open_file(shard) for shard in paths]
     metadata = opened[0][0]
     if _integer(paths[0], metadata, "split.count", count) != count:
         raise FormatError(f"{paths[0]}: its name says {count} shards, its metadata {metadata['split.count']}")
@@ -113,7 +142,8 @@ def open_gguf(path: str | Path) -> GGUFFile:
     declared = _integer(paths[0], metadata, "split.tensors.count", len(merged))
     if declared != len(merged):
         raise FormatError(f"{paths[0]}: {declared} tensors are declared for the model, its shards hold {len(merged)}")
-    return GGUFFile(paths[0], _without_split(metadata), merged, paths, opened[0][2])
+    shards = {t.path: GGUFShard(t.path, t.header_bytes) for _, t, _ in opened if t.path.exists()} if deletable else {}
+    return GGUFFile(paths[0], _without_split(metadata), merged, paths, opened[0][2], shards)
 
 
 def open_shards(paths: Sequence[Path]) -> GGUFFile:
@@ -166,14 +196,30 @@ def open_file(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
-    return _Parser(path, mapped).parse()
+    return _Parser(path, mapped, size).parse()
+
+
+def _open_unmapped(path: Path) -> tuple[dict[str, Any], FileTensors, int]:
+    """As `open_file`, also of a shard that was deleted and left its record; the file is not mapped."""
+    if path.exists():
+        metadata, tensors, alignment = open_file(path)
+    else:
+        record = read_record(path)
+        try:
+            metadata, tensors, alignment = _Parser(path, record.header, record.size).parse()
+        except (struct.error, ValueError) as error:
+            raise FormatError(f"{record_path(path)}: damaged ({error})") from None
+    return metadata, replace(tensors, mapped=None), alignment
 
 
 class _Parser:
-    """One pass over a header. Every count is checked against the remaining bytes before anything is allocated for it."""
+    """One pass over a header. Every count is checked against the remaining bytes before anything is allocated for it.
 
-    def __init__(self, path: Path, mapped: mmap.mmap):
-        self.path, self.buffer, self.position, self.size = path, mapped, 0, len(mapped)
+    buffer: the mapped file, or its header alone. size: of the file, in bytes
+    """
+
+    def __init__(self, path: Path, buffer: mmap.mmap | bytes, size: int):
+        self.path, self.buffer, self.position, self.size = path, buffer, 0, size
 
     def error(self, problem: str) -> FormatError:
         return FormatError(f"{self.path}: {problem} (at byte {self.position})")
@@ -344,4 +390,5 @@ class _Parser:
                 raise FormatError(f"{self.path}: tensor {name} reaches {excess} bytes beyond the end of the file: truncated")
             raise FormatError(f"{self.path}: tensors {name} and {names[order[rank + 1]]} overlap")
         nbytes[order] = lengths
-        return FileTensors(self.path, np.frombuffer(self.buffer, np.uint8), names, kinds, starts + data_start, nbytes)
+        mapped = np.frombuffer(self.buffer, np.uint8)
+        return FileTensors(self.path, mapped, min(data_start, self.size), names, kinds, starts + data_start, nbytes)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import FormatError
-from .deleted_shards import deleted_shard_names, read_record
+from .deleted_shards import deleted_error, deleted_shard_names, read_record
 from .file_range import check_file_size, check_regular, read_range, read_text
 
 # safetensors dtype -> (numpy dtype of the stored words, name as a source type)
@@ -78,6 +78,10 @@ class LocalShard:
         check_file_size(self.path, offset + nbytes)  # touching mapped pages beyond the file's end would kill the process
         return self._map[offset : offset + nbytes]
 
+    def header(self) -> bytes:
+        length = int.from_bytes(read_range(self.path, 0, 8).tobytes(), "little")
+        return read_range(self.path, 8, length).tobytes()
+
     def close(self) -> None:
         """Drops the mapping: while it exists, a deleted file still takes its space on disk."""
         self._map = None
@@ -90,10 +94,7 @@ class DeletedShard:
         self.path = path
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
-        raise FormatError(
-            f"{self.path}: was deleted when its tensors had been written (--delete-source-shards); only that job can go on, "
-            "with --resume: for another, download it again"
-        )
+        raise deleted_error(self.path)
 
     view = read
 

@@ -18,7 +18,7 @@ from .deleted_shards import read_record
 from .types import TensorType
 
 if TYPE_CHECKING:
-    from .safetensors import LocalShard
+    from .deleted_shards import DeletableShard
 
 LORA_A, LORA_B = ".lora_a", ".lora_b"  # what the names of an adapter's factors end with, after the changed tensor's whole name
 
@@ -104,7 +104,8 @@ class TensorSource:
     identity  a digest of its files' headers, sizes and modification times: a job is resumed only with the same source
     notes     what was left out or assumed in reading it, one line each for the user
     files     the files that it is read from, none of which is ever written to
-    shards    for a checkpoint: those of `files` that hold tensors and have not been deleted
+    shards    those of `files` that hold tensors, can be deleted once these are written and have not been: of a checkpoint, and
+              of a GGUF that was opened for that
     read_as   for a checkpoint: the architecture that it was read as instead of what config.json names
     """
 
@@ -114,7 +115,7 @@ class TensorSource:
     identity: str
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
-    shards: Mapping[Path, LocalShard] = field(default_factory=dict, repr=False)
+    shards: Mapping[Path, DeletableShard] = field(default_factory=dict, repr=False)
     read_as: str | None = None
 
     @property

@@ -34,7 +34,7 @@ class TensorInfo:
     offset: int
     nbytes: int
     path: Path
-    _map: np.ndarray = field(repr=False, compare=False)
+    _map: np.ndarray | None = field(repr=False, compare=False)
 
     @property
     def n_rows(self) -> int:
@@ -42,16 +42,19 @@ class TensorInfo:
 
     @property
     def data(self) -> np.ndarray:
-        """uint8 view [rows, row_bytes] of the mapped file; nothing is read until it is accessed.
+        """uint8 view [rows, row_bytes] of the mapped file, read as it is accessed; a copy if the file is not mapped.
 
         Raises FormatError if the file has become shorter; it must not become shorter while the view is in use.
         """
         check_file_size(self.path, self.offset + self.nbytes)
-        return self.mapped
+        mapped = self.mapped
+        return self.read(0, self.n_rows) if mapped is None else mapped
 
     @property
-    def mapped(self) -> np.ndarray:
-        """As `data`, without a look at the file's size now."""
+    def mapped(self) -> np.ndarray | None:
+        """The view that `data` is, without a look at the file's size now; None where the file is not mapped."""
+        if self._map is None:
+            return None
         flat = self._map[self.offset : self.offset + self.nbytes]
         return flat.reshape(self.n_rows, -1) if self.type.is_known else flat.reshape(1, -1)
 
@@ -72,10 +75,12 @@ class TensorKind(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTensors:
-    """The tensors of one file in its order: names, kinds, offsets and sizes in bytes (int64), and the mapped file."""
+    """The tensors of one file in its order: names, kinds, offsets and sizes in bytes (int64); the file, if it is mapped; the
+    number of bytes before the first tensor."""
 
     path: Path
-    mapped: np.ndarray
+    mapped: np.ndarray | None
+    header_bytes: int
     names: Sequence[str]
     kinds: Sequence[TensorKind]
     offsets: np.ndarray

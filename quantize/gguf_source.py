@@ -21,9 +21,14 @@ def gguf_source(path: str | Path | GGUFFile) -> TensorSource:
 
     Raises FormatError as `open_gguf` does.
     """
-    file = path if isinstance(path, GGUFFile) else open_gguf(path)
-    tensors = apply_scales(MadeOnDemand(file.tensors, _source_tensor), file.architecture)
-    return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths)
+    source = stored_source(path if isinstance(path, GGUFFile) else open_gguf(path))
+    return replace(source, tensors=apply_scales(source.tensors, source.architecture))
+
+
+def stored_source(file: GGUFFile) -> TensorSource:
+    """As `gguf_source`, each tensor as the file has it: the factors that belong to one are not part of it."""
+    tensors = MadeOnDemand(file.tensors, _source_tensor)
+    return TensorSource(str(file.path), file.metadata, tensors, file.identity, files=file.paths, shards=file.shards)
 
 
 def simulate_quantization(source: TensorSource, plan: Plan) -> TensorSource:

@@ -1,4 +1,4 @@
-"""--delete-source-shards: deleting each shard of a checkpoint once its tensors are written, for disks that cannot hold both."""
+"""--delete-source-shards: deleting each shard of a source once its tensors are written, for disks that cannot hold both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def completed_output(
     """
     stem = escape(out.name.removesuffix(".gguf"))
     first = next((p for p in (out, *sorted(out.parent.glob(f"{stem}-00001-of-*.gguf"))) if p.is_file()), None)
-    if first is None or any(first.with_name(first.name + suffix).exists() for suffix in (".journal", ".part")):
+    if first is None or is_unfinished(first):
         return None
     folder = fetch_repository(str(source), remote=True).folder if is_repository(source) else Path(source)
     config = folder / "config.json"
@@ -41,6 +41,11 @@ def completed_output(
     for name in deleted_shard_names(folder):
         record_path(folder / name).unlink(missing_ok=True)
     return first
+
+
+def is_unfinished(first: Path) -> bool:
+    """Whether parts of a job are left that writes a model whose first file this is."""
+    return any(first.with_name(first.name + suffix).exists() for suffix in (".journal", ".part"))
 
 
 def _possible_tensors(model: ModelSpec, names: Collection[str]) -> list[set[str]]:
@@ -115,9 +120,10 @@ class ShardDeleter:
             return
         sync()
         for path in unneeded:
+            header = self._shards[path].header()
             self._shards[path].close()
             del self._needs[path]
-            delete_shard(path)
+            delete_shard(path, header)
             self._records.append(record_path(path))
 
     def close(self) -> None:

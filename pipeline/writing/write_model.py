@@ -194,7 +194,7 @@ def write_model(
 def _refuse_deleted_source(plan: Plan, source: TensorSource, options: WriteOptions) -> None:
     """Raises PlanError when shards of the source were deleted by a job that this one does not continue."""
     deleted = [path for path in source.files if not path.exists() and record_path(path).exists()]
-    if deleted and not (options.resume and journal_path(plan).exists()):
+    if deleted and (options.force or not (options.resume and journal_path(plan).exists())):
         raise PlanError(
             f"{deleted[0]} was deleted by a job that used it (--delete-source-shards): go on with that job (--resume), "
             "or download it again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from ggufmill.formats import MillError, open_gguf
 from ggufmill.recipes import FOLDER
 
 MILL = [sys.executable, "-m", "ggufmill"]
+_TIME = 10**18  # ns; when the files that a job changes were last changed
 SECONDS = 300  # that a job may take on a loaded machine
 DEMO, TEXT = FOLDER / "demo", FOLDER / "demo/calibration.txt"
 _RECIPE = """
@@ -35,15 +37,17 @@ class Job:
 
     outputs  files that it leaves in OUT; reports are left out, which have times in them
     resume   what is added when it is run again
-    changes  the source that the first output is a copy of before the job changes it; None: the job makes its outputs
+    before   name in OUT -> source that is copied there before the job, which changes or deletes it
     """
 
     command: list[str]
     outputs: list[str]
     resume: list[str] = field(default_factory=lambda: ["--resume"])
-    changes: str | None = None
+    before: Mapping[str, str] = field(default_factory=dict)
 
 
+_WHOLE = {"m.gguf": "whole.gguf"}
+_PARTS = [f"split-{i:05d}-of-00002.gguf" for i in (1, 2)]
 _SHARDS = [f"m-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
 JOBS = {
     "quantize": Job(["quantize", str(DEMO), "OUT/m.gguf", "q8_0", "--custom-q", "exps=q4_0"], ["m.gguf"]),
@@ -54,9 +58,12 @@ JOBS = {
     "manifest": Job(
         ["merge", "IN/split-00001-of-00002.gguf", "OUT/m.gguf", "--manifest", "--verify"], ["m.gguf", "m.gguf.manifest"]
     ),
+    "merge-and-delete": Job(
+        ["merge", f"OUT/{_PARTS[0]}", "OUT/m.gguf", "--delete-splits"], ["m.gguf"], before={name: name for name in _PARTS}
+    ),
     "hash": Job(["hash", "IN/whole.gguf", "--all", "-o", "OUT/m.manifest"], ["m.manifest"], ["--force"]),
-    "metadata-in-place": Job(["metadata", "OUT/m.gguf", "--set", "general.name=Omed"], ["m.gguf"], [], "whole.gguf"),
-    "metadata-rewritten": Job(["metadata", "OUT/m.gguf", "--set", f"a.text={'x' * 5000}"], ["m.gguf"], [], "whole.gguf"),
+    "metadata-in-place": Job(["metadata", "OUT/m.gguf", "--set", "general.name=Omed"], ["m.gguf"], [], _WHOLE),
+    "metadata-rewritten": Job(["metadata", "OUT/m.gguf", "--set", f"a.text={'x' * 5000}"], ["m.gguf"], [], _WHOLE),
     "convert-endian": Job(["convert-endian", "IN/whole.gguf", "OUT/m.gguf"], ["m.gguf"], ["--force"]),
     "imatrix": Job(["imatrix", "IN/whole.gguf", "-o", "OUT/m.imatrix", *_WINDOWS], ["m.imatrix"]),
     "covariance": Job(
@@ -85,12 +92,11 @@ class Result:
 
 
 class Trial:
-    """A folder in which a job is disturbed, resumed and checked. before: name -> bytes of what the job changes."""
+    """A folder in which a job is disturbed, resumed and checked. before: name -> bytes of what the job changes or deletes."""
 
     def __init__(self, name: str, sources: Path, folder: Path, undisturbed: Result | None = None):
         self.job, self.folder, self.undisturbed = JOBS[name], folder, undisturbed or Result({}, set())
-        given = self.job.outputs[:1] if self.job.changes else []
-        self.before = {name: (sources / str(self.job.changes)).read_bytes() for name in given}
+        self.before = {name: (sources / source).read_bytes() for name, source in self.job.before.items()}
         self.fill(self.before)
         places = {"IN/": f"{sources}/", "OUT/": f"{folder}/"}
         self.arguments = [str(folder) if a == "OUT" else a for a in self.job.command]
@@ -105,6 +111,8 @@ class Trial:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
+            if name in self.before:
+                os.utime(path, ns=(_TIME, _TIME))  # a job goes on with the source that it began with
 
     def command(self, *, resume: bool = False) -> list[str]:
         return [*MILL, *self.arguments, *(self.job.resume if resume else [])]

@@ -39,6 +39,20 @@ def test_a_job_that_is_killed(sources, merged, tmp_path):
 
 
 @needs_strace
+@pytest.mark.parametrize(
+    "deleted", ["split-00001-of-00002.gguf", "split-00002-of-00002.gguf", "split-00001-of-00002.gguf.released"]
+)
+def test_a_job_that_is_killed_as_it_deletes_its_source(sources, merged, tmp_path, deleted):
+    trial = Trial("merge-and-delete", sources, tmp_path / "trial", merged)
+    options = ("-P", str(trial.folder / deleted), "-e", "trace=unlink", "-e", "inject=unlink:signal=KILL")
+    killed = trial.run(("strace", "-f", "-qq", "-o", "/dev/null", *options))
+    assert killed.returncode in (-9, 137)
+    assert (trial.folder / deleted).exists()
+    assert trial.problem_now() == ""
+    assert trial.problem_after_resuming() == ""
+
+
+@needs_strace
 @pytest.mark.parametrize(("call", "effect"), [("rename", "signal=KILL"), ("fsync", "error=EIO")])
 def test_a_job_that_is_disturbed_at_a_system_call(sources, merged, tmp_path, call, effect):
     assert kills.disturb_call(Trial("merge", sources, tmp_path / "trial", merged), call, 1, effect) == ""
