@@ -15,7 +15,7 @@ from .options.types import MODEL
 
 if TYPE_CHECKING:
     from ..runtime.serve.app import RefusedRequest
-    from ..runtime.serve.engine import EndEvent
+    from ..runtime.serve.tasks import EndEvent
 
 
 @click.command(cls=Verb)

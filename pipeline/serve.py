@@ -14,7 +14,7 @@ from .generate import split_options
 
 if TYPE_CHECKING:
     from ..runtime.serve.app import RefusedRequest
-    from ..runtime.serve.engine import EndEvent
+    from ..runtime.serve.tasks import EndEvent
 
 MIB = 1 << 20
 

@@ -11,73 +11,21 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...formats import MillError, PlanError
 from ...simd.compile_time import seconds_without_compilation
+from ..embedding import embed_tokens
 from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
-from ..generation.sampling import SampledToken
 from ..model import Model, Session
+from .tasks import EndEvent, Event, PromptEvent, Task, TextEvent
 
 
 class Busy(MillError):
     """The queue is full, or the engine is closed."""
-
-
-@dataclass(frozen=True)
-class TextEvent:
-    """A piece of an answer. sampled: the tokens since the last event, if their probabilities were asked for."""
-
-    text: str
-    sampled: list[SampledToken]
-
-
-@dataclass(frozen=True)
-class PromptEvent:
-    """The probabilities of the tokens of a prompt from the second one on, for a task with the option score_prompt."""
-
-    scores: list[SampledToken]
-
-
-@dataclass(frozen=True)
-class EndEvent:
-    """The end of an answer.
-
-    reason  that of the `Generation`, as its stop_text; ending: its token
-    error   the exception that ended it, or None
-    """
-
-    reason: str = ""
-    sampled: list[SampledToken] = field(default_factory=list)
-    ending: SampledToken | None = None
-    timings: Timings = field(default_factory=Timings)
-    error: Exception | None = None
-    stop_text: str = ""
-
-
-Event = TextEvent | PromptEvent | EndEvent
-
-
-@dataclass(eq=False)
-class Task:
-    """A prompt to be continued. Several tasks may have the same list as their prompt: it is then read once.
-
-    options   keyword arguments of `generate`
-    notify    called by the engine's thread with the PromptEvent if there is one, each TextEvent, and the EndEvent
-    reported  the engine calls its `on_end` for this task
-    """
-
-    prompt: list[int]
-    options: dict[str, Any]
-    notify: Callable[[Event], None]
-    reported: bool = True
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        """Ends the task after the pass under way, or before it has started. May be called from any thread."""
-        self.cancelled = True
 
 
 @dataclass(eq=False)
@@ -177,8 +125,8 @@ class Engine:
             self._queue.put(task)
 
     def compute(self, steps: Iterator[Any]) -> Future[list[Any]]:
-        """The results of steps of work with the model, which the engine's thread does, one between two passes. Raises Busy as
-        `submit`; the Future has the exception of a step."""
+        """The results of steps of work with the model, which the engine's thread does, one between two passes, until the Future
+        is cancelled. Raises Busy as `submit`; the Future has the exception of a step."""
         computation = _Computation(steps)
         with self._lock:
             if not self._open:
@@ -194,6 +142,9 @@ class Engine:
         tokenizer = self.model.tokenizer
         first = tokenizer.bos if tokenizer.bos is not None else 0
         prompt = [first] * min(32, self.model.n_ctx - 2)
+        if not self.model.has_head:
+            self.compute(embed_tokens(self.model, [prompt], "last"))
+            return
         options = {"n_predict": 2, "temp": 0, "ignore_eos": True}
         self.submit(Task(prompt, options, lambda event: None, reported=False))
 
@@ -226,13 +177,14 @@ class Engine:
         try:
             if not self._open:
                 raise Busy("the server is shutting down")
-            computation.results.append(next(computation.steps))
-            self._computations.append(computation)
-            return
+            if not computation.done.cancelled():
+                computation.results.append(next(computation.steps))
+                self._computations.append(computation)
+                return
         except StopIteration:
-            computation.done.set_result(computation.results)
+            _set(computation.done.set_result, computation.results)
         except Exception as error:
-            computation.done.set_exception(error)
+            _set(computation.done.set_exception, error)
         with self._lock:
             self._n_computations -= 1
 
@@ -363,6 +315,12 @@ class Engine:
         _notify(task, end)
         if self._on_end is not None and task.reported:
             self._on_end(end)
+
+
+def _set(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    """Sets the outcome of a Future, unless it was cancelled meanwhile."""
+    with suppress(InvalidStateError):
+        set_outcome(outcome)
 
 
 def _notify(task: Task, event: Event) -> None:

@@ -16,7 +16,8 @@ from ..line_limit import LineLimit
 from ..model import Model
 from .app import make_app
 from .connections import connection_limit, limit_logs, limited_protocol
-from .engine import EndEvent, Engine
+from .engine import Engine
+from .tasks import EndEvent
 
 _BACKLOG = 128  # connections that wait to be accepted
 _SHUTDOWN_SECONDS = 5  # that open connections may take to end after the generations have ended
@@ -80,7 +81,7 @@ def serve(
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         server = _Server(config, engine)
-        if warm_up and model.graph.is_causal:
+        if warm_up:
             engine.warm_up()
         if on_ready is not None:
             on_ready(browser_url(host, listener.getsockname()[1]))

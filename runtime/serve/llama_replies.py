@@ -8,8 +8,8 @@ from typing import Any
 from ..generation.sampling import SampledToken
 from ..text.tokenizer import Tokenizer
 from .checks import JsonObject
-from .engine import EndEvent, Event, PromptEvent
 from .replies import Answer, Prompt, timings_object
+from .tasks import EndEvent, Event, PromptEvent
 
 # reason of a Generation -> stop_type
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from .blocks import CALL, THOUGHT, Block, BlockWriter
 from .checks import JsonObject, RequestError, invalid, json_object, text
-from .engine import EndEvent
+from .tasks import EndEvent
 
 _RENAMED = {"max_output_tokens": "max_tokens"}
 _SAME_FIELDS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
@@ -13,8 +14,9 @@ from starlette.responses import Response, StreamingResponse
 
 from ...formats import MillError, PlanError
 from .checks import RequestError
-from .engine import Busy, EndEvent, Engine, Event, PromptEvent, Task
+from .engine import Busy, Engine
 from .replies import Answer
+from .tasks import EndEvent, Event, PromptEvent, Task
 
 _KEEP_ALIVE_SECONDS = 15.0  # after so much silence a stream sends a comment: proxies close idle connections
 
@@ -165,6 +167,19 @@ def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[tuple[int, Even
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def result_while_connected(request: Request, computing: Future[Any]) -> Any:
+    """What the engine computes, which ends when the client disconnects: then RequestError is raised."""
+    result, gone = asyncio.wrap_future(computing), asyncio.create_task(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise RequestError("the client is gone", status=499)
+        return result.result()
+    finally:
+        gone.cancel()
+        result.cancel()
 
 
 def as_request_error(error: Exception) -> RequestError:

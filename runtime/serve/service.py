@@ -86,6 +86,7 @@ class Service:
 
     async def encode_chat(self, parsed: CompletionRequest) -> tuple[list[int], StreamParser]:
         """The prompt of a chat request, and the parser for its answer. Raises RequestError."""
+        self.check_head()
         text = await run_in_threadpool(self.render, parsed)
         self.check_length(text, "messages")
         parser = self.stream_parser(parsed, text)
@@ -116,6 +117,7 @@ class Service:
 
     async def encode_prompts(self, parsed: CompletionRequest) -> list[Prompt]:
         """The prompts of a completion. Raises RequestError."""
+        self.check_head()
         prompts, given = [], parsed.prompts or []
         for i, each in enumerate(given):
             param = "prompt" if len(given) == 1 else f"prompt[{i}]"
@@ -132,6 +134,7 @@ class Service:
 
     async def encode_infill(self, prefix: str | list[int], suffix: str, param: str) -> list[int]:
         """The prompt for the text between two others. Raises RequestError."""
+        self.check_head()
         for text, name in ((suffix, "suffix"), (prefix, param)):
             if isinstance(text, str):
                 self.check_length(text, name)
@@ -141,6 +144,12 @@ class Service:
             return await self.in_thread(infill_prompt, self.tokenizer, prefix, suffix)
         except PlanError as error:
             raise RequestError(str(error), param="suffix", code="unsupported_parameter") from None
+
+    def check_head(self) -> None:
+        """Raises RequestError where the model predicts no tokens."""
+        if not self.model.has_head:
+            message = f"{self.name} ({self.model.graph.architecture}) makes vectors of texts, not answers: use /v1/embeddings"
+            raise RequestError(message, param="model", code="unsupported_parameter")
 
     def check_length(self, text: str, param: str) -> None:
         """Raises RequestError for a text that cannot fit into the context, before it is encoded."""
@@ -232,8 +241,6 @@ class Service:
     def _check_prompts(self, parsed: CompletionRequest, prompts: Sequence[Prompt], param: str) -> None:
         """Raises RequestError for prompts that do not fit into the context with an answer, and for more than a request may
         cost: tokens of all prompts, and log probabilities of all choices."""
-        if not self.model.graph.is_causal:
-            raise RequestError("the model makes vectors of texts, not answers: use /v1/embeddings", param="model")
         n_ctx, n_predict = self.model.n_ctx, parsed.options.get("n_predict", -1)
         limit_code = "context_length_exceeded"
         for i, prompt in enumerate(prompts):

@@ -9,7 +9,8 @@ from checkpoint_cases import convert_case
 from ggufmill.runtime import load_model
 from ggufmill.runtime.graph import Observer
 from ggufmill.runtime.graph.ops import Route
-from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
+from ggufmill.runtime.serve.engine import Engine
+from ggufmill.runtime.serve.tasks import EndEvent, Task
 
 ROUNDING = 1e-4  # between GEMM and GEMV
 

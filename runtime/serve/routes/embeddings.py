@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from starlette.routing import Route
 from ....formats import MillError, PlanError
 from ...embedding import POOLINGS, embed_tokens, model_pooling, pair_tokens
 from ..checks import JsonObject, RequestError, flag, invalid, number, text
-from ..responses import as_request_error, json_response
+from ..responses import as_request_error, json_response, result_while_connected
 from ..service import MAX_PROMPT_TOKENS, Service
 
 _MAX_TEXTS = 2048  # of a request
@@ -42,10 +41,12 @@ def embedding_routes(service: Service) -> list[Route]:
             message = f"{param} has {total} tokens, and a request may have {max(MAX_PROMPT_TOKENS, most)}"
             raise RequestError(message, param=param, code="context_length_exceeded")
 
-    async def vectors_of(sequences: Sequence[list[int]], pooling: str, normalize: bool = True) -> list[np.ndarray]:
+    async def vectors_of(
+        request: Request, sequences: Sequence[list[int]], pooling: str, normalize: bool = True
+    ) -> list[np.ndarray]:
         try:
             computing = service.engine.compute(embed_tokens(model, sequences, pooling, normalize=normalize))
-            return await asyncio.wrap_future(computing)
+            return await result_while_connected(request, computing)
         except MillError as error:
             raise as_request_error(error) from None
 
@@ -77,7 +78,7 @@ def embedding_routes(service: Service) -> list[Route]:
         if pooling == "none":
             raise RequestError("the model makes a vector of every token: use /embedding", param="input", code="invalid_value")
         sequences = await sequences_of(body)
-        vectors = await vectors_of(sequences, pooling)
+        vectors = await vectors_of(request, sequences, pooling)
         if body.get("dimensions") is not None:
             n = number(1, len(vectors[0]), integer=True)("dimensions", body["dimensions"])
             vectors = [vector[:n] / max(float(np.linalg.norm(vector[:n])), 1e-12) for vector in vectors]
@@ -89,7 +90,7 @@ def embedding_routes(service: Service) -> list[Route]:
         body = await service.read_json(request)
         pooling = pooling_of(body)
         normalize = number(-1, 2, integer=True)("embd_normalize", body.get("embd_normalize", 2)) == 2 and pooling != "none"
-        vectors = await vectors_of(await sequences_of(body), pooling, normalize)
+        vectors = await vectors_of(request, await sequences_of(body), pooling, normalize)
         return json_response([{"index": i, "embedding": np.atleast_2d(v).tolist()} for i, v in enumerate(vectors)])
 
     async def rerank(request: Request) -> Response:
@@ -110,7 +111,7 @@ def embedding_routes(service: Service) -> list[Route]:
             except PlanError as error:
                 raise RequestError(str(error), param="model", code="unsupported_parameter") from None
         check_lengths("documents", sequences)
-        scores = [float(vector[0]) for vector in await vectors_of(sequences, "rank")]
+        scores = [float(vector[0]) for vector in await vectors_of(request, sequences, "rank")]
         results = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]
         if with_texts:
             results = [{**result, "document": documents[result["index"]]} for result in results]

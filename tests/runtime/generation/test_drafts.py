@@ -8,7 +8,8 @@ from draft_cases import convert_draft_case
 
 from ggufmill.runtime import load_model
 from ggufmill.runtime.generation.drafter import Drafter
-from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
+from ggufmill.runtime.serve.engine import Engine
+from ggufmill.runtime.serve.tasks import EndEvent, Task
 
 CASES = ["glm4moe", "v3", "qwen35", "bailingmoe2"]  # grouped and latent attention, recurrent layers, one matrix for q, k and v
 SEVERAL = [

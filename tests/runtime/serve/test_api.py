@@ -17,7 +17,8 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from ggufmill.runtime.serve import Engine, make_app
-from ggufmill.runtime.serve.engine import Busy, EndEvent, Task
+from ggufmill.runtime.serve.engine import Busy
+from ggufmill.runtime.serve.tasks import EndEvent, Task
 
 ANSWER = "Hi <b>you!"
 ASK = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -15,7 +15,8 @@ from ggufmill.runtime.generation.generate import _PROMPT_STEP
 from ggufmill.runtime.model import Model
 
 pytest.importorskip("starlette")
-from ggufmill.runtime.serve.engine import EndEvent, Engine, Task
+from ggufmill.runtime.serve.engine import Engine
+from ggufmill.runtime.serve.tasks import EndEvent, Task
 
 PROMPTS = [[0, *range(2 + start, 2 + start + n)] for start, n in ((60, 3), (97, 20), (40, 1), (110, 9), (65, 12))]
 LONG = {"n_predict": -1, "temp": 0, "ignore_eos": True}

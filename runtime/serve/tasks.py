@@ -1,0 +1,64 @@
+"""What the engine is given, prompts to be continued, and the events that it reports of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..generation.generate import Timings
+from ..generation.sampling import SampledToken
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    """A piece of an answer. sampled: the tokens since the last event, if their probabilities were asked for."""
+
+    text: str
+    sampled: list[SampledToken]
+
+
+@dataclass(frozen=True)
+class PromptEvent:
+    """The probabilities of the tokens of a prompt from the second one on, for a task with the option score_prompt."""
+
+    scores: list[SampledToken]
+
+
+@dataclass(frozen=True)
+class EndEvent:
+    """The end of an answer.
+
+    reason  that of the `Generation`, as its stop_text; ending: its token
+    error   the exception that ended it, or None
+    """
+
+    reason: str = ""
+    sampled: list[SampledToken] = field(default_factory=list)
+    ending: SampledToken | None = None
+    timings: Timings = field(default_factory=Timings)
+    error: Exception | None = None
+    stop_text: str = ""
+
+
+Event = TextEvent | PromptEvent | EndEvent
+
+
+@dataclass(eq=False)
+class Task:
+    """A prompt to be continued. Several tasks may have the same list as their prompt: it is then read once.
+
+    options   keyword arguments of `generate`
+    notify    called by the engine's thread with the PromptEvent if there is one, each TextEvent, and the EndEvent
+    reported  the engine calls its `on_end` for this task
+    """
+
+    prompt: list[int]
+    options: dict[str, Any]
+    notify: Callable[[Event], None]
+    reported: bool = True
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Ends the task after the pass under way, or before it has started. May be called from any thread."""
+        self.cancelled = True
