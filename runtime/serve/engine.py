@@ -21,7 +21,7 @@ from ...simd.compile_time import seconds_without_compilation
 from ..embedding import embed_tokens
 from ..generation.generate import Generation, Timings, common_prefix, feed_pending, generate
 from ..model import Model, Session
-from .tasks import EndEvent, Event, PromptEvent, Task, TextEvent
+from .tasks import Counts, EndEvent, Event, PromptEvent, SlotState, Task, TextEvent
 
 
 class Busy(MillError):
@@ -38,10 +38,21 @@ class _Request:
 
 @dataclass(eq=False)
 class _Slot:
-    """A session that is reused. last_used: number of the last task that used it, counted from 1."""
+    """A session that is reused. last_used: number of the last task that used it, counted from 1; generation, options: of that
+    task."""
 
     session: Session
     last_used: int = 0
+    generation: Generation | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def state(self, is_processing: bool) -> SlotState:
+        generation, n_tokens = self.generation, len(self.session.tokens)
+        if generation is None:
+            return SlotState(n_tokens, is_processing, self.last_used)
+        limit = generation.n_predict
+        remaining = limit if limit < 0 else limit - generation.timings.generated_tokens
+        return SlotState(n_tokens, is_processing, self.last_used, self.options, generation.timings, remaining)
 
 
 @dataclass(eq=False)
@@ -75,7 +86,7 @@ class Engine:
 
     def __init__(self, model: Model, max_queue: int = 16, on_end: Callable[[EndEvent], None] | None = None):
         """max_queue: requests that may wait besides the settings.parallel running ones; on_end: called at the end of each
-        task. `totals` are the timings of all tasks that have ended."""
+        task. `totals` are the timings of all tasks that have ended, `counts` what was done so far."""
         self.model, self.max_queue, self._on_end = model, max_queue, on_end
         self.n_slots = model.settings.parallel
         self._queue: queue.SimpleQueue[Task | _Computation | None] = queue.SimpleQueue()
@@ -87,7 +98,7 @@ class Engine:
         self._n_started = 0
         self._computations: deque[_Computation] = deque()
         self._n_computations = 0  # with those in the queue; under the lock
-        self.totals = Timings()
+        self.totals, self.counts = Timings(), Counts()
         self._thread = threading.Thread(target=self._run, name="ggufmill-engine", daemon=True)
         self._thread.start()
 
@@ -101,11 +112,11 @@ class Engine:
             raise Busy(f"slot {number} is working on a request; try again later")
         yield use(slot.session)
 
-    def slots(self) -> list[tuple[int, bool]]:
-        """Of each slot the number of tokens that its session holds, and whether a task runs in it."""
+    def slots(self) -> list[SlotState]:
+        """The state of each slot."""
         in_use = [running.slot for running in list(self._running)]
-        slots = [(len(slot.session.tokens), slot in in_use) for slot in list(self._slots)]
-        return slots + [(0, False)] * (self.n_slots - len(slots))
+        slots = [slot.state(slot in in_use) for slot in list(self._slots)]
+        return slots + [SlotState()] * (self.n_slots - len(slots))
 
     @property
     def n_tasks(self) -> int:
@@ -219,6 +230,7 @@ class Engine:
         except Exception as error:
             self._end(task, EndEvent(error=error))
             return
+        slot.generation, slot.options = generation, task.options
         self._running.append(_RunningTask(task, slot, generation, start, is_scored=not generation.score_prompt))
 
     def _slot_for(self, task: Task) -> _Slot:
@@ -274,6 +286,9 @@ class Engine:
             for running in batch:  # one by one, so that only the task at fault ends
                 self._feed([running])
             return
+        self.counts.passes += 1
+        self.counts.busy_slots += len(self._running)
+        self.counts.longest = max(self.counts.longest, *(len(running.slot.session.tokens) for running in batch))
         for running, rows in zip(batch, logits, strict=True):
             try:
                 text = running.generation.advance(rows, running.start)
@@ -297,6 +312,7 @@ class Engine:
             sampled = []
         if not generation.pending_tokens:
             self._running.remove(running)
+            generation.sampled, generation.prompt_scores = [], []  # the slot keeps the rest
             self._end(
                 running.task,
                 EndEvent(generation.reason, sampled, generation.ending, generation.timings, None, generation.stop_text),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +62,26 @@ class Task:
     def cancel(self) -> None:
         """Ends the task after the pass under way, or before it has started. May be called from any thread."""
         self.cancelled = True
+
+
+@dataclass
+class Counts:
+    """What an engine has done. passes: through the model; busy_slots: slots with a task, summed over passes; longest: tokens of
+    the longest sequence."""
+
+    passes: int = 0
+    busy_slots: int = 0
+    longest: int = 0
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A slot of an engine: the tokens that its session holds, whether a task runs in it, and of its last task the number
+    (counted from 1; 0: it had none), the options, the timings, and how many tokens it may still generate (-1: no limit)."""
+
+    n_tokens: int = 0
+    is_processing: bool = False
+    task: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)
+    remaining: int = -1

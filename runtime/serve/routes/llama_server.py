@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from .... import __version__
 from ....formats import PlanError
 from ..checks import RequestError, flag, number, text
+from ..generation_settings import request_settings, shown_settings
 from ..llama_replies import LlamaReplies
 from ..metrics import metrics_text
 from ..prompt_renderer import PromptRenderer
@@ -36,18 +38,27 @@ def llama_server_routes(service: Service) -> list[Route]:
 
     async def props(request: Request) -> Response:
         tokens, vocabulary = service.tokenizer.vocabulary.tokens, service.tokenizer.vocabulary
-        renderer = service.renderers[0]
-        template = renderer.template_text if isinstance(renderer, PromptRenderer) else None
-        sampling = {key: value for key, value in service.defaults.items() if key not in ("seed", "logit_bias")}
+        plain, with_tools = (each if isinstance(each, PromptRenderer) else None for each in service.renderers)
+        templates = {"chat_template": plain.template_text if plain is not None else ""}
+        if with_tools is not None and with_tools.template_text != templates["chat_template"]:
+            templates["chat_template_tool_use"] = with_tools.template_text
         return json_response(
             {
-                "default_generation_settings": {"n_ctx": service.model.n_ctx, "params": sampling},
+                "default_generation_settings": {"n_ctx": service.model.n_ctx, "params": shown_settings(service.defaults)},
                 "total_slots": service.engine.n_slots,
                 "model_alias": service.name,
                 "model_path": service.description["file"],
-                "chat_template": template,
+                "model_ftype": service.description["types"][0]["type"].upper(),
+                "modalities": {"vision": False, "video": False, "audio": False},
+                "endpoint_slots": True,
+                "endpoint_props": False,
+                "endpoint_metrics": service.has_metrics,
+                **templates,
+                "chat_template_caps": {"supports_tools": with_tools is not None and with_tools.supports_tools},
                 "bos_token": tokens[vocabulary.bos] if vocabulary.bos is not None else "",
                 "eos_token": tokens[vocabulary.eos] if vocabulary.eos is not None else "",
+                "build_info": f"ggufmill {__version__}",
+                "is_sleeping": False,
                 "model": service.description,
             }
         )
@@ -114,10 +125,11 @@ def llama_server_routes(service: Service) -> list[Route]:
         as_list = isinstance(given, list) and not all(type(i) is int for i in given)
         fields = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
         parsed = parse_completion({**fields, "logprobs": None}, service.defaults)
-        settings = {"n_ctx": service.model.n_ctx, **{k: v for k, v in parsed.options.items() if k != "logit_bias"}}
         if n_probs or with_tokens or parsed.stream:
             parsed.options["n_probs"] = n_probs
         await service.prepare_options(parsed)
+        grammar = str(parsed.grammar_fields.get("grammar", ""))
+        settings = request_settings(parsed.options, grammar, stream=parsed.stream, n_probs=n_probs)
 
         def build(prompts: Sequence[Prompt]) -> LlamaReplies:
             return LlamaReplies(

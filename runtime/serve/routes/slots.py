@@ -16,10 +16,12 @@ from starlette.routing import Route
 from ....formats import MillError
 from ...session import Session
 from ...session_file import restore_session, save_session
-from ..checks import RequestError, invalid
+from ..checks import JsonObject, RequestError, invalid
 from ..engine import Busy
+from ..generation_settings import shown_settings
 from ..responses import as_request_error, json_response
 from ..service import Service
+from ..tasks import SlotState
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -39,11 +41,7 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         return result, 1000 * (time.perf_counter() - start)
 
     async def slots(request: Request) -> Response:
-        n_ctx = service.model.n_ctx
-        states = enumerate(service.engine.slots())
-        return json_response(
-            [{"id": i, "n_ctx": n_ctx, "is_processing": busy, "n_tokens": n_tokens} for i, (n_tokens, busy) in states]
-        )
+        return json_response([_shown(i, state, service) for i, state in enumerate(service.engine.slots())])
 
     async def act(request: Request) -> Response:
         number, action = request.path_params["number"], request.query_params.get("action")
@@ -71,6 +69,28 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         Route("/slots", slots, methods=["GET"]),
         Route("/slots/{number:int}", act, methods=["POST"]),
     ]
+
+
+def _shown(number: int, state: SlotState, service: Service) -> JsonObject:
+    """A slot as llama-server shows it, and the tokens that it holds."""
+    slot: JsonObject = {
+        "id": number,
+        "n_ctx": service.model.n_ctx,
+        "speculative": bool(service.defaults.get("draft_max")),
+        "is_processing": state.is_processing,
+        "n_tokens": state.n_tokens,
+    }
+    if not state.task:
+        return slot
+    timings, generated = state.timings, state.timings.generated_tokens
+    return slot | {
+        "id_task": state.task,
+        "n_prompt_tokens": state.n_tokens,
+        "n_prompt_tokens_processed": timings.prompt_tokens,
+        "n_prompt_tokens_cache": timings.cached_tokens,
+        "params": shown_settings(state.options),
+        "next_token": [{"has_next_token": state.is_processing, "n_remain": state.remaining, "n_decoded": generated}],
+    }
 
 
 def _erase(session: Session) -> int:

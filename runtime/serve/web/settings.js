@@ -4,7 +4,7 @@ const FIELDS = {
   temperature: "temperature", limit: "max_tokens", top_p: "top_p", top_k: "top_k", min_p: "min_p", dry: "dry_multiplier", mirostat: "mirostat", seed: "seed",
 };
 const KEPT = ["system", "tools", ...Object.keys(FIELDS)];
-const DEFAULTS = { temperature: "temp", top_p: "top_p", top_k: "top_k", min_p: "min_p", dry: "dry_multiplier", mirostat: "mirostat" };  // field -> name in /props
+const DEFAULTS = { temperature: "temperature", top_p: "top_p", top_k: "top_k", min_p: "min_p", dry: "dry_multiplier", mirostat: "mirostat" };  // field -> name in /props
 
 // The fields of a request that the settings give; one that is empty is the server's to choose.
 function requestFields() {
@@ -87,7 +87,7 @@ async function describe() {
     if (value !== undefined) $(id).placeholder = String(value);
   }
   if (!$("temperature").placeholder) $("temperature").placeholder = "0.8";
-  state.chat = props.chat_template !== null;
+  state.chat = props.chat_template !== "";
   $("system-field").hidden = $("tools-field").hidden = !state.chat;
   $("message").placeholder = state.chat ? "Write a message" : "Write a text to be continued";
   hint(state.chat

@@ -211,9 +211,12 @@ def test_the_tokenizer_as_clients_of_vllm_ask_for_it(client):
 def test_props_describe_the_model(client, model):
     props = client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512
-    assert props["default_generation_settings"]["params"]["temp"] == 0
+    assert props["default_generation_settings"]["params"]["temperature"] == 0
     assert (props["bos_token"], props["eos_token"], props["total_slots"]) == ("<s>", "</s>", 1)
     assert "m.content" in props["chat_template"]
+    assert "chat_template_tool_use" not in props
+    assert (props["endpoint_slots"], props["endpoint_metrics"], props["modalities"]["vision"]) == (True, False, False)
+    assert (props["model_ftype"], props["build_info"].split()[0]) == ("F32", "ggufmill")
     about = props["model"]
     elements = sum(t.n_elements for t in model.source.tensors.values())
     assert (about["name"], about["architecture"], about["parameters"]) == ("Reciter <b>", "llama", elements)
@@ -287,7 +290,7 @@ def test_a_model_without_a_template_serves_completions(reciting):
         body = error(client.post("/v1/chat/completions", json=ASK))
         assert body["code"] == "no_chat_template"
         assert "--template" in body["message"]
-        assert client.get("/props").json()["chat_template"] is None
+        assert client.get("/props").json()["chat_template"] == ""
         assert client.post("/v1/completions", json={"prompt": "a:"}).json()["choices"][0]["text"] == ANSWER
     with TestClient(make_app(model, template="chatml"), base_url=HERE) as client:
         assert client.post("/apply-template", json=ASK).json()["prompt"].startswith("<|im_start|>user\nHello")

@@ -11,6 +11,17 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 ANSWER = "Hi <b>you!"
+# What clients of llama-server read there (its README, "GET /slots" and "POST /completion").
+# fmt: off
+PARAMS = {
+    "seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "mirostat_tau", "mirostat_eta",
+    "max_tokens", "n_predict", "n_keep", "n_discard", "ignore_eos", "stream", "n_probs", "min_keep", "samplers",
+    "timings_per_token", "post_sampling_probs", "lora",
+}
+# fmt: on
+GENERATION_SETTINGS = PARAMS | {"dry_sequence_breakers", "stop", "logit_bias", "grammar"}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +41,32 @@ def test_a_completion(url):
     assert (reply["prompt"], reply["has_new_line"], reply["stopping_word"]) == ("a:", False, "")
     assert reply["timings"]["predicted_n"] == len(ANSWER)
     assert reply["generation_settings"]["n_predict"] == 50
+    assert reply["generation_settings"].keys() >= GENERATION_SETTINGS
     assert "completion_probabilities" not in reply
     cut = post(url, prompt="a:", n_predict=2).json()
     assert (cut["content"], cut["stop_type"], cut["tokens"]) == ("Hi", "limit", [])
     stopped = post(url, prompt="a:", stop=["z", "yo"]).json()
     assert (stopped["content"], stopped["stop_type"], stopped["stopping_word"]) == ("Hi <b>", "word", "yo")
+
+
+def test_the_settings_of_a_completion_are_those_of_the_request(url):
+    fields = {
+        "temperature": 0.5,
+        "stop": ["zz"],
+        "logit_bias": [[5, 1.5], [6, False]],
+        "grammar": 'root ::= "Hi"',
+        "n_probs": 1,
+    }
+    fields |= {"dry_multiplier": 0.5, "dry_sequence_breakers": ["x"], "mirostat_tau": 3}
+    shown = post(url, prompt="a:", **fields).json()["generation_settings"]
+    assert {name: shown[name] for name in fields if name != "logit_bias"} == {
+        k: v for k, v in fields.items() if k != "logit_bias"
+    }
+    assert shown["logit_bias"] == [{"token": 5, "bias": 1.5}]
+    assert shown["seed"] == 0xFFFFFFFF
+    defaults = httpx.get(f"{url}/props", timeout=300).json()["default_generation_settings"]
+    assert defaults["params"].keys() >= PARAMS
+    assert (defaults["params"]["temperature"], defaults["params"]["stream"]) == (0, True)
 
 
 def test_probabilities(url):
@@ -77,13 +109,20 @@ def test_slots_and_metrics(url, served, reciting):
     pytest.importorskip("prometheus_client")
     post(url, prompt="a:")
     (slot,) = httpx.get(f"{url}/slots", timeout=300).json()
-    assert (slot["id"], slot["n_ctx"], slot["is_processing"]) == (0, 512, False)
+    assert (slot["id"], slot["n_ctx"], slot["is_processing"], slot["speculative"]) == (0, 512, False, False)
     assert slot["n_tokens"] > len(ANSWER)
+    assert slot["id_task"] >= 1
+    assert slot["params"].keys() >= PARAMS
+    assert slot["next_token"][0]["n_decoded"] == len(ANSWER)
+    assert slot["n_prompt_tokens_processed"] + slot["n_prompt_tokens_cache"] == 3
     reply = httpx.get(f"{url}/metrics", timeout=300)
     assert reply.headers["content-type"].startswith("text/plain")
-    values = dict(line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#"))
-    assert float(values["llamacpp:tokens_predicted_total"]) >= len(ANSWER)
-    assert float(values["llamacpp:requests_processing"]) == 0
+    values = {k: float(v) for k, v in (line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#"))}
+    assert values["llamacpp:tokens_predicted_total"] >= len(ANSWER)
+    assert values["llamacpp:requests_processing"] == 0
+    assert values["llamacpp:n_decode_total"] >= len(ANSWER)
+    assert values["llamacpp:n_busy_slots_per_decode"] == 1
+    assert values["llamacpp:n_tokens_max"] >= 2 + len(ANSWER)
     assert httpx.get(served(reciting(ANSWER), warm_up=False) + "/metrics", timeout=300).status_code == 501
 
 
