@@ -11,6 +11,7 @@ from ggufmill.runtime.graph import Observer
 from ggufmill.runtime.graph.ops import Route
 from ggufmill.runtime.serve.engine import Engine
 from ggufmill.runtime.serve.tasks import EndEvent, Task
+from ggufmill.runtime.session_file import restore_session, save_session
 
 ROUNDING = 1e-4  # between GEMM and GEMV
 
@@ -134,6 +135,55 @@ def test_a_prompt_that_begins_like_the_last_one_is_not_read_again(model, tokens)
     going_on = model.generate(more, session=session, **options)
     assert going_on.timings.cached_tokens == len(prompt) + len(first.tokens) - 1  # nothing has come after its last token
     going_on.text()
+
+
+def test_a_saved_session_goes_on_with_the_same_logits(model, path, tokens, full, tmp_path):
+    """After a restart; also where the session had gone back to a place between checkpoints before it was saved."""
+    session = model.session()
+    session.feed(tokens[:70])
+    for i in range(70, 75):
+        session.feed(tokens[i : i + 1])
+    for length, name in ((75, "whole"), (72, "rewound")):
+        session.rewind(length)
+        save_session(session, tmp_path / name)
+        restored = load_model(path, exact=True, ubatch=64, threads=2).session()
+        restored.feed(tokens[100:130])
+        restore_session(restored, tmp_path / name)
+        n = len(restored.tokens)
+        assert restored.tokens == tokens[:n].tolist()
+        assert n == session.cache.length <= length
+        copy = session.fork(n)
+        for i in range(n, n + 6):
+            np.testing.assert_array_equal(restored.feed(tokens[i : i + 1]), copy.feed(tokens[i : i + 1]))
+        restored.rewind(min(n, 40))  # where it has no state: what lies before is computed again
+        assert close(restored.feed(tokens[min(n, 40) : 50]), full[49])
+
+
+def test_a_saved_slot_answers_with_the_same_tokens(path, tokens, tmp_path):
+    """Of a server, for a prompt that begins like the saved one."""
+    TestClient = pytest.importorskip("starlette.testclient").TestClient
+    pytest.importorskip("httpx")
+    from ggufmill.runtime.serve import make_app
+
+    def post(client, url, **body):
+        reply = client.post(url, json=body, headers={"host": "127.0.0.1"})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    ask = {"n_predict": 6, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    prompt = tokens[:50].tolist()
+    with TestClient(make_app(load_model(path, exact=True), slot_save_path=tmp_path)) as client:
+        first = post(client, "/completion", prompt=prompt, **ask)["tokens"]
+        longer = [*prompt, *first[:-1], *tokens[60:70].tolist()]  # the last token was not computed
+        post(client, "/slots/0?action=save", filename="a")
+        expected = post(client, "/completion", prompt=longer, **ask)
+    with TestClient(make_app(load_model(path, exact=True), slot_save_path=tmp_path)) as client:
+        post(client, "/completion", prompt=tokens[100:120].tolist(), **ask)
+        assert post(client, "/slots/0?action=restore", filename="a")["n_restored"] == len(prompt) + len(first) - 1
+        restored = post(client, "/completion", prompt=longer, **ask)
+        assert restored["tokens"] == expected["tokens"]
+        assert restored["timings"]["cache_n"] == len(prompt) + len(first) - 1
+        assert post(client, "/completion", prompt=prompt, **ask)["tokens"] == first
 
 
 def test_a_server_answers_as_one_session_does(path, tokens):
