@@ -22,14 +22,16 @@ test-arm: $(READY)
 	$(BIN)/python tests/arm/environment.py
 	$(BIN)/python tests/levels.py --arm
 
-# What docs/reliability.md promises: its tests, with the slow faults of a cluster, then EXAMPLES damaged inputs per parser, and
-# TRIALS of each kind of disturbance per job (kills, failed system calls, power cuts; they need strace). Ends with a table.
+# What docs/reliability.md promises: its tests, with the slow faults of a cluster, then EXAMPLES damaged inputs per parser, TRIALS
+# of each kind of disturbance per job (kills, signals, failed system calls, power cuts; they need strace), and REQUESTS to a server
+# from 64 clients at once. Ends with a table.
 EXAMPLES ?= 1000
 TRIALS ?= 4
+REQUESTS ?= 3000
 torture: $(READY)
 	GGUFMILL_SLOW=1 $(BIN)/python -m pytest tests/torture tests/fuzz tests/jobs tests/cli/test_safety.py \
 	    tests/cli/test_run_faults.py tests/pipeline/cluster/test_faults.py tests/runtime/serve/test_limits.py tests/simd/test_kernel_cache.py
-	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS)
+	$(BIN)/python tests/torture/run.py $(EXAMPLES) $(TRIALS) $(REQUESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import flood
 import inputs
 import kills
 import power
@@ -95,3 +96,39 @@ def test_a_power_cut_during_a_job(sources, merged, tmp_path):
     moments = power.changing(records, trial)
     for stop in (moments[len(moments) // 2], len(records) - 1):
         assert power.cut(records, stop, Trial("merge", sources, tmp_path / "trial", merged), random.Random(1)) == ""
+
+
+def test_a_small_flood():
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("prometheus_client")
+    seen = flood.flood_server(60, 20, clients=8)
+    assert seen.finding == ""
+    assert sum(seen.sent.values()) == 60 or seen.seconds >= 20
+    assert seen.statuses[400] > 0
+    assert seen.healthy > 0
+
+
+BROKEN = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"slots_processing": 0, "waiting": 0}')
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(500)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print("listening on http://127.0.0.1:%d" % server.server_port, file=__import__("sys").stderr, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_flood_finds_what_is_wrong(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.setattr(flood, "MILL", [sys.executable, str(tmp_path / "broken.py")])
+    problems = " ".join(flood.flood_server(40, 20, clients=4).problems)
+    assert "status 500" in problems  # of a request
+    assert "tokens were generated" in problems  # no figure of them
+    assert "the server ends with -15" in problems
