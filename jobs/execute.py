@@ -149,7 +149,6 @@ def execute(
             raise MillError(f"{reason} ({len(done)} of {len(tensors)} tensors are kept; --resume goes on)") from error
         if verify_inputs is not None:
             verify_inputs()
-        files.journal.complete()
         return _give_names(files, existing, done, resumed)
     finally:
         files.close()
@@ -158,20 +157,25 @@ def execute(
 
 
 def _give_names(files: OpenFiles, existing: Collection[int], done: dict[str, str], resumed: int) -> JobResult:
-    """Renames the .part files, which are complete and on disk, and removes the journal. Raises PlanError if one is not there
-    with its size and header."""
+    """Records that the .part files are complete and on disk, renames them, and removes the journal. Raises PlanError if one is
+    not there with its size and header, MillError if something cannot be written."""
     plan = files.plan
     files.close()
-    for index, file in enumerate(plan.files):
-        if index in existing:
-            continue
-        whole = file.part if file.part.exists() else file.path
-        if not is_as_planned(file, whole):
-            raise PlanError(f"{whole} was complete, and is not as it was; --force starts afresh")
-        if whole != file.path:
-            os.replace(file.part, file.path)
-    sync_folder(plan.files[0].path.resolve().parent)
-    files.journal.delete()
+    try:
+        files.journal.complete()
+        for index, file in enumerate(plan.files):
+            if index in existing:
+                continue
+            whole = file.part if file.part.exists() else file.path
+            if not is_as_planned(file, whole):
+                raise PlanError(f"{whole} was complete, and is not as it was; --force starts afresh")
+            if whole != file.path:
+                os.replace(file.part, file.path)
+        sync_folder(plan.files[0].path.resolve().parent)
+        files.journal.delete()
+    except OSError as error:
+        reason = f"{error.filename or plan.files[0].path}: {error.strerror or error}"
+        raise MillError(f"{reason} (all tensors are kept, only names are missing; --resume goes on)") from error
     return JobResult([f.path for f in plan.files], plan.file_bytes, done, resumed)
 
 

@@ -200,6 +200,19 @@ def test_killed_between_the_renames(tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == 2
 
 
+def test_a_name_that_cannot_be_given(tmp_path, monkeypatch):
+    def fails(old, new):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(old), None, str(new))
+
+    plan = plan_of(tmp_path, [output("a", (256, 40))])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(MillError, match=r"out\.gguf\.part: Input/output error .*--resume goes on"):
+            execute(plan)
+    execute(plan_of(tmp_path, [output("a", (256, 40), produce=failing(0))]), resume=True)
+    assert os.listdir(tmp_path) == ["out.gguf"]
+
+
 def interrupted_plan(tmp_path):
     """A plan of three tensors, of which two are written; its last one cannot be made."""
     plan = plan_of(tmp_path, [output("a", (256, 16)), output("b", (256, 16)), output("c", (256, 16), produce=failing(0))])
