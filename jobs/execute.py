@@ -119,7 +119,7 @@ def execute(
     try:
         records = files.journal.resume() if resume and not force else None
         if records is not None and records.complete:
-            return _give_names(files, existing, dict(records.tensors), len(records.tensors))
+            return _give_names(files, existing, dict(records.tensors), len(records.tensors), recorded=True)
         done = _open_parts(files, existing, records, allocate=on_finished is None)
         resumed = len(done)
         tensors = [(o, loc) for o, loc in zip(plan.outputs, plan.locations, strict=True) if loc.file not in existing]
@@ -156,13 +156,16 @@ def execute(
         trim_free_memory()
 
 
-def _give_names(files: OpenFiles, existing: Collection[int], done: dict[str, str], resumed: int) -> JobResult:
-    """Records that the .part files are complete and on disk, renames them, and removes the journal. Raises PlanError if one is
-    not there with its size and header, MillError if something cannot be written."""
+def _give_names(
+    files: OpenFiles, existing: Collection[int], done: dict[str, str], resumed: int, *, recorded: bool = False
+) -> JobResult:
+    """Records that the .part files are complete and on disk (unless it is `recorded`), renames them, and removes the journal.
+    Raises PlanError if one is not there with its size and header, MillError if something cannot be written."""
     plan = files.plan
     files.close()
     try:
-        files.journal.complete()
+        if not recorded:
+            files.journal.complete()
         for index, file in enumerate(plan.files):
             if index in existing:
                 continue
