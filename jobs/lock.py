@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import PlanError
@@ -31,11 +31,22 @@ def open_locked(path: Path) -> int | None:
         os.close(fd)
 
 
+def _lock_path(out: Path) -> Path:
+    return out.with_name(out.name + ".lock")
+
+
+def remove_abandoned_lock(out: Path) -> None:
+    """Removes the OUT.lock that a kill or a power cut has left, for a job that finds nothing to do any more."""
+    if _lock_path(out).exists():
+        with suppress(PlanError), output_lock(out):  # PlanError: another job runs, or the folder cannot be written to
+            pass
+
+
 @contextmanager
 def output_lock(out: Path) -> Iterator[None]:
     """Within this no other job that asks for the lock of this output runs; OUT.lock exists meanwhile. Raises PlanError if there
     is one, or the folder cannot be written to."""
-    path = out.with_name(out.name + ".lock")
+    path = _lock_path(out)
     try:
         fd = open_locked(path)
     except OSError as error:

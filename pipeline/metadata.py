@@ -15,7 +15,7 @@ from ..formats.gguf import SPLIT_NAME, header_record
 from ..formats.header_edit import TYPE_NAMES, metadata_value, read_header, type_name
 from ..jobs.atomic_write import atomic_file
 from ..jobs.header_update import finish_replacing, replace_header
-from ..jobs.lock import output_lock
+from ..jobs.lock import output_lock, remove_abandoned_lock
 from .common.arguments import check_folder, check_new, check_space, refuse_inputs
 from .common.messages import note
 from .common.progress import OnProgress, Stage, reporting
@@ -106,6 +106,7 @@ def edit_metadata(
     new = header.with_metadata(metadata)
     result = MetadataResult("unchanged", target or path, _changes(header.metadata, metadata), plain_metadata(metadata))
     if not result.changes and target is None:
+        remove_abandoned_lock(path)
         return result
     in_place = target is None and len(new) == header.nbytes
     result.nbytes = len(new) if in_place else path.stat().st_size + len(new) - header.nbytes

@@ -14,6 +14,7 @@ from ggufmill.formats.gguf import open_file
 from ggufmill.formats.gguf_header import header_bytes, value_type
 from ggufmill.formats.header_edit import type_name
 from ggufmill.jobs import header_update
+from ggufmill.jobs.lock import output_lock
 
 METADATA = {
     "general.architecture": "llama",
@@ -186,6 +187,15 @@ def test_an_interrupted_change_is_completed(mill, model, monkeypatch):
     assert (code, "complete now" in err, "BEFORE" in out) == (0, True, True)
     assert open_gguf(model).metadata["llama.block_count"] == 9
     assert tensors(model) == DATA
+
+
+def test_the_lock_of_a_change_that_was_killed_at_its_end_is_removed(model):
+    with output_lock(model):
+        edit_metadata(model)  # of another job, which runs
+        assert model.with_name("m.gguf.lock").exists()
+    model.with_name("m.gguf.lock").touch()
+    assert edit_metadata(model, set={"general.name": "before"}).status == "unchanged"
+    assert os.listdir(model.parent) == ["m.gguf"]
 
 
 def test_a_foreign_record_is_refused(model):
