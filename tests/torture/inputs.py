@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 FUZZ = Path(__file__).parent.parent / "fuzz"
@@ -56,12 +57,11 @@ def _timed(targets, name: str, data: bytes) -> float:
     return time.process_time() - began
 
 
-def torture(examples: int, names: list[str] | None = None, report=print) -> list[tuple[str, ...]]:
+def torture(examples: int, names: list[str] | None = None, report=print) -> Iterator[tuple[str, ...]]:
     """Rows (target, inputs, seconds in all, longest seconds, MiB, finding or '') of all targets, or of those that are named."""
     sys.path.insert(0, str(FUZZ))
     from targets import TARGETS
 
-    rows = []
     for name in names or TARGETS:
         with tempfile.TemporaryDirectory(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as tmp:
             began = time.monotonic()
@@ -70,9 +70,9 @@ def torture(examples: int, names: list[str] | None = None, report=print) -> list
             figures = next((line.split()[1:] for line in done.stdout.splitlines() if line.startswith("figures ")), None)
             finding = "" if figures else _finding(name, done, Path(tmp))
         tried, longest, mebibytes = figures or (str(examples), "", "")
-        rows.append((name, tried, f"{time.monotonic() - began:.0f}", longest, mebibytes, finding))
-        report(*rows[-1])
-    return rows
+        row = (name, tried, f"{time.monotonic() - began:.0f}", longest, mebibytes, finding)
+        report(*row)
+        yield row
 
 
 def _finding(name: str, done: subprocess.CompletedProcess, folder: Path) -> str:
@@ -90,5 +90,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--target"]:
         run_target(sys.argv[2], int(sys.argv[3]))
     else:
-        found = torture(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, sys.argv[2:] or None)
+        found = list(torture(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, sys.argv[2:] or None))
         sys.exit(any(row[-1] for row in found))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,9 +123,8 @@ def disturb_call(trial: Trial, call: str, number: int, effect: str) -> str:
     return f"{call} {number} {effect}: {problem}" if problem else ""
 
 
-def torture(trials: int, names: list[str] | None = None, report=print, seed: int = 1) -> list[tuple[str, ...]]:
+def torture(trials: int, names: list[str] | None = None, report=print, seed: int = 1) -> Iterator[tuple[str, ...]]:
     """Rows (job, what was done, trials, problems) for so many trials of each kind of disturbance."""
-    rows = []
     has_strace = shutil.which("strace") is not None
     with tempfile.TemporaryDirectory(prefix="torture-") as tmp:
         sources = make_sources(Path(tmp) / "sources")
@@ -152,11 +152,11 @@ def torture(trials: int, names: list[str] | None = None, report=print, seed: int
                     errors.append(disturb_call(trial(), call, draw.choice(numbers[call]), error))
                 results |= {"killed at a system call": kills, "system call failed": errors}
             for what, problems in results.items():
-                rows.append((name, what, str(len(problems)), "; ".join(filter(None, problems))))
-                report(*rows[-1])
-    return rows
+                row = (name, what, str(len(problems)), "; ".join(filter(None, problems)))
+                report(*row)
+                yield row
 
 
 if __name__ == "__main__":
-    found = torture(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2:] or None)
+    found = list(torture(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2:] or None))
     sys.exit(any(row[-1] for row in found))

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -215,11 +215,10 @@ def cut(records: list[tuple[float, str, str, int]], stop: int, trial: Trial, dra
     return trial.problem_now() or trial.problem_after_resuming()
 
 
-def torture(states: int, names: list[str] | None = None, report=print, seed: int = 1) -> list[tuple[str, ...]]:
+def torture(states: int, names: list[str] | None = None, report=print, seed: int = 1) -> Iterator[tuple[str, ...]]:
     """Rows (job, 'power cuts', states, problems)."""
     if shutil.which("strace") is None:
-        return []
-    rows = []
+        return
     with tempfile.TemporaryDirectory(prefix="torture-") as tmp:
         sources = make_sources(Path(tmp) / "sources")
         for name in names or JOBS:
@@ -233,12 +232,12 @@ def torture(states: int, names: list[str] | None = None, report=print, seed: int
             stops = [draw.choice(moments) for _ in range(states)] + [len(records) - 1] * max(1, states // 4)
             found = [cut(records, stop, Trial(name, sources, Path(tmp) / "trial", made), draw) for stop in stops]
             problems = [f"call {stop} ({records[stop][1]}): {p}" for stop, p in zip(stops, found, strict=True) if p]
-            rows.append((name, f"power cuts ({len(moments)} moments)", str(len(stops)), "; ".join(problems)))
-            report(*rows[-1])
             shutil.rmtree(logs)
-    return rows
+            row = (name, f"power cuts ({len(moments)} moments)", str(len(stops)), "; ".join(problems))
+            report(*row)
+            yield row
 
 
 if __name__ == "__main__":
-    found = torture(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2:] or None)
+    found = list(torture(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2:] or None))
     sys.exit(any(row[-1] for row in found))
