@@ -366,9 +366,10 @@ def importance_digest(importance: Importance | None) -> str:
 
 def _has_work(outputs: Sequence[Output], with_covariance: bool) -> bool:
     """Whether a device encodes any of these tensors, or chooses codes of it."""
-    names = {TYPES.plain(output.type).name for output in outputs}
+    if any(TYPES.plain(output.type).name in TYPES_ON_DEVICES for output in outputs):
+        return True
     if not with_covariance:
-        return bool(names & TYPES_ON_DEVICES)
-    from .covariance.encode import is_refined_on_devices
+        return False
+    from .covariance.encode import takes_covariance
 
-    return bool(names & TYPES_ON_DEVICES) or any(map(is_refined_on_devices, names))
+    return any(takes_covariance(output.type) for output in outputs)

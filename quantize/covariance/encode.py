@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats import TensorType
-from .fields import BlockFields
+from ...formats import TYPES, TensorType
 from .prepared import PreparedCovariance
 from .refinement import Refinement
 from .scalar_refinement import ScalarRefinement
@@ -20,32 +19,28 @@ def takes_covariance(tensor_type: TensorType) -> bool:
     return is_scalar(name) or is_vector(name)
 
 
-def is_refined_on_devices(type_name: str) -> bool:
-    """Whether a device chooses the codes of a plain type: scalar ones, but for codes in fours (iq4_kss)."""
-    return is_scalar(type_name) and not BlockFields.of(type_name).layout.gray_words
-
-
 def refine(
     x: np.ndarray, q: np.ndarray, type_name: str, prepared: PreparedCovariance, effort: int, device: str | None = None
 ) -> np.ndarray:
     """Rows that the encoder of a type made -> rows of no larger error r H r^T, r = x - decoded, H being damped.
 
     x float32 [rows, n], q uint8 [rows, row_bytes] -> uint8 [rows, row_bytes]. Rows that cannot be made better come back as they
-    are, as do all rows of types that are neither scalar nor of vectors. device: of torch, which chooses the codes where
-    `is_refined_on_devices` holds.
+    are, as do all rows of types that are neither scalar nor of vectors. device: of torch, which chooses the codes; None: this
+    program. Raises MillError when a device's memory does not suffice.
     """
-    if prepared.damped is None:
+    damped = prepared.damped
+    if damped is None or not takes_covariance(TYPES[type_name]):
         return q
-    if is_vector(type_name):
-        refinement: Refinement = VectorRefinement(x, VectorRows.of(q, type_name), prepared.damped, effort)
-    elif device is not None and is_refined_on_devices(type_name):
-        from ..devices.covariance import DeviceRefinement
+    if device is not None:
+        from ..devices.refine import refine_on_device
 
-        refinement = DeviceRefinement(x, ScalarRows.of(q, type_name), prepared.damped, effort, device)
-    elif is_scalar(type_name):
-        refinement = ScalarRefinement(x, ScalarRows.of(q, type_name), prepared.damped, effort)
-    else:
-        return q
+        return refine_on_device(x, q, type_name, damped, effort, device, _refined)
+    if is_vector(type_name):
+        return _refined(VectorRefinement(x, VectorRows.of(q, type_name), damped, effort), q)
+    return _refined(ScalarRefinement(x, ScalarRows.of(q, type_name), damped, effort), q)
+
+
+def _refined(refinement: Refinement, q: np.ndarray) -> np.ndarray:
     before, out = refinement.errors(), q.copy()
     refinement.run()
     refinement.rows.write(out)

@@ -12,7 +12,7 @@ from ...simd.lanes import fma_lanes, load, splat, store
 from .descent import nearest_entry
 from .panels import add_products
 
-_MOVES = 4  # for each four codes and sweep at most
+MOVES = 4  # for each four codes and sweep at most
 # The columns of 64, four after four.
 FOURS = np.array([k for b in range(0, 64, 32) for i in range(0, 16, 2) for k in (b + i, b + i + 1, b + i + 16, b + i + 17)])
 
@@ -75,7 +75,7 @@ def sweep_fours(
                 a, b, t = factor[row, g], offset[row, g], flag[row, g]
                 if a == 0:
                     continue
-                for _ in range(_MOVES):
+                for _ in range(MOVES):
                     for p in range(4):
                         i = order[four + p]
                         h, value = diagonal[first + i], values[row, first + i]

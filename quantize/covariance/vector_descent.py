@@ -22,7 +22,7 @@ from ..codecs.trellis.nearest_search import BLOCK, GROUP_STATS, find_near_vector
 from .panels import add_products
 from .vectors import SIGNS_EVEN, SIGNS_IN_ENTRIES
 
-_MARGIN = np.float32(1e-6)  # of the error: less is no improvement but rounding
+MARGIN = np.float32(1e-6)  # of the error: less is no improvement but rounding
 
 
 @kernel
@@ -167,7 +167,7 @@ def _make_sweep(width: int) -> Any:
                     continue
                 buffer[:] = gradient[row * size + first : row * size + first + 64]
                 count = 0
-                for at in range(0, 64, width):
+                for at in range(0, min(64, n - first), width):
                     v = (first + at) // width
                     scale = factor[row, v]
                     if scale == 0:
@@ -238,7 +238,7 @@ def _make_sweep(width: int) -> Any:
                             )
                         else:
                             best, error = best_entry(quadratic, linear, lanes, runs, 0, count_runs, scratch)
-                    if not error < current - _MARGIN * abs(current):
+                    if not error < current - MARGIN * abs(current):
                         continue
                     entries[row, v] = best
                     lane = best // LANES * (width * LANES) + best % LANES

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import MillError
+from .memory import in_pieces, one_at_a_time
 
 if TYPE_CHECKING:
     import torch
@@ -25,31 +24,29 @@ METADATA_KEY = "ggufmill.encoder.device"  # the device that encoded such types; 
 
 _BATCH_WEIGHTS = 1 << 24  # on a device at a time: some 2 GB with all that a search keeps
 _SHARE_OF_BATCH = {"iq2_kl": 16, "iq4_kss": 2}  # its search keeps this many times as much for a weight
-_one_at_a_time = threading.Lock()  # threads read, decode and write meanwhile
 
 
 def encode(x: np.ndarray, importance: np.ndarray | None, type_name: str, device: str) -> np.ndarray:
     """float32 [rows, n], importance float32 [n], [rows, n] or None -> uint8 [rows, row_bytes], for TYPES_ON_DEVICES.
 
     The bytes of the codec of the CPU but where sums that are near a tie are rounded otherwise: errors then differ by less than
-    1e-4. Raises MillError when the device's memory does not suffice.
+    1e-4. Where the device's memory does not suffice, fewer rows are encoded at a time; raises MillError when it is too little
+    for one.
     """
     import torch
 
     family = import_module(f".{_MODULE_OF[type_name]}", __package__)
-    out = []
-    step = max(1, _BATCH_WEIGHTS // _SHARE_OF_BATCH.get(type_name, 1) // x.shape[1])
-    with _one_at_a_time, torch.inference_mode():
-        try:
-            for first in range(0, len(x), step):
-                weights = None
-                if importance is not None:
-                    rows = importance if importance.ndim == 1 or len(importance) == 1 else importance[first : first + step]
-                    weights = _sent(rows, device)
-                out.append(family.encode(_sent(x[first : first + step], device), weights, type_name).cpu().numpy())
-        except torch.OutOfMemoryError as error:
-            raise MillError(f"{device} has too little memory to encode {type_name} ({error})") from None
-    return np.concatenate(out)
+
+    def encode_rows(first: int, stop: int) -> np.ndarray:
+        with one_at_a_time, torch.inference_mode():
+            weights = None
+            if importance is not None:
+                own = importance.ndim == 2 and len(importance) > 1
+                weights = _sent(importance[first:stop] if own else importance, device)
+            return family.encode(_sent(x[first:stop], device), weights, type_name).cpu().numpy()
+
+    rows = max(1, _BATCH_WEIGHTS // _SHARE_OF_BATCH.get(type_name, 1) // x.shape[1])
+    return in_pieces(encode_rows, len(x), rows, f"encode {type_name}", device)
 
 
 def _sent(array: np.ndarray, device: str) -> torch.Tensor:

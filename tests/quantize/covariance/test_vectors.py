@@ -14,6 +14,7 @@ from ggufmill.quantize import decode, encode
 from ggufmill.quantize.covariance.encode import refine
 from ggufmill.quantize.covariance.fields import BlockFields
 from ggufmill.quantize.covariance.prepared import prepare
+from ggufmill.quantize.covariance.vector_refinement import VectorRefinement
 from ggufmill.quantize.covariance.vectors import VectorRows, is_vector, vector_table
 
 VECTOR_TYPES = [TYPES[name].name for name in TYPES if is_vector(name)]
@@ -121,6 +122,17 @@ def test_rows_do_not_depend_on_each_other(type_name):
     together = refine(x, q, type_name, h, 1)
     apart = np.concatenate([refine(x[i : i + 4], q[i : i + 4], type_name, h, 1) for i in range(0, 9, 4)])
     assert np.array_equal(together, apart)
+
+
+def test_sweep_ends_with_the_row():
+    """Rows of 96 columns fill one panel of 64 and half of another, whose second half is not theirs."""
+    x, h, q = weights(4, 96), covariance(96, 40), random_rows("iq1_s_r4", 4, 96)
+    refinement = VectorRefinement(x, VectorRows.of(q, "iq1_s_r4"), prepare(h).damped, 0)
+    refinement.gradient.reshape(4, -1)[:, 96:] = 1
+    others = refinement.rows.entries[1:].copy()
+    refinement._finite[1:] = False
+    refinement.choose_codes()
+    assert np.array_equal(refinement.rows.entries[1:], others)
 
 
 _SCRIPT = """

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from covariances import covariance, row_errors
 
 torch = pytest.importorskip("torch")
 
@@ -118,26 +117,6 @@ def test_weights_that_are_not_finite_are_refused():
     x[3, 7] = np.nan
     with pytest.raises(registry.NonFiniteError, match="row 3, column 7"):
         quantize.encode(x, "q4_K", device=CPU)
-
-
-@pytest.mark.parametrize(("name", "effort"), [("q4_1", 1), ("q3_K", 0), ("q4_K", 1), ("iq3_ks", 2), ("mxfp4", 1), ("q8_0", 1)])
-def test_codes_under_a_covariance(name, effort):
-    """Errors are those of the CPU's refinement, on average over rows; each alone is no larger than before it."""
-    x, h = np.ascontiguousarray(weights("normal")[:, :256]), covariance(256, 40)
-    options = {"covariance": h, "effort": effort}
-    before = row_errors(x, quantize.encode(x, name, h.diagonal, device=CPU), name, h)
-    expected, actual = quantize.encode(x, name, **options), quantize.encode(x, name, **options, device=CPU)
-    errors = row_errors(x, actual, name, h)
-    assert (errors <= before * (1 + 1e-5)).all()
-    assert errors.sum() == pytest.approx(row_errors(x, expected, name, h).sum(), rel=1e-4)
-    assert np.mean(actual == expected) > 0.99
-
-
-def test_other_codes_under_a_covariance_stay_with_the_processor():
-    x, h = weights("normal"), covariance(N, 40)
-    for name in ("iq4_kss", "iq3_s"):
-        expected, actual = (quantize.encode(x, name, covariance=h, effort=1, device=device) for device in (None, CPU))
-        assert np.array_equal(actual, expected)
 
 
 def test_a_model_quantised_on_a_device_says_so(tmp_path: Path):

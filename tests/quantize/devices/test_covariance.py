@@ -1,0 +1,48 @@
+"""Codes chosen under a covariance by torch, on its CPU, against the codecs: the same errors, and none larger than before."""
+
+import numpy as np
+import pytest
+from covariances import covariance, row_errors, weights
+
+torch = pytest.importorskip("torch")
+
+from ggufmill import quantize  # noqa: E402
+
+CPU = "cpu"  # torch on the processor
+SCALAR = [("q4_1", 1), ("q3_K", 0), ("q4_K", 1), ("iq3_ks", 2), ("mxfp4", 1), ("q8_0", 1), ("iq4_kss", 0), ("iq4_kss", 2)]
+VECTORS = [("iq2_xxs", 1), ("iq2_kl", 1), ("iq3_s", 2), ("iq1_m", 0), ("iq1_s_r4", 1)]
+
+
+@pytest.mark.parametrize(("name", "effort"), [*SCALAR, *VECTORS])
+def test_errors_of_the_cpu(name, effort):
+    """Errors are those of the CPU's refinement, on average over rows; each alone is no larger than before it."""
+    x, h = weights(16, 256), covariance(256, 40)
+    options = {"covariance": h, "effort": effort}
+    before = row_errors(x, quantize.encode(x, name, h.diagonal, device=CPU), name, h)
+    expected, actual = quantize.encode(x, name, **options), quantize.encode(x, name, **options, device=CPU)
+    errors = row_errors(x, actual, name, h)
+    assert (errors <= before * (1 + 1e-5)).all()
+    assert errors.sum() == pytest.approx(row_errors(x, expected, name, h).sum(), rel=1e-4)
+    assert np.mean(actual == expected) > 0.99
+
+
+def test_rows_shorter_than_a_panel():
+    x, h = weights(8, 96), covariance(96, 40)
+    expected, actual = (quantize.encode(x, "iq1_s_r4", covariance=h, device=device) for device in (None, CPU))
+    assert np.mean(actual == expected) > 0.99
+
+
+@pytest.mark.parametrize("name", ["iq4_kt", "iq2_kt"])
+def test_trellis_types(name):
+    """Of trellis codebooks a device tries all entries, not only near ones: other codes, whose errors are as small."""
+    x, h = weights(8, 256), covariance(256, 40)
+    before, expected, actual = (
+        row_errors(x, q, name, h)
+        for q in (
+            quantize.encode(x, name, h.diagonal),
+            quantize.encode(x, name, covariance=h, effort=0),
+            quantize.encode(x, name, covariance=h, effort=0, device=CPU),
+        )
+    )
+    assert (actual <= before * (1 + 1e-5)).all()
+    assert actual.sum() < 1.05 * expected.sum() < 0.8 * before.sum()
