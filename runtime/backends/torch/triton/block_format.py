@@ -23,12 +23,15 @@ _DIGIT = tuple[int, int, int]  # (lowest bit of the index, size, step)
 
 @dataclass(frozen=True)
 class Part:
-    """Bits of a number that lie in one byte: `(bytes[byte] >> shift & mask) << up`; byte and shift: first + sum of digits."""
+    """Bits of a number that lie in one byte: `(bytes[byte] >> shift & mask) << up`.
 
-    byte: int
-    byte_digits: tuple[_DIGIT, ...]
+    aligned  shift is the same for all numbers, and byte = first + sum of digits; otherwise 8 * byte + shift is that sum
+    """
+
+    first: int
+    digits: tuple[_DIGIT, ...]
+    aligned: bool
     shift: int
-    shift_digits: tuple[_DIGIT, ...]
     mask: int
     up: int
 
@@ -61,6 +64,7 @@ class BlockFormat:
     shifts      added to values where the flag is 0 and where it is 1
     unit        a factor of all scales
     scrambled   how the seven bits of a sign code give eight signs
+    gray_words  codes are those of x ^ (x >> 1) for each word x of 16 bits, its lowest bit cleared
     """
 
     rows: int
@@ -76,6 +80,7 @@ class BlockFormat:
     shifts: tuple[int, int]
     unit: float
     scrambled: bool
+    gray_words: bool
     codes: Field
     d: Field
     scales: Field
@@ -94,9 +99,9 @@ _FIELDS = tuple(f.name for f in fields(BlockFormat) if f.type == "Field")
 @cache
 def block_format(type_name: str) -> BlockFormat | None:
     """The format of a tensor type (any letter case); None for those that the kernels do not read: plain numbers, which need no
-    decoding, base-3 digits, and words that are stored as differences of their bits."""
+    decoding, and base-3 digits."""
     kind, layout = TYPES[type_name], layout_of(type_name)
-    if layout.number is not None or layout.digits is not None or layout.gray_words:
+    if layout.number is not None or layout.digits is not None:
         return None
     arrays = layout.bit_arrays()
     if layout.row_scale is not None:
@@ -121,6 +126,7 @@ def block_format(type_name: str) -> BlockFormat | None:
         (int(layout.shifts[0]), int(layout.shifts[1])),
         float(layout.unit),
         layout.scrambled,
+        layout.gray_words,
         **found,  # type: ignore[arg-type]
     )
 
@@ -135,10 +141,12 @@ def field_of(addresses: np.ndarray) -> Field | None:
     parts = []
     for part in byte_parts(addresses):
         byte, shift, mask = (a.reshape(-1).astype(np.int64) for a in (part.byte, part.shift, part.mask))
-        byte_digits, shift_digits = _digits(byte), _digits(shift)
-        if byte_digits is None or shift_digits is None or np.any(mask != mask[0]):
+        aligned = not np.any(shift != shift[0])
+        numbers = byte if aligned else 8 * byte + shift
+        digits = _digits(numbers)
+        if digits is None or np.any(mask != mask[0]):
             return None
-        parts.append(Part(int(byte[0]), byte_digits, int(shift[0]), shift_digits, int(mask[0]), part.up))
+        parts.append(Part(int(numbers[0]), digits, aligned, int(shift[0]), int(mask[0]), part.up))
     return Field(addresses.shape[1], tuple(parts))
 
 

@@ -27,10 +27,23 @@ def _number(block, index, FIELD: tl.constexpr):
     """The numbers of a field at their indices: int32. block: pointers to the blocks, which broadcast with index."""
     total = index * 0
     for i in tl.static_range(len(FIELD.parts)):
-        byte = tl.load(block + _sum_of_digits(index, FIELD.parts[i].byte, FIELD.parts[i].byte_digits)).to(tl.int32)
-        shift = _sum_of_digits(index, FIELD.parts[i].shift, FIELD.parts[i].shift_digits)
-        total = total | ((byte >> shift) & FIELD.parts[i].mask) << FIELD.parts[i].up
+        at = _sum_of_digits(index, FIELD.parts[i].first, FIELD.parts[i].digits)
+        if FIELD.parts[i].aligned:
+            part = tl.load(block + at).to(tl.int32) >> FIELD.parts[i].shift
+        else:
+            part = tl.load(block + (at >> 3)).to(tl.int32) >> (at & 7)
+        total = total | (part & FIELD.parts[i].mask) << FIELD.parts[i].up
     return total
+
+
+@triton.jit
+def _gray_code(block, index, FIELD: tl.constexpr):
+    """As _number, of the words x ^ (x >> 1) in place of x; numbers of one part, which lies in one word."""
+    at = _sum_of_digits(index, FIELD.parts[0].first, FIELD.parts[0].digits)
+    if FIELD.parts[0].aligned:
+        at = 8 * at + FIELD.parts[0].shift
+    word = tl.load(block + (at >> 4) * 2).to(tl.int32) & 0xFE | tl.load(block + (at >> 4) * 2 + 1).to(tl.int32) << 8
+    return ((word ^ (word >> 1)) >> (at & 15)) & FIELD.parts[0].mask
 
 
 @triton.jit
@@ -86,7 +99,11 @@ def _tile(data, values, levels, rows, columns, stored_columns, FORMAT: tl.conste
     group_bytes = FORMAT.meta_bytes + (stored_columns // FORMAT.block).to(tl.int64) * FORMAT.block_bytes
     group = data + rows // FORMAT.rows * group_bytes
     block = group + FORMAT.meta_bytes + block_number.to(tl.int64) * FORMAT.block_bytes
-    code = _number(block, row * FORMAT.codes.count + weight // FORMAT.size, FORMAT.codes)
+    code_index = row * FORMAT.codes.count + weight // FORMAT.size
+    if FORMAT.gray_words:
+        code = _gray_code(block, code_index, FORMAT.codes)
+    else:
+        code = _number(block, code_index, FORMAT.codes)
     value = _entry(values, code if FORMAT.size == 1 else code * FORMAT.size + weight % FORMAT.size, FORMAT.values)
     if FORMAT.flags.count > 0:
         flag = _number(block, _index(row, run, weight, FORMAT.flags.count, FORMAT), FORMAT.flags)

@@ -31,10 +31,11 @@ def finite_rows(name: str, rows: int, n: int, seed: int) -> np.ndarray:
     for field, bits in (("d", layout.d), ("dmin", layout.dmin), ("offset", layout.offset)):
         if bits is not None and bits.shape[-1] > 8:
             dtype = np.float32 if field == "d" and layout.d_format == "f32" else np.float16
+            stored = np.unpackbits(blocks, axis=-1, bitorder="little")
             for row in range(kind.rows):
-                at = bits[row, 0, 0] // 8
                 scales = rng.uniform(0.5, 1.5, (groups, blocks.shape[1], 1)).astype(dtype)
-                blocks[:, :, at : at + scales.itemsize] = scales.view(np.uint8)
+                stored[:, :, bits[row, 0]] = np.unpackbits(scales.view(np.uint8), axis=-1, bitorder="little")
+            blocks[:] = np.packbits(stored, axis=-1, bitorder="little")
         elif bits is not None:
             at = np.unique(bits // 8)
             blocks[:, :, at] = rng.integers(120, 132, (groups, blocks.shape[1], len(at)))
@@ -133,7 +134,7 @@ def test_products_in_float16_round_weights_and_vectors():
 def test_types_that_kernels_do_not_read_are_named_by_none():
     assert {name for name in TYPES if block_format(name) is None} == {
         *("f32", "f16", "bf16", "bf16_r16", "f64", "i8", "i16", "i32", "i64"),
-        *("iq2_xxs", "iq3_xxs", "iq1_s", "iq1_m", "iq1_s_r4", "iq4_kss", "iq4_kt", "tq1_0", "iq1_bn"),
+        *("tq1_0", "iq1_bn"),
     }
     with pytest.raises(KeyError):
         PackedProducts("tq1_0", CPU)
@@ -152,7 +153,7 @@ def test_tables_that_are_computed():
     assert linear(np.array([0, 1, 3, 2])).step == 0
 
 
-@pytest.mark.parametrize("name", ["q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks"])
+@pytest.mark.parametrize("name", ["q4_K", "iq4_xs", "iq2_s", "q4_k_r4", "mxfp4", "iq2_ks", "iq4_kss", "iq3_xxs"])
 def test_kernels_compile_for_a_gpu(name):
     """In a process of its own: what is interpreted here cannot be compiled here."""
     import subprocess
