@@ -10,6 +10,7 @@ from ..formats import FormatError, PlanError
 from .graph.ops import Norm
 from .hparams import HParams
 from .model import Model
+from .models.bert import pair_separator
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by their values of ARCHITECTURE.pooling_type (llama.cpp's)
 _DENSE = ("dense_2", "dense_3")
@@ -60,17 +61,20 @@ def embed_tokens(
 
 
 def pair_tokens(model: Model, first: str, second: str) -> list[int]:
-    """The tokens of a query and a document as XLM-RoBERTa's rankers read them: <s> query </s></s> document </s>.
+    """The tokens of a query and a document as rankers read them: BERT's [CLS] query [SEP] document [SEP], where the model tells
+    texts by their token types, else XLM-RoBERTa's <s> query </s></s> document </s>.
 
-    Raises PlanError for a model that tells the texts of a pair by their token types, which are not supported.
+    Raises PlanError for a vocabulary without the token in between.
     """
-    types = model.source.tensors.get("token_types.weight")
+    tokenizer, types = model.tokenizer, model.source.tensors.get("token_types.weight")
+    texts = tokenizer.encode(first), tokenizer.encode(second)[1 if tokenizer.add_bos else 0 :]
     if types is not None and types.n_rows > 1:
-        raise PlanError(f"{model.source.path}: it tells the texts of a pair by token types, which are not supported")
-    tokenizer = model.tokenizer
+        if pair_separator(model.source) not in texts[0]:
+            raise PlanError(f"{model.source.path}: the vocabulary has no separator that ends the first text of a pair")
+        return [*texts[0], *texts[1]]
     if tokenizer.eos is None:
         raise PlanError(f"{model.source.path}: the vocabulary has no token that separates the texts of a pair")
-    return [*tokenizer.encode(first), tokenizer.eos, *tokenizer.encode(second)[1 if tokenizer.add_bos else 0 :]]
+    return [*texts[0], tokenizer.eos, *texts[1]]
 
 
 def similarities(vectors: np.ndarray) -> np.ndarray:

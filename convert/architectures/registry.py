@@ -106,7 +106,7 @@ ARCHITECTURES = {
     "MPTForCausalLM": "gpt.fused_attention.mpt",
     "DbrxForCausalLM": "gpt.dbrx.dbrx",
     "LongcatFlashForCausalLM": "longcat_flash.longcat_flash",
-    **dict.fromkeys(("BertModel", "BertForMaskedLM"), "encoders.bert.bert"),
+    **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForSequenceClassification"), "encoders.bert.bert"),
     **dict.fromkeys(("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"), "encoders.bert.bert"),
     **dict.fromkeys(("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"), "encoders.bert.bert"),
     **dict.fromkeys(("CamembertModel", "CamembertForMaskedLM"), "encoders.bert.bert"),

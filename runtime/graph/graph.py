@@ -121,11 +121,11 @@ class GraphBuilder:
         self.ops.append(op)
         return op.out
 
-    def embedding(self, name: str, n_embd: int, scale: float = 1.0, *, by: str = "token") -> Value:
+    def embedding(self, name: str, n_embd: int, scale: float = 1.0, *, by: str = "token", separator: int = -1) -> Value:
         shape = self.shape(f"{name}.weight")
         rows = shape[1] if len(shape) > 1 else 1
         table = self.weight(f"{name}.weight", (n_embd, rows), *[(n_embd,)] * (rows == 1))
-        return self.append(ops.Embedding(self.value(n_embd), Weight(table.name, (n_embd, rows)), scale, by))
+        return self.append(ops.Embedding(self.value(n_embd), Weight(table.name, (n_embd, rows)), scale, by, separator))
 
     def hidden_input(self, n_embd: int) -> Value:
         return self.append(ops.HiddenInput(self.value(n_embd)))

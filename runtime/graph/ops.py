@@ -23,11 +23,12 @@ from .values import RotaryEmbedding, Temperature, Value, Weight
 @dataclass(frozen=True)
 class Embedding(Op):
     """Rows of a table, times scale. by: 'token' (the row of its id), 'position' (that of its position in the sequence), or
-    'segment' (row 0: all tokens are of the first segment, as BERT's token types are where there is one text)."""
+    'segment' (as BERT's token types: row 1 behind the first token `separator` of a sequence, else row 0; -1: there is none)."""
 
     table: Weight
     scale: float = 1.0
     by: str = "token"
+    separator: int = -1
 
 
 @dataclass(frozen=True)

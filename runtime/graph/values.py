@@ -134,3 +134,14 @@ def alibi_slopes(heads: int, largest: float) -> np.ndarray:
     n = 1 << (heads.bit_length() - 1)
     first, more = np.arange(1, n + 1) / n, np.arange(1, 2 * (heads - n), 2) / (2 * n)
     return (2.0 ** (-largest * np.concatenate([first, more]))).astype(np.float32)
+
+
+def segments(tokens: np.ndarray, positions: np.ndarray, separator: int) -> np.ndarray:
+    """The segments of a pass's tokens, int64 [n]: 1 behind the first separator of their sequence, else 0.
+
+    positions: int [n], of each token in its sequence; separator: a token id, -1: none.
+    """
+    found = tokens == separator
+    before = np.cumsum(found) - found  # separators in the pass before each token
+    starts = np.maximum.accumulate(np.where(positions == 0, np.arange(len(tokens)), 0))
+    return (before > before[starts]).astype(np.int64)

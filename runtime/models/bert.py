@@ -31,6 +31,13 @@ ENCODERS = {
 }
 
 
+def pair_separator(source: TensorSource) -> int:
+    """The token behind which the second text of a pair begins, for models that tell the two by token types; else -1."""
+    types = source.tensors.get("token_types.weight")
+    separator = source.metadata.get("tokenizer.ggml.seperator_token_id")
+    return int(separator) if types is not None and types.n_rows > 1 and separator is not None else -1
+
+
 def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> Graph:
     """Raises FormatError for a missing key or tensor, or one of the wrong shape, PlanError for what is not supported."""
     encoder, graph, heads = ENCODERS[hparams.architecture], GraphBuilder(source), Heads.of(hparams)
@@ -43,7 +50,8 @@ def build(source: TensorSource, hparams: HParams, n_ctx: int | None = None) -> G
     x = graph.embedding("token_embd", n_embd)
     for name, by in (("token_types", "segment"), ("position_embd", "position")):
         if f"{name}.weight" in graph:
-            x = graph.add(x, graph.embedding(name, n_embd, by=by))
+            separator = pair_separator(source) if by == "segment" else -1
+            x = graph.add(x, graph.embedding(name, n_embd, by=by, separator=separator))
     x = norm(x, "token_embd_norm")
     for layer in range(n_layers(hparams)):
         prefix = f"blk.{layer}."

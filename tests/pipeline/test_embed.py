@@ -11,7 +11,7 @@ from ggufmill import embed_texts
 from ggufmill.convert import open_source
 from ggufmill.errors import PlanError, UsageError
 from ggufmill.runtime import load_model
-from ggufmill.runtime.embedding import embed_tokens, model_pooling
+from ggufmill.runtime.embedding import embed_tokens, model_pooling, pair_tokens
 
 TOLERANCE = 1e-5
 
@@ -55,11 +55,38 @@ def test_texts(tmp_path):
         embed_texts(path)
     with pytest.raises(PlanError, match="text 2 has 200 tokens, more than the context of 128"):
         embed_texts(path, ["a", "a" * 200])
-    with pytest.raises(PlanError, match="by token types, which are not supported"):
+    with pytest.raises(PlanError, match="no separator that ends the first text"):
         embed_texts(path, "a\tb", pooling="rank")
     *_, other = convert_encoder("roberta", tmp_path / "roberta")
     with pytest.raises(PlanError, match="no classifier"):
         embed_texts(other, "a\tb", pooling="rank")
+
+
+def test_a_bert_ranks_pairs_by_token_types(tmp_path):
+    """As cross-encoders do: [CLS] query [SEP] document [SEP], and what is behind the first [SEP] is of type 1."""
+    torch, transformers = oracle()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", *(f"##{c}" for c in "abcdefgh")]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    config = COMMON | {"vocab_size": len(words), "type_vocab_size": 2, "num_labels": 1, "pad_token_id": 0}
+    config |= {"bos_token_id": None, "eos_token_id": None}
+    reference = randomise(
+        transformers.BertForSequenceClassification(transformers.BertConfig(**config, attn_implementation="eager"))
+    )
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    path, _ = write_gguf(open_source(tmp_path), tmp_path / "rank.gguf")
+    model = load_model(path, exact=True)
+    assert model_pooling(model) == "rank"
+    theirs = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"))
+    pairs = [("abc d", "efg"), ("a", "bcdefg h"), ("abc d", "a")]
+    result = embed_texts(model, ["\t".join(pair) for pair in pairs])  # three in one pass
+    for (query, document), score in zip(pairs, result.vectors, strict=True):
+        inputs = theirs(query, document, return_tensors="pt")
+        assert pair_tokens(model, query, document) == inputs["input_ids"][0].tolist()
+        with torch.no_grad():
+            expected = reference(**inputs).logits[0].numpy()
+            untyped = reference(**{**inputs, "token_type_ids": 0 * inputs["token_type_ids"]}).logits[0].numpy()
+        assert np.abs(score - expected).max() < 1e-4 < np.abs(untyped - expected).max()
 
 
 def test_a_classifier_ranks(tmp_path):

@@ -28,6 +28,9 @@ BERT_BLOCK = {
     "ffn_down": "output.dense",
 }
 BERT_NORMS = {"attn_output_norm": "attention.output.LayerNorm", "layer_output_norm": "output.LayerNorm"}
+# Behind the first token's output: a layer with tanh, and the one that gives the score
+BERT_CLASSIFIER = ("pooler.dense", "classifier")
+ROBERTA_CLASSIFIER = ("classifier.dense", "classifier.out_proj")
 # Nomic's keys of config.json -> those of others
 NOMIC_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 NOMIC_KEYS |= {"intermediate_size": "n_inner", "max_position_embeddings": "n_positions"}
@@ -53,7 +56,7 @@ def bert(config: Config, mla_layout: str) -> ModelSpec:
     positions = select_rows(first, rows - first) if first else unchanged
     tensors.append(TensorSpec("position_embd.weight", ("embeddings.position_embeddings.weight",), (rows, size), positions))
     if str(names[0]).endswith("ForSequenceClassification"):
-        tensors += _classifier(spec)
+        tensors += _classifier(spec, BERT_CLASSIFIER if names[0] == "BertForSequenceClassification" else ROBERTA_CLASSIFIER)
     return _finished(spec, tensors, "encoder.layer.{}", layer)
 
 
@@ -195,7 +198,7 @@ def _embeddings(spec: DecoderSpec, norm: str) -> list[TensorSpec]:
     ]
 
 
-def _classifier(spec: DecoderSpec) -> list[TensorSpec]:
+def _classifier(spec: DecoderSpec, sources: tuple[str, str]) -> list[TensorSpec]:
     """The head that ranks: cls and cls.output, from the first token's output. Raises FormatError for several labels."""
     size, config = spec.hidden_size, spec.config
     labels = config.get("id2label")
@@ -204,8 +207,8 @@ def _classifier(spec: DecoderSpec) -> list[TensorSpec]:
         raise config.error(f"a classifier of {count} labels cannot be converted, only one that ranks (one label)")
     spec.metadata["bert.pooling_type"] = np.uint32(POOLINGS["rank"])
     return [
-        TensorSpec(f"{name}.{part}", (f"classifier.{source}.{part}",), (rows, size) if part == "weight" else (rows,))
-        for name, source, rows in (("cls", "dense", size), ("cls.output", "out_proj", 1))
+        TensorSpec(f"{name}.{part}", (f"{source}.{part}",), (rows, size) if part == "weight" else (rows,))
+        for name, source, rows in (("cls", sources[0], size), ("cls.output", sources[1], 1))
         for part in ("weight", "bias")
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...graph import Value, ops, special_ops
 from ...graph.signatures import functions_of, support_of
-from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes
+from ...graph.values import RotaryEmbedding, Temperature, alibi_slopes, segments
 from . import recurrent
 from .compressed import COMPRESSED_FUNCTIONS
 from .mixtures import combine_experts, expert_linear, identity_experts, route, scale_by_routing, sigmoid
@@ -21,8 +21,12 @@ from .step import Step
 from .streams import STREAM_FUNCTIONS
 
 
-def embedding(step: Step, table: np.ndarray, scale: float, by: Literal["token", "position", "segment"]) -> np.ndarray:
-    rows = {"token": step.tokens, "position": step.positions, "segment": np.zeros_like(step.tokens)}[by]
+def embedding(
+    step: Step, table: np.ndarray, scale: float, by: Literal["token", "position", "segment"], separator: int
+) -> np.ndarray:
+    rows = step.positions if by == "position" else step.tokens
+    if by == "segment":
+        rows = segments(step.tokens, step.positions, separator)
     return table[rows] * np.float32(scale)
 
 

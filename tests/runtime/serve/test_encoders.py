@@ -6,8 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from encoder_cases import CASES, convert_encoder
+from checkpoint_cases import oracle, randomise, save_tokenizer, write_gguf
+from encoder_cases import CASES, COMMON, convert_encoder
 
+from ggufmill.convert import open_source
 from ggufmill.runtime import load_model
 from ggufmill.runtime.embedding import embed_tokens
 
@@ -77,6 +79,31 @@ def test_vectors_are_those_of_transformers(served, tmp_path, case):
     assert np.abs(np.array(reply.data[0].embedding) - pooled).max() < 2e-3  # matrices of the file are in half precision
     (answer,) = httpx.post(f"{url}/embedding", json={"content": tokens.tolist()}, timeout=300).json()
     np.testing.assert_allclose(answer["embedding"][0], reply.data[0].embedding, rtol=1e-6)
+
+
+def test_documents_are_ranked_as_transformers_does(served, tmp_path):
+    torch, transformers = oracle()
+    config = transformers.XLMRobertaConfig(**(COMMON | {"type_vocab_size": 1, "num_labels": 1}), attn_implementation="eager")
+    reference = randomise(transformers.XLMRobertaForSequenceClassification(config))
+    reference.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path / "tokenizer.json")
+    model = load_model(write_gguf(open_source(tmp_path), tmp_path / "rank.gguf")[0], exact=True)
+    documents, query = ["its document", "another one", "a third"], "a query"
+    encode, eos = model.tokenizer.encode, model.tokenizer.eos
+    with torch.no_grad():
+        expected = [float(reference(torch.tensor([[*encode(query), eos, *encode(each)]])).logits[0, 0]) for each in documents]
+    url = served(model, warm_up=False)
+    for path in ("/v1/rerank", "/rerank"):
+        ask = {"query": query, "documents": documents, "return_documents": True}
+        results = httpx.post(url + path, json=ask, timeout=300).json()["results"]
+        assert [each["index"] for each in results] == np.argsort(-np.array(expected)).tolist()
+        for each in results:
+            assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-4)
+            assert each["document"] == documents[each["index"]]
+    (first,) = httpx.post(f"{url}/v1/rerank", json=ask | {"top_n": 1}, timeout=300).json()["results"]
+    assert first == results[0]
+    reply = httpx.post(f"{url}/v1/rerank", json=ask | {"documents": "x"}, timeout=300)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "documents")
 
 
 def test_a_computation_ends_when_its_client_leaves(served, tiny, monkeypatch):

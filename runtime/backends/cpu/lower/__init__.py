@@ -90,7 +90,7 @@ SUPPORT: Support = {
     ),
     o.CombineExperts: dict.fromkeys(("x", "routing", "weighted")),
     o.Concat: dict.fromkeys(("a", "b")),
-    o.Embedding: {"table": None, "scale": None, "by": ("token", "position", "segment")},
+    o.Embedding: {"table": None, "scale": None, "by": ("token", "position", "segment"), "separator": None},
     o.ExpertLinear: dict.fromkeys(("x", "routing", "weight", "bias")),
     o.GateHeads: dict.fromkeys(("x", "gate")),
     o.GatedActivation: {"gate": None, "up": None, "function": tuple(GATES), "limit": None},

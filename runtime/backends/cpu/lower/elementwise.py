@@ -24,6 +24,7 @@ from ....graph.ops import (
     SoftCap,
     Split,
 )  # fmt: skip
+from ....graph.values import segments
 from ..kernels import row_parts
 from ..kernels.elementwise import CLAMPED_SILU, CLAMPED_SWISH, GELU, GELU_ERF, IDENTITY, SIGMOID, SILU, SQUARED_RELU
 from ..kernels.gemm.parts import SPAN
@@ -47,7 +48,9 @@ class EmbeddingStep(Step):
         by = self.op.by
 
         def look_up() -> None:
-            rows = state.tokens if by == "token" else state.positions if by == "position" else np.zeros_like(state.tokens)
+            rows = state.positions if by == "position" else state.tokens
+            if by == "segment":
+                rows = segments(state.tokens, state.positions, self.op.separator)
             target[:] = self.table.lookup(rows)
             if factor != 1:
                 np.multiply(target, factor, out=target)

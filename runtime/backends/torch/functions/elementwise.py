@@ -9,13 +9,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....graph import Value
-from ....graph.values import RotaryEmbedding, Temperature
+from ....graph.values import RotaryEmbedding, Temperature, segments
 from ..step import Step, to_numpy
 from ..weights import Matrix
 
 
-def embedding(step: Step, table: Matrix, scale: float, by: Literal["token", "position", "segment"]) -> Tensor:
-    rows = {"token": step.tokens, "position": step.positions, "segment": 0 * step.tokens}[by]
+def embedding(step: Step, table: Matrix, scale: float, by: Literal["token", "position", "segment"], separator: int) -> Tensor:
+    rows = step.positions if by == "position" else step.tokens
+    if by == "segment":
+        rows = segments(step.tokens, step.positions, separator)
     return table.gather(step.on_device(rows)) * scale
 
 

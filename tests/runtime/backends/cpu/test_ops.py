@@ -39,7 +39,8 @@ def test_linear(seed, count, rows, biased):
 def test_embeddings_by_position_and_segment(seed, count):
     def build(b, x):
         positions, segment = b.embedding("positions", N_EMBD, 0.5, by="position"), b.embedding("types", N_EMBD, by="segment")
-        return b.add(b.add(x, positions), segment)
+        of_pairs = b.embedding("types", N_EMBD, by="segment", separator=7)
+        return b.add(b.add(b.add(x, positions), segment), of_pairs)
 
     run_both(build, seed, count, positions__weight=(N_EMBD, 60), types__weight=(N_EMBD, 2))
 
