@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from .... import __version__
 from ....formats import PlanError
+from ...text.tokenizer import Tokenizer
 from ..checks import RequestError, flag, number, text
 from ..generation_settings import request_settings, shown_settings
 from ..llama_replies import LlamaReplies
@@ -72,6 +73,8 @@ def llama_server_routes(service: Service) -> list[Route]:
         special = bool(body.get("add_special_tokens", True) if name == "prompt" else body.get("add_special", False))
         parse = bool(body.get("parse_special", True))
         tokens = await service.in_thread(service.tokenizer.encode, text, special, parse)
+        if flag("with_pieces", body.get("with_pieces") or False):
+            return json_response({"tokens": [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]})
         lengths = {"count": len(tokens), "max_model_len": service.model.n_ctx} if name == "prompt" else {}
         return json_response({"tokens": tokens, **lengths})
 
@@ -155,6 +158,9 @@ def llama_server_routes(service: Service) -> list[Route]:
             raise RequestError(str(error), status=501) from None
         return Response(text, media_type=media_type)
 
+    async def adapters(request: Request) -> Response:
+        return json_response([])  # they are merged into files, not loaded beside them
+
     return [
         Route("/completion", completion, methods=["POST"]),
         Route("/completions", completion, methods=["POST"]),
@@ -163,8 +169,21 @@ def llama_server_routes(service: Service) -> list[Route]:
         Route("/health", health, methods=["GET"]),
         Route("/v1/health", health, methods=["GET"]),
         Route("/props", props, methods=["GET"]),
+        Route("/lora-adapters", adapters, methods=["GET"]),
         Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/apply-template", apply_template, methods=["POST"]),
     ]
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """The text of a token; its bytes where they are no whole characters."""
+    vocabulary = tokenizer.vocabulary
+    if vocabulary.is_control(token):
+        return vocabulary.tokens[token]
+    piece = tokenizer.piece(token)
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from ..checks import RequestError, fields_named
 from ..openai_responses import ResponseWriter, chat_request
 from ..replies import Prompt
-from ..requests import parse_chat, parse_completion
+from ..requests import CompletionRequest, parse_chat, parse_completion
 from ..responses import json_response
 from ..service import Service
 
@@ -50,10 +50,30 @@ def openai_routes(service: Service) -> list[Route]:
             ids, parser = await service.encode_chat(parsed)
             return await service.answer_in_blocks(request, parsed, ids, parser, ResponseWriter(service.name, body))
 
+    async def count_of_chat(request: Request) -> Response:
+        return await counted(parse_chat(await service.read_json(request), service.defaults))
+
+    async def count_of_response(request: Request) -> Response:
+        converted, sent = chat_request(await service.read_json(request))
+        with fields_named(sent):
+            return await counted(parse_chat(converted, service.defaults))
+
+    async def counted(parsed: CompletionRequest) -> Response:
+        ids, _ = await service.encode_chat(parsed)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
+
     return [
-        Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", one_model, methods=["GET"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completion, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/completions", completion, methods=["POST"]),  # /completions is llama-server's
+        *(Route(f"{version}/models", models, methods=["GET"]) for version in ("/v1", "")),
+        *(
+            Route(f"{version}{path}", handler, methods=["POST"])
+            for version in ("/v1", "")
+            for path, handler in (
+                ("/chat/completions", chat),
+                ("/chat/completions/input_tokens", count_of_chat),
+                ("/responses", responses),
+                ("/responses/input_tokens", count_of_response),
+            )
+        ),
     ]

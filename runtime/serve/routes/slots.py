@@ -41,7 +41,10 @@ def slot_routes(service: Service, folder: Path | None) -> list[Route]:
         return result, 1000 * (time.perf_counter() - start)
 
     async def slots(request: Request) -> Response:
-        return json_response([_shown(i, state, service) for i, state in enumerate(service.engine.slots())])
+        states = service.engine.slots()
+        if request.query_params.get("fail_on_no_slot") and all(state.is_processing for state in states):
+            raise RequestError("no slot is free", param="fail_on_no_slot", code="server_overloaded", status=503)
+        return json_response([_shown(i, state, service) for i, state in enumerate(states)])
 
     async def act(request: Request) -> Response:
         number, action = request.path_params["number"], request.query_params.get("action")

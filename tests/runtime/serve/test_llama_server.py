@@ -105,6 +105,27 @@ def test_refusals_name_the_field(url, fields, param):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+def test_tokens_with_their_pieces(url):
+    reply = post(url, "/tokenize", content="é<", with_pieces=True, add_special=True).json()
+    expected = [(0, "<s>"), (2 + 0xC3, [0xC3]), (2 + 0xA9, [0xA9]), (2 + ord("<"), "<")]
+    assert [(each["id"], each["piece"]) for each in reply["tokens"]] == expected
+
+
+def test_paths_without_a_version_are_those_with_one(url):
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    for path, body, read in (
+        ("/chat/completions", chat, lambda reply: reply["choices"][0]["message"]["content"]),
+        ("/responses", {"input": "Hello"}, lambda reply: reply["output"][0]["content"][0]["text"]),
+        ("/chat/completions/input_tokens", chat, lambda reply: reply["input_tokens"]),
+        ("/responses/input_tokens", {"input": "Hello"}, lambda reply: reply["input_tokens"]),
+    ):
+        answers = [read(post(url, version + path, **body).json()) for version in ("", "/v1")]
+        assert answers[0] == answers[1] == (len("<u:Hello\na:") if path.endswith("input_tokens") else ANSWER)
+    assert httpx.get(f"{url}/models", timeout=300).json() == httpx.get(f"{url}/v1/models", timeout=300).json()
+    assert httpx.get(f"{url}/lora-adapters", timeout=300).json() == []
+    assert httpx.get(f"{url}/slots", params={"fail_on_no_slot": 1}, timeout=300).status_code == 200
+
+
 def test_slots_and_metrics(url, served, reciting):
     pytest.importorskip("prometheus_client")
     post(url, prompt="a:")
