@@ -69,7 +69,7 @@ def number(low: float, high: float, integer: bool = False) -> Check:
     def check(name: str, value: Any) -> Any:
         valid = isinstance(value, int) if integer else isinstance(value, int | float)
         if not valid or isinstance(value, bool) or not low <= value <= high:
-            raise invalid(name, f"{expected} from {low:g} to {high:g}", value)
+            raise invalid(name, f"{expected} from {low} to {high}", value)
         return value
 
     return check

@@ -30,10 +30,12 @@ class LlamaReplies:
         n_probs: int,
         with_tokens: bool,
         as_list: bool,
+        shown: Sequence[str] = (),
     ):
-        """settings: as they are shown; with_tokens: a complete reply has them; as_list: it is a list, one for each prompt."""
+        """settings: as they are shown; with_tokens: a complete reply has them; as_list: it is a list, one for each prompt;
+        shown: the fields that a reply has, like 'timings/prompt_n' under its last name; none: all."""
         self._tokenizer, self._model, self._prompts, self._settings = tokenizer, model, prompts, dict(settings)
-        self._n_probs, self._with_tokens, self._as_list = n_probs, with_tokens, as_list
+        self._n_probs, self._with_tokens, self._as_list, self._shown = n_probs, with_tokens, as_list, shown
         self._has_new_line = [False] * len(prompts)
         self._n_tokens = [0] * len(prompts)
 
@@ -44,7 +46,7 @@ class LlamaReplies:
             self._has_new_line[i] = "\n" in answer.text
             tokens = [each.token for each in answer.sampled] if self._with_tokens else []
             reply = {**self._text(i, answer.text, tokens), **self._last(i, answer.end)}
-            replies.append(reply | self._probabilities(answer.sampled))
+            replies.append(self._filtered(reply | self._probabilities(answer.sampled)))
         return replies if self._as_list else replies[0]
 
     def first_chunks(self) -> list[JsonObject]:
@@ -55,7 +57,9 @@ class LlamaReplies:
         if isinstance(event, PromptEvent):
             return []
         if isinstance(event, EndEvent):
-            return [{**self._text(index, "", [each.token for each in event.sampled]), **self._last(index, event)}]
+            return [
+                self._filtered({**self._text(index, "", [each.token for each in event.sampled]), **self._last(index, event)})
+            ]
         self._has_new_line[index] = self._has_new_line[index] or "\n" in event.text
         self._n_tokens[index] += len(event.sampled)
         counts = {"stop": False, "tokens_predicted": self._n_tokens[index], "tokens_evaluated": len(self._prompts[index].ids)}
@@ -84,6 +88,18 @@ class LlamaReplies:
             "tokens_cached": len(prompt.ids) + timings.generated_tokens,
             "timings": timings_object(timings),
         }
+
+    def _filtered(self, reply: JsonObject) -> JsonObject:
+        if not self._shown:
+            return reply
+        result: JsonObject = {}
+        for path in self._shown:
+            value: Any = reply
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                result[path.rpartition("/")[2]] = value
+        return result
 
     def _probabilities(self, sampled: Sequence[SampledToken]) -> JsonObject:
         if not self._n_probs:

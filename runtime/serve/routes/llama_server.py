@@ -13,7 +13,7 @@ from starlette.routing import Route
 from .... import __version__
 from ....formats import PlanError
 from ...text.tokenizer import Tokenizer
-from ..checks import RequestError, flag, number, text
+from ..checks import RequestError, flag, invalid, number, text
 from ..generation_settings import request_settings, shown_settings
 from ..llama_replies import LlamaReplies
 from ..metrics import metrics_text
@@ -25,7 +25,7 @@ from ..service import Service
 
 _INFILL_FIELDS = ("input_prefix", "input_suffix", "prompt")  # before, after, and the beginning of what is generated
 # Fields of /completion that are read here, or make no difference: prompts are always cached, slots chosen by what they hold.
-_OWN_FIELDS = ("n_probs", "return_tokens", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "logprobs")
+_OWN_FIELDS = ("n_probs", "return_tokens", "response_fields", "cache_prompt", "id_slot", "timings_per_token", "return_progress")
 
 
 def llama_server_routes(service: Service) -> list[Route]:
@@ -126,8 +126,15 @@ def llama_server_routes(service: Service) -> list[Route]:
         with_tokens = flag("return_tokens", body.get("return_tokens") or False)
         given = body.get("prompt")
         as_list = isinstance(given, list) and not all(type(i) is int for i in given)
+        shown = body.get("response_fields") or []
+        if not isinstance(shown, list) or not all(isinstance(path, str) for path in shown):
+            raise invalid("response_fields", 'a list of texts like "timings/prompt_n"', shown)
+        only_prompt = type(body.get("n_predict")) is int and body["n_predict"] == 0
         fields = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
-        parsed = parse_completion({**fields, "logprobs": None}, service.defaults)
+        fields |= {"logprobs": None} | ({"n_predict": None} if only_prompt else {})
+        parsed = parse_completion(fields, service.defaults)
+        if only_prompt:  # is read, and stays in the cache
+            parsed.options["n_predict"] = 0
         if n_probs or with_tokens or parsed.stream:
             parsed.options["n_probs"] = n_probs
         await service.prepare_options(parsed)
@@ -143,6 +150,7 @@ def llama_server_routes(service: Service) -> list[Route]:
                 n_probs=n_probs,
                 with_tokens=with_tokens,
                 as_list=as_list,
+                shown=shown,
             )
 
         if parsed.n > 1 or parsed.best_of > 1 or parsed.echo or parsed.include_usage:

@@ -69,6 +69,21 @@ def test_the_settings_of_a_completion_are_those_of_the_request(url):
     assert (defaults["params"]["temperature"], defaults["params"]["stream"]) == (0, True)
 
 
+def test_a_prompt_that_is_only_read(url):
+    """n_predict 0: the cache then holds it."""
+    prompt = [2 + b for b in b"a new prompt:"]
+    reply = post(url, prompt=prompt, n_predict=0).json()
+    assert (reply["content"], reply["tokens_predicted"], reply["stop_type"]) == ("", 0, "limit")
+    assert reply["generation_settings"]["n_predict"] == 0
+    assert post(url, prompt=prompt).json()["timings"]["cache_n"] == len(prompt) - 1
+
+
+def test_only_some_fields_of_a_reply(url):
+    shown = ["content", "generation_settings/n_predict", "nothing", "content/nothing"]
+    assert post(url, prompt="a:", n_predict=3, response_fields=shown).json() == {"content": "Hi ", "n_predict": 3}
+    assert post(url, prompt="a:", response_fields=[5]).json()["error"]["param"] == "response_fields"
+
+
 def test_probabilities(url):
     entries = post(url, prompt="a:", n_probs=2).json()["completion_probabilities"]
     assert "".join(entry["token"] for entry in entries) == ANSWER
