@@ -39,11 +39,7 @@ def find_breakers(tokenizer: Tokenizer, texts: Sequence[str]) -> Breakers:
 
 
 def _search(tokenizer: Tokenizer, texts: tuple[str, ...]) -> Breakers:
-    vocabulary = tokenizer.vocabulary
-    pieces = [
-        text.encode("utf-8", "surrogateescape") if vocabulary.is_control(i) else tokenizer.piece(i)
-        for i, text in enumerate(vocabulary.tokens)
-    ]
+    pieces = [tokenizer.piece(i) for i in range(tokenizer.n_vocab)]
     sequences: set[tuple[int, ...]] = set()
     for text in dict.fromkeys(texts):
         whole = text.encode("utf-8", "surrogateescape")

@@ -187,9 +187,6 @@ def llama_server_routes(service: Service) -> list[Route]:
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
     """The text of a token; its bytes where they are no whole characters."""
-    vocabulary = tokenizer.vocabulary
-    if vocabulary.is_control(token):
-        return vocabulary.tokens[token]
     piece = tokenizer.piece(token)
     try:
         return piece.decode("utf-8")
